@@ -8,51 +8,51 @@ use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
-use pki::{Authority, Leaf, Serving, Usage};
+use pki::{Authority, Leaf, ServingCertificate, Usage};
 use serde_json::{Value, json};
 use testkit::Webhook;
 
 use crate::client::Client;
-use crate::load::{self, Load, Until};
+use crate::load::{self, Load, StopCondition};
 use crate::objects::config_map;
 use crate::report::{Report, Unit};
 use crate::server::Server;
 use crate::wire::{collection, connect};
 
-const POLICIES: usize = 20;
-const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
-const PLAIN: &str = "admission/nothing";
+const POLICY_COUNT: usize = 20;
+const ADMISSION_API: &str = "/apis/admissionregistration.k8s.io/v1";
+const BASELINE: &str = "admission/nothing";
 /// Nothing takes so long to be in force.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn run(report: &mut Report, binary: &Path, dir: &Path, creates: usize) -> Result<()> {
     let server = Server::start(binary, dir).await?;
     let clients = connect(&server, 1).await?;
     let load = create(&server, &clients, "plain", creates).await?;
-    record(report, PLAIN, &load);
+    record(report, BASELINE, &load);
 
     let scratch = tempfile::tempdir()?;
     let (hook, configuration) = webhook(scratch.path())?;
-    let path = format!("{GROUP}/validatingwebhookconfigurations");
+    let path = format!("{ADMISSION_API}/validatingwebhookconfigurations");
     clients[0].post(&path, &configuration).await?;
-    until(|| Ok(!hook.asked().is_empty()), &clients[0]).await?;
+    wait_for_webhook(|| Ok(!hook.requests().is_empty()), &clients[0]).await?;
     let load = create(&server, &clients, "hook", creates).await?;
     record(report, "admission/one-webhook", &load);
     clients[0].delete(&format!("{path}/bench")).await?;
 
-    for i in 0..POLICIES {
-        clients[0].post(&format!("{GROUP}/validatingadmissionpolicies"), &policy(i)).await?;
-        clients[0].post(&format!("{GROUP}/validatingadmissionpolicybindings"), &binding(i)).await?;
+    for i in 0..POLICY_COUNT {
+        clients[0].post(&format!("{ADMISSION_API}/validatingadmissionpolicies"), &policy(i)).await?;
+        clients[0].post(&format!("{ADMISSION_API}/validatingadmissionpolicybindings"), &binding(i)).await?;
     }
     let load = create(&server, &clients, "policy", creates).await?;
-    record(report, &format!("admission/{POLICIES}-policies"), &load);
+    record(report, &format!("admission/{POLICY_COUNT}-policies"), &load);
     Ok(())
 }
 
 fn record(report: &mut Report, name: &str, load: &Load) {
     let mut add = |what: &str, unit, value| match name {
-        PLAIN => report.add(format!("{name}/{what}"), unit, value),
-        _ => report.add_against(format!("{name}/{what}"), unit, value, &format!("{PLAIN}/{what}")),
+        BASELINE => report.add(format!("{name}/{what}"), unit, value),
+        _ => report.add_relative(format!("{name}/{what}"), unit, value, &format!("{BASELINE}/{what}")),
     };
     add("p50", Unit::Millis, load.p50);
     add("p99", Unit::Millis, load.p99);
@@ -61,20 +61,20 @@ fn record(report: &mut Report, name: &str, load: &Load) {
 
 async fn create(server: &Server, clients: &[Client], name: &str, count: usize) -> Result<Load> {
     let path = collection("configmaps");
-    load::run(server, clients, (0, 1, Until::Count(count)), async |client, index| {
+    load::run(server, clients, (0, 1, StopCondition::Count(count)), async |client, index| {
         client.post(&path, &config_map(&format!("{name}-{index}"))).await
     })
     .await
 }
 
 /// Waits until writes are seen to be asked about.
-async fn until(mut done: impl FnMut() -> Result<bool>, client: &Client) -> Result<()> {
-    let begun = Instant::now();
-    let mut tries = 0;
+async fn wait_for_webhook(mut done: impl FnMut() -> Result<bool>, client: &Client) -> Result<()> {
+    let started = Instant::now();
+    let mut attempts = 0;
     while !done()? {
-        ensure!(begun.elapsed() < PATIENCE, "the webhook is not asked");
-        client.post(&collection("configmaps"), &config_map(&format!("try-{tries}"))).await?;
-        tries += 1;
+        ensure!(started.elapsed() < WEBHOOK_TIMEOUT, "the webhook is not asked");
+        client.post(&collection("configmaps"), &config_map(&format!("try-{attempts}"))).await?;
+        attempts += 1;
     }
     Ok(())
 }
@@ -91,9 +91,9 @@ fn webhook(dir: &Path) -> Result<(Webhook, Value)> {
         usage: Usage::Server,
         lifetime: Duration::from_secs(24 * 3600),
     };
-    let serving = Serving::new(&authority.issue(&leaf, now)?)?;
-    let hook = Webhook::start(pki::server_config(serving, &[])?, |asked| {
-        let uid = &asked.body["request"]["uid"];
+    let serving = ServingCertificate::new(&authority.issue(&leaf, now)?)?;
+    let hook = Webhook::start(pki::server_config(serving, &[])?, |request| {
+        let uid = &request.body["request"]["uid"];
         let response = json!({"uid": uid, "allowed": true});
         (200, json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
     })?;

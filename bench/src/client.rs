@@ -23,10 +23,10 @@ use tokio_rustls::client::TlsStream;
 pub const JSON: &str = "application/json";
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 /// No answer takes this long unless something is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Those of Go's client, so that a LIST is not held up more than it is elsewhere.
-const STREAM_WINDOW: u32 = 4 << 20;
-const CONNECTION_WINDOW: u32 = 1 << 30;
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// Whom to speak to, and as whom.
 #[derive(Clone)]
@@ -44,14 +44,14 @@ pub struct Client {
 }
 
 /// The group that users are in whom an administrator acts as.
-pub const GROUP: &str = "bench";
+pub const BENCH_GROUP: &str = "bench";
 
 /// An answer: how long its body was, and the body itself where it was wanted or explains a failure.
 pub struct Reply {
     pub length: usize,
     pub body: Bytes,
     /// From sending the request, already encoded, to the last byte of the answer.
-    pub took: Duration,
+    pub latency: Duration,
 }
 
 impl Target {
@@ -72,7 +72,7 @@ impl Target {
     }
 
     pub async fn connect(&self) -> Result<Client> {
-        timeout(PATIENCE, self.dial()).await.context("no connection in time")?
+        timeout(REQUEST_TIMEOUT, self.dial()).await.context("no connection in time")?
     }
 
     pub fn address(&self) -> &str {
@@ -83,10 +83,10 @@ impl Target {
     pub async fn dial_http1(&self) -> Result<TlsStream<TcpStream>> {
         let mut config = ClientConfig::clone(&self.config);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        self.secure(Arc::new(config)).await
+        self.connect_tls(Arc::new(config)).await
     }
 
-    async fn secure(&self, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>> {
+    async fn connect_tls(&self, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>> {
         let socket = TcpStream::connect(&self.address).await?;
         socket.set_nodelay(true)?;
         let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
@@ -95,11 +95,11 @@ impl Target {
     }
 
     async fn dial(&self) -> Result<Client> {
-        let stream = self.secure(self.config.clone()).await?;
+        let stream = self.connect_tls(self.config.clone()).await?;
         ensure!(stream.get_ref().1.alpn_protocol() == Some(b"h2"), "the server does not speak HTTP/2");
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .handshake(TokioIo::new(stream))
             .await?;
         // Whoever waits for an answer learns of a broken connection.
@@ -110,7 +110,7 @@ impl Target {
 
 impl Client {
     /// The same connection, acting as somebody in [`GROUP`].
-    pub fn acting_as(&self, user: &'static str) -> Client {
+    pub fn impersonate(&self, user: &'static str) -> Client {
         Client { user, ..self.clone() }
     }
 
@@ -132,24 +132,32 @@ impl Client {
     }
 
     /// Opens a watch.
-    pub async fn lines(&self, path: &str) -> Result<Lines> {
-        let (status, body) = timeout(PATIENCE, self.send(Method::GET, path, JSON, Bytes::new())).await??;
+    pub async fn watch(&self, path: &str) -> Result<WatchStream> {
+        let (status, body) =
+            timeout(REQUEST_TIMEOUT, self.send(Method::GET, path, JSON, Bytes::new())).await??;
         ensure!(status.is_success(), "{path}: {status}");
-        Ok(Lines { body, buffer: BytesMut::new(), at: Instant::now() })
+        Ok(WatchStream { body, buffer: BytesMut::new(), received_at: Instant::now() })
     }
 
-    async fn call(&self, method: Method, path: &str, accept: &str, body: Bytes, keep: bool) -> Result<Reply> {
-        let what = format!("{method} {path}");
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        accept: &str,
+        body: Bytes,
+        keep_body: bool,
+    ) -> Result<Reply> {
+        let description = format!("{method} {path}");
         let exchange = async {
             let sent = Instant::now();
             let (status, body) = self.send(method, path, accept, body).await?;
-            let (length, body) = read(body, keep || !status.is_success()).await?;
+            let (length, body) = read(body, keep_body || !status.is_success()).await?;
             if !status.is_success() {
                 bail!("{status}: {}", String::from_utf8_lossy(&body));
             }
-            Ok(Reply { length, body, took: sent.elapsed() })
+            Ok(Reply { length, body, latency: sent.elapsed() })
         };
-        timeout(PATIENCE, exchange).await.map_err(Into::into).flatten().context(what)
+        timeout(REQUEST_TIMEOUT, exchange).await.map_err(Into::into).flatten().context(description)
     }
 
     async fn send(
@@ -165,7 +173,7 @@ impl Client {
             .header(ACCEPT, accept)
             .header(CONTENT_TYPE, JSON);
         if !self.user.is_empty() {
-            request = request.header("impersonate-user", self.user).header("impersonate-group", GROUP);
+            request = request.header("impersonate-user", self.user).header("impersonate-group", BENCH_GROUP);
         }
         let request = request.body(Full::new(body))?;
         let mut sender = self.sender.clone();
@@ -176,37 +184,37 @@ impl Client {
 }
 
 /// The length of a body, and the body itself where it is to be kept.
-async fn read(mut body: Incoming, keep: bool) -> Result<(usize, Bytes)> {
-    let (mut length, mut kept) = (0, BytesMut::new());
+async fn read(mut body: Incoming, keep_body: bool) -> Result<(usize, Bytes)> {
+    let (mut length, mut content) = (0, BytesMut::new());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         length += data.len();
-        if keep {
-            kept.extend_from_slice(&data);
+        if keep_body {
+            content.extend_from_slice(&data);
         }
     }
-    Ok((length, kept.freeze()))
+    Ok((length, content.freeze()))
 }
 
 /// An answer that goes on and on, one watch event a line.
-pub struct Lines {
+pub struct WatchStream {
     body: Incoming,
     buffer: BytesMut,
-    at: Instant,
+    received_at: Instant,
 }
 
-impl Lines {
+impl WatchStream {
     /// The next line and when its last byte came; `None` when the server has ended it.
     pub async fn next(&mut self) -> Result<Option<(Instant, Bytes)>> {
-        let mut searched = 0;
+        let mut offset = 0;
         loop {
-            if let Some(end) = memchr::memchr(b'\n', &self.buffer[searched..]) {
-                return Ok(Some((self.at, self.buffer.split_to(searched + end + 1).freeze())));
+            if let Some(end) = memchr::memchr(b'\n', &self.buffer[offset..]) {
+                return Ok(Some((self.received_at, self.buffer.split_to(offset + end + 1).freeze())));
             }
-            searched = self.buffer.len();
+            offset = self.buffer.len();
             let Some(frame) = self.body.frame().await else { return Ok(None) };
             if let Ok(data) = frame?.into_data() {
-                self.at = Instant::now();
+                self.received_at = Instant::now();
                 self.buffer.extend_from_slice(&data);
             }
         }

@@ -17,8 +17,8 @@ use crate::objects::config_map;
 use crate::report::{Report, Unit, median};
 
 /// Writing a block of a file that is already there, and waiting for the disk.
-pub const SYNC: &str = "yardstick/sync-4KiB";
-const BLOCK: usize = 4096;
+pub const SYNC_BASELINE: &str = "yardstick/sync-4KiB";
+const BLOCK_BYTES: usize = 4096;
 
 pub async fn run(
     report: &mut Report,
@@ -27,7 +27,7 @@ pub async fn run(
     rounds: usize,
     entries: usize,
 ) -> Result<()> {
-    report.add(SYNC, Unit::PerSecond, syncs(&dir.join("blocks"), round)?);
+    report.add(SYNC_BASELINE, Unit::PerSecond, syncs_per_second(&dir.join("blocks"), round)?);
     let store = Arc::new(LogStore::open(&dir.join("store"), Config::default())?);
     let value = Bytes::from(config_map("cm-00000").to_string());
     let next = Arc::new(AtomicUsize::new(0));
@@ -52,13 +52,13 @@ pub async fn run(
             rates.push(written as f64 / start.elapsed().as_secs_f64());
         }
         let name = format!("store/write-{clients}-clients");
-        report.add_against(name, Unit::PerSecond, median(&mut rates), SYNC);
+        report.add_relative(name, Unit::PerSecond, median(&mut rates), SYNC_BASELINE);
     }
-    let had = next.load(Ordering::Relaxed);
-    for chunk in (had..entries).collect::<Vec<_>>().chunks(256) {
+    let existing = next.load(Ordering::Relaxed);
+    for chunk in (existing..entries).collect::<Vec<_>>().chunks(256) {
         try_join_all(chunk.iter().map(|index| create(&store, *index, &value))).await?;
     }
-    reads(report, &store, rounds, entries).await
+    measure_reads(report, &store, rounds, entries).await
 }
 
 async fn create(store: &LogStore, index: usize, value: &Bytes) -> Result<(), store::Error> {
@@ -67,7 +67,7 @@ async fn create(store: &LogStore, index: usize, value: &Bytes) -> Result<(), sto
     store.write(write).await.map(drop)
 }
 
-async fn reads(report: &mut Report, store: &LogStore, rounds: usize, entries: usize) -> Result<()> {
+async fn measure_reads(report: &mut Report, store: &LogStore, rounds: usize, entries: usize) -> Result<()> {
     let (mut lists, mut gets) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let start = Instant::now();
@@ -81,7 +81,7 @@ async fn reads(report: &mut Report, store: &LogStore, rounds: usize, entries: us
         gets.push(entries as f64 / start.elapsed().as_secs_f64());
     }
     report.add("store/get", Unit::PerSecond, median(&mut gets));
-    report.add_against("store/list-entries", Unit::PerSecond, median(&mut lists), "store/get");
+    report.add_relative("store/list-entries", Unit::PerSecond, median(&mut lists), "store/get");
     Ok(())
 }
 
@@ -90,17 +90,17 @@ fn key(index: usize) -> Arc<str> {
 }
 
 /// How many synced overwrites a second one thread can do.
-fn syncs(path: &Path, time: Duration) -> Result<f64> {
+fn syncs_per_second(path: &Path, time: Duration) -> Result<f64> {
     let file = OpenOptions::new().write(true).create_new(true).open(path)?;
-    file.write_all_at(&[0; 256 * BLOCK], 0)?;
+    file.write_all_at(&[0; 256 * BLOCK_BYTES], 0)?;
     file.sync_all()?;
     let mut samples = Vec::new();
     let start = Instant::now();
     while start.elapsed() < time {
-        let begun = Instant::now();
-        file.write_all_at(&[1; BLOCK], (samples.len() % 256 * BLOCK) as u64)?;
+        let write_started = Instant::now();
+        file.write_all_at(&[1; BLOCK_BYTES], (samples.len() % 256 * BLOCK_BYTES) as u64)?;
         file.sync_data()?;
-        samples.push(begun.elapsed().as_secs_f64());
+        samples.push(write_started.elapsed().as_secs_f64());
     }
     Ok(1.0 / median(&mut samples))
 }

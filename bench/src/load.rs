@@ -13,7 +13,7 @@ use crate::server::Server;
 
 /// When a round is over.
 #[derive(Clone, Copy)]
-pub enum Until {
+pub enum StopCondition {
     Count(usize),
     Time(Duration),
 }
@@ -32,7 +32,7 @@ pub struct Load {
 pub async fn run<F>(
     server: &Server,
     clients: &[Client],
-    (first, rounds, until): (usize, usize, Until),
+    (first, rounds, stop_condition): (usize, usize, StopCondition),
     op: F,
 ) -> Result<Load>
 where
@@ -43,26 +43,26 @@ where
     let cpu = server.cpu()?;
     for round in 1..=rounds {
         let start = Instant::now();
-        let go_on = |index: usize| match until {
+        let should_continue = |index: usize| match stop_condition {
             // Each round takes its share; the last takes what is left.
-            Until::Count(count) => index < first + count * round / rounds,
-            Until::Time(time) => start.elapsed() < time,
+            StopCondition::Count(count) => index < first + count * round / rounds,
+            StopCondition::Time(time) => start.elapsed() < time,
         };
-        let one = async |client: &Client| {
+        let run_client = async |client: &Client| {
             let mut done = Vec::new();
             loop {
                 let index = next.load(Ordering::Relaxed);
-                if !go_on(index) {
+                if !should_continue(index) {
                     return anyhow::Ok(done);
                 }
                 if next.compare_exchange(index, index + 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
                     continue;
                 }
                 let reply = op(client, index).await?;
-                done.push((millis(reply.took), reply.length));
+                done.push((millis(reply.latency), reply.length));
             }
         };
-        let done = try_join_all(clients.iter().map(one)).await?;
+        let done = try_join_all(clients.iter().map(run_client)).await?;
         let seconds = start.elapsed().as_secs_f64();
         let done: Vec<_> = done.into_iter().flatten().collect();
         rates.push(done.len() as f64 / seconds);

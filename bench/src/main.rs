@@ -3,16 +3,16 @@
 //! Prints one figure a line, with its ratio to a yardstick taken in the same run, and all of them again as
 //! JSON on the last line. Judges nothing: see README.md for how to read it.
 
-mod access;
 mod admission;
 mod client;
+mod custom_resources;
 mod disk;
-mod fair;
-mod kinds;
+mod fairness;
 mod load;
 mod micro;
 mod objects;
 mod pods;
+mod rbac;
 mod report;
 mod rollout;
 mod schedule;
@@ -66,83 +66,84 @@ struct Flags {
     compare: Option<PathBuf>,
 }
 
-struct Plan {
-    decisions: usize,
-    micro: micro::Effort,
+struct BenchmarkPlan {
+    authorization_checks: usize,
+    micro: micro::Iterations,
     entries: usize,
     wire: wire::Sizes,
     schedule: schedule::Sizes,
     rollout: rollout::Sizes,
-    kinds: usize,
+    custom_resources: usize,
     pods: pods::Sizes,
-    admitted: usize,
+    admission_creates: usize,
 }
 
-const FULL: Plan = Plan {
-    decisions: 500_000,
-    micro: micro::Effort { batch: Duration::from_millis(20), batches: 15 },
+const FULL: BenchmarkPlan = BenchmarkPlan {
+    authorization_checks: 500_000,
+    micro: micro::Iterations { min_batch_time: Duration::from_millis(20), batch_count: 15 },
     entries: 20_000,
     wire: wire::Sizes {
         starts: 5,
         pods: 20_000,
         config_maps: 4_000,
         watchers: 1_000,
-        watched: (50, 200),
+        watch_writes: (50, 200),
         rounds: 5,
         round: Duration::from_millis(700),
     },
-    schedule: schedule::Sizes { nodes: &[100, 1_000, 5_000], pods: 10_000, harder: (5_000, 4_000) },
+    schedule: schedule::Sizes { nodes: &[100, 1_000, 5_000], pods: 10_000, complex: (5_000, 4_000) },
     rollout: rollout::Sizes { nodes: 500, pods: 5_000 },
-    kinds: 1_000,
+    custom_resources: 1_000,
     pods: pods::Sizes { sequential: 20, parallel: 50, many: 100, commands: 20 },
-    admitted: 2_000,
+    admission_creates: 2_000,
 };
 
-const QUICK: Plan = Plan {
-    decisions: 2_000,
-    micro: micro::Effort { batch: Duration::from_millis(1), batches: 3 },
+const SMOKE: BenchmarkPlan = BenchmarkPlan {
+    authorization_checks: 2_000,
+    micro: micro::Iterations { min_batch_time: Duration::from_millis(1), batch_count: 3 },
     entries: 300,
     wire: wire::Sizes {
         starts: 1,
         pods: 300,
         config_maps: 40,
         watchers: 20,
-        watched: (3, 8),
+        watch_writes: (3, 8),
         rounds: 1,
         round: Duration::from_millis(50),
     },
-    schedule: schedule::Sizes { nodes: &[5], pods: 20, harder: (10, 10) },
+    schedule: schedule::Sizes { nodes: &[5], pods: 20, complex: (10, 10) },
     rollout: rollout::Sizes { nodes: 3, pods: 20 },
-    kinds: 10,
+    custom_resources: 10,
     pods: pods::Sizes { sequential: 2, parallel: 3, many: 5, commands: 2 },
-    admitted: 20,
+    admission_creates: 20,
 };
 
 fn main() -> Result<()> {
     let flags = Flags::parse();
-    let plan = if flags.quick { QUICK } else { FULL };
+    let plan = if flags.quick { SMOKE } else { FULL };
     if flags.only_services {
-        if services::inside()? {
+        if services::run_in_netns()? {
             let mut report = Report::default();
             services::run(&mut report, if flags.quick { &[10] } else { &[10, 1_000, 10_000] })?;
             println!("{}", report.json(json!({"load": load_average()})));
         }
         return Ok(());
     }
-    if flags.only_pods && !services::inside()? {
+    if flags.only_pods && !services::run_in_netns()? {
         return Ok(());
     }
-    let binary = flags.skiff.map_or_else(server::beside, Ok)?;
+    let binary = flags.skiff.map_or_else(server::built_binary, Ok)?;
     ensure!(binary.is_file(), "no skiff at {}: build it, or name it with --skiff", binary.display());
     let dir = flags.dir.unwrap_or_else(std::env::temp_dir);
     let mut report = match flags.compare {
         Some(path) => {
             let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-            Report::beside(&text).with_context(|| format!("{} is no output of a run", path.display()))?
+            Report::with_earlier_run(&text)
+                .with_context(|| format!("{} is no output of a run", path.display()))?
         }
         None => Report::default(),
     };
-    allow_files(plan.wire.watchers as u64 + 512)?;
+    raise_open_file_limit(plan.wire.watchers as u64 + 512)?;
     let before = load_average();
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
@@ -150,26 +151,26 @@ fn main() -> Result<()> {
             return rollout::run(&mut report, &dir, plan.rollout).await;
         }
         if flags.only_kinds {
-            return kinds::run(&mut report, &binary, &dir, plan.kinds).await;
+            return custom_resources::run(&mut report, &binary, &dir, plan.custom_resources).await;
         }
         if flags.only_pods {
             return pods::run(&mut report, &binary, &dir, plan.pods).await;
         }
         if flags.only_admission {
-            return admission::run(&mut report, &binary, &dir, plan.admitted).await;
+            return admission::run(&mut report, &binary, &dir, plan.admission_creates).await;
         }
         if flags.only_fairness {
-            return wire::fairness(&mut report, &binary, &dir, plan.wire).await;
+            return wire::run_fairness(&mut report, &binary, &dir, plan.wire).await;
         }
         // First, while the heap has no holes that would hide what is measured.
-        access::run(&mut report, plan.decisions)?;
+        rbac::run(&mut report, plan.authorization_checks)?;
         micro::run(&mut report, plan.micro, plan.entries)?;
         let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(&dir)?;
         disk::run(&mut report, scratch.path(), plan.wire.round, plan.wire.rounds, plan.entries).await?;
         drop(scratch);
         wire::run(&mut report, &binary, &dir, plan.wire).await?;
-        kinds::run(&mut report, &binary, &dir, plan.kinds).await?;
-        admission::run(&mut report, &binary, &dir, plan.admitted).await?;
+        custom_resources::run(&mut report, &binary, &dir, plan.custom_resources).await?;
+        admission::run(&mut report, &binary, &dir, plan.admission_creates).await?;
         schedule::run(&mut report, &binary, &dir, &plan.schedule).await?;
         rollout::run(&mut report, &dir, plan.rollout).await
     })?;
@@ -185,7 +186,7 @@ fn main() -> Result<()> {
 }
 
 /// Every watcher is a connection, here and in the server, which inherits the limit.
-fn allow_files(need: u64) -> Result<()> {
+fn raise_open_file_limit(need: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= need) {
         return Ok(());

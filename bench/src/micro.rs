@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use api::selector::LabelSelector;
-use api::{Errors, Path};
+use api::{ErrorList, Path};
 use jiff::Timestamp;
-use patch::apply::{Writer, apply, track};
+use patch::apply::{FieldManager, apply, track};
 use schema::{TypeId, protobuf};
 use serde_json::{Value, json};
 
-use crate::objects::{GROUPS, labels, pod};
+use crate::objects::{GROUP_COUNT, labels, pod};
 use crate::report::{Report, Unit, median};
 
 /// The cost every other row is compared with: serde_json reading the same pod without a schema.
-const YARDSTICK: &str = "yardstick/parse-json-pod";
-const WRITER: Writer<'_> = Writer {
+const BASELINE: &str = "yardstick/parse-json-pod";
+const WRITER: FieldManager<'_> = FieldManager {
     manager: "bench",
     api_version: "v1",
     subresource: "",
@@ -26,27 +26,27 @@ const WRITER: Writer<'_> = Writer {
 
 /// How long and how often each loop runs.
 #[derive(Clone, Copy)]
-pub struct Effort {
-    pub batch: Duration,
-    pub batches: usize,
+pub struct Iterations {
+    pub min_batch_time: Duration,
+    pub batch_count: usize,
 }
 
-pub fn run(report: &mut Report, effort: Effort, label_sets: usize) -> Result<()> {
+pub fn run(report: &mut Report, iterations: Iterations, label_sets: usize) -> Result<()> {
     let table = schema::kubernetes();
-    let ty = table.kind("", "v1", "Pod").context("Pod is a built-in type")?;
-    let row = api::table::find("", "v1", "pods").context("pods are in the table")?;
+    let ty = table.type_by_kind("", "v1", "Pod").context("Pod is a built-in type")?;
+    let row = api::resource_table::find_resource("", "v1", "pods").context("pods are in the table")?;
     let sent = pod(1);
     let bytes = sent.to_string().into_bytes();
-    let full = stored(ty, &sent)?;
+    let full = stored_pod(ty, &sent)?;
     let mut time = |name: &str, op: &mut dyn FnMut()| {
-        let nanos = nanos(effort, op);
-        match name == YARDSTICK {
+        let nanos = nanos_per_call(iterations, op);
+        match name == BASELINE {
             true => report.add(name, Unit::Nanos, nanos),
-            false => report.add_against(name, Unit::Nanos, nanos, YARDSTICK),
+            false => report.add_relative(name, Unit::Nanos, nanos, BASELINE),
         }
     };
 
-    time(YARDSTICK, &mut || drop(black_box(serde_json::from_slice::<Value>(black_box(&bytes)))));
+    time(BASELINE, &mut || drop(black_box(serde_json::from_slice::<Value>(black_box(&bytes)))));
     time("decode/pod", &mut || drop(black_box(schema::from_json(table, ty, black_box(&bytes)))));
     time("encode/pod", &mut || drop(black_box(serde_json::to_vec(black_box(&full)))));
     time("clone/pod", &mut || drop(black_box(full.clone())));
@@ -57,16 +57,16 @@ pub fn run(report: &mut Report, effort: Effort, label_sets: usize) -> Result<()>
         black_box(object);
     });
     time("validate/pod", &mut || {
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         api::meta::validate_object_meta(
             &full["metadata"],
             true,
-            row.rules.name_rule(),
+            row.strategy.name_format(),
             &Path::new("metadata"),
             &mut errors,
         );
-        row.rules.validate(black_box(&full), &mut errors);
-        row.rules.validate_create(&full, &mut errors);
+        row.strategy.validate(black_box(&full), &mut errors);
+        row.strategy.validate_create(&full, &mut errors);
         black_box(errors);
     });
 
@@ -85,19 +85,19 @@ pub fn run(report: &mut Report, effort: Effort, label_sets: usize) -> Result<()>
 }
 
 /// The pod as it is stored: defaults, status and field owners in place, and without complaints.
-fn stored(ty: TypeId, sent: &Value) -> Result<Value> {
+fn stored_pod(ty: TypeId, sent: &Value) -> Result<Value> {
     let table = schema::kubernetes();
     let decoded = schema::from_json(table, ty, sent.to_string().as_bytes())?;
-    ensure!(decoded.unknown.is_empty(), "{:?}", decoded.unknown);
+    ensure!(decoded.strict_errors.is_empty(), "{:?}", decoded.strict_errors);
     let mut full = decoded.value;
     api::defaults::set_defaults(table, ty, &mut full);
     full["metadata"]["uid"] = "0e6f3c1e-7d0c-4c6b-9f6a-1d2e3f4a5b6c".into();
     full["metadata"]["creationTimestamp"] = WRITER.now.into();
     full["status"] = json!({"phase": "Running", "podIP": "10.42.0.7", "qosClass": "Burstable"});
     track(table, ty, None, &mut full, &WRITER);
-    let row = api::table::find("", "v1", "pods").context("pods are in the table")?;
-    let mut errors = Errors::default();
-    row.rules.validate(&full, &mut errors);
+    let row = api::resource_table::find_resource("", "v1", "pods").context("pods are in the table")?;
+    let mut errors = ErrorList::default();
+    row.strategy.validate(&full, &mut errors);
     ensure!(errors.is_empty(), "{errors:?}");
     Ok(full)
 }
@@ -141,7 +141,7 @@ fn selectors(time: &mut dyn FnMut(&str, &mut dyn FnMut()), sets: usize) -> Resul
     time("selector/parse", &mut || drop(black_box(LabelSelector::parse(black_box(text)))));
     let labels: Vec<Value> = (0..sets).map(labels).collect();
     let found = labels.iter().filter(|labels| selector.matches_labels(labels)).count();
-    ensure!(found == sets.div_ceil(GROUPS), "the selector finds one in a hundred");
+    ensure!(found == sets.div_ceil(GROUP_COUNT), "the selector finds one in a hundred");
     // Through all sets again and again, so that no one set stays in the processor's caches.
     let mut sets = labels.iter().cycle();
     time("selector/match-labels", &mut || {
@@ -151,20 +151,21 @@ fn selectors(time: &mut dyn FnMut(&str, &mut dyn FnMut()), sets: usize) -> Resul
 }
 
 /// The median over batches of the time that one call takes.
-fn nanos(effort: Effort, op: &mut dyn FnMut()) -> f64 {
+fn nanos_per_call(iterations: Iterations, op: &mut dyn FnMut()) -> f64 {
     // Doubles the calls until a batch is long enough for the clock not to matter; this warms up as well.
     let mut calls = 1_u32;
-    let mut took = clocked(calls, op);
-    while took < effort.batch && calls < 1 << 24 {
+    let mut elapsed = time_calls(calls, op);
+    while elapsed < iterations.min_batch_time && calls < 1 << 24 {
         calls *= 2;
-        took = clocked(calls, op);
+        elapsed = time_calls(calls, op);
     }
-    let mut samples: Vec<f64> =
-        (0..effort.batches).map(|_| clocked(calls, op).as_nanos() as f64 / f64::from(calls)).collect();
+    let mut samples: Vec<f64> = (0..iterations.batch_count)
+        .map(|_| time_calls(calls, op).as_nanos() as f64 / f64::from(calls))
+        .collect();
     median(&mut samples)
 }
 
-fn clocked(calls: u32, op: &mut dyn FnMut()) -> Duration {
+fn time_calls(calls: u32, op: &mut dyn FnMut()) -> Duration {
     let start = Instant::now();
     for _ in 0..calls {
         op();

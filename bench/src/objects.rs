@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Pods spread over this many groups, so that a selector for one finds a hundredth.
-pub const GROUPS: usize = 100;
+pub const GROUP_COUNT: usize = 100;
 pub const NAMESPACE: &str = "default";
 
 pub fn config_map(name: &str) -> Value {
@@ -21,7 +21,7 @@ pub fn labels(index: usize) -> Value {
         "app.kubernetes.io/component": "api",
         "app.kubernetes.io/instance": "orders-eu",
         "app.kubernetes.io/name": "orders",
-        "group": format!("g{}", index % GROUPS),
+        "group": format!("g{}", index % GROUP_COUNT),
         "pod-template-hash": "7d4b9c6f58",
         "tier": if index.is_multiple_of(2) { "front" } else { "back" },
     })
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_have_the_stated_sizes() {
+    fn objects_have_expected_sizes() {
         let sizes = [config_map("cm-00000"), pod(7)].map(|object| object.to_string().len());
         assert!((950..1100).contains(&sizes[0]) && (2900..3250).contains(&sizes[1]), "{sizes:?}");
     }

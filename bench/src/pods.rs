@@ -16,26 +16,26 @@ use futures_util::future::try_join_all;
 use serde_json::{Value, json};
 use testkit::{Containerd, busybox_image};
 
-use crate::client::{Client, Lines};
-use crate::report::{Goal, Report, Unit, median, millis, quantile};
+use crate::client::{Client, WatchStream};
+use crate::report::{Report, Threshold, Unit, median, millis, quantile};
 use crate::server::Server;
-use processes::Processes;
+use processes::RuntimeProcesses;
 
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 const NODE: &str = "bench";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 /// No pod takes so long, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(300);
-const AGAIN: Duration = Duration::from_millis(5);
+const POD_TIMEOUT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long pods have been running when their memory is looked at: what they need to begin is no longer in use then.
-const REST: Duration = Duration::from_secs(2);
+const MEMORY_SAMPLE_DELAY: Duration = Duration::from_secs(2);
 /// However full the disk of whoever measures this is.
-const ROOM: &str = "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%";
+const NO_EVICTION_FLAG: &str = "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%";
 /// Upstream takes 479 ms; a quarter of that.
-const RUNNING: Goal = Goal { ratio: Some(0.25), value: Some(120.0) };
-const QUARTER: Goal = Goal { ratio: Some(0.25), value: None };
-const PER_POD: Goal = Goal { ratio: Some(0.125), value: Some(2.0) };
-const AT_REST: Goal = Goal { ratio: None, value: Some(60.0) };
+const RUNNING_THRESHOLD: Threshold = Threshold { ratio: Some(0.25), value: Some(120.0) };
+const RATIO_THRESHOLD: Threshold = Threshold { ratio: Some(0.25), value: None };
+const POD_MEMORY_THRESHOLD: Threshold = Threshold { ratio: Some(0.125), value: Some(2.0) };
+const IDLE_MEMORY_THRESHOLD: Threshold = Threshold { ratio: None, value: Some(60.0) };
 
 /// How many pods.
 #[derive(Clone, Copy)]
@@ -58,43 +58,52 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
         let containerd = Containerd::start_in_this_network(&scratch.path().join("containerd"))?;
         let socket = containerd.socket().display().to_string();
         let server = start(binary, dir, &["--container-runtime-endpoint", &socket]).await?;
-        let of_containerd =
-            Processes::of("containerd-shim", scratch.path(), vec![server.pid(), containerd.pid()]);
-        measure(report, &server, &of_containerd, "containerd", sizes).await?;
+        let containerd_processes =
+            RuntimeProcesses::of("containerd-shim", scratch.path(), vec![server.pid(), containerd.pid()]);
+        measure(report, &server, &containerd_processes, "containerd", sizes).await?;
         testkit::cgroups_of_node(&server.pods_dir())
     };
-    are_gone(&groups)?;
+    ensure_cgroups_removed(&groups)?;
     let server = start(binary, dir, &[]).await?;
-    let imported = Command::new(binary)
+    let import = Command::new(binary)
         .args(["image", "import", "--data-dir"])
         .arg(server.data_dir())
         .arg(&archive)
         .output()
         .context("cannot run skiff")?;
-    ensure!(imported.status.success(), "cannot import: {}", String::from_utf8_lossy(&imported.stderr));
-    let own = Processes::of("supervise", &server.data_dir(), vec![server.pid()]);
-    measure(report, &server, &own, "embedded", sizes).await?;
+    ensure!(import.status.success(), "cannot import: {}", String::from_utf8_lossy(&import.stderr));
+    let embedded_processes = RuntimeProcesses::of("supervise", &server.data_dir(), vec![server.pid()]);
+    measure(report, &server, &embedded_processes, "embedded", sizes).await?;
     let groups = testkit::cgroups_of_node(&server.pods_dir());
     drop(server);
-    are_gone(&groups)
+    ensure_cgroups_removed(&groups)
 }
 
 /// A node that was measured leaves nothing for the next one to be measured beside.
-fn are_gone(groups: &[PathBuf]) -> Result<()> {
-    let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
-    ensure!(!groups.is_empty() && left.is_empty(), "the node had {groups:?}, of which {left:?} are left");
+fn ensure_cgroups_removed(groups: &[PathBuf]) -> Result<()> {
+    let remaining: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
+    ensure!(
+        !groups.is_empty() && remaining.is_empty(),
+        "the node had {groups:?}, of which {remaining:?} are left"
+    );
     Ok(())
 }
 
 async fn start(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
-    let node =
-        ["--kubelet-port", "0", "--node-name", NODE, ROOM, "--kubelet-arg=image-gc-high-threshold=100"];
+    let node = [
+        "--kubelet-port",
+        "0",
+        "--node-name",
+        NODE,
+        NO_EVICTION_FLAG,
+        "--kubelet-arg=image-gc-high-threshold=100",
+    ];
     let server = Server::start_with_node(binary, dir, &[&node[..], flags].concat()).await?;
     let client = server.target.connect().await?;
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is_ready(&client).await {
-        ensure!(begun.elapsed() < PATIENCE, "the node is not ready\n{}", server.log());
-        tokio::time::sleep(AGAIN).await;
+        ensure!(started.elapsed() < POD_TIMEOUT, "the node is not ready\n{}", server.log());
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(server)
 }
@@ -110,67 +119,76 @@ async fn is_ready(client: &Client) -> bool {
 async fn measure(
     report: &mut Report,
     server: &Server,
-    processes: &Processes,
+    processes: &RuntimeProcesses,
     runtime: &str,
     sizes: Sizes,
 ) -> Result<()> {
     let client = server.target.connect().await?;
     let mut node = Node { watch: watch(&client).await?, client, server };
-    let mut figures = Figures { report, runtime };
+    let mut runtime_report = RuntimeReport { report, runtime };
     // Whatever is done once is not part of any figure.
-    node.all_running(vec![node.create("first").await?]).await?;
+    node.wait_until_running(vec![node.create("first").await?]).await?;
     node.delete_all(processes).await?;
-    figures.add("at-rest", Unit::Megabytes, processes.roots_resident()?, AT_REST);
+    runtime_report.add("at-rest", Unit::Megabytes, processes.roots_rss()?, IDLE_MEMORY_THRESHOLD);
 
     let cpu = processes.cpu()?;
     let mut times = Vec::new();
     for number in 0..sizes.sequential {
-        let begun = node.create(&format!("sequential-{number}")).await?;
-        times.extend(node.all_running(vec![begun]).await?);
+        let created = node.create(&format!("sequential-{number}")).await?;
+        times.extend(node.wait_until_running(vec![created]).await?);
     }
     node.delete_all(processes).await?;
     let cpu = (processes.cpu()? - cpu) * 1e6 / sizes.sequential as f64;
-    figures.add("sequential/p50", Unit::Millis, median(&mut times), RUNNING);
-    figures.add("sequential/p95", Unit::Millis, quantile(&mut times, 0.95), QUARTER);
-    figures.add("cpu-per-cycle", Unit::CpuMicros, cpu, QUARTER);
+    runtime_report.add("sequential/p50", Unit::Millis, median(&mut times), RUNNING_THRESHOLD);
+    runtime_report.add("sequential/p95", Unit::Millis, quantile(&mut times, 0.95), RATIO_THRESHOLD);
+    runtime_report.add("cpu-per-cycle", Unit::CpuMicros, cpu, RATIO_THRESHOLD);
 
-    let begun = Instant::now();
+    let started = Instant::now();
     let named = |kind: &str, count| (0..count).map(|number| format!("{kind}-{number}")).collect::<Vec<_>>();
     let mut times = node.create_all(&named("parallel", sizes.parallel)).await?;
-    figures.add("parallel/all", Unit::Millis, millis(begun.elapsed()), QUARTER);
-    figures.add("parallel/p50", Unit::Millis, median(&mut times), QUARTER);
+    runtime_report.add("parallel/all", Unit::Millis, millis(started.elapsed()), RATIO_THRESHOLD);
+    runtime_report.add("parallel/p50", Unit::Millis, median(&mut times), RATIO_THRESHOLD);
 
     node.create_all(&named("more", sizes.many - sizes.parallel)).await?;
-    tokio::time::sleep(REST).await;
+    tokio::time::sleep(MEMORY_SAMPLE_DELAY).await;
     let memory = processes.memory()?;
     let each = |bytes: f64| bytes / sizes.many as f64;
-    figures.add("memory-per-pod/resident", Unit::Megabytes, each(memory.resident), PER_POD);
-    figures.add("memory-per-pod/proportional", Unit::Megabytes, each(memory.proportional), PER_POD);
-    figures.add("memory-per-pod/private", Unit::Megabytes, each(memory.private), PER_POD);
+    runtime_report.add("memory-per-pod/resident", Unit::Megabytes, each(memory.rss), POD_MEMORY_THRESHOLD);
+    runtime_report.add(
+        "memory-per-pod/proportional",
+        Unit::Megabytes,
+        each(memory.pss),
+        POD_MEMORY_THRESHOLD,
+    );
+    runtime_report.add("memory-per-pod/private", Unit::Megabytes, each(memory.private), POD_MEMORY_THRESHOLD);
     let mut times = Vec::new();
     for _ in 0..sizes.commands {
-        let begun = Instant::now();
+        let started = Instant::now();
         exec::run(&server.target, &format!("{PODS}/more-0/exec?command=true&stdout=true&stderr=true"))
             .await?;
-        times.push(millis(begun.elapsed()));
+        times.push(millis(started.elapsed()));
     }
-    figures.add("exec", Unit::Millis, median(&mut times), QUARTER);
+    runtime_report.add("exec", Unit::Millis, median(&mut times), RATIO_THRESHOLD);
     node.delete_all(processes).await
 }
 
 /// Figures of one runtime, those of the embedded one against those of containerd.
-struct Figures<'a> {
+struct RuntimeReport<'a> {
     report: &'a mut Report,
     runtime: &'a str,
 }
 
-impl Figures<'_> {
-    fn add(&mut self, name: &str, unit: Unit, value: f64, goal: Goal) {
+impl RuntimeReport<'_> {
+    fn add(&mut self, name: &str, unit: Unit, value: f64, threshold: Threshold) {
         let full = format!("pods/{}/{name}", self.runtime);
         match self.runtime {
-            "embedded" => {
-                self.report.add_with_goal(full, unit, value, &format!("pods/containerd/{name}"), goal)
-            }
+            "embedded" => self.report.add_with_threshold(
+                full,
+                unit,
+                value,
+                &format!("pods/containerd/{name}"),
+                threshold,
+            ),
             _ => self.report.add(full, unit, value),
         }
     }
@@ -179,33 +197,33 @@ impl Figures<'_> {
 struct Node<'a> {
     client: Client,
     server: &'a Server,
-    watch: Lines,
+    watch: WatchStream,
 }
 
-async fn watch(client: &Client) -> Result<Lines> {
+async fn watch(client: &Client) -> Result<WatchStream> {
     let list: Value = serde_json::from_slice(&client.get(&format!("{PODS}?limit=1")).await?.body)?;
     let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
-    client.lines(&format!("{PODS}?watch=1&resourceVersion={version}")).await
+    client.watch(&format!("{PODS}?watch=1&resourceVersion={version}")).await
 }
 
 impl Node<'_> {
     /// The pod's name and when it was asked for.
     async fn create(&self, name: &str) -> Result<(String, Instant)> {
-        let begun = Instant::now();
+        let started = Instant::now();
         self.client.post(PODS, &pod(name)).await?;
-        Ok((name.to_owned(), begun))
+        Ok((name.to_owned(), started))
     }
 
     async fn create_all(&mut self, names: &[String]) -> Result<Vec<f64>> {
-        let begun = try_join_all(names.iter().map(|name| self.create(name))).await?;
-        self.all_running(begun).await
+        let created = try_join_all(names.iter().map(|name| self.create(name))).await?;
+        self.wait_until_running(created).await
     }
 
     /// Milliseconds until each of these pods ran, as a watch has seen it.
-    async fn all_running(&mut self, mut waiting: Vec<(String, Instant)>) -> Result<Vec<f64>> {
+    async fn wait_until_running(&mut self, mut waiting: Vec<(String, Instant)>) -> Result<Vec<f64>> {
         let mut times = Vec::new();
         while !waiting.is_empty() {
-            let next = tokio::time::timeout(PATIENCE, self.watch.next()).await;
+            let next = tokio::time::timeout(POD_TIMEOUT, self.watch.next()).await;
             let next = next.with_context(|| format!("{waiting:?} do not run\n{}", self.server.log()))?;
             let (at, line) = next?.context("the watch has ended")?;
             let event: Value = serde_json::from_slice(&line)?;
@@ -220,7 +238,7 @@ impl Node<'_> {
     }
 
     /// Deletes all pods and waits until nothing is left of them, in the API and among the processes.
-    async fn delete_all(&self, processes: &Processes) -> Result<()> {
+    async fn delete_all(&self, processes: &RuntimeProcesses) -> Result<()> {
         let list: Value = serde_json::from_slice(&self.client.get(PODS).await?.body)?;
         let names: BTreeSet<String> = list["items"]
             .as_array()
@@ -230,14 +248,14 @@ impl Node<'_> {
             .collect();
         let delete = async |name: &String| self.client.delete(&format!("{PODS}/{name}")).await;
         try_join_all(names.iter().map(delete)).await?;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let list: Value = serde_json::from_slice(&self.client.get(PODS).await?.body)?;
-            if list["items"].as_array().is_none_or(Vec::is_empty) && processes.are_gone() {
+            if list["items"].as_array().is_none_or(Vec::is_empty) && processes.have_exited() {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < PATIENCE, "pods do not go\n{}", self.server.log());
-            tokio::time::sleep(AGAIN).await;
+            ensure!(started.elapsed() < POD_TIMEOUT, "pods do not go\n{}", self.server.log());
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -248,7 +266,7 @@ fn pod(name: &str) -> Value {
         "spec": {
             "terminationGracePeriodSeconds": 1,
             "containers": [{
-                "name": "main", "image": "busybox:1.36", "command": ["sleep", processes::WORK],
+                "name": "main", "image": "busybox:1.36", "command": ["sleep", processes::SLEEP_SECONDS],
                 "resources": {"requests": {"cpu": "1m", "memory": "1Mi"}},
             }],
         },

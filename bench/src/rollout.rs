@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use async_trait::async_trait;
 use bytes::Bytes;
-use client::{Client, Connection, Error, Feed, Key};
+use client::{Client, Connection, Error, Key, Watch};
 use http::{Method, Request, Response};
 use k8s_openapi::api::apps::v1::Deployment;
 use reconcile::{Clock, Ctx};
@@ -27,51 +27,51 @@ pub struct Sizes {
 }
 
 /// No machine is so slow.
-const DEADLINE: Duration = Duration::from_secs(600);
+const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Long enough for every loop to have looked at everything.
-const RESYNC: Duration = Duration::from_secs(5);
+const RESYNC_WAIT: Duration = Duration::from_secs(5);
 
 pub async fn run(report: &mut Report, dir: &Path, sizes: Sizes) -> Result<()> {
     let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(dir)?;
     let (stop, shutdown) = watch::channel(false);
-    let server = apiserver::start_in(scratch.path(), shutdown.clone()).await?;
+    let server = apiserver::start_in_directory(scratch.path(), shutdown.clone()).await?;
     let client = Client::new(server.local(), "bench");
-    let roles = Roles::new(&server);
-    let nodes = roles.nodes.ctx(&shutdown);
+    let components = Components::new(&server);
+    let nodes = components.nodes.ctx(&shutdown);
     tokio::spawn(simulate::run(nodes.clone(), simulate::Config { nodes: sizes.nodes, events: false }));
-    let deadline = Instant::now() + DEADLINE;
-    wait(deadline, || nodes.caches.nodes().len() == sizes.nodes as usize).await.context("nodes")?;
+    let deadline = Instant::now() + ROLLOUT_TIMEOUT;
+    wait_until(deadline, || nodes.caches.nodes().len() == sizes.nodes as usize).await.context("nodes")?;
     let (end, ended) = watch::channel(false);
-    let loops = roles.start(&ended);
+    let tasks = components.start(&ended);
 
     let name = format!("rollout/pods-{}-nodes-{}", sizes.pods, sizes.nodes);
-    let before = roles.counts();
-    let begun = Instant::now();
+    let before = components.counts();
+    let started = Instant::now();
     client.create(&deployment(sizes.pods)).await?;
     let deployments = nodes.caches.deployments();
     let available = || {
         let deployment = deployments.get(&Key::new("default", "web"));
         deployment.and_then(|deployment| deployment.status.as_ref()?.available_replicas) == Some(sizes.pods)
     };
-    wait(deadline, available).await.context("the rollout")?;
-    report.add(format!("{name}/time"), Unit::Millis, begun.elapsed().as_secs_f64() * 1e3);
-    for ((role, before), (_, after)) in before.iter().zip(roles.counts()) {
+    wait_until(deadline, available).await.context("the rollout")?;
+    report.add(format!("{name}/time"), Unit::Millis, started.elapsed().as_secs_f64() * 1e3);
+    for ((role, before), (_, after)) in before.iter().zip(components.counts()) {
         let each = (after - before) as f64 / f64::from(sizes.pods);
         report.add(format!("{name}/{role}-requests-per-pod"), Unit::Requests, each);
     }
     end.send_replace(true);
-    loops.into_iter().for_each(|task| task.abort());
+    tasks.into_iter().for_each(|task| task.abort());
 
-    let before = roles.writes();
-    let loops = roles.start(&shutdown);
-    tokio::time::sleep(RESYNC).await;
-    report.add("rollout/resync-writes", Unit::Requests, (roles.writes() - before) as f64);
+    let before = components.writes();
+    let tasks = components.start(&shutdown);
+    tokio::time::sleep(RESYNC_WAIT).await;
+    report.add("rollout/resync-writes", Unit::Requests, (components.writes() - before) as f64);
     stop.send_replace(true);
-    loops.into_iter().for_each(|task| task.abort());
+    tasks.into_iter().for_each(|task| task.abort());
     Ok(())
 }
 
-async fn wait(deadline: Instant, done: impl Fn() -> bool) -> Result<()> {
+async fn wait_until(deadline: Instant, done: impl Fn() -> bool) -> Result<()> {
     while !done() {
         ensure!(Instant::now() < deadline, "not done in time");
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -92,25 +92,25 @@ fn deployment(pods: i32) -> Deployment {
 }
 
 async fn schedule(ctx: Ctx) {
-    let config = scheduler::config::Config::standard();
+    let config = scheduler::config::Config::with_defaults();
     scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
 }
 
 /// Who asks the API server for what.
-struct Roles {
-    controllers: Counted,
-    scheduler: Counted,
-    nodes: Counted,
+struct Components {
+    controllers: CountingConnection,
+    scheduler: CountingConnection,
+    nodes: CountingConnection,
 }
 
-impl Roles {
-    fn new(server: &apiserver::Started) -> Roles {
-        let counted = || Counted { inner: server.local(), counts: Arc::default() };
-        Roles { controllers: counted(), scheduler: counted(), nodes: counted() }
+impl Components {
+    fn new(server: &apiserver::RunningServer) -> Components {
+        let new_connection = || CountingConnection { inner: server.local(), counts: Arc::default() };
+        Components { controllers: new_connection(), scheduler: new_connection(), nodes: new_connection() }
     }
 
     fn start(&self, shutdown: &watch::Receiver<bool>) -> Vec<tokio::task::JoinHandle<()>> {
-        let chosen = controllers::Chosen::parse(&[]).expect("all of them");
+        let chosen = controllers::EnabledControllers::parse(&[]).expect("all of them");
         vec![
             tokio::spawn(controllers::run(self.controllers.ctx(shutdown), chosen)),
             tokio::spawn(schedule(self.scheduler.ctx(shutdown))),
@@ -118,7 +118,7 @@ impl Roles {
     }
 
     fn counts(&self) -> [(&'static str, u64); 3] {
-        let all = |role: &Counted| role.counts.requests.load(Relaxed);
+        let all = |role: &CountingConnection| role.counts.requests.load(Relaxed);
         [
             ("controllers", all(&self.controllers)),
             ("scheduler", all(&self.scheduler)),
@@ -134,18 +134,18 @@ impl Roles {
 
 /// A connection that counts what goes over it.
 #[derive(Clone)]
-struct Counted {
+struct CountingConnection {
     inner: Arc<dyn Connection>,
-    counts: Arc<Counts>,
+    counts: Arc<RequestCounts>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct RequestCounts {
     requests: AtomicU64,
     writes: AtomicU64,
 }
 
-impl Counted {
+impl CountingConnection {
     fn ctx(&self, shutdown: &watch::Receiver<bool>) -> Ctx {
         let client = Client::new(Arc::new(self.clone()), "kube-controller-manager");
         Ctx::new(client, Clock::default(), shutdown.clone())
@@ -153,7 +153,7 @@ impl Counted {
 }
 
 #[async_trait]
-impl Connection for Counted {
+impl Connection for CountingConnection {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
         self.counts.requests.fetch_add(1, Relaxed);
         if request.method() != Method::GET {
@@ -162,12 +162,12 @@ impl Connection for Counted {
         self.inner.send(request).await
     }
 
-    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
-        self.inner.follow(collection).await
+    async fn watch(&self, collection: &str) -> Result<Box<dyn Watch>, Error> {
+        self.inner.watch(collection).await
     }
 
-    fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
-        let inner = self.inner.acting_as(name)?;
-        Some(Arc::new(Counted { inner, counts: self.counts.clone() }))
+    fn impersonate(&self, name: &str) -> Option<Arc<dyn Connection>> {
+        let inner = self.inner.impersonate(name)?;
+        Some(Arc::new(CountingConnection { inner, counts: self.counts.clone() }))
     }
 }

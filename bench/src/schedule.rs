@@ -18,34 +18,34 @@ pub struct Sizes {
     pub nodes: &'static [usize],
     pub pods: usize,
     /// Nodes and pods for the shapes that cost more.
-    pub harder: (usize, usize),
+    pub complex: (usize, usize),
 }
 
-const CREATORS: usize = 16;
-const BASIC: &str = "basic";
-const HARDER: [&str; 3] = ["spread", "anti-affinity", "preemption"];
+const CREATE_CONNECTIONS: usize = 16;
+const BASIC_SCENARIO: &str = "basic";
+const COMPLEX_SCENARIOS: [&str; 3] = ["spread", "anti-affinity", "preemption"];
 
 pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: &Sizes) -> Result<()> {
     for &nodes in sizes.nodes {
-        one(report, binary, dir, (BASIC, nodes, sizes.pods)).await?;
+        measure(report, binary, dir, (BASIC_SCENARIO, nodes, sizes.pods)).await?;
     }
-    let (nodes, pods) = sizes.harder;
-    for shape in HARDER {
-        one(report, binary, dir, (shape, nodes, pods)).await?;
+    let (nodes, pods) = sizes.complex;
+    for scenario in COMPLEX_SCENARIOS {
+        measure(report, binary, dir, (scenario, nodes, pods)).await?;
     }
     Ok(())
 }
 
-async fn one(
+async fn measure(
     report: &mut Report,
     binary: &Path,
     dir: &Path,
-    (shape, nodes, pods): (&'static str, usize, usize),
+    (scenario, nodes, pods): (&'static str, usize, usize),
 ) -> Result<()> {
     let server = Server::start_with(binary, dir, &[]).await?;
-    let clients = connect(&server, CREATORS).await?;
+    let clients = connect(&server, CREATE_CONNECTIONS).await?;
     create(&clients, nodes, "/api/v1/nodes", node).await?;
-    if shape == "preemption" {
+    if scenario == "preemption" {
         let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
             "metadata": {"name": "bench-high"}, "value": 1000});
         clients[0].post("/apis/scheduling.k8s.io/v1/priorityclasses", &class).await?;
@@ -53,25 +53,25 @@ async fn one(
     }
     let path = format!("{}?watch=true&fieldSelector=spec.nodeName%21%3D", collection("pods"));
     let watcher = server.target.connect().await?;
-    let mut bound = watcher.lines(&path).await?;
+    let mut bound = watcher.watch(&path).await?;
     let cpu = server.cpu()?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let pods_path = collection("pods");
-    let creating = create(&clients, pods, &pods_path, |i| pod(shape, i));
+    let creation = create(&clients, pods, &pods_path, |i| pod(scenario, i));
     let counting = async {
-        let mut left = pods;
-        while left > 0 {
+        let mut remaining = pods;
+        while remaining > 0 {
             let (_, line) = bound.next().await?.context("the watch ended before all pods were bound")?;
             let event: Value = serde_json::from_slice(&line)?;
             let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
             if event["type"] == "ADDED" && name.starts_with("pod-") {
-                left -= 1;
+                remaining -= 1;
             }
         }
-        anyhow::Ok(begun.elapsed().as_secs_f64())
+        anyhow::Ok(started.elapsed().as_secs_f64())
     };
-    let ((), seconds) = tokio::try_join!(creating, counting)?;
-    let name = format!("schedule/{shape}-{nodes}-nodes");
+    let ((), seconds) = tokio::try_join!(creation, counting)?;
+    let name = format!("schedule/{scenario}-{nodes}-nodes");
     report.add(format!("{name}/rate"), Unit::PerSecond, pods as f64 / seconds);
     report.add(format!("{name}/cpu"), Unit::CpuMicros, (server.cpu()? - cpu) * 1e6 / pods as f64);
     Ok(())
@@ -108,10 +108,10 @@ fn node(i: usize) -> Value {
     })
 }
 
-fn pod(shape: &str, i: usize) -> Value {
+fn pod(scenario: &str, i: usize) -> Value {
     let same = json!({"matchLabels": {"app": "bench"}});
-    let mut pod = bare(&format!("pod-{i}"), "10m");
-    match shape {
+    let mut pod = base_pod(&format!("pod-{i}"), "10m");
+    match scenario {
         "spread" => {
             pod["spec"]["topologySpreadConstraints"] = json!([{
                 "maxSkew": 5,
@@ -135,13 +135,13 @@ fn pod(shape: &str, i: usize) -> Value {
 
 /// A pod that fills a node and is gone as soon as it is deleted.
 fn victim(i: usize) -> Value {
-    let mut pod = bare(&format!("victim-{i}"), "3");
+    let mut pod = base_pod(&format!("victim-{i}"), "3");
     pod["spec"]["nodeName"] = format!("node-{i}").into();
     pod["spec"]["terminationGracePeriodSeconds"] = 0.into();
     pod
 }
 
-fn bare(name: &str, cpu: &str) -> Value {
+fn base_pod(name: &str, cpu: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",

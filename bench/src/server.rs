@@ -12,8 +12,8 @@ use testkit::Process;
 use crate::client::Target;
 
 /// How often a starting server is asked whether it is ready; also the error of the figure.
-const POLL: Duration = Duration::from_millis(2);
-const START: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Killed, and its data and what its node has made removed, on drop.
 pub struct Server {
@@ -37,11 +37,11 @@ impl Server {
 
     /// Starts on empty data with a node of its own.
     pub async fn start_with_node(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             match Server::try_start(binary, dir, flags).await {
                 // Somebody else took the port between our looking and the server's binding it.
-                Err(error) if tries < 3 && error.to_string().contains("in use") => tries += 1,
+                Err(error) if attempts < 3 && error.to_string().contains("in use") => attempts += 1,
                 other => return other,
             }
         }
@@ -62,16 +62,16 @@ impl Server {
             .args(flags);
         let start = Instant::now();
         let mut process = Process::spawn(&mut command)?;
-        while start.elapsed() < START {
-            if let Some(target) = ready(&kubeconfig).await {
+        while start.elapsed() < START_TIMEOUT {
+            if let Some(target) = connect_when_ready(&kubeconfig).await {
                 return Ok(Server { target, ready_after: start.elapsed(), process, dir });
             }
             if !process.is_running()? {
                 bail!("the server ended\n{}", process.log());
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        bail!("the server was not ready within {START:?}\n{}", process.log())
+        bail!("the server was not ready within {START_TIMEOUT:?}\n{}", process.log())
     }
 
     pub fn data_dir(&self) -> PathBuf {
@@ -109,7 +109,7 @@ impl Server {
     }
 
     /// The most it ever was.
-    pub fn peak_memory(&self) -> Result<f64> {
+    pub fn max_memory(&self) -> Result<f64> {
         self.status("VmHWM:")
     }
 
@@ -129,19 +129,19 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.process.kill();
-        testkit::sweep(self.dir.path(), &self.pods_dir());
+        testkit::cleanup_node(self.dir.path(), &self.pods_dir());
     }
 }
 
 /// What lets clients in, once the server answers that it is ready.
-async fn ready(kubeconfig: &Path) -> Option<Target> {
+async fn connect_when_ready(kubeconfig: &Path) -> Option<Target> {
     let target = Target::from_kubeconfig(&std::fs::read_to_string(kubeconfig).ok()?).ok()?;
     target.connect().await.ok()?.get("/readyz").await.ok()?;
     Some(target)
 }
 
 /// The `skiff` that was built beside this program.
-pub fn beside() -> Result<PathBuf> {
+pub fn built_binary() -> Result<PathBuf> {
     let own = std::env::current_exe().context("where is this program?")?;
     Ok(own.with_file_name("skiff"))
 }

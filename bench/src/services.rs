@@ -10,78 +10,90 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nft::{Name, Ruleset};
-use proxy::plan::{Place, plan};
-use proxy::skeleton::skeleton;
-use proxy::{Firewall, Kernel, Nft};
+use proxy::base_ruleset::base_rules;
+use proxy::plan::{NodeTopology, plan};
+use proxy::{Firewall, NetlinkFirewall, NftFirewall};
 use serde_json::{Value, json};
 
 use crate::report::{Report, Unit, median, millis};
 
-const INSIDE: &str = "SKIFF_BENCH_NETWORK";
-const ENDPOINTS: usize = 3;
-const CHANGES: usize = 20;
-const CONNECTIONS: usize = 2_000;
-const OWN: &str = "192.0.2.1";
+const NETNS_ENV: &str = "SKIFF_BENCH_NETWORK";
+const ENDPOINTS_PER_SERVICE: usize = 3;
+const CHANGE_ROUNDS: usize = 20;
+const CONNECTION_COUNT: usize = 2_000;
+const NODE_IP: &str = "192.0.2.1";
 
 /// Runs this same program again in a network of its own, unless we are there. True inside.
-pub fn inside() -> Result<bool> {
-    if std::env::var_os(INSIDE).is_some() {
+pub fn run_in_netns() -> Result<bool> {
+    if std::env::var_os(NETNS_ENV).is_some() {
         return Ok(true);
     }
     let mut command = Command::new("unshare");
-    command.arg("--net").arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(INSIDE, "1");
+    command.arg("--net").arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(NETNS_ENV, "1");
     let status = command.status().context("cannot run unshare")?;
     ensure!(status.success(), "the measurement in a network of its own failed");
     Ok(false)
 }
 
 pub fn run(report: &mut Report, counts: &[usize]) -> Result<()> {
-    let up = format!("ip link set lo up && ip addr add {OWN}/32 dev lo && ip route add default dev lo");
+    let up = format!("ip link set lo up && ip addr add {NODE_IP}/32 dev lo && ip route add default dev lo");
     ensure!(Command::new("sh").args(["-c", &up]).status()?.success(), "cannot set up the network");
     for count in counts {
-        for (by, firewall) in [("netlink", &Kernel::default() as &dyn Firewall), ("nft", &Nft::default())] {
-            measure(report, *count, by, firewall)?;
+        for (backend, firewall) in
+            [("netlink", &NetlinkFirewall::default() as &dyn Firewall), ("nft", &NftFirewall::default())]
+        {
+            measure(report, *count, backend, firewall)?;
         }
     }
     Ok(())
 }
 
-fn measure(report: &mut Report, count: usize, by: &str, firewall: &dyn Firewall) -> Result<()> {
-    let name = format!("services/{count}/{by}");
-    let place = Place { node: "here".into(), pods: vec!["10.42.0.0/16".parse()?], ..Place::default() };
+fn measure(report: &mut Report, count: usize, backend: &str, firewall: &dyn Firewall) -> Result<()> {
+    let name = format!("services/{count}/{backend}");
+    let topology =
+        NodeTopology { node: "here".into(), pods: vec!["10.42.0.0/16".parse()?], ..NodeTopology::default() };
     let mut rules = Ruleset::default();
-    rules.put(&"".into(), skeleton(&place.pods, &["10.43.0.0/16".parse()?]));
-    let before = resident();
-    let begun = Instant::now();
+    rules.put(&"".into(), base_rules(&topology.pods, &["10.43.0.0/16".parse()?]));
+    let before = rss_kib();
+    let started = Instant::now();
     for number in 0..count {
         let (service, slice) = objects(number, 0);
-        rules.put(&owner(number), plan(&service, &[Arc::new(slice)], &place).fragment);
+        rules.put(&owner(number), plan(&service, &[Arc::new(slice)], &topology).fragment);
     }
-    report.add(format!("{name}/plan"), Unit::Millis, millis(begun.elapsed()));
-    report.add(format!("{name}/memory"), Unit::Megabytes, (resident() - before) / 1024.0);
-    let begun = Instant::now();
-    let batch = rules.everything();
+    report.add(format!("{name}/plan"), Unit::Millis, millis(started.elapsed()));
+    report.add(format!("{name}/memory"), Unit::Megabytes, (rss_kib() - before) / 1024.0);
+    let started = Instant::now();
+    let batch = rules.full_batch();
     firewall.apply(&batch)?;
-    report.add(format!("{name}/program"), Unit::Millis, millis(begun.elapsed()));
+    report.add(format!("{name}/program"), Unit::Millis, millis(started.elapsed()));
     drop(batch);
 
     // One endpoint more or less, as a rollout does it.
     let mut changes = Vec::new();
-    for round in 1..=CHANGES {
-        let begun = Instant::now();
+    for round in 1..=CHANGE_ROUNDS {
+        let started = Instant::now();
         let (service, slice) = objects(count / 2, round);
-        rules.put(&owner(count / 2), plan(&service, &[Arc::new(slice)], &place).fragment);
+        rules.put(&owner(count / 2), plan(&service, &[Arc::new(slice)], &topology).fragment);
         firewall.apply(&rules.changes())?;
-        changes.push(millis(begun.elapsed()));
+        changes.push(millis(started.elapsed()));
     }
     report.add(format!("{name}/change"), Unit::Millis, median(&mut changes));
-    report.add(format!("{name}/connect"), Unit::Nanos, connect(&mut rules, count, firewall, &place)?);
+    report.add(
+        format!("{name}/connect"),
+        Unit::Nanos,
+        connect_nanos(&mut rules, count, firewall, &topology)?,
+    );
     Ok(())
 }
 
 /// How long it takes to connect through the last of the Services, in nanoseconds.
-fn connect(rules: &mut Ruleset, count: usize, firewall: &dyn Firewall, place: &Place) -> Result<f64> {
-    let listener = TcpListener::bind((OWN, 0))?;
+fn connect_nanos(
+    rules: &mut Ruleset,
+    count: usize,
+    firewall: &dyn Firewall,
+    topology: &NodeTopology,
+) -> Result<f64> {
+    let listener = TcpListener::bind((NODE_IP, 0))?;
     let to = listener.local_addr()?;
     let (service, mut slice) = objects(count, 0);
     slice.endpoints.get_or_insert_default().truncate(1);
@@ -91,14 +103,14 @@ fn connect(rules: &mut Ruleset, count: usize, firewall: &dyn Firewall, place: &P
     for port in slice.ports.iter_mut().flatten() {
         port.port = Some(i32::from(to.port()));
     }
-    rules.put(&owner(count), plan(&service, &[Arc::new(slice)], place).fragment);
+    rules.put(&owner(count), plan(&service, &[Arc::new(slice)], topology).fragment);
     firewall.apply(&rules.changes())?;
     let service: SocketAddr = (cluster_ip(count), 80).into();
     let mut times = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let begun = Instant::now();
+    for _ in 0..CONNECTION_COUNT {
+        let started = Instant::now();
         let stream = TcpStream::connect(service)?;
-        times.push(begun.elapsed().as_nanos() as f64);
+        times.push(started.elapsed().as_nanos() as f64);
         drop((stream, listener.accept()?));
     }
     Ok(median(&mut times))
@@ -121,9 +133,9 @@ fn objects(number: usize, round: usize) -> (Service, EndpointSlice) {
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"name": "http", "port": 80, "protocol": "TCP"}]},
     });
-    let endpoints: Vec<Value> = (0..ENDPOINTS - round % 2)
+    let endpoints: Vec<Value> = (0..ENDPOINTS_PER_SERVICE - round % 2)
         .map(|endpoint| {
-            let at = number * ENDPOINTS + endpoint;
+            let at = number * ENDPOINTS_PER_SERVICE + endpoint;
             json!({"addresses": [format!("10.42.{}.{}", at >> 8 & 255, at & 255)], "nodeName": "there"})
         })
         .collect();
@@ -138,7 +150,7 @@ fn objects(number: usize, round: usize) -> (Service, EndpointSlice) {
 }
 
 /// This process' memory in KiB.
-fn resident() -> f64 {
+fn rss_kib() -> f64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0.0)

@@ -9,45 +9,52 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
-use crate::client::{Client, Lines};
+use crate::client::{Client, WatchStream};
 use crate::objects::config_map;
 use crate::report::{Report, Unit, median, millis, quantile};
 use crate::server::Server;
 use crate::wire::{Sizes, collection, connect};
 
 /// The names of what is written, with a number behind.
-const PREFIX: &str = "watched-";
-const WRITERS: usize = 4;
-const PATIENCE: Duration = Duration::from_secs(60);
+const NAME_PREFIX: &str = "watched-";
+const WRITER_COUNT: usize = 4;
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One event at one watcher: which write, and when its last byte came.
-type Arrival = (usize, Instant);
+type Delivery = (usize, Instant);
 
 pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
     let watchers = connect(server, sizes.watchers).await?;
-    let (sender, mut arrivals) = unbounded_channel();
+    let (sender, mut delivery_channel) = unbounded_channel();
     let path = collection("configmaps");
     let list: Value = serde_json::from_slice(&clients[0].get(&format!("{path}?limit=1")).await?.body)?;
     let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
     let watch = format!("{path}?watch=1&resourceVersion={version}");
     for watcher in &watchers {
-        tokio::spawn(follow(watcher.lines(&watch).await?, sender.clone()));
+        tokio::spawn(forward_events(watcher.watch(&watch).await?, sender.clone()));
     }
     drop(sender);
 
-    let (alone, burst) = sizes.watched;
-    one_at_a_time(report, &clients[0], &mut arrivals, alone, sizes.watchers).await?;
+    let (sequential_writes, burst) = sizes.watch_writes;
+    sequential(report, &clients[0], &mut delivery_channel, sequential_writes, sizes.watchers).await?;
     let cpu = server.cpu()?;
-    let events = flat_out(report, &clients[..WRITERS], &mut arrivals, (alone, burst), sizes.watchers).await?;
+    let events = concurrent(
+        report,
+        &clients[..WRITER_COUNT],
+        &mut delivery_channel,
+        (sequential_writes, burst),
+        sizes.watchers,
+    )
+    .await?;
     report.add("watch/burst/cpu-per-event", Unit::CpuMicros, (server.cpu()? - cpu) * 1e6 / events as f64);
     Ok(())
 }
 
 /// Each write waits until every watcher has seen the one before, so nothing queues.
-async fn one_at_a_time(
+async fn sequential(
     report: &mut Report,
     client: &Client,
-    arrivals: &mut UnboundedReceiver<Arrival>,
+    delivery_channel: &mut UnboundedReceiver<Delivery>,
     writes: usize,
     watchers: usize,
 ) -> Result<()> {
@@ -57,11 +64,11 @@ async fn one_at_a_time(
         write(client, index).await?;
         let mut last = 0.0_f64;
         for _ in 0..watchers {
-            let (seen, at) = next(arrivals).await?;
+            let (seen, at) = next(delivery_channel).await?;
             ensure!(seen == index, "a watcher saw write {seen} instead of {index}");
-            let took = millis(at - sent);
-            last = last.max(took);
-            each.push(took);
+            let latency = millis(at - sent);
+            last = last.max(latency);
+            each.push(latency);
         }
         slowest.push(last);
     }
@@ -72,69 +79,70 @@ async fn one_at_a_time(
 }
 
 /// A few writers as fast as they are answered. Returns how many events there were.
-async fn flat_out(
+async fn concurrent(
     report: &mut Report,
-    writers: &[Client],
-    arrivals: &mut UnboundedReceiver<Arrival>,
+    clients: &[Client],
+    delivery_channel: &mut UnboundedReceiver<Delivery>,
     (first, count): (usize, usize),
     watchers: usize,
 ) -> Result<usize> {
     let start = Instant::now();
-    let writing = try_join_all(writers.iter().enumerate().map(async |(own, client)| {
+    let write_all = try_join_all(clients.iter().enumerate().map(async |(own, client)| {
         let mut sent = Vec::new();
-        for index in (first + own..first + count).step_by(writers.len()) {
+        for index in (first + own..first + count).step_by(clients.len()) {
             sent.push((index, Instant::now()));
             write(client, index).await?;
         }
         anyhow::Ok(sent)
     }));
-    let reading = async {
+    let read_all = async {
         let mut seen = Vec::with_capacity(count * watchers);
         while seen.len() < count * watchers {
-            seen.push(next(arrivals).await?);
+            seen.push(next(delivery_channel).await?);
         }
         anyhow::Ok(seen)
     };
-    let (sent, seen) = tokio::try_join!(writing, reading)?;
+    let (sent, seen) = tokio::try_join!(write_all, read_all)?;
     let mut times = vec![start; first + count];
     sent.into_iter().flatten().for_each(|(index, at)| times[index] = at);
     let end = seen.iter().map(|(_, at)| *at).max().unwrap_or(start);
     report.add("watch/burst/events", Unit::PerSecond, seen.len() as f64 / (end - start).as_secs_f64());
-    let mut latencies = Vec::with_capacity(seen.len());
+    let mut latency_samples = Vec::with_capacity(seen.len());
     for (index, at) in &seen {
         let sent = times.get(*index).with_context(|| format!("nobody wrote {index}"))?;
-        latencies.push(millis(at.saturating_duration_since(*sent)));
+        latency_samples.push(millis(at.saturating_duration_since(*sent)));
     }
-    report.add("watch/burst/p99", Unit::Millis, quantile(&mut latencies, 0.99));
+    report.add("watch/burst/p99", Unit::Millis, quantile(&mut latency_samples, 0.99));
     Ok(seen.len())
 }
 
 async fn write(client: &Client, index: usize) -> Result<()> {
-    client.post(&collection("configmaps"), &config_map(&format!("{PREFIX}{index:06}"))).await.map(drop)
+    client.post(&collection("configmaps"), &config_map(&format!("{NAME_PREFIX}{index:06}"))).await.map(drop)
 }
 
-async fn next(arrivals: &mut UnboundedReceiver<Arrival>) -> Result<Arrival> {
-    match timeout(PATIENCE, arrivals.recv()).await {
-        Ok(Some(arrival)) => Ok(arrival),
+async fn next(delivery_channel: &mut UnboundedReceiver<Delivery>) -> Result<Delivery> {
+    match timeout(EVENT_TIMEOUT, delivery_channel.recv()).await {
+        Ok(Some(delivery)) => Ok(delivery),
         Ok(None) => bail!("all watches have ended"),
-        Err(_) => bail!("an event has not come within {PATIENCE:?}"),
+        Err(_) => bail!("an event has not come within {EVENT_TIMEOUT:?}"),
     }
 }
 
 /// Reports what one watcher sees until the watch ends, by the server or with the run.
-async fn follow(mut lines: Lines, arrivals: UnboundedSender<Arrival>) {
+async fn forward_events(mut lines: WatchStream, delivery_channel: UnboundedSender<Delivery>) {
     let finder = memmem::Finder::new("\"name\":\"watched-");
     while let Ok(Some((at, line))) = lines.next().await {
-        let Some(index) = finder.find(&line).and_then(|found| number(&line[found + finder.needle().len()..]))
+        let Some(index) =
+            finder.find(&line).and_then(|found| parse_index(&line[found + finder.needle().len()..]))
         else {
             continue;
         };
-        if arrivals.send((index, at)).is_err() {
+        if delivery_channel.send((index, at)).is_err() {
             return;
         }
     }
 }
 
-fn number(text: &[u8]) -> Option<usize> {
+fn parse_index(text: &[u8]) -> Option<usize> {
     std::str::from_utf8(text.get(..6)?).ok()?.parse().ok()
 }

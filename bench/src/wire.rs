@@ -8,9 +8,9 @@ use futures_util::future::try_join_all;
 
 use crate::client::{Client, JSON, TABLE};
 use crate::disk;
-use crate::fair;
-use crate::load::{self, Load, Until};
-use crate::objects::{GROUPS, NAMESPACE, config_map, pod, pod_name};
+use crate::fairness;
+use crate::load::{self, Load, StopCondition};
+use crate::objects::{GROUP_COUNT, NAMESPACE, config_map, pod, pod_name};
 use crate::report::{Report, Unit, median, millis};
 use crate::server::Server;
 use crate::watch;
@@ -18,10 +18,10 @@ use crate::watch;
 /// What any answer over TLS costs: a few bytes that need no lookup.
 const READYZ: &str = "yardstick/get-readyz-16-clients";
 const READYZ_CPU: &str = "yardstick/get-readyz-cpu";
-const CLIENTS: [usize; 3] = [1, 16, 64];
+const CLIENT_COUNTS: [usize; 3] = [1, 16, 64];
 /// Of all pods, how many this many clients write (percent, for 1, 16 and 64 clients).
-const SHARES: [usize; 3] = [8, 32, 60];
-const LISTERS: usize = 4;
+const POD_PERCENT: [usize; 3] = [8, 32, 60];
+const LIST_CLIENTS: usize = 4;
 
 #[derive(Clone, Copy)]
 pub struct Sizes {
@@ -30,7 +30,7 @@ pub struct Sizes {
     pub config_maps: usize,
     pub watchers: usize,
     /// Writes that all watchers are told of, one at a time and then flat out.
-    pub watched: (usize, usize),
+    pub watch_writes: (usize, usize),
     pub rounds: usize,
     pub round: Duration,
 }
@@ -38,8 +38,8 @@ pub struct Sizes {
 pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
     let server = start(report, binary, dir, sizes.starts).await?;
     report.add("memory/empty", Unit::Megabytes, server.memory()?);
-    let clients = connect(&server, CLIENTS[2]).await?;
-    let timed = (0, sizes.rounds, Until::Time(sizes.round));
+    let clients = connect(&server, CLIENT_COUNTS[2]).await?;
+    let timed = (0, sizes.rounds, StopCondition::Time(sizes.round));
 
     let load =
         load::run(&server, &clients[..16], timed, async |client, _| client.get("/readyz").await).await?;
@@ -47,7 +47,7 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
     report.add(READYZ_CPU, Unit::CpuMicros, load.cpu);
 
     write_pods(report, &server, &clients, sizes).await?;
-    report.add_against("memory/with-pods", Unit::Megabytes, server.memory()?, "memory/empty");
+    report.add_relative("memory/with-pods", Unit::Megabytes, server.memory()?, "memory/empty");
 
     let get = async |client: &Client, index: usize| {
         let path = format!("{}/{}", collection("pods"), pod_name(index * 7919 % sizes.pods));
@@ -57,25 +57,25 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
         let load = load::run(&server, &clients[..count], timed, get).await?;
         record(report, &format!("get/pod-{count}-clients"), &load, READYZ);
     }
-    lists(report, &server, &clients[..LISTERS], sizes).await?;
-    report.add_against(
+    measure_lists(report, &server, &clients[..LIST_CLIENTS], sizes).await?;
+    report.add_relative(
         "memory/peak-while-listing",
         Unit::Megabytes,
-        server.peak_memory()?,
+        server.max_memory()?,
         "memory/with-pods",
     );
 
     write_config_maps(report, &server, &clients, sizes).await?;
-    fair::run(report, &server, &clients, sizes).await?;
+    fairness::run(report, &server, &clients, sizes).await?;
     watch::run(report, &server, &clients, sizes).await
 }
 
 /// Nothing but pods and who is delayed by lists of them.
-pub async fn fairness(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
+pub async fn run_fairness(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
     let server = start(report, binary, dir, 1).await?;
-    let clients = connect(&server, CLIENTS[2]).await?;
+    let clients = connect(&server, CLIENT_COUNTS[2]).await?;
     write_pods(report, &server, &clients, sizes).await?;
-    fair::run(report, &server, &clients, sizes).await
+    fairness::run(report, &server, &clients, sizes).await
 }
 
 pub fn collection(plural: &str) -> String {
@@ -108,9 +108,10 @@ async fn start(report: &mut Report, binary: &Path, dir: &Path, starts: usize) ->
 async fn write_pods(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
     let path = collection("pods");
     let mut first = 0;
-    for (clients_now, share) in CLIENTS.into_iter().zip(SHARES) {
-        let count = if clients_now == CLIENTS[2] { sizes.pods - first } else { sizes.pods * share / 100 };
-        let rounds = (first, sizes.rounds, Until::Count(count));
+    for (clients_now, share) in CLIENT_COUNTS.into_iter().zip(POD_PERCENT) {
+        let count =
+            if clients_now == CLIENT_COUNTS[2] { sizes.pods - first } else { sizes.pods * share / 100 };
+        let rounds = (first, sizes.rounds, StopCondition::Count(count));
         let load = load::run(server, &clients[..clients_now], rounds, async |client, index| {
             client.post(&path, &pod(index)).await
         })
@@ -128,8 +129,8 @@ async fn write_config_maps(
     sizes: Sizes,
 ) -> Result<()> {
     let path = collection("configmaps");
-    for (step, clients_now) in CLIENTS.into_iter().enumerate() {
-        let rounds = (step * sizes.config_maps, sizes.rounds, Until::Count(sizes.config_maps));
+    for (step, clients_now) in CLIENT_COUNTS.into_iter().enumerate() {
+        let rounds = (step * sizes.config_maps, sizes.rounds, StopCondition::Count(sizes.config_maps));
         let load = load::run(server, &clients[..clients_now], rounds, async |client, index| {
             client.post(&path, &config_map(&format!("cm-{index:06}"))).await
         })
@@ -139,26 +140,28 @@ async fn write_config_maps(
     Ok(())
 }
 
-async fn lists(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
-    let all = collection("pods");
-    let some = format!("{all}?labelSelector=group%3Dg7");
-    let few: serde_json::Value = serde_json::from_slice(&clients[0].get(&some).await?.body)?;
-    let found = few["items"].as_array().map_or(0, Vec::len);
-    ensure!(found == sizes.pods / GROUPS, "the selector found {found} of {} pods", sizes.pods);
+async fn measure_lists(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
+    let all_path = collection("pods");
+    let selected_path = format!("{all_path}?labelSelector=group%3Dg7");
+    let selected: serde_json::Value = serde_json::from_slice(&clients[0].get(&selected_path).await?.body)?;
+    let found = selected["items"].as_array().map_or(0, Vec::len);
+    ensure!(found == sizes.pods / GROUP_COUNT, "the selector found {found} of {} pods", sizes.pods);
 
-    for (name, path, accept) in
-        [("list/pods", &all, JSON), ("list/pods-as-table", &all, TABLE), ("list/pods-1-percent", &some, JSON)]
-    {
-        let rounds = match path == &some {
-            true => (0, sizes.rounds, Until::Time(sizes.round)),
+    for (name, path, accept) in [
+        ("list/pods", &all_path, JSON),
+        ("list/pods-as-table", &all_path, TABLE),
+        ("list/pods-1-percent", &selected_path, JSON),
+    ] {
+        let rounds = match path == &selected_path {
+            true => (0, sizes.rounds, StopCondition::Time(sizes.round)),
             // Whole lists take their time; each client reads one a round.
-            false => (0, sizes.rounds, Until::Count(LISTERS * sizes.rounds)),
+            false => (0, sizes.rounds, StopCondition::Count(LIST_CLIENTS * sizes.rounds)),
         };
         let op = async |client: &Client, _| client.count(path, accept).await;
         let load = load::run(server, clients, rounds, op).await?;
-        match path == &some {
-            true => report.add_against(format!("{name}/rate"), Unit::PerSecond, load.per_second, READYZ),
-            false => report.add_against(
+        match path == &selected_path {
+            true => report.add_relative(format!("{name}/rate"), Unit::PerSecond, load.per_second, READYZ),
+            false => report.add_relative(
                 format!("{name}/rate"),
                 Unit::MegabytesPerSecond,
                 load.megabytes_per_second,
@@ -166,21 +169,21 @@ async fn lists(report: &mut Report, server: &Server, clients: &[Client], sizes: 
             ),
         }
         report.add(format!("{name}/p50"), Unit::Millis, load.p50);
-        report.add_against(format!("{name}/cpu"), Unit::CpuMicros, load.cpu, READYZ_CPU);
+        report.add_relative(format!("{name}/cpu"), Unit::CpuMicros, load.cpu, READYZ_CPU);
     }
     Ok(())
 }
 
 /// One client waits for the disk, so it is compared with that; many clients are compared with one.
 fn record_writes(report: &mut Report, name: &str, clients: usize, load: &Load) {
-    let alone = format!("{name}-1-clients/rate");
-    let against = if clients == 1 { disk::SYNC } else { &alone };
-    record(report, &format!("{name}-{clients}-clients"), load, against);
+    let single_client = format!("{name}-1-clients/rate");
+    let baseline = if clients == 1 { disk::SYNC_BASELINE } else { &single_client };
+    record(report, &format!("{name}-{clients}-clients"), load, baseline);
 }
 
-fn record(report: &mut Report, name: &str, load: &Load, against: &str) {
-    report.add_against(format!("{name}/rate"), Unit::PerSecond, load.per_second, against);
+fn record(report: &mut Report, name: &str, load: &Load, baseline: &str) {
+    report.add_relative(format!("{name}/rate"), Unit::PerSecond, load.per_second, baseline);
     report.add(format!("{name}/p50"), Unit::Millis, load.p50);
     report.add(format!("{name}/p99"), Unit::Millis, load.p99);
-    report.add_against(format!("{name}/cpu"), Unit::CpuMicros, load.cpu, READYZ_CPU);
+    report.add_relative(format!("{name}/cpu"), Unit::CpuMicros, load.cpu, READYZ_CPU);
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 #[derive(Debug, Default, PartialEq)]
 struct Policy {
     licenses: BTreeSet<String>,
-    banned: BTreeSet<String>,
+    denied_crates: BTreeSet<String>,
 }
 
 pub fn run(root: &Path) -> Result<()> {
@@ -52,7 +52,8 @@ impl Policy {
                 (Some(name), entry) => {
                     // The first quoted text is the license or the crate.
                     let Some(value) = entry.split('"').nth(1) else { continue };
-                    let values = if name == "allow" { &mut policy.licenses } else { &mut policy.banned };
+                    let values =
+                        if name == "allow" { &mut policy.licenses } else { &mut policy.denied_crates };
                     values.insert(value.to_owned());
                 }
                 _ => {}
@@ -69,7 +70,7 @@ impl Policy {
         if !source.starts_with("registry+https://github.com/rust-lang/crates.io-index") {
             violations.push(format!("{name}: comes from {source}, not from crates.io"));
         }
-        if self.banned.contains(name) {
+        if self.denied_crates.contains(name) {
             violations.push(format!("{name}: banned by deny.toml"));
         }
         match package["license"].as_str() {
@@ -84,36 +85,36 @@ impl Policy {
 
     /// Whether an SPDX expression can be satisfied with the allowed licenses. `/` is the old way to write OR.
     fn accepts(&self, expression: &str) -> bool {
-        let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
-        let tokens: Vec<&str> = spaced.split_whitespace().collect();
+        let padded = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+        let tokens: Vec<&str> = padded.split_whitespace().collect();
         let mut rest = tokens.as_slice();
-        let accepted = self.any(&mut rest);
+        let accepted = self.any_of(&mut rest);
         accepted && rest.is_empty()
     }
 
-    fn any(&self, tokens: &mut &[&str]) -> bool {
-        let mut accepted = self.all(tokens);
+    fn any_of(&self, tokens: &mut &[&str]) -> bool {
+        let mut accepted = self.all_of(tokens);
         while tokens.first() == Some(&"OR") {
             *tokens = &tokens[1..];
-            accepted |= self.all(tokens);
+            accepted |= self.all_of(tokens);
         }
         accepted
     }
 
-    fn all(&self, tokens: &mut &[&str]) -> bool {
-        let mut accepted = self.one(tokens);
+    fn all_of(&self, tokens: &mut &[&str]) -> bool {
+        let mut accepted = self.single(tokens);
         while tokens.first() == Some(&"AND") {
             *tokens = &tokens[1..];
-            accepted &= self.one(tokens);
+            accepted &= self.single(tokens);
         }
         accepted
     }
 
-    fn one(&self, tokens: &mut &[&str]) -> bool {
+    fn single(&self, tokens: &mut &[&str]) -> bool {
         let Some((first, rest)) = tokens.split_first() else { return false };
         *tokens = rest;
         if *first == "(" {
-            let accepted = self.any(tokens);
+            let accepted = self.any_of(tokens);
             let closed = tokens.first() == Some(&")");
             *tokens = tokens.get(1..).unwrap_or_default();
             return accepted && closed;
@@ -152,7 +153,7 @@ deny = [
     }
 
     #[test]
-    fn evaluates_license_expressions() {
+    fn accepts_license_expressions() {
         check("MIT", true);
         check("GPL-3.0-only", false);
         check("MIT OR GPL-3.0-only", true);
@@ -167,7 +168,7 @@ deny = [
     }
 
     #[test]
-    fn reports_banned_crates_licenses_and_sources() {
+    fn reports_denied_crates_licenses_and_sources() {
         let policy = Policy::parse(DENY);
         let violations = |package: Value| policy.violations(&package);
         let registry = "registry+https://github.com/rust-lang/crates.io-index";

@@ -61,7 +61,7 @@ const PACKAGES: &[&str] = &[
     "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1",
 ];
 
-const HEAD: &str = "\
+const HEADER: &str = "\
 # Every field of every built-in type. Written by `cargo xtask schema`; change data/overlay.txt instead.
 #
 # package <prefix of the definition names below>
@@ -123,7 +123,7 @@ fn sources() -> Result<Sources> {
 }
 
 fn table(definitions: &Definitions) -> String {
-    let mut text = HEAD.to_owned();
+    let mut text = HEADER.to_owned();
     for (package, types) in by_package(definitions) {
         let structs: String =
             types.into_iter().filter(|ty| !ty.is_scalar()).map(Definition::to_text).collect();

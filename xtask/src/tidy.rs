@@ -31,7 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("program", &["skiff"]),
 ];
 /// The dependencies allowed inside a layer: who reads the table of fields, and what containers are made of.
-const WITHIN: &[(&str, &str)] = &[
+const SAME_LAYER_DEPENDENCIES: &[(&str, &str)] = &[
     ("api", "schema"),
     ("api", "cel"),
     ("patch", "schema"),
@@ -40,106 +40,106 @@ const WITHIN: &[(&str, &str)] = &[
     ("runtime", "podnet"),
 ];
 /// Not part of the program. They may depend on anything; only tests may depend on `testkit`.
-const BESIDE: &[&str] = &["testkit", "clienttest", "xtask", "bench"];
+const TOOL_CRATES: &[&str] = &["testkit", "clienttest", "xtask", "bench"];
 /// What a pure crate may never reach for: executors, sockets, files, clocks.
-const IMPURE: &[&str] =
+const IO_DEPENDENCIES: &[&str] =
     &["tokio", "async-trait", "hyper", "hyper-util", "rustls", "tokio-rustls", "rustix", "tempfile"];
 /// What a `plan.rs` may not contain: a plan is a function of its arguments, the time among them.
-const NOT_IN_PLANS: &[&str] =
+const FORBIDDEN_IN_PLAN: &[&str] =
     &["async", "await", "tokio", "SystemTime", "Instant::now", "Timestamp::now", "Zoned::now"];
-const LONGEST_FILE: usize = 800;
+const MAX_FILE_LINES: usize = 800;
 /// Tables are read by looking something up, not from top to bottom.
-const MAY_BE_LONG: &[&str] = &["table.rs"];
+const LONG_FILES: &[&str] = &["table.rs"];
 
 /// Checks everything. `lower` lowers the limits of unusual names to what there is.
 pub fn run(root: &Path, lower: bool) -> Result<()> {
-    let mut complaints = check_workspace(&read(&root.join("Cargo.toml"))?);
+    let mut errors = check_workspace(&read(&root.join("Cargo.toml"))?);
     let vocabulary = Vocabulary::read(root)?;
     let mut counted: BTreeMap<String, Counts> = BTreeMap::new();
     for dir in packages(root)? {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let manifest = dir.join("Cargo.toml");
         let found = check_manifest(&name, &read(&manifest)?);
-        complaints.extend(found.into_iter().map(|words| format!("{}: {words}", shown(root, &manifest))));
+        errors.extend(found.into_iter().map(|words| format!("{}: {words}", relative_path(root, &manifest))));
         let counts = counted.entry(name).or_default();
         for path in sources(&dir)? {
             let text = read(&path)?;
             vocabulary.count(&path, &text, counts);
             let found = check_source(&path, &text);
-            complaints.extend(found.into_iter().map(|words| format!("{}: {words}", shown(root, &path))));
+            errors.extend(found.into_iter().map(|words| format!("{}: {words}", relative_path(root, &path))));
         }
     }
-    complaints.extend(vocabulary::check(root, &counted, lower)?);
-    complaints.extend(vocabulary::check_code_map(root)?);
-    if complaints.is_empty() {
+    errors.extend(vocabulary::check(root, &counted, lower)?);
+    errors.extend(vocabulary::check_code_map(root)?);
+    if errors.is_empty() {
         return Ok(());
     }
-    for complaint in &complaints {
-        eprintln!("{complaint}");
+    for error in &errors {
+        eprintln!("{error}");
     }
-    bail!("tidy has {} complaint(s)", complaints.len())
+    bail!("tidy has {} complaint(s)", errors.len())
 }
 
 /// The rules of the workspace's own manifest.
 fn check_workspace(manifest: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut errors = Vec::new();
     if !manifest.contains("unsafe_code = \"forbid\"") {
-        complaints.push("Cargo.toml: [workspace.lints.rust] must forbid unsafe_code".to_owned());
+        errors.push("Cargo.toml: [workspace.lints.rust] must forbid unsafe_code".to_owned());
     }
-    for (line, section) in with_sections(manifest) {
+    for (line, section) in lines_with_section(manifest) {
         let path_only = line.contains("path =");
         if section == "workspace.dependencies" && !path_only && line.contains('{') {
             // `default-features = false` is the rule; a crate that needs its defaults simply has no features.
             let has_features = line.contains("features = [") && !line.contains("default-features = false");
             if has_features {
-                complaints.push(format!("Cargo.toml: {} does not turn default features off", key(line)));
+                errors.push(format!("Cargo.toml: {} does not turn default features off", key(line)));
             }
         }
     }
-    complaints
+    errors
 }
 
 /// The rules of one package's manifest.
 fn check_manifest(name: &str, manifest: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut errors = Vec::new();
     if !manifest.lines().any(|line| line.trim() == format!("name = \"{name}\"")) {
-        complaints.push(format!("the crate is not called {name} as its folder is"));
+        errors.push(format!("the crate is not called {name} as its folder is"));
     }
-    let inherits_lints =
-        with_sections(manifest).any(|(line, section)| section == "lints" && line == "workspace = true");
-    if !inherits_lints && name != "sys" {
-        complaints.push("must inherit the workspace's lints, which forbid unsafe code".to_owned());
+    let has_workspace_lints =
+        lines_with_section(manifest).any(|(line, section)| section == "lints" && line == "workspace = true");
+    if !has_workspace_lints && name != "sys" {
+        errors.push("must inherit the workspace's lints, which forbid unsafe code".to_owned());
     }
-    if layer(name).is_none() && !BESIDE.contains(&name) {
-        complaints.push("is in no layer: name it in xtask/src/tidy.rs".to_owned());
+    if layer(name).is_none() && !TOOL_CRATES.contains(&name) {
+        errors.push("is in no layer: name it in xtask/src/tidy.rs".to_owned());
     }
-    for (line, section) in with_sections(manifest) {
+    for (line, section) in lines_with_section(manifest) {
         if section == "features" && key(line) != "test-util" {
-            complaints.push(format!("has the feature {}; the program is configured at run time", key(line)));
+            errors.push(format!("has the feature {}; the program is configured at run time", key(line)));
         }
         if section.contains("dependencies.") {
-            complaints.push(format!("[{section}]: write the dependency on one line"));
+            errors.push(format!("[{section}]: write the dependency on one line"));
         } else if section.ends_with("dependencies") {
             if !line.contains("workspace = true") {
-                complaints.push(format!("{}: versions are stated in the workspace's Cargo.toml", key(line)));
+                errors.push(format!("{}: versions are stated in the workspace's Cargo.toml", key(line)));
             }
-            complaints.extend(check_dependency(name, key(line), section == "dev-dependencies"));
+            errors.extend(check_dependency(name, key(line), section == "dev-dependencies"));
         }
     }
-    complaints
+    errors
 }
 
 fn check_dependency(name: &str, dependency: &str, in_tests: bool) -> Option<String> {
     let own = layer(name)?;
-    if own == 0 && !in_tests && IMPURE.contains(&dependency) {
+    if own == 0 && !in_tests && IO_DEPENDENCIES.contains(&dependency) {
         return Some(format!("a pure crate may not depend on {dependency}"));
     }
-    if BESIDE.contains(&dependency) {
+    if TOOL_CRATES.contains(&dependency) {
         let allowed = in_tests && dependency == "testkit";
         return (!allowed).then(|| format!("may not depend on {dependency}"));
     }
     let other = layer(dependency)?;
-    if other < own || WITHIN.contains(&(name, dependency)) {
+    if other < own || SAME_LAYER_DEPENDENCIES.contains(&(name, dependency)) {
         return None;
     }
     let (own, other) = (LAYERS[own].0, LAYERS[other].0);
@@ -148,28 +148,28 @@ fn check_dependency(name: &str, dependency: &str, in_tests: bool) -> Option<Stri
 
 /// The rules of one source file.
 fn check_source(path: &Path, text: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut errors = Vec::new();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let lines = text.lines().count();
-    if lines > LONGEST_FILE && !MAY_BE_LONG.contains(&name.as_ref()) {
-        complaints.push(format!("has {lines} lines, more than {LONGEST_FILE}: split it"));
+    if lines > MAX_FILE_LINES && !LONG_FILES.contains(&name.as_ref()) {
+        errors.push(format!("has {lines} lines, more than {MAX_FILE_LINES}: split it"));
     }
     if name == "mod.rs" {
-        complaints.push("name the file after its module, beside its folder".to_owned());
+        errors.push("name the file after its module, beside its folder".to_owned());
     }
     let is_root =
         path.parent().is_some_and(|dir| dir.ends_with("src")) && (name == "lib.rs" || name == "main.rs");
     if is_root && !text.starts_with("//!") {
-        complaints.push("must open with //! and say what the crate owns".to_owned());
+        errors.push("must open with //! and say what the crate owns".to_owned());
     }
     if name == "plan.rs" {
         for (number, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
-            let found = NOT_IN_PLANS.iter().filter(|word| has_word(code, word));
-            complaints.extend(found.map(|word| format!("line {}: no {word} in a plan", number + 1)));
+            let found = FORBIDDEN_IN_PLAN.iter().filter(|word| has_word(code, word));
+            errors.extend(found.map(|word| format!("line {}: no {word} in a plan", number + 1)));
         }
     }
-    complaints
+    errors
 }
 
 fn layer(name: &str) -> Option<usize> {
@@ -177,7 +177,7 @@ fn layer(name: &str) -> Option<usize> {
 }
 
 /// The lines that say something, each with the section it stands in.
-fn with_sections(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
+fn lines_with_section(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut section = "";
     manifest.lines().map(str::trim).filter_map(move |line| {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
@@ -232,7 +232,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
 }
 
-fn shown(root: &Path, path: &Path) -> String {
+fn relative_path(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).display().to_string()
 }
 
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_stand_in_one_place() {
+    fn rejects_version_outside_workspace() {
         manifest(
             "store",
             "[dependencies]\n# why\nserde = \"1\"",
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn crates_are_called_as_their_folder_and_forbid_unsafe_code() {
+    fn crate_name_matches_directory_and_unsafe_is_forbidden() {
         assert_eq!(
             check_manifest("store", "[package]\nname = \"shop\"\n"),
             [
@@ -311,9 +311,9 @@ mod tests {
             check_workspace("[workspace]"),
             ["Cargo.toml: [workspace.lints.rust] must forbid unsafe_code",]
         );
-        let loose = "[workspace.lints.rust]\nunsafe_code = \"forbid\"\n[workspace.dependencies]\n\
+        let workspace_manifest = "[workspace.lints.rust]\nunsafe_code = \"forbid\"\n[workspace.dependencies]\n\
                      a = { version = \"1\", features = [\"x\"] }\nb = { version = \"1\", default-features = false }";
-        assert_eq!(check_workspace(loose), ["Cargo.toml: a does not turn default features off"]);
+        assert_eq!(check_workspace(workspace_manifest), ["Cargo.toml: a does not turn default features off"]);
     }
 
     #[track_caller]
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_their_shape() {
+    fn source_files_follow_layout_rules() {
         let long = "x\n".repeat(801);
         source("crates/a/src/b.rs", &long, &["has 801 lines, more than 800: split it"]);
         source("crates/a/src/table.rs", &long, &[]);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_are_pure() {
+    fn plan_files_have_no_io() {
         source(
             "crates/c/src/plan.rs",
             "fn plan(now: Timestamp) {} // no tokio here\nlet asynchronous = 1;",

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 /// A word used less often than this in the names of the field is unusual.
 const MIN_USES: u32 = 12;
 /// Words that must not be used at all: there is always a term of the field.
-const BANNED: &[&str] =
+const FORBIDDEN_WORDS: &[&str] =
     &["anew", "whoever", "told", "tell", "untold", "unlent", "nobody", "somebody", "begun"];
 const LIMITS: &str = "xtask/data/unusual-names.tsv";
 const HEADER: &str =
@@ -30,7 +30,7 @@ pub struct Counts {
     /// Variables and fields.
     pub variables: usize,
     /// Lines with a banned word, in names, strings or comments.
-    pub banned: usize,
+    pub forbidden_lines: usize,
 }
 
 impl Counts {
@@ -39,7 +39,7 @@ impl Counts {
             ("names with unusual words", self.names),
             ("tests with unusual words", self.tests),
             ("variables and fields with unusual words", self.variables),
-            ("lines with banned words", self.banned),
+            ("lines with banned words", self.forbidden_lines),
         ]
     }
 }
@@ -66,7 +66,7 @@ impl Vocabulary {
         Ok(Vocabulary(words))
     }
 
-    fn is_unusual(&self, name: &str) -> bool {
+    fn is_unknown(&self, name: &str) -> bool {
         words(name).any(|word| word.len() > 2 && !self.0.contains(&word))
     }
 
@@ -77,22 +77,22 @@ impl Vocabulary {
             || path_text.contains("/testkit/")
             || ["/tests.rs", "/test.rs", "_test.rs"].iter().any(|end| path_text.ends_with(end));
         let mut seen = HashSet::new();
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        counts.names += usize::from(self.is_unusual(&stem));
+        let module_name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        counts.names += usize::from(self.is_unknown(&module_name));
         for line in text.lines() {
-            counts.banned += usize::from(has_banned_word(line));
+            counts.forbidden_lines += usize::from(has_forbidden_word(line));
             if line.trim_start().starts_with("//") {
                 continue;
             }
             for (kind, name) in declarations(line) {
-                let kind = if is_test && kind == Kind::Function { Kind::Test } else { kind };
-                if !seen.insert((kind, name.to_owned())) || !self.is_unusual(name) {
+                let kind = if is_test && kind == NameKind::Function { NameKind::Test } else { kind };
+                if !seen.insert((kind, name.to_owned())) || !self.is_unknown(name) {
                     continue;
                 }
                 match kind {
-                    Kind::Item | Kind::Function => counts.names += 1,
-                    Kind::Test => counts.tests += 1,
-                    Kind::Variable => counts.variables += 1,
+                    NameKind::Item | NameKind::Function => counts.names += 1,
+                    NameKind::Test => counts.tests += 1,
+                    NameKind::Variable => counts.variables += 1,
                 }
             }
         }
@@ -100,7 +100,7 @@ impl Vocabulary {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+enum NameKind {
     /// A type, constant or module.
     Item,
     Function,
@@ -110,24 +110,24 @@ enum Kind {
 }
 
 /// Every name that a line declares.
-fn declarations(line: &str) -> Vec<(Kind, &str)> {
+fn declarations(line: &str) -> Vec<(NameKind, &str)> {
     let mut found = Vec::new();
-    let tokens: Vec<&str> = identifiers(line).collect();
+    let tokens: Vec<&str> = code_tokens(line).collect();
     for pair in tokens.windows(2) {
         match pair[0] {
-            "fn" => found.push((Kind::Function, pair[1])),
+            "fn" => found.push((NameKind::Function, pair[1])),
             "struct" | "enum" | "trait" | "type" | "const" | "static" | "mod" => {
-                found.push((Kind::Item, pair[1]));
+                found.push((NameKind::Item, pair[1]));
             }
             "let" if pair[1] != "mut" && pair[1].starts_with(|c: char| c.is_lowercase()) => {
-                found.push((Kind::Variable, pair[1]));
+                found.push((NameKind::Variable, pair[1]));
             }
             _ => {}
         }
     }
     for triple in tokens.windows(3) {
         if triple[0] == "let" && triple[1] == "mut" {
-            found.push((Kind::Variable, triple[2]));
+            found.push((NameKind::Variable, triple[2]));
         }
     }
     // `    pub name: Type,`
@@ -140,12 +140,12 @@ fn declarations(line: &str) -> Vec<(Kind, &str)> {
         && name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name.chars().all(|c| c.is_alphanumeric() || c == '_')
     {
-        found.push((Kind::Variable, name));
+        found.push((NameKind::Variable, name));
     }
     found
 }
 
-fn identifiers(text: &str) -> impl Iterator<Item = &str> {
+fn code_tokens(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|token| !token.is_empty())
 }
 
@@ -170,35 +170,35 @@ fn words(name: &str) -> impl Iterator<Item = String> {
 }
 
 /// Whether a line has a banned word, alone or as part of a name.
-pub fn has_banned_word(line: &str) -> bool {
-    identifiers(line).flat_map(words).any(|word| BANNED.contains(&word.as_str()))
+pub fn has_forbidden_word(line: &str) -> bool {
+    code_tokens(line).flat_map(words).any(|word| FORBIDDEN_WORDS.contains(&word.as_str()))
 }
 
 /// Compares what was counted with the limits. Lowers them where that is wanted; they are never raised.
 pub fn check(root: &Path, counted: &BTreeMap<String, Counts>, lower: bool) -> Result<Vec<String>> {
     let path = root.join(LIMITS);
     let limits = parse_limits(&read(&path)?)?;
-    let mut complaints = Vec::new();
-    let mut lowered = format!("{HEADER}\n");
+    let mut errors = Vec::new();
+    let mut new_limits = format!("{HEADER}\n");
     for (package, counts) in counted {
         let limit = limits.get(package).copied().unwrap_or_default();
         let mut row = package.clone();
         for ((what, count), (_, limit)) in counts.columns().into_iter().zip(limit.columns()) {
             if count > limit {
-                complaints.push(format!(
+                errors.push(format!(
                     "{package}: {count} {what}, {limit} are allowed: use the field's terms (CONTRIBUTING.md), \
                      or add a term of the field to xtask/data/vocabulary-extra.txt"
                 ));
             }
             let _ = write!(row, "\t{}", count.min(limit));
         }
-        lowered.push_str(&row);
-        lowered.push('\n');
+        new_limits.push_str(&row);
+        new_limits.push('\n');
     }
     if lower {
-        fs::write(&path, lowered).with_context(|| format!("write {}", path.display()))?;
+        fs::write(&path, new_limits).with_context(|| format!("write {}", path.display()))?;
     }
-    Ok(complaints)
+    Ok(errors)
 }
 
 fn parse_limits(text: &str) -> Result<HashMap<String, Counts>> {
@@ -212,7 +212,7 @@ fn parse_limits(text: &str) -> Result<HashMap<String, Counts>> {
         let &[names, tests, variables, banned] = numbers.as_slice() else {
             anyhow::bail!("{LIMITS}: {line}: four numbers are expected")
         };
-        limits.insert(package.to_owned(), Counts { names, tests, variables, banned });
+        limits.insert(package.to_owned(), Counts { names, tests, variables, forbidden_lines: banned });
     }
     Ok(limits)
 }
@@ -248,27 +248,30 @@ mod tests {
     }
 
     #[test]
-    fn finds_declared_names() {
-        assert_eq!(declarations("pub(crate) async fn sync_pod(pod: &Pod) {"), [(Kind::Function, "sync_pod")]);
-        assert_eq!(declarations("    let mut queue = Vec::new();"), [(Kind::Variable, "queue")]);
-        assert_eq!(declarations("    pub replicas: usize,"), [(Kind::Variable, "replicas")]);
-        assert_eq!(declarations("pub struct WatchCache;"), [(Kind::Item, "WatchCache")]);
+    fn reads_declared_names() {
+        assert_eq!(
+            declarations("pub(crate) async fn sync_pod(pod: &Pod) {"),
+            [(NameKind::Function, "sync_pod")]
+        );
+        assert_eq!(declarations("    let mut queue = Vec::new();"), [(NameKind::Variable, "queue")]);
+        assert_eq!(declarations("    pub replicas: usize,"), [(NameKind::Variable, "replicas")]);
+        assert_eq!(declarations("pub struct WatchCache;"), [(NameKind::Item, "WatchCache")]);
         assert_eq!(declarations("    queue.push(pod);"), []);
     }
 
     #[test]
-    fn counts_unusual_names_by_kind() {
+    fn counts_unknown_names_by_kind() {
         let vocabulary = Vocabulary(["sync", "pod", "pods", "queue"].map(str::to_owned).into());
         let mut counts = Counts::default();
         let text = "fn sync_pods() {\n    let shelf = 1;\n}\nstruct Shelf;\n// nobody calls this\n";
         vocabulary.count(Path::new("crates/a/src/queue.rs"), text, &mut counts);
-        assert_eq!(counts, Counts { names: 1, tests: 0, variables: 1, banned: 1 });
+        assert_eq!(counts, Counts { names: 1, tests: 0, variables: 1, forbidden_lines: 1 });
         vocabulary.count(Path::new("crates/a/tests/queue.rs"), "fn the_shelf() {}", &mut counts);
         assert_eq!(counts.tests, 1);
     }
 
     #[test]
-    fn limits_are_lowered_and_never_raised() {
+    fn update_of_limits_keeps_the_minimum() {
         let root = std::env::temp_dir().join(format!("xtask-vocabulary-{}", std::process::id()));
         fs::create_dir_all(root.join("xtask/data")).unwrap();
         fs::write(root.join(LIMITS), "# header\napi\t5\t0\t2\t0\n").unwrap();
@@ -276,20 +279,17 @@ mod tests {
             BTreeMap::from([("api".to_owned(), Counts { names, variables, ..Counts::default() })])
         };
         assert_eq!(check(&root, &count(4, 2), true).unwrap(), Vec::<String>::new());
-        let complaints = check(&root, &count(5, 1), true).unwrap();
-        assert_eq!(complaints.len(), 1);
-        assert!(
-            complaints[0].starts_with("api: 5 names with unusual words, 4 are allowed"),
-            "{complaints:?}"
-        );
+        let errors = check(&root, &count(5, 1), true).unwrap();
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].starts_with("api: 5 names with unusual words, 4 are allowed"), "{errors:?}");
         assert_eq!(fs::read_to_string(root.join(LIMITS)).unwrap(), format!("{HEADER}\napi\t4\t0\t1\t0\n"));
         fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
-    fn finds_banned_words_in_names_and_prose() {
-        assert!(has_banned_word("fn tell_of_pauses() {"));
-        assert!(has_banned_word("// Nobody reads this."));
-        assert!(!has_banned_word("let retelling = storyteller;"));
+    fn detects_forbidden_words() {
+        assert!(has_forbidden_word("fn tell_of_pauses() {"));
+        assert!(has_forbidden_word("// Nobody reads this."));
+        assert!(!has_forbidden_word("let retelling = storyteller;"));
     }
 }

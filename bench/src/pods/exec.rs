@@ -7,12 +7,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::client::Target;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const MOST: usize = 64 << 10;
+const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Runs the command that the path asks for; it must succeed.
 pub async fn run(target: &Target, path: &str) -> Result<()> {
-    tokio::time::timeout(PATIENCE, exchange(target, path)).await.context("no answer in time")?
+    tokio::time::timeout(EXEC_TIMEOUT, exchange(target, path)).await.context("no answer in time")?
 }
 
 async fn exchange(target: &Target, path: &str) -> Result<()> {
@@ -29,7 +29,7 @@ async fn exchange(target: &Target, path: &str) -> Result<()> {
         let mut buffer = [0; 4096];
         let count = stream.read(&mut buffer).await?;
         received.extend_from_slice(&buffer[..count]);
-        ensure!(received.len() < MOST, "a command that says nothing has said much");
+        ensure!(received.len() < MAX_RESPONSE_BYTES, "a command that says nothing has said much");
         let text = String::from_utf8_lossy(&received);
         // The last word is a Status on a channel of its own.
         if text.contains(r#""status":"Success""#) {

@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 
 /// The argument by which a pod's own program is told from what holds the pod.
-pub const WORK: &str = "987654";
+pub const SLEEP_SECONDS: &str = "987654";
 
 /// The processes of one runtime.
-pub struct Processes {
+pub struct RuntimeProcesses {
     /// What each process that holds a pod has in its command line, besides the directory.
-    word: &'static str,
+    command_marker: &'static str,
     dir: PathBuf,
     /// Those that serve all pods.
     roots: Vec<u32>,
@@ -22,26 +22,26 @@ pub struct Processes {
 
 /// In megabytes.
 #[derive(Debug, Default)]
-pub struct Memory {
-    pub resident: f64,
+pub struct MemoryUsage {
+    pub rss: f64,
     /// Shared pages divided by those who share them.
-    pub proportional: f64,
+    pub pss: f64,
     pub private: f64,
 }
 
-impl Processes {
-    pub fn of(word: &'static str, dir: &Path, roots: Vec<u32>) -> Processes {
+impl RuntimeProcesses {
+    pub fn of(command_marker: &'static str, dir: &Path, roots: Vec<u32>) -> RuntimeProcesses {
         // Where it is not allowed only the account of CPU time misses something.
         let _ = set_child_subreaper(Some(getpid()));
-        Processes { word, dir: dir.to_owned(), roots }
+        RuntimeProcesses { command_marker, dir: dir.to_owned(), roots }
     }
 
     /// Seconds of CPU used so far: by what serves all pods, by what holds one, and by all that has ended.
     pub fn cpu(&self) -> Result<f64> {
-        self.bury();
-        let living = self.roots.iter().copied().chain(self.holders());
+        self.reap_children();
+        let alive = self.roots.iter().copied().chain(self.supervisors());
         let mut ticks = 0.0;
-        for pid in living {
+        for pid in alive {
             // One that has just ended is with the dead, who are counted below.
             ticks += fields(pid).map_or(0.0, |fields| {
                 number(&fields, 11) + number(&fields, 12) + number(&fields, 13) + number(&fields, 14)
@@ -53,13 +53,13 @@ impl Processes {
     }
 
     /// What those use that hold pods, without the pods' own programs.
-    pub fn memory(&self) -> Result<Memory> {
-        let holders = self.holders();
-        let mut memory = Memory::default();
+    pub fn memory(&self) -> Result<MemoryUsage> {
+        let supervisors = self.supervisors();
+        let mut memory = MemoryUsage::default();
         for pid in processes() {
-            let belongs =
-                holders.contains(&pid) || parent(pid).is_some_and(|parent| holders.contains(&parent));
-            if belongs && !command(pid).contains(WORK) {
+            let is_member =
+                supervisors.contains(&pid) || parent(pid).is_some_and(|parent| supervisors.contains(&parent));
+            if is_member && !command(pid).contains(SLEEP_SECONDS) {
                 memory.add(pid);
             }
         }
@@ -67,33 +67,33 @@ impl Processes {
     }
 
     /// What those use that serve all pods, in megabytes.
-    pub fn roots_resident(&self) -> Result<f64> {
-        let mut memory = Memory::default();
+    pub fn roots_rss(&self) -> Result<f64> {
+        let mut memory = MemoryUsage::default();
         self.roots.iter().for_each(|pid| memory.add(*pid));
-        Ok(memory.resident)
+        Ok(memory.rss)
     }
 
     /// Whether nobody holds a pod any more.
-    pub fn are_gone(&self) -> bool {
-        self.bury();
-        self.holders().is_empty()
+    pub fn have_exited(&self) -> bool {
+        self.reap_children();
+        self.supervisors().is_empty()
     }
 
-    fn holders(&self) -> Vec<u32> {
+    fn supervisors(&self) -> Vec<u32> {
         let dir = self.dir.display().to_string();
-        let holds = |pid: &u32| {
+        let is_supervisor = |pid: &u32| {
             let command = command(*pid);
-            command.contains(self.word) && command.contains(&dir)
+            command.contains(self.command_marker) && command.contains(&dir)
         };
-        processes().filter(|pid| !self.roots.contains(pid)).filter(holds).collect()
+        processes().filter(|pid| !self.roots.contains(pid)).filter(is_supervisor).collect()
     }
 
     /// Waits for those that have ended and whose parent this process has become.
-    fn bury(&self) {
+    fn reap_children(&self) {
         let own = std::process::id();
         for pid in processes().filter(|pid| !self.roots.contains(pid) && parent(*pid) == Some(own)) {
             let is_dead = fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "Z"));
-            if let Some(pid) = id(pid).filter(|_| is_dead) {
+            if let Some(pid) = to_pid(pid).filter(|_| is_dead) {
                 let _ = waitpid(Some(pid), WaitOptions::NOHANG);
             }
         }
@@ -101,15 +101,15 @@ impl Processes {
 }
 
 /// A measurement that failed must not leave pods behind.
-impl Drop for Processes {
+impl Drop for RuntimeProcesses {
     fn drop(&mut self) {
-        for pid in self.holders().into_iter().filter_map(id) {
+        for pid in self.supervisors().into_iter().filter_map(to_pid) {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 }
 
-impl Memory {
+impl MemoryUsage {
     fn add(&mut self, pid: u32) {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
         let of = |name: &str| {
@@ -117,13 +117,13 @@ impl Memory {
             let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
             kib.unwrap_or(0.0) * 1024.0 / 1e6
         };
-        self.resident += of("Rss");
-        self.proportional += of("Pss");
+        self.rss += of("Rss");
+        self.pss += of("Pss");
         self.private += of("Private_Clean") + of("Private_Dirty");
     }
 }
 
-fn id(pid: u32) -> Option<Pid> {
+fn to_pid(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
@@ -133,8 +133,8 @@ fn processes() -> impl Iterator<Item = u32> {
 }
 
 fn command(pid: u32) -> String {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&words).replace('\0', " ")
+    let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command_line).replace('\0', " ")
 }
 
 fn parent(pid: u32) -> Option<u32> {

@@ -7,21 +7,21 @@ pub mod subject_access_review;
 
 use serde_json::{Value, json};
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 
 /// What may be done to what: exactly one of the two forms.
-fn attributes(spec: &Value, errors: &mut Errors) {
+fn attributes(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec");
     match (spec.has("resourceAttributes"), spec.has("nonResourceAttributes")) {
         (true, true) => errors.invalid(
-            &path.at("nonResourceAttributes"),
-            inner_form(spec.at("nonResourceAttributes")),
+            &path.child("nonResourceAttributes"),
+            internal_format(spec.at("nonResourceAttributes")),
             "cannot be specified in combination with resourceAttributes",
         ),
         (false, false) => errors.invalid(
-            &path.at("resourceAttributes"),
+            &path.child("resourceAttributes"),
             Value::Null,
             "exactly one of nonResourceAttributes or resourceAttributes must be specified",
         ),
@@ -30,52 +30,55 @@ fn attributes(spec: &Value, errors: &mut Errors) {
 }
 
 /// The attributes as upstream prints them.
-fn inner_form(attributes: &Value) -> Value {
+fn internal_format(attributes: &Value) -> Value {
     json!({"Path": attributes.text("path"), "Verb": attributes.text("verb")})
 }
 
 /// Whom it is asked about.
-fn subject(spec: &Value, errors: &mut Errors) {
+fn subject(spec: &Value, errors: &mut ErrorList) {
     if spec.text("user").is_empty() && spec.items("groups").is_empty() {
         errors.invalid(&Path::new("spec.user"), "", "at least one of user or group must be specified");
     }
 }
 
-fn selectors(spec: &Value, errors: &mut Errors) {
+fn selectors(spec: &Value, errors: &mut ErrorList) {
     for field in ["fieldSelector", "labelSelector"] {
         let selector = spec.at("resourceAttributes").at(field);
         if selector.is_null() {
             continue;
         }
-        let path = Path::new("spec.resourceAttributes").at(field);
+        let path = Path::new("spec.resourceAttributes").child(field);
         let (raw, requirements) = (selector.text("rawSelector"), selector.items("requirements"));
         if !raw.is_empty() && !requirements.is_empty() {
             let message = "may not specified at the same time as requirements";
-            errors.invalid(&path.at("rawSelector"), raw, message);
+            errors.invalid(&path.child("rawSelector"), raw, message);
         }
         if raw.is_empty() && requirements.is_empty() {
-            let why = format!("when {path} is specified, requirements or rawSelector is required");
-            errors.required(&path.at("requirements"), &why);
+            let detail = format!("when {path} is specified, requirements or rawSelector is required");
+            errors.required(&path.child("requirements"), &detail);
         }
         let options = SelectorOptions { allow_unknown_operators: true, ..SelectorOptions::default() };
         for (i, requirement) in requirements.iter().enumerate() {
-            let path = path.at("requirements").index(i);
+            let path = path.child("requirements").index(i);
             if field == "fieldSelector" {
-                meta::field_selector_requirement(requirement, &path, options, errors);
+                meta::validate_field_selector_requirement(requirement, &path, options, errors);
             } else {
-                meta::label_selector_requirement(requirement, &path, options, errors);
+                meta::validate_label_selector_requirement(requirement, &path, options, errors);
             }
         }
     }
 }
 
 /// Metadata of something that is not kept says nothing, save for the fields in `but`.
-fn no_metadata(obj: &Value, but: &[&str], message: &str, errors: &mut Errors) {
+fn require_empty_metadata(obj: &Value, except: &[&str], message: &str, errors: &mut ErrorList) {
     let metadata = obj.at("metadata");
-    let says = |(name, value): (&str, &Value)| {
-        name != "managedFields" && !but.contains(&name) && !meta::same(value, &Value::Null) && value != ""
+    let is_set = |(name, value): (&str, &Value)| {
+        name != "managedFields"
+            && !except.contains(&name)
+            && !meta::semantic_equal(value, &Value::Null)
+            && value != ""
     };
-    if obj.entries("metadata").any(says) {
+    if obj.entries("metadata").any(is_set) {
         errors.invalid(&Path::new("metadata"), metadata.clone(), message);
     }
 }

@@ -18,10 +18,10 @@ mod text;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::json::Json as _;
+use crate::json::JsonExt as _;
 
-pub use row::Row;
-use row::Told;
+use row::AgeText;
+pub use row::TableRow;
 
 /// A column of a Table, with the fields of `TableColumnDefinition`.
 pub struct Column {
@@ -32,49 +32,49 @@ pub struct Column {
     pub format: &'static str,
     pub description: &'static str,
     pub priority: i32,
-    cell: Cell,
+    cell: CellSource,
 }
 
 /// How a cell is made from the object. What is absent is the type's zero value unless said otherwise.
-enum Cell {
+enum CellSource {
     /// The string at a path.
     Text(&'static str),
     /// The string or number at a path as a string, or these words where it is absent or empty.
-    Or(&'static str, &'static str),
+    TextOr(&'static str, &'static str),
     Int(&'static str),
     /// The number at a path, or these words where it is absent.
     IntOr(&'static str, &'static str),
     Flag(&'static str),
     /// The boolean at a path, true where it is absent.
-    FlagUnlessFalse(&'static str),
+    FlagOrTrue(&'static str),
     /// How many items or entries the list or map at the path has.
     Count(&'static str),
     /// How long ago the time at the path was.
-    Since(&'static str),
-    Number(fn(&Value) -> i64),
-    Made(fn(&Value) -> String),
-    Timed(fn(&Value) -> Told),
+    Age(&'static str),
+    Compute(fn(&Value) -> i64),
+    ComputeString(fn(&Value) -> String),
+    ComputeAge(fn(&Value) -> AgeText),
 }
 
 /// What clients are told of the column with an object's name.
 pub(crate) fn name_description() -> &'static str {
-    table::NAMED
+    table::NAME_DESCRIPTION
 }
 
 /// What clients are told of the time an object was created.
 pub(crate) fn created_description() -> &'static str {
-    table::CREATED
+    table::AGE_DESCRIPTION
 }
 
 /// The columns of a resource; a resource without columns of its own shows its name and when it was created.
 pub fn columns(group: &str, plural: &str) -> &'static [Column] {
-    let own = table::TABLES.iter().find(|(g, p, _)| *g == group && *p == plural);
-    own.map_or(table::PLAIN, |(_, _, columns)| columns)
+    let table = table::TABLES.iter().find(|(g, p, _)| *g == group && *p == plural);
+    table.map_or(table::DEFAULT_COLUMNS, |(_, _, columns)| columns)
 }
 
 /// The cells of one object, one for each of [`columns`].
 pub fn cells(group: &str, plural: &str, obj: &Value, now: Timestamp) -> Vec<Value> {
-    columns(group, plural).iter().map(|column| column.cell.of(obj, now)).collect()
+    columns(group, plural).iter().map(|column| column.cell.evaluate(obj, now)).collect()
 }
 
 /// The `conditions` of an object's row: a pod that is over says so, and kubectl can tell it apart.
@@ -91,28 +91,28 @@ pub fn conditions(group: &str, plural: &str, obj: &Value) -> Vec<Value> {
     vec![json!({"type": "Completed", "status": "True", "reason": phase, "message": message})]
 }
 
-impl Cell {
-    fn of(&self, obj: &Value, now: Timestamp) -> Value {
+impl CellSource {
+    fn evaluate(&self, obj: &Value, now: Timestamp) -> Value {
         match self {
-            Cell::Text(path) => obj.path(path).as_str().unwrap_or("").into(),
-            Cell::Or(path, words) => match obj.path(path) {
+            CellSource::Text(path) => obj.path(path).as_str().unwrap_or("").into(),
+            CellSource::TextOr(path, words) => match obj.path(path) {
                 Value::String(text) if !text.is_empty() => text.as_str().into(),
                 Value::Number(number) => number.to_string().into(),
                 _ => (*words).into(),
             },
-            Cell::Int(path) => obj.path(path).as_i64().unwrap_or(0).into(),
-            Cell::IntOr(path, words) => obj.path(path).as_i64().map_or((*words).into(), Value::from),
-            Cell::Flag(path) => obj.path(path).as_bool().unwrap_or(false).into(),
-            Cell::FlagUnlessFalse(path) => obj.path(path).as_bool().unwrap_or(true).into(),
-            Cell::Count(path) => match obj.path(path) {
+            CellSource::Int(path) => obj.path(path).as_i64().unwrap_or(0).into(),
+            CellSource::IntOr(path, words) => obj.path(path).as_i64().map_or((*words).into(), Value::from),
+            CellSource::Flag(path) => obj.path(path).as_bool().unwrap_or(false).into(),
+            CellSource::FlagOrTrue(path) => obj.path(path).as_bool().unwrap_or(true).into(),
+            CellSource::Count(path) => match obj.path(path) {
                 Value::Array(items) => items.len().into(),
                 Value::Object(entries) => entries.len().into(),
                 _ => 0.into(),
             },
-            Cell::Since(path) => text::since(obj.path(path)).at(now).into(),
-            Cell::Number(count) => count(obj).into(),
-            Cell::Made(make) => make(obj).into(),
-            Cell::Timed(tell) => tell(obj).at(now).into(),
+            CellSource::Age(path) => text::since(obj.path(path)).render(now).into(),
+            CellSource::Compute(count) => count(obj).into(),
+            CellSource::ComputeString(make) => make(obj).into(),
+            CellSource::ComputeAge(age) => age(obj).render(now).into(),
         }
     }
 }

@@ -9,7 +9,7 @@ pub mod scale;
 
 use serde_json::Value;
 
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// The object in another group and version; anything but the kinds above just gets another `apiVersion`.
 pub fn convert(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value) -> Value {
@@ -31,14 +31,14 @@ pub fn convert(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Val
         }
     }
     object.set("apiVersion", api_version(to.0, to.1));
-    rewritten(to, kind, object)
+    normalize(to, kind, object)
 }
 
 /// The object as its new type writes it: fields that are always written there, and no others that are empty.
-fn rewritten((group, version): (&str, &str), kind: &str, object: Value) -> Value {
+fn normalize((group, version): (&str, &str), kind: &str, object: Value) -> Value {
     let table = schema::kubernetes();
     let mut copy = object.clone();
-    match table.kind(group, version, kind).map(|ty| schema::normalize(table, ty, &mut copy)) {
+    match table.type_by_kind(group, version, kind).map(|ty| schema::normalize(table, ty, &mut copy)) {
         Some(Ok(_)) => copy,
         _ => object,
     }
@@ -50,12 +50,12 @@ pub fn api_version(group: &str, version: &str) -> String {
 }
 
 /// Takes a field out; `null` if there is none.
-fn take(object: &mut Value, field: &str) -> Value {
+fn take_field(object: &mut Value, field: &str) -> Value {
     object.as_object_mut().and_then(|map| map.remove(field)).unwrap_or(Value::Null)
 }
 
 /// Sets a field unless the value is `null`.
-fn put(object: &mut Value, field: &str, value: Value) {
+fn set_non_null(object: &mut Value, field: &str, value: Value) {
     if !value.is_null() {
         object.set(field, value);
     }

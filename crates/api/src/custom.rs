@@ -5,35 +5,38 @@
 //! the place of a module with rules: the row stays the same as long as its names do, the slot always has the
 //! definition that counts now.
 
-mod accept;
-mod columns;
 mod definition;
-mod form;
-mod kind;
-mod path;
-pub(crate) mod rules;
+mod json_path;
+mod names_accepted;
+mod printer_columns;
 mod scale;
+mod strategy;
+pub(crate) mod validation_rules;
+mod version_schema;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub use accept::{CLEANUP, Names, TERMINATING, accepted, condition, is_true, set_condition, terminating};
-pub use columns::CustomColumn;
-pub use definition::{Conversion, Definition, Naming, Version};
-pub use form::Form;
+pub use definition::{Conversion, CrdNames, Definition, Version};
+pub use names_accepted::{
+    CLEANUP_FINALIZER, TERMINATING_CONDITION, UsedNames, accept_names, is_true, new_condition, set_condition,
+    terminating_condition,
+};
+pub use printer_columns::CustomColumn;
 pub use scale::ScalePaths;
+pub use version_schema::VersionSchema;
 
-use crate::kind::Kind;
-use crate::table::{Resource, SCALE, STATUS, Storage, Subresource, Verbs};
+use crate::resource_table::{Resource, SCALE, STATUS, Storage, Subresource, Verbs};
+use crate::strategy::RestStrategy;
 
 /// The part of a custom kind's row that changes while the server runs.
-pub struct Slot {
+pub struct CrdHandle {
     pub singular: &'static str,
     pub list_kind: &'static str,
     current: RwLock<Arc<Definition>>,
     version: &'static str,
 }
 
-impl Slot {
+impl CrdHandle {
     /// What counts now.
     pub fn definition(&self) -> Arc<Definition> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -44,34 +47,34 @@ impl Slot {
     }
 
     /// The schema and all that goes by it, in the version of the row.
-    pub fn form(&self) -> Arc<Form> {
-        self.definition().form(self.version)
+    pub fn version_schema(&self) -> Arc<VersionSchema> {
+        self.definition().version_schema(self.version)
     }
 }
 
 /// What makes a row of a custom kind another row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RowKey {
+pub struct CustomResourceKey {
     pub group: String,
     pub version: String,
     pub namespaced: bool,
-    pub naming: Naming,
+    pub names: CrdNames,
     pub subresources: Vec<Subresource>,
 }
 
-impl RowKey {
+impl CustomResourceKey {
     /// The rows a definition asks for, one for each version that is served, the preferred one first.
-    pub fn of(definition: &Definition) -> Vec<RowKey> {
+    pub fn from_definition(definition: &Definition) -> Vec<CustomResourceKey> {
         let mut served: Vec<&Version> = definition.versions.iter().filter(|version| version.served).collect();
         served.sort_by(|a, b| crate::names::compare_versions(&b.name, &a.name));
         let key = |version: &Version| {
             let scale = version.scale.as_ref().map(|_| SCALE);
             let status = version.has_status.then_some(STATUS);
-            RowKey {
+            CustomResourceKey {
                 group: definition.group.clone(),
                 version: version.name.clone(),
                 namespaced: definition.namespaced,
-                naming: definition.accepted.clone(),
+                names: definition.accepted_names.clone(),
                 subresources: status.into_iter().chain(scale).collect(),
             }
         };
@@ -80,32 +83,32 @@ impl RowKey {
 
     /// Makes the row. It lives as long as the program, since everything that a request touches refers to
     /// rows; there are as many as there ever were different names of kinds, and they are small.
-    pub fn row(&self, definition: Arc<Definition>) -> &'static Resource {
-        let text = |text: &str| -> &'static str { Box::leak(text.into()) };
-        let texts = |texts: &[String]| -> &'static [&'static str] {
-            Box::leak(texts.iter().map(|one| text(one)).collect())
+    pub fn to_resource(&self, definition: Arc<Definition>) -> &'static Resource {
+        let leak_str = |leak_str: &str| -> &'static str { Box::leak(leak_str.into()) };
+        let leak_list = |leak_list: &[String]| -> &'static [&'static str] {
+            Box::leak(leak_list.iter().map(|one| leak_str(one)).collect())
         };
-        let version = text(&self.version);
-        let slot: &'static Slot = Box::leak(Box::new(Slot {
-            singular: text(&self.naming.singular),
-            list_kind: text(&self.naming.list_kind),
+        let version = leak_str(&self.version);
+        let handle: &'static CrdHandle = Box::leak(Box::new(CrdHandle {
+            singular: leak_str(&self.names.singular),
+            list_kind: leak_str(&self.names.list_kind),
             current: RwLock::new(definition),
             version,
         }));
         Box::leak(Box::new(Resource {
-            group: text(&self.group),
+            group: leak_str(&self.group),
             version,
-            kind: text(&self.naming.kind),
-            plural: text(&self.naming.plural),
-            short_names: texts(&self.naming.short_names),
-            categories: texts(&self.naming.categories),
+            kind: leak_str(&self.names.kind),
+            plural: leak_str(&self.names.plural),
+            short_names: leak_list(&self.names.short_names),
+            categories: leak_list(&self.names.categories),
             namespaced: self.namespaced,
             verbs: Verbs::All,
             subresources: Box::leak(self.subresources.clone().into_boxed_slice()),
             storage: Storage::Own,
             generation: true,
-            rules: slot as &dyn Kind,
-            custom: Some(slot),
+            strategy: handle as &dyn RestStrategy,
+            custom: Some(handle),
         }))
     }
 }

@@ -9,44 +9,44 @@
 mod admission;
 mod core;
 mod image;
+mod other_groups;
 mod pod;
-mod small_groups;
 mod workloads;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use schema::quantity::Quantity;
-use schema::walk::{Interest, visit_interest_mut};
+use schema::walk::{TypeFilter, visit_filtered_mut};
 use schema::{Shape, Table, Type, TypeId};
 use serde_json::{Map, Value};
 
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// Sets the defaults of an object of this type, in place.
 pub fn set_defaults(table: &Table, ty: TypeId, object: &mut Value) {
     if std::ptr::eq(table, schema::kubernetes()) {
-        BUILT_IN.apply(table, ty, object);
+        BUILTIN_DEFAULTS.apply(table, ty, object);
     } else {
-        Index::new(table).apply(table, ty, object);
+        Defaulter::new(table).apply(table, ty, object);
     }
 }
 
 /// The rules of one type; its name is the definition's without the leading `io.k8s.api.`.
-struct Row {
+struct TypeDefaults {
     ty: &'static str,
-    rules: &'static [Rule],
+    rules: &'static [DefaultRule],
 }
 
-enum Rule {
+enum DefaultRule {
     /// The field gets the value if it is absent (or zero, where zero means absent).
-    Set(&'static str, Constant),
+    Set(&'static str, DefaultValue),
     /// Sees the whole struct.
-    Fill(fn(&mut Value)),
+    Apply(fn(&mut Value)),
 }
 
 #[derive(Clone, Copy)]
-enum Constant {
+enum DefaultValue {
     Text(&'static str),
     Int(i64),
     Flag(bool),
@@ -55,52 +55,58 @@ enum Constant {
     List(&'static [&'static str]),
 }
 
-const ROWS: &[&[Row]] = &[admission::ROWS, core::ROWS, pod::ROWS, small_groups::ROWS, workloads::ROWS];
+const TYPE_DEFAULTS: &[&[TypeDefaults]] = &[
+    admission::TYPE_DEFAULTS,
+    core::TYPE_DEFAULTS,
+    pod::TYPE_DEFAULTS,
+    other_groups::TYPE_DEFAULTS,
+    workloads::TYPE_DEFAULTS,
+];
 
-static BUILT_IN: LazyLock<Index> = LazyLock::new(|| Index::new(schema::kubernetes()));
+static BUILTIN_DEFAULTS: LazyLock<Defaulter> = LazyLock::new(|| Defaulter::new(schema::kubernetes()));
 
 /// What there is to do for each type of a table.
-struct Index {
-    steps: HashMap<TypeId, Vec<Step>>,
-    interest: Interest,
+struct Defaulter {
+    steps: HashMap<TypeId, Vec<DefaultStep>>,
+    filter: TypeFilter,
 }
 
-enum Step {
+enum DefaultStep {
     Set {
         field: Box<str>,
         value: Value,
         pointer: bool,
     },
-    Fill(fn(&mut Value)),
+    Apply(fn(&mut Value)),
     /// The field is a `ResourceList`, whose quantities are kept to the thousandth.
     Round {
         field: Box<str>,
     },
 }
 
-impl Index {
-    fn new(table: &Table) -> Index {
-        let rows: HashMap<String, &Row> =
-            ROWS.iter().copied().flatten().map(|row| (full_name(row.ty), row)).collect();
-        let mut index = Index { steps: HashMap::new(), interest: Interest::default() };
+impl Defaulter {
+    fn new(table: &Table) -> Defaulter {
+        let rows: HashMap<String, &TypeDefaults> =
+            TYPE_DEFAULTS.iter().copied().flatten().map(|row| (full_name(row.ty), row)).collect();
+        let mut index = Defaulter { steps: HashMap::new(), filter: TypeFilter::default() };
         let mut names = Vec::new();
         for (id, ty) in table.types() {
             let rules = rows.get(&*ty.name).map_or(&[][..], |row| row.rules);
-            let own = rules.iter().map(|rule| rule.step(ty));
-            let steps: Vec<Step> = own.chain(published_defaults(ty)).chain(rounded(ty)).collect();
+            let own = rules.iter().map(|rule| rule.to_step(ty));
+            let steps: Vec<DefaultStep> = own.chain(openapi_defaults(ty)).chain(round_steps(ty)).collect();
             if !steps.is_empty() {
                 names.push(&*ty.name);
                 index.steps.insert(id, steps);
             }
         }
-        index.interest = Interest::new(table, names);
+        index.filter = TypeFilter::new(table, names);
         index
     }
 
     fn apply(&self, table: &Table, ty: TypeId, object: &mut Value) {
-        visit_interest_mut(table, &self.interest, ty, object, &mut |ty, map| {
+        visit_filtered_mut(table, &self.filter, ty, object, &mut |ty, map| {
             let mut object = Value::Object(std::mem::take(map));
-            self.steps.get(&ty).into_iter().flatten().for_each(|step| step.take(&mut object));
+            self.steps.get(&ty).into_iter().flatten().for_each(|step| step.apply(&mut object));
             if let Value::Object(filled) = object {
                 *map = filled;
             }
@@ -108,45 +114,45 @@ impl Index {
     }
 }
 
-impl Rule {
-    fn step(&self, ty: &Type) -> Step {
+impl DefaultRule {
+    fn to_step(&self, ty: &Type) -> DefaultStep {
         match *self {
-            Rule::Set(field, constant) => Step::Set {
+            DefaultRule::Set(field, constant) => DefaultStep::Set {
                 field: field.into(),
                 value: constant.value(),
                 pointer: ty.field(field).is_some_and(|field| field.pointer),
             },
-            Rule::Fill(fill) => Step::Fill(fill),
+            DefaultRule::Apply(apply) => DefaultStep::Apply(apply),
         }
     }
 }
 
-impl Step {
-    fn take(&self, object: &mut Value) {
+impl DefaultStep {
+    fn apply(&self, object: &mut Value) {
         match self {
-            Step::Fill(fill) => fill(object),
-            Step::Set { field, value, pointer } => {
-                let now = object.at(field);
-                if now.is_null() || (!pointer && is_zero(now)) {
+            DefaultStep::Apply(apply) => apply(object),
+            DefaultStep::Set { field, value, pointer } => {
+                let current = object.at(field);
+                if current.is_null() || (!pointer && is_zero(current)) {
                     object.set(field, value.clone());
                 }
             }
-            Step::Round { field } => {
-                let quantities = object.get_mut(&**field).and_then(Value::as_object_mut);
-                quantities.into_iter().flatten().for_each(|(_, quantity)| round_to_milli(quantity));
+            DefaultStep::Round { field } => {
+                let resource_list = object.get_mut(&**field).and_then(Value::as_object_mut);
+                resource_list.into_iter().flatten().for_each(|(_, quantity)| round_to_milli(quantity));
             }
         }
     }
 }
 
-impl Constant {
+impl DefaultValue {
     fn value(self) -> Value {
         match self {
-            Constant::Text(text) => text.into(),
-            Constant::Int(number) => number.into(),
-            Constant::Flag(flag) => flag.into(),
-            Constant::Struct => Value::Object(Map::new()),
-            Constant::List(list) => list.into(),
+            DefaultValue::Text(text) => text.into(),
+            DefaultValue::Int(number) => number.into(),
+            DefaultValue::Flag(flag) => flag.into(),
+            DefaultValue::Struct => Value::Object(Map::new()),
+            DefaultValue::List(list) => list.into(),
         }
     }
 }
@@ -156,19 +162,19 @@ fn full_name(ty: &str) -> String {
 }
 
 /// The defaults OpenAPI tells of, but for those that equal an absent field.
-fn published_defaults(ty: &Type) -> impl Iterator<Item = Step> {
+fn openapi_defaults(ty: &Type) -> impl Iterator<Item = DefaultStep> {
     ty.fields.iter().filter_map(|field| {
         let value = field.default.clone().filter(|default| field.pointer || !is_zero(default))?;
-        Some(Step::Set { field: field.name.clone(), value, pointer: field.pointer })
+        Some(DefaultStep::Set { field: field.name.clone(), value, pointer: field.pointer })
     })
 }
 
 /// The core group's maps of quantities are all `ResourceList`s.
-fn rounded(ty: &Type) -> impl Iterator<Item = Step> {
+fn round_steps(ty: &Type) -> impl Iterator<Item = DefaultStep> {
     let in_core = ty.name.starts_with("io.k8s.api.core.v1.");
     let is_list = |shape: &Shape| matches!(shape, Shape::Map { value, .. } if **value == Shape::Quantity);
     let lists = ty.fields.iter().filter(move |field| in_core && is_list(&field.shape));
-    lists.map(|field| Step::Round { field: field.name.clone() })
+    lists.map(|field| DefaultStep::Round { field: field.name.clone() })
 }
 
 fn is_zero(value: &Value) -> bool {

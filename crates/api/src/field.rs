@@ -10,15 +10,15 @@ use serde_json::Value;
 /// One is made for every field that is looked at and hardly ever shown, so a usual one needs no memory of its
 /// own.
 #[derive(Clone)]
-pub struct Path(Text);
+pub struct Path(PathBuffer);
 
 #[derive(Clone)]
-enum Text {
-    Short([u8; SHORT], u8),
-    Long(Box<[u8]>),
+enum PathBuffer {
+    Inline([u8; INLINE_BYTES], u8),
+    Heap(Box<[u8]>),
 }
 
-const SHORT: usize = 94;
+const INLINE_BYTES: usize = 94;
 
 impl Path {
     pub fn root() -> Path {
@@ -26,13 +26,13 @@ impl Path {
     }
 
     pub fn new(path: &str) -> Path {
-        Path::of([path.as_bytes(), b"", b"", b""])
+        Path::join([path.as_bytes(), b"", b"", b""])
     }
 
     /// A field below this one; `name` may itself be dotted.
-    pub fn at(&self, name: &str) -> Path {
-        let above = self.bytes();
-        Path::of([above, if above.is_empty() { b"" } else { b"." }, name.as_bytes(), b""])
+    pub fn child(&self, name: &str) -> Path {
+        let parent = self.bytes();
+        Path::join([parent, if parent.is_empty() { b"" } else { b"." }, name.as_bytes(), b""])
     }
 
     pub fn index(&self, i: usize) -> Path {
@@ -40,7 +40,7 @@ impl Path {
     }
 
     pub fn key(&self, key: &str) -> Path {
-        Path::of([self.bytes(), b"[", key.as_bytes(), b"]"])
+        Path::join([self.bytes(), b"[", key.as_bytes(), b"]"])
     }
 
     pub fn as_str(&self) -> &str {
@@ -49,23 +49,23 @@ impl Path {
 
     fn bytes(&self) -> &[u8] {
         match &self.0 {
-            Text::Short(bytes, length) => &bytes[..usize::from(*length)],
-            Text::Long(bytes) => bytes,
+            PathBuffer::Inline(bytes, length) => &bytes[..usize::from(*length)],
+            PathBuffer::Heap(bytes) => bytes,
         }
     }
 
-    fn of(parts: [&[u8]; 4]) -> Path {
+    fn join(parts: [&[u8]; 4]) -> Path {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        if length > SHORT {
-            return Path(Text::Long(parts.concat().into()));
+        if length > INLINE_BYTES {
+            return Path(PathBuffer::Heap(parts.concat().into()));
         }
-        let mut bytes = [0; SHORT];
-        let mut at = 0;
+        let mut bytes = [0; INLINE_BYTES];
+        let mut offset = 0;
         for part in parts {
-            bytes[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
+            bytes[offset..offset + part.len()].copy_from_slice(part);
+            offset += part.len();
         }
-        Path(Text::Short(bytes, length as u8))
+        Path(PathBuffer::Inline(bytes, length as u8))
     }
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for Path {
 
 /// What is wrong with a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum ErrorType {
     Required,
     Invalid,
     NotSupported,
@@ -115,114 +115,114 @@ pub enum Reason {
     Internal,
 }
 
-impl Reason {
+impl ErrorType {
     /// The reason of a Status' cause.
     pub fn cause(self) -> &'static str {
         match self {
-            Reason::Required => "FieldValueRequired",
-            Reason::Invalid => "FieldValueInvalid",
-            Reason::NotSupported => "FieldValueNotSupported",
-            Reason::Forbidden => "FieldValueForbidden",
-            Reason::Duplicate => "FieldValueDuplicate",
-            Reason::NotFound => "FieldValueNotFound",
-            Reason::TooLong => "FieldValueTooLong",
-            Reason::TooShort => "FieldValueTooShort",
-            Reason::TooMany => "FieldValueTooMany",
-            Reason::TooFew => "FieldValueTooFew",
-            Reason::TypeInvalid => "FieldValueTypeInvalid",
-            Reason::Internal => "InternalError",
+            ErrorType::Required => "FieldValueRequired",
+            ErrorType::Invalid => "FieldValueInvalid",
+            ErrorType::NotSupported => "FieldValueNotSupported",
+            ErrorType::Forbidden => "FieldValueForbidden",
+            ErrorType::Duplicate => "FieldValueDuplicate",
+            ErrorType::NotFound => "FieldValueNotFound",
+            ErrorType::TooLong => "FieldValueTooLong",
+            ErrorType::TooShort => "FieldValueTooShort",
+            ErrorType::TooMany => "FieldValueTooMany",
+            ErrorType::TooFew => "FieldValueTooFew",
+            ErrorType::TypeInvalid => "FieldValueTypeInvalid",
+            ErrorType::Internal => "InternalError",
         }
     }
 }
 
 /// One complaint about one field.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Complaint {
-    pub reason: Reason,
+pub struct FieldError {
+    pub error_type: ErrorType,
     pub path: Path,
     /// Everything after the path: `Invalid value: 0: must be between 1 and 65535, inclusive`.
     pub message: String,
 }
 
 /// A small request can be wrong in a million places; nobody reads on after this many.
-const MOST: usize = 10_000;
+const MAX_ERRORS: usize = 10_000;
 
 /// The complaints about one object, in the order found.
 #[derive(Clone, Debug, Default)]
-pub struct Errors(pub Vec<Complaint>);
+pub struct ErrorList(pub Vec<FieldError>);
 
-impl Errors {
+impl ErrorList {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     pub fn required(&mut self, path: &Path, detail: &str) {
-        self.push(Reason::Required, path, with_detail("Required value", detail));
+        self.push(ErrorType::Required, path, with_detail("Required value", detail));
     }
 
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
-        self.push(Reason::Forbidden, path, with_detail("Forbidden", detail));
+        self.push(ErrorType::Forbidden, path, with_detail("Forbidden", detail));
     }
 
     pub fn invalid(&mut self, path: &Path, value: impl Into<Value>, detail: &str) {
         self.push(
-            Reason::Invalid,
+            ErrorType::Invalid,
             path,
-            with_detail(&format!("Invalid value: {}", shown(&value.into())), detail),
+            with_detail(&format!("Invalid value: {}", render_value(&value.into())), detail),
         );
     }
 
     pub fn duplicate(&mut self, path: &Path, value: impl Into<Value>) {
-        self.push(Reason::Duplicate, path, format!("Duplicate value: {}", shown(&value.into())));
+        self.push(ErrorType::Duplicate, path, format!("Duplicate value: {}", render_value(&value.into())));
     }
 
     pub fn not_found(&mut self, path: &Path, value: impl Into<Value>) {
-        self.push(Reason::NotFound, path, format!("Not found: {}", shown(&value.into())));
+        self.push(ErrorType::NotFound, path, format!("Not found: {}", render_value(&value.into())));
     }
 
     /// `supported` is printed in the order given.
     pub fn not_supported(&mut self, path: &Path, value: impl Into<Value>, supported: &[&str]) {
-        let mut message = format!("Unsupported value: {}", shown(&value.into()));
+        let mut message = format!("Unsupported value: {}", render_value(&value.into()));
         for (i, word) in supported.iter().enumerate() {
             let _ = write!(message, "{}\"{word}\"", if i == 0 { ": supported values: " } else { ", " });
         }
-        self.push(Reason::NotSupported, path, message);
+        self.push(ErrorType::NotSupported, path, message);
     }
 
     /// Longer than `max` bytes.
     pub fn too_long(&mut self, path: &Path, max: usize) {
         let unit = plural(max, "byte");
-        self.push(Reason::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
+        self.push(ErrorType::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
     }
 
     pub fn too_long_characters(&mut self, path: &Path, max: usize) {
         let unit = plural(max, "character");
-        self.push(Reason::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
+        self.push(ErrorType::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
     }
 
     pub fn too_short(&mut self, path: &Path, min: usize) {
         let unit = plural(min, "character");
-        self.push(Reason::TooShort, path, format!("Too short: must be at least {min} {unit}"));
+        self.push(ErrorType::TooShort, path, format!("Too short: must be at least {min} {unit}"));
     }
 
     pub fn too_many(&mut self, path: &Path, actual: usize, max: usize) {
         let unit = plural(max, "item");
-        self.push(Reason::TooMany, path, format!("Too many: {actual}: must have at most {max} {unit}"));
+        self.push(ErrorType::TooMany, path, format!("Too many: {actual}: must have at most {max} {unit}"));
     }
 
     pub fn too_few(&mut self, path: &Path, actual: usize, min: usize) {
         let unit = plural(min, "item");
-        self.push(Reason::TooFew, path, format!("Too few: {actual}: must have at least {min} {unit}"));
+        self.push(ErrorType::TooFew, path, format!("Too few: {actual}: must have at least {min} {unit}"));
     }
 
     /// The value's type is not the one the schema asks for.
     pub fn type_invalid(&mut self, path: &Path, value: impl Into<Value>, detail: &str) {
-        let what = format!("Invalid value: {}", shown(&value.into()));
-        self.push(Reason::TypeInvalid, path, with_detail(&what, detail));
+        let what = format!("Invalid value: {}", render_value(&value.into()));
+        self.push(ErrorType::TypeInvalid, path, with_detail(&what, detail));
     }
 
     pub fn internal(&mut self, path: &Path, detail: &str) {
-        self.push(Reason::Internal, path, with_detail("Internal error", detail));
+        self.push(ErrorType::Internal, path, with_detail("Internal error", detail));
     }
 
     /// One "Invalid value" for each of the words, as `names` returns them.
@@ -233,16 +233,16 @@ impl Errors {
         }
     }
 
-    pub fn push(&mut self, reason: Reason, path: &Path, message: String) {
-        if self.0.len() == MOST {
+    pub fn push(&mut self, error_type: ErrorType, path: &Path, message: String) {
+        if self.0.len() == MAX_ERRORS {
             return;
         }
-        self.0.push(Complaint { reason, path: path.clone(), message });
+        self.0.push(FieldError { error_type, path: path.clone(), message });
     }
 }
 
 /// All complaints in one line, each told once: `a: Required value`, or `[a: Required value, b: …]`.
-impl fmt::Display for Errors {
+impl fmt::Display for ErrorList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut seen = HashSet::new();
         let lines: Vec<String> = self
@@ -268,15 +268,15 @@ fn plural(count: usize, unit: &str) -> String {
 }
 
 /// A value as upstream prints it in a complaint: a string quoted, anything else as Go writes JSON.
-fn shown(value: &Value) -> String {
+fn render_value(value: &Value) -> String {
     match value {
-        Value::String(text) => quoted(text),
+        Value::String(text) => quote(text),
         other => other.to_string().replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e"),
     }
 }
 
 /// A string as Go's `%q` prints it.
-pub fn quoted(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {
@@ -289,7 +289,7 @@ pub fn quoted(text: &str) -> String {
             '\r' => write!(out, "\\r"),
             '\t' => write!(out, "\\t"),
             '\u{b}' => write!(out, "\\v"),
-            c if printable(c) => write!(out, "{c}"),
+            c if is_printable(c) => write!(out, "{c}"),
             c if c.is_ascii() => write!(out, "\\x{:02x}", u32::from(c)),
             c if u32::from(c) < 0x1_0000 => write!(out, "\\u{:04x}", u32::from(c)),
             c => write!(out, "\\U{:08x}", u32::from(c)),
@@ -301,7 +301,7 @@ pub fn quoted(text: &str) -> String {
 
 /// Letters, marks, numbers, punctuation, symbols and the ASCII space (Go's `unicode.IsPrint`, nearly:
 /// unassigned characters count as printable here).
-pub fn printable(c: char) -> bool {
+pub fn is_printable(c: char) -> bool {
     let invisible = matches!(u32::from(c),
         0xad | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x180e | 0x200b..=0x200f | 0x2028..=0x202e
         | 0x2060..=0x206f | 0xe000..=0xf8ff | 0xfeff | 0xfff9..=0xfffb | 0xe_0000..=0xe_007f | 0xf_0000..);
@@ -316,12 +316,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words() {
-        let mut errors = Errors::default();
-        let long = Path::new("spec").at(&"x".repeat(80)).at("é").index(12).key("key");
+    fn formats_errors_like_upstream() {
+        let mut errors = ErrorList::default();
+        let long = Path::new("spec").child(&"x".repeat(80)).child("é").index(12).key("key");
         assert_eq!(long.as_str(), format!("spec.{}.é[12][key]", "x".repeat(80)));
-        assert_eq!((Path::root().at("a"), Path::root().as_str()), (Path::new("a"), ""));
-        let path = Path::new("spec").at("items").index(0).key("a b");
+        assert_eq!((Path::root().child("a"), Path::root().as_str()), (Path::new("a"), ""));
+        let path = Path::new("spec").child("items").index(0).key("a b");
         errors.required(&path, "");
         errors.required(&path, "say it");
         errors.forbidden(&path, "no");
@@ -340,7 +340,7 @@ mod tests {
         errors.type_invalid(&path, 5, "must be a string");
         errors.internal(&Path::root(), "lost");
         let lines: Vec<String> =
-            errors.0.iter().map(|e| format!("{} {}: {}", e.reason.cause(), e.path, e.message)).collect();
+            errors.0.iter().map(|e| format!("{} {}: {}", e.error_type.cause(), e.path, e.message)).collect();
         expect![[r#"
             FieldValueRequired spec.items[0][a b]: Required value
             FieldValueRequired spec.items[0][a b]: Required value: say it

@@ -7,15 +7,15 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 /// `status.conditions` of either kind: named, and each once.
-fn conditions(obj: &Value, errors: &mut Errors) {
+fn validate_conditions(obj: &Value, errors: &mut ErrorList) {
     let path = Path::new("status.conditions");
     let mut seen = HashSet::new();
     for (i, condition) in obj.at("status").items("conditions").iter().enumerate() {
-        let (kind, path) = (condition.text("type"), path.index(i).at("type"));
+        let (kind, path) = (condition.text("type"), path.index(i).child("type"));
         if !seen.insert(kind) {
             errors.duplicate(&path, kind);
         }

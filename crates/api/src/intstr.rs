@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::{meta, names};
 
 /// An `IntOrString`, borrowed from the object.
@@ -14,14 +14,14 @@ pub enum IntOrString<'a> {
 
 /// Which way a percentage of a whole is rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Round {
+pub enum RoundingMode {
     Up,
     Down,
 }
 
 impl<'a> IntOrString<'a> {
     /// `None` where the field is absent.
-    pub fn read(value: &'a Value) -> Option<IntOrString<'a>> {
+    pub fn from_value(value: &'a Value) -> Option<IntOrString<'a>> {
         match value {
             Value::Number(number) => number.as_i64().map(IntOrString::Int),
             Value::String(text) => Some(IntOrString::Text(text)),
@@ -38,18 +38,18 @@ impl<'a> IntOrString<'a> {
     }
 
     /// The number itself, or that percentage of `total`. `None` for any other string.
-    pub fn scaled(self, total: i64, round: Round) -> Option<i64> {
+    pub fn scaled_value(self, total: i64, round: RoundingMode) -> Option<i64> {
         let part = match self {
             IntOrString::Int(number) => return Some(number),
             IntOrString::Text(_) => i128::from(self.percent()?) * i128::from(total),
         };
         let whole = part.div_euclid(100);
-        let up = round == Round::Up && part.rem_euclid(100) != 0;
+        let up = round == RoundingMode::Up && part.rem_euclid(100) != 0;
         i64::try_from(whole + i128::from(up)).ok()
     }
 
     /// The number, or the number a string spells, or 0 (`IntValue` upstream).
-    pub fn as_number(self) -> i64 {
+    pub fn int_value(self) -> i64 {
         match self {
             IntOrString::Int(number) => number,
             IntOrString::Text(text) => text.parse().unwrap_or(0),
@@ -58,16 +58,16 @@ impl<'a> IntOrString<'a> {
 }
 
 /// Complains unless the field is a number of at least 0, or a percentage.
-pub fn non_negative(value: &Value, path: &Path, errors: &mut Errors) {
+pub fn non_negative(value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::String(text) => errors.invalid_each(path, text.as_str(), names::percent(text)),
-        _ => meta::non_negative(value, path, errors),
+        _ => meta::validate_non_negative(value, path, errors),
     }
 }
 
 /// Complains about more than `100%`. A plain number may be anything.
-pub fn at_most_100_percent(value: &Value, path: &Path, errors: &mut Errors) {
-    let percent = IntOrString::read(value).and_then(IntOrString::percent);
+pub fn at_most_100_percent(value: &Value, path: &Path, errors: &mut ErrorList) {
+    let percent = IntOrString::from_value(value).and_then(IntOrString::percent);
     if percent.is_some_and(|percent| percent > 100) {
         errors.invalid(path, value.clone(), "must not be greater than 100%");
     }
@@ -81,19 +81,19 @@ mod tests {
 
     #[track_caller]
     fn check(value: Value, total: i64, up: Option<i64>, down: Option<i64>) {
-        let read = IntOrString::read(&value).expect("an int or string");
-        assert_eq!(read.scaled(total, Round::Up), up, "{value} of {total}, up");
-        assert_eq!(read.scaled(total, Round::Down), down, "{value} of {total}, down");
+        let read = IntOrString::from_value(&value).expect("an int or string");
+        assert_eq!(read.scaled_value(total, RoundingMode::Up), up, "{value} of {total}, up");
+        assert_eq!(read.scaled_value(total, RoundingMode::Down), down, "{value} of {total}, down");
     }
 
     #[test]
-    fn percentages_scale() {
+    fn scaled_value_rounds_percentages() {
         check(json!(3), 10, Some(3), Some(3));
         check(json!("25%"), 10, Some(3), Some(2));
         check(json!("100%"), 7, Some(7), Some(7));
         check(json!("0%"), 7, Some(0), Some(0));
         check(json!("25"), 10, None, None);
         check(json!("x%"), 10, None, None);
-        assert_eq!(IntOrString::read(&json!(null)), None);
+        assert_eq!(IntOrString::from_value(&json!(null)), None);
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 static NULL: Value = Value::Null;
 
 /// Field access on objects whose shape has been checked.
-pub trait Json {
+pub trait JsonExt {
     /// The field, or `null`.
     fn at(&self, name: &str) -> &Value;
     /// The field at a dotted path, or `null`.
@@ -23,10 +23,10 @@ pub trait Json {
     /// Sets the field. Does nothing on a non-object.
     fn set(&mut self, name: &str, value: impl Into<Value>);
     /// Sets the field if it is absent or null.
-    fn default_to(&mut self, name: &str, value: impl Into<Value>);
+    fn set_default(&mut self, name: &str, value: impl Into<Value>);
 }
 
-impl Json for Value {
+impl JsonExt for Value {
     fn at(&self, name: &str) -> &Value {
         self.get(name).unwrap_or(&NULL)
     }
@@ -76,7 +76,7 @@ impl Json for Value {
         }
     }
 
-    fn default_to(&mut self, name: &str, value: impl Into<Value>) {
+    fn set_default(&mut self, name: &str, value: impl Into<Value>) {
         if !self.has(name) {
             self.set(name, value);
         }

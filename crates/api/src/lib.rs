@@ -33,19 +33,19 @@ pub mod defaults;
 pub mod field;
 pub mod intstr;
 pub mod json;
-pub mod kind;
 pub mod meta;
 pub mod names;
 pub mod quota;
+pub mod resource_table;
 pub mod resources;
 pub mod selector;
 pub mod status;
-pub mod table;
+pub mod strategy;
 pub mod time;
 
 pub use schema::quantity;
 
-pub use field::{Errors, Path};
-pub use kind::Kind;
+pub use field::{ErrorList, Path};
+pub use resource_table::{RESOURCES, Resource};
 pub use status::Status;
-pub use table::{RESOURCES, Resource};
+pub use strategy::RestStrategy;

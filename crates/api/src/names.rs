@@ -4,13 +4,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 
-const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
-const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
-const SUBDOMAIN_MAX: usize = 253;
-const KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
-const KEY_WORDS: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
+const LABEL_REGEX: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const SUBDOMAIN_REGEX: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+const MAX_SUBDOMAIN_BYTES: usize = 253;
+const KEY_REGEX: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+const KEY_MESSAGE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
 const KEY_EXAMPLES: &[&str] = &["MyName", "my.name", "123-abc"];
 
 pub fn dns1123_label(value: &str) -> Vec<String> {
@@ -19,9 +19,9 @@ pub fn dns1123_label(value: &str) -> Vec<String> {
         wrong.push(if is_subdomain(value) {
             "must not contain dots".to_owned()
         } else {
-            pattern(
+            regex_message(
                 "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character",
-                LABEL,
+                LABEL_REGEX,
                 &["my-name", "123-abc"],
             )
         });
@@ -30,11 +30,11 @@ pub fn dns1123_label(value: &str) -> Vec<String> {
 }
 
 pub fn dns1123_subdomain(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !is_subdomain(value) {
-        wrong.push(pattern(
+        wrong.push(regex_message(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character",
-            SUBDOMAIN,
+            SUBDOMAIN_REGEX,
             &["example.com"],
         ));
     }
@@ -45,11 +45,16 @@ pub fn dns1123_subdomain(value: &str) -> Vec<String> {
 pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
     let label = |label: &str| {
         let rest = label.strip_prefix('_').unwrap_or(label);
-        spans(rest, is_lower_alnum, |b| is_lower_alnum(b) || b == b'-' || b == b'_', is_lower_alnum)
+        spans(
+            rest,
+            is_lower_letter_or_digit,
+            |b| is_lower_letter_or_digit(b) || b == b'-' || b == b'_',
+            is_lower_letter_or_digit,
+        )
     };
-    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !value.split('.').all(label) {
-        wrong.push(pattern(
+        wrong.push(regex_message(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character",
             r"_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*",
             &["example.com"],
@@ -60,8 +65,8 @@ pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
 
 pub fn dns1035_label(value: &str) -> Vec<String> {
     let mut wrong = too_long(value, 63);
-    if !spans(value, |b| b.is_ascii_lowercase(), is_label_byte, is_lower_alnum) {
-        wrong.push(pattern(
+    if !spans(value, |b| b.is_ascii_lowercase(), is_label_byte, is_lower_letter_or_digit) {
+        wrong.push(regex_message(
             "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character",
             "[a-z]([-a-z0-9]*[a-z0-9])?",
             &["my-name", "abc-123"],
@@ -72,11 +77,11 @@ pub fn dns1035_label(value: &str) -> Vec<String> {
 
 /// `*.example.com`
 pub fn wildcard_dns1123_subdomain(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, SUBDOMAIN_MAX);
+    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !value.strip_prefix("*.").is_some_and(is_subdomain) {
-        wrong.push(pattern(
+        wrong.push(regex_message(
             "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character",
-            &format!(r"\*\.{SUBDOMAIN}"),
+            &format!(r"\*\.{SUBDOMAIN_REGEX}"),
             &["*.example.com"],
         ));
     }
@@ -97,7 +102,7 @@ pub fn qualified_name(value: &str) -> Vec<String> {
             name
         }
         _ => {
-            let words = pattern(KEY_WORDS, KEY, KEY_EXAMPLES);
+            let words = regex_message(KEY_MESSAGE, KEY_REGEX, KEY_EXAMPLES);
             return vec![format!(
                 "a valid label key {words} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             )];
@@ -109,7 +114,7 @@ pub fn qualified_name(value: &str) -> Vec<String> {
         wrong.extend(too_long(name, 63).into_iter().map(|why| format!("name part {why}")));
     }
     if !is_key_name(name) {
-        wrong.push(format!("name part {}", pattern(KEY_WORDS, KEY, KEY_EXAMPLES)));
+        wrong.push(format!("name part {}", regex_message(KEY_MESSAGE, KEY_REGEX, KEY_EXAMPLES)));
     }
     wrong
 }
@@ -117,9 +122,9 @@ pub fn qualified_name(value: &str) -> Vec<String> {
 pub fn label_value(value: &str) -> Vec<String> {
     let mut wrong = too_long(value, 63);
     if !value.is_empty() && !is_key_name(value) {
-        wrong.push(pattern(
-            &format!("a valid label must be an empty string or {}", &KEY_WORDS["must ".len()..]),
-            &format!("({KEY})?"),
+        wrong.push(regex_message(
+            &format!("a valid label must be an empty string or {}", &KEY_MESSAGE["must ".len()..]),
+            &format!("({KEY_REGEX})?"),
             &["MyValue", "my_value", "12345"],
         ));
     }
@@ -128,9 +133,9 @@ pub fn label_value(value: &str) -> Vec<String> {
 
 /// A key of a ConfigMap or Secret.
 pub fn config_map_key(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, SUBDOMAIN_MAX);
-    if !some(value, |b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
-        wrong.push(pattern(
+    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
+    if !non_empty_and_all(value, |b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
+        wrong.push(regex_message(
             "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
             "[-._a-zA-Z0-9]+",
             &["key.name", "KEY_NAME", "key-name"],
@@ -146,7 +151,7 @@ pub fn config_map_key(value: &str) -> Vec<String> {
 
 pub fn port_name(value: &str) -> Vec<String> {
     let mut wrong = too_long(value, 15);
-    if !some(value, is_label_byte) {
+    if !non_empty_and_all(value, is_label_byte) {
         wrong.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
     }
     if !value.bytes().any(|b| b.is_ascii_lowercase()) {
@@ -183,7 +188,7 @@ pub fn env_var_name(value: &str) -> Vec<String> {
     if value.is_empty() {
         return vec!["environment variable name must be non-empty".to_owned()];
     }
-    complain(
+    error_if_invalid(
         value.bytes().all(|b| (b.is_ascii_graphic() || b == b' ') && b != b'='),
         "a valid environment variable name must consist only of printable ASCII characters other than '='",
     )
@@ -191,39 +196,44 @@ pub fn env_var_name(value: &str) -> Vec<String> {
 
 pub fn http_header_name(value: &str) -> Vec<String> {
     let words = || {
-        pattern(
+        regex_message(
             "a valid HTTP header must consist of alphanumeric characters or '-'",
             "[-A-Za-z0-9]+",
             &["X-Header-Name"],
         )
     };
-    if some(value, |b| b.is_ascii_alphanumeric() || b == b'-') { Vec::new() } else { vec![words()] }
+    if non_empty_and_all(value, |b| b.is_ascii_alphanumeric() || b == b'-') {
+        Vec::new()
+    } else {
+        vec![words()]
+    }
 }
 
 /// `93%`
 pub fn percent(value: &str) -> Vec<String> {
     let words = || {
-        pattern(
+        regex_message(
             "a valid percent string must be a numeric string followed by an ending '%'",
             "[0-9]+%",
             &["1%", "93%"],
         )
     };
-    let fits = value.strip_suffix('%').is_some_and(|digits| some(digits, |b| b.is_ascii_digit()));
-    if fits { Vec::new() } else { vec![words()] }
+    let valid =
+        value.strip_suffix('%').is_some_and(|digits| non_empty_and_all(digits, |b| b.is_ascii_digit()));
+    if valid { Vec::new() } else { vec![words()] }
 }
 
 pub fn c_identifier(value: &str) -> Vec<String> {
     let words = || {
-        pattern(
+        regex_message(
             "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_'",
             "[A-Za-z_][A-Za-z0-9_]*",
             &["my_name", "MY_NAME", "MyName"],
         )
     };
-    let fits = some(value, |b| b.is_ascii_alphanumeric() || b == b'_')
+    let valid = non_empty_and_all(value, |b| b.is_ascii_alphanumeric() || b == b'_')
         && !value.starts_with(|c: char| c.is_ascii_digit());
-    if fits { Vec::new() } else { vec![words()] }
+    if valid { Vec::new() } else { vec![words()] }
 }
 
 /// What may stand between two slashes of a URL.
@@ -245,15 +255,15 @@ pub fn path_segment_prefix(value: &str) -> Vec<String> {
 /// The reason of a `metav1.Condition`.
 pub fn condition_reason(value: &str) -> Vec<String> {
     let words = || {
-        pattern(
+        regex_message(
             "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_'",
             "[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
             &["my_name", "MY_NAME", "MyName", "ReasonA,ReasonB", "ReasonA:ReasonB"],
         )
     };
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-    let fits = spans(value, |b| b.is_ascii_alphabetic(), |b| word(b) || b == b',' || b == b':', word);
-    if fits { Vec::new() } else { vec![words()] }
+    let valid = spans(value, |b| b.is_ascii_alphabetic(), |b| word(b) || b == b',' || b == b':', word);
+    if valid { Vec::new() } else { vec![words()] }
 }
 
 /// An IP address in fields that ask for the canonical form.
@@ -261,7 +271,7 @@ pub fn ip(value: &str) -> Vec<String> {
     let wrong = ip_any_form(value);
     if let (true, Some(ip)) = (wrong.is_empty(), parse_ip(value)) {
         let canonical = ip.to_string();
-        return complain(canonical == value, &format!("must be in canonical form ({canonical:?})"));
+        return error_if_invalid(canonical == value, &format!("must be in canonical form ({canonical:?})"));
     }
     wrong
 }
@@ -272,7 +282,7 @@ pub fn ip_any_form(value: &str) -> Vec<String> {
         None => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
         Some(_) if value.parse::<IpAddr>().is_err() => vec!["must not have leading 0s".to_owned()],
         Some(IpAddr::V6(ip)) => {
-            complain(ip.to_ipv4_mapped().is_none(), "must not be an IPv4-mapped IPv6 address")
+            error_if_invalid(ip.to_ipv4_mapped().is_none(), "must not be an IPv4-mapped IPv6 address")
         }
         Some(IpAddr::V4(_)) => Vec::new(),
     }
@@ -282,8 +292,8 @@ pub fn ip_any_form(value: &str) -> Vec<String> {
 pub fn cidr(value: &str) -> Vec<String> {
     let wrong = cidr_any_form(value);
     if let (true, Some((ip, bits))) = (wrong.is_empty(), parse_cidr(value)) {
-        let canonical = format!("{}/{bits}", masked(ip, bits));
-        return complain(canonical == value, &format!("must be in canonical form ({canonical:?})"));
+        let canonical = format!("{}/{bits}", mask(ip, bits));
+        return error_if_invalid(canonical == value, &format!("must be in canonical form ({canonical:?})"));
     }
     wrong
 }
@@ -300,7 +310,7 @@ pub fn cidr_any_form(value: &str) -> Vec<String> {
     if matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some()) {
         return vec!["must not have an IPv4-mapped IPv6 address".to_owned()];
     }
-    complain(masked(ip, bits) == ip, "must not have bits set beyond the prefix length")
+    error_if_invalid(mask(ip, bits) == ip, "must not have bits set beyond the prefix length")
 }
 
 /// An address with the length of its network: `192.168.1.5/24`.
@@ -309,13 +319,13 @@ pub fn interface_address(value: &str) -> Vec<String> {
         return vec!["must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)".to_owned()];
     };
     let canonical = format!("{ip}/{bits}");
-    complain(canonical == value, &format!("must be in canonical form ({canonical:?})"))
+    error_if_invalid(canonical == value, &format!("must be in canonical form ({canonical:?})"))
 }
 
 /// An IP address, leading zeros and all, as old objects may hold.
 pub fn parse_ip(value: &str) -> Option<IpAddr> {
     if value.contains(':') {
-        let mut groups: Vec<String> = value.split(':').map(without_zeros).collect();
+        let mut groups: Vec<String> = value.split(':').map(trim_leading_zeros).collect();
         if let Some(last) = groups.last_mut()
             && last.contains('.')
         {
@@ -331,12 +341,13 @@ pub fn parse_ip(value: &str) -> Option<IpAddr> {
 pub fn parse_cidr(value: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = value.split_once('/')?;
     let ip = parse_ip(address)?;
-    let bits: u8 = if some(length, |b| b.is_ascii_digit()) { length.parse().ok()? } else { return None };
+    let bits: u8 =
+        if non_empty_and_all(length, |b| b.is_ascii_digit()) { length.parse().ok()? } else { return None };
     (bits <= if ip.is_ipv4() { 32 } else { 128 }).then_some((ip, bits))
 }
 
 /// The address with all bits after the prefix cleared.
-pub fn masked(ip: IpAddr, bits: u8) -> IpAddr {
+pub fn mask(ip: IpAddr, bits: u8) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(bits.min(32))).unwrap_or(0);
@@ -350,7 +361,7 @@ pub fn masked(ip: IpAddr, bits: u8) -> IpAddr {
 }
 
 /// A domain of at least three parts (signer and webhook names).
-pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut Errors) {
+pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut ErrorList) {
     let wrong = dns1123_subdomain(value);
     if value.is_empty() {
         errors.required(path, "");
@@ -362,7 +373,7 @@ pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// A domain of at least two parts; may end with a dot.
-pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut Errors) {
+pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         return errors.required(path, "");
     }
@@ -387,7 +398,7 @@ pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut Errors
 }
 
 /// `acme.io/foo/bar`
-pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
+pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut ErrorList) {
     const PATH: &str = r"[A-Za-z0-9/\-._~%!$&'()*+,;=:]+";
     if value.is_empty() {
         return errors.required(path, "");
@@ -400,13 +411,13 @@ pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
     for why in dns1123_subdomain(host) {
         errors.invalid(path, host, &why);
     }
-    if !some(rest, |b| b.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&b)) {
-        errors.invalid(path, rest, &pattern("Invalid path", PATH, &[]));
+    if !non_empty_and_all(rest, |b| b.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&b)) {
+        errors.invalid(path, rest, &regex_message("Invalid path", PATH, &[]));
     }
 }
 
 /// `acme.io/foo`, a qualified name that must have its prefix.
-pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut Errors) {
+pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut ErrorList) {
     let wrong = qualified_name(value);
     if value.is_empty() {
         errors.required(path, "");
@@ -418,7 +429,7 @@ pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// The words for a string that does not match a regular expression. The odd commas are upstream's.
-pub fn pattern(words: &str, regex: &str, examples: &[&str]) -> String {
+pub fn regex_message(words: &str, regex: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
         return format!("{words} (regex used for validation is '{regex}')");
     }
@@ -457,7 +468,7 @@ fn version_parts(version: &str) -> Option<(u8, u64, u64)> {
 }
 
 pub fn is_label(value: &str) -> bool {
-    spans(value, is_lower_alnum, is_label_byte, is_lower_alnum)
+    spans(value, is_lower_letter_or_digit, is_label_byte, is_lower_letter_or_digit)
 }
 
 pub fn is_subdomain(value: &str) -> bool {
@@ -465,21 +476,21 @@ pub fn is_subdomain(value: &str) -> bool {
 }
 
 fn is_key_name(value: &str) -> bool {
-    let alnum = |b: u8| b.is_ascii_alphanumeric();
-    spans(value, alnum, |b| alnum(b) || b"-_.".contains(&b), alnum)
+    let is_letter_or_digit = |b: u8| b.is_ascii_alphanumeric();
+    spans(value, is_letter_or_digit, |b| is_letter_or_digit(b) || b"-_.".contains(&b), is_letter_or_digit)
 }
 
-fn is_lower_alnum(b: u8) -> bool {
+fn is_lower_letter_or_digit(b: u8) -> bool {
     b.is_ascii_lowercase() || b.is_ascii_digit()
 }
 
 fn is_label_byte(b: u8) -> bool {
-    is_lower_alnum(b) || b == b'-'
+    is_lower_letter_or_digit(b) || b == b'-'
 }
 
 /// Not empty, and every byte fits.
-fn some(value: &str, fits: impl Fn(u8) -> bool) -> bool {
-    !value.is_empty() && value.bytes().all(fits)
+fn non_empty_and_all(value: &str, valid: impl Fn(u8) -> bool) -> bool {
+    !value.is_empty() && value.bytes().all(valid)
 }
 
 /// The first byte, the last one and those between each fit; one byte alone must be a good first one.
@@ -496,12 +507,12 @@ fn spans(
     }
 }
 
-fn complain(fits: bool, words: &str) -> Vec<String> {
-    if fits { Vec::new() } else { vec![words.to_owned()] }
+fn error_if_invalid(valid: bool, words: &str) -> Vec<String> {
+    if valid { Vec::new() } else { vec![words.to_owned()] }
 }
 
 /// A hexadecimal group of an IPv6 address without the zeros that make it longer than four digits.
-fn without_zeros(group: &str) -> String {
+fn trim_leading_zeros(group: &str) -> String {
     if group.len() <= 4 || group.contains('.') {
         return group.to_owned();
     }
@@ -512,7 +523,7 @@ fn without_zeros(group: &str) -> String {
 fn parse_ipv4(value: &str) -> Option<Ipv4Addr> {
     let octets: Vec<u8> = value
         .split('.')
-        .map(|octet| some(octet, |b| b.is_ascii_digit()).then(|| octet.parse().ok()).flatten())
+        .map(|octet| non_empty_and_all(octet, |b| b.is_ascii_digit()).then(|| octet.parse().ok()).flatten())
         .collect::<Option<_>>()?;
     <[u8; 4]>::try_from(octets).ok().map(Ipv4Addr::from)
 }

@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use schema::quantity::{Format, Quantity};
 use serde_json::Value;
 
-use crate::json::Json as _;
-use crate::resources::{ResourceList, add, in_use, list};
+use crate::json::JsonExt as _;
+use crate::resources::{ResourceList, add_resources, pod_resources_in_use, resource_list};
 
 /// Core kinds that have a name of their own in a quota besides `count/...`.
-const COUNTED: &[&str] = &[
+const COUNTED_CORE_RESOURCES: &[&str] = &[
     "configmaps",
     "persistentvolumeclaims",
     "pods",
@@ -21,20 +21,21 @@ const COUNTED: &[&str] = &[
     "secrets",
     "services",
 ];
-const COMPUTE: &[&str] = &["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
-const CLASS: &str = ".storageclass.storage.k8s.io/";
+const COMPUTE_RESOURCES: &[&str] =
+    &["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
+const STORAGE_CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
 
 /// A kind by group and plural; the oldest group is `""`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Counted<'a> {
+pub struct QuotaResource<'a> {
     pub group: &'a str,
     pub plural: &'a str,
 }
 
-impl<'a> Counted<'a> {
+impl<'a> QuotaResource<'a> {
     /// One of the oldest kinds.
-    pub const fn core(plural: &'a str) -> Counted<'a> {
-        Counted { group: "", plural }
+    pub const fn core(plural: &'a str) -> QuotaResource<'a> {
+        QuotaResource { group: "", plural }
     }
 
     /// `count/deployments.apps`.
@@ -45,48 +46,48 @@ impl<'a> Counted<'a> {
         }
     }
 
-    fn is(self, plural: &str) -> bool {
+    fn is_core(self, plural: &str) -> bool {
         self.group.is_empty() && self.plural == plural
     }
 
     /// Whether an object must be decoded to know what it uses.
-    pub fn looks_inside(self) -> bool {
-        ["pods", "services", "persistentvolumeclaims"].into_iter().any(|plural| self.is(plural))
+    pub fn needs_object(self) -> bool {
+        ["pods", "services", "persistentvolumeclaims"].into_iter().any(|plural| self.is_core(plural))
     }
 }
 
-impl<'a> From<&'a crate::Resource> for Counted<'a> {
-    fn from(row: &'a crate::Resource) -> Counted<'a> {
-        Counted { group: row.group, plural: row.plural }
+impl<'a> From<&'a crate::Resource> for QuotaResource<'a> {
+    fn from(row: &'a crate::Resource) -> QuotaResource<'a> {
+        QuotaResource { group: row.group, plural: row.plural }
     }
 }
 
 /// The kind whose objects use a resource; none where nothing does.
-pub fn kind_of(resource: &str) -> Option<Counted<'_>> {
+pub fn resource_for(resource: &str) -> Option<QuotaResource<'_>> {
     if let Some(name) = resource.strip_prefix("count/") {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        return Some(Counted { group, plural });
+        return Some(QuotaResource { group, plural });
     }
-    if COUNTED.contains(&resource) {
-        return Some(Counted::core(resource));
+    if COUNTED_CORE_RESOURCES.contains(&resource) {
+        return Some(QuotaResource::core(resource));
     }
     if matches!(resource, "services.nodeports" | "services.loadbalancers") {
-        return Some(Counted::core("services"));
+        return Some(QuotaResource::core("services"));
     }
-    if resource == "requests.storage" || resource.contains(CLASS) {
-        return Some(Counted::core("persistentvolumeclaims"));
+    if resource == "requests.storage" || resource.contains(STORAGE_CLASS_SUFFIX) {
+        return Some(QuotaResource::core("persistentvolumeclaims"));
     }
     let compute = resource.strip_prefix("requests.").or(resource.strip_prefix("limits."));
     let name = compute.unwrap_or(resource);
     let of_pods = matches!(name, "cpu" | "memory" | "ephemeral-storage")
         || name.starts_with("hugepages-") && !resource.starts_with("limits.")
         || resource.strip_prefix("requests.").is_some_and(is_extended);
-    of_pods.then_some(Counted::core("pods"))
+    of_pods.then_some(QuotaResource::core("pods"))
 }
 
 /// Whether usage of `resource` comes from objects of this kind.
-pub fn is_of(kind: Counted<'_>, resource: &str) -> bool {
-    kind_of(resource) == Some(kind)
+pub fn is_used_by(kind: QuotaResource<'_>, resource: &str) -> bool {
+    resource_for(resource) == Some(kind)
 }
 
 /// A resource of somebody else's: with a domain that is not Kubernetes' own.
@@ -96,7 +97,7 @@ pub fn is_extended(name: &str) -> bool {
 }
 
 /// The class of a claim, by its annotation of old or its field.
-pub fn class_of(claim: &Value) -> &str {
+pub fn storage_class(claim: &Value) -> &str {
     match claim.path("metadata.annotations").get("volume.beta.kubernetes.io/storage-class") {
         Some(class) => class.as_str().unwrap_or(""),
         None => claim.at("spec").text("storageClassName"),
@@ -104,47 +105,47 @@ pub fn class_of(claim: &Value) -> &str {
 }
 
 /// What one object uses. Only some kinds need to be looked into; for the rest `object` may be `Null`.
-pub fn usage(kind: Counted<'_>, object: &Value, now: Timestamp) -> ResourceList {
+pub fn usage(kind: QuotaResource<'_>, object: &Value, now: Timestamp) -> ResourceList {
     let mut used = ResourceList::new();
-    used.insert(kind.count_name(), whole(1));
+    used.insert(kind.count_name(), count_quantity(1));
     if !kind.group.is_empty() {
         return used;
     }
     match kind.plural {
-        "pods" if !counts(object, now) => return used,
-        "pods" => add(&mut used, &of_running(object)),
-        "services" => of_service(object.at("spec"), &mut used),
-        "persistentvolumeclaims" => of_claim(object, &mut used),
+        "pods" if !is_counted(object, now) => return used,
+        "pods" => add_resources(&mut used, &pod_usage(object)),
+        "services" => service_usage(object.at("spec"), &mut used),
+        "persistentvolumeclaims" => claim_usage(object, &mut used),
         _ => {}
     }
-    if COUNTED.contains(&kind.plural) {
-        used.insert(kind.plural.to_owned(), whole(1));
+    if COUNTED_CORE_RESOURCES.contains(&kind.plural) {
+        used.insert(kind.plural.to_owned(), count_quantity(1));
     }
     used
 }
 
-fn whole(n: usize) -> Quantity {
+fn count_quantity(n: usize) -> Quantity {
     Quantity::new(i64::try_from(n).unwrap_or(i64::MAX), Format::DecimalSI)
 }
 
 /// A pod that has ended, or should have long ago, uses nothing any more.
-fn counts(pod: &Value, now: Timestamp) -> bool {
+fn is_counted(pod: &Value, now: Timestamp) -> bool {
     let ended = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");
-    !ended && counts_until(pod).is_none_or(|end| now.as_second() <= end)
+    !ended && counted_until(pod).is_none_or(|until| now.as_second() <= until)
 }
 
 /// The last second in which a pod that is being deleted uses anything.
-pub fn counts_until(pod: &Value) -> Option<i64> {
+pub fn counted_until(pod: &Value) -> Option<i64> {
     let metadata = pod.at("metadata");
     let end = metadata.text("deletionTimestamp").parse::<Timestamp>().ok()?;
     Some(end.as_second().saturating_add(metadata.int("deletionGracePeriodSeconds")?))
 }
 
-fn of_running(pod: &Value) -> ResourceList {
-    let mut requests = in_use(pod, "requests");
-    let mut limits = in_use(pod, "limits");
-    let overhead = list(pod.at("spec"), "overhead");
-    add(&mut requests, &overhead);
+fn pod_usage(pod: &Value) -> ResourceList {
+    let mut requests = pod_resources_in_use(pod, "requests");
+    let mut limits = pod_resources_in_use(pod, "limits");
+    let overhead = resource_list(pod.at("spec"), "overhead");
+    add_resources(&mut requests, &overhead);
     for (name, quantity) in overhead {
         if let Some(limit) = limits.get_mut(&name) {
             *limit = *limit + quantity;
@@ -173,9 +174,9 @@ fn compute(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     used
 }
 
-fn of_service(spec: &Value, used: &mut ResourceList) {
+fn service_usage(spec: &Value, used: &mut ResourceList) {
     let ports = spec.items("ports");
-    let (balancers, node_ports) = match spec.text("type") {
+    let (lb_count, node_ports) = match spec.text("type") {
         "NodePort" => (0, ports.len()),
         "LoadBalancer" if spec.at("allocateLoadBalancerNodePorts") == false => {
             (1, ports.iter().filter(|port| port.int("nodePort").unwrap_or(0) != 0).count())
@@ -183,42 +184,42 @@ fn of_service(spec: &Value, used: &mut ResourceList) {
         "LoadBalancer" => (1, ports.len()),
         _ => (0, 0),
     };
-    used.insert("services.loadbalancers".into(), whole(balancers));
-    used.insert("services.nodeports".into(), whole(node_ports));
+    used.insert("services.loadbalancers".into(), count_quantity(lb_count));
+    used.insert("services.nodeports".into(), count_quantity(node_ports));
 }
 
-fn of_claim(claim: &Value, used: &mut ResourceList) {
-    let class = class_of(claim);
+fn claim_usage(claim: &Value, used: &mut ResourceList) {
+    let class = storage_class(claim);
     if !class.is_empty() {
-        used.insert(format!("{class}{CLASS}persistentvolumeclaims"), whole(1));
+        used.insert(format!("{class}{STORAGE_CLASS_SUFFIX}persistentvolumeclaims"), count_quantity(1));
     }
     // A claim that has grown or shrinks counts with the larger size.
-    let asked = Quantity::read(claim.path("spec.resources.requests.storage"));
-    let given = Quantity::read(claim.path("status.allocatedResources.storage"));
-    if let Some(size) = asked.max(given) {
+    let requested = Quantity::from_value(claim.path("spec.resources.requests.storage"));
+    let allocated = Quantity::from_value(claim.path("status.allocatedResources.storage"));
+    if let Some(size) = requested.max(allocated) {
         used.insert("requests.storage".into(), size);
         if !class.is_empty() {
-            used.insert(format!("{class}{CLASS}requests.storage"), size);
+            used.insert(format!("{class}{STORAGE_CLASS_SUFFIX}requests.storage"), size);
         }
     }
 }
 
 /// Where a quota limits compute, every container must say what it takes.
-pub fn missing(kind: Counted<'_>, restricted: &[&str], object: &Value) -> Option<String> {
-    if !kind.is("pods") {
+pub fn missing_requirements(kind: QuotaResource<'_>, restricted: &[&str], object: &Value) -> Option<String> {
+    if !kind.is_core("pods") {
         return None;
     }
     let spec = object.at("spec");
-    let said = |value: &Value| {
+    let declared = |value: &Value| {
         let resources = value.at("resources");
-        compute(&list(resources, "requests"), &list(resources, "limits"))
+        compute(&resource_list(resources, "requests"), &resource_list(resources, "limits"))
     };
-    let of_pod = said(spec);
+    let pod_declared = declared(spec);
     let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for container in spec.items("containers").iter().chain(spec.items("initContainers")) {
-        let said = said(container);
-        for name in restricted.iter().filter(|name| COMPUTE.contains(name)) {
-            if !said.contains_key(*name) && !of_pod.contains_key(*name) {
+        let declared = declared(container);
+        for name in restricted.iter().filter(|name| COMPUTE_RESOURCES.contains(name)) {
+            if !declared.contains_key(*name) && !pod_declared.contains_key(*name) {
                 missing.entry(name).or_default().insert(container.text("name"));
             }
         }
@@ -234,7 +235,7 @@ pub fn missing(kind: Counted<'_>, restricted: &[&str], object: &Value) -> Option
 
 /// What of an object the scopes of quotas look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Facts {
+pub enum ScopeAttributes {
     /// Scopes are about pods and claims; a quota that has any counts nothing else.
     #[default]
     Other,
@@ -242,27 +243,29 @@ pub enum Facts {
         terminating: bool,
         best_effort: bool,
         priority_class: String,
-        crosses_namespaces: bool,
+        cross_namespace_affinity: bool,
     },
     Claim {
         attributes_class: String,
     },
 }
 
-impl Facts {
-    pub fn of(kind: Counted<'_>, object: &Value) -> Facts {
+impl ScopeAttributes {
+    pub fn from_object(kind: QuotaResource<'_>, object: &Value) -> ScopeAttributes {
         let spec = object.at("spec");
-        if kind.is("pods") {
-            return Facts::Pod {
+        if kind.is_core("pods") {
+            return ScopeAttributes::Pod {
                 terminating: spec.int("activeDeadlineSeconds").is_some_and(|seconds| seconds >= 0),
                 best_effort: crate::core::pod::qos_class(object) == "BestEffort",
                 priority_class: spec.text("priorityClassName").to_owned(),
-                crosses_namespaces: crosses_namespaces(spec.at("affinity")),
+                cross_namespace_affinity: has_cross_namespace_affinity(spec.at("affinity")),
             };
         }
-        match kind.is("persistentvolumeclaims") {
-            true => Facts::Claim { attributes_class: spec.text("volumeAttributesClassName").to_owned() },
-            false => Facts::Other,
+        match kind.is_core("persistentvolumeclaims") {
+            true => {
+                ScopeAttributes::Claim { attributes_class: spec.text("volumeAttributesClassName").to_owned() }
+            }
+            false => ScopeAttributes::Other,
         }
     }
 }
@@ -273,15 +276,17 @@ pub fn has_scopes(spec: &Value) -> bool {
 }
 
 /// Whether a quota counts an object: all of its scopes hold.
-pub fn matches(quota: &Value, facts: &Facts) -> bool {
+pub fn matches(quota: &Value, attributes: &ScopeAttributes) -> bool {
     let spec = quota.at("spec");
-    let plain = spec.items("scopes").iter().filter_map(Value::as_str).map(|scope| (scope, "Exists", &[][..]));
-    let selected = spec.at("scopeSelector").items("matchExpressions").iter();
-    let selected = selected.map(|term| (term.text("scopeName"), term.text("operator"), term.items("values")));
-    plain.chain(selected).all(|(scope, operator, values)| in_scope(facts, scope, operator, values))
+    let scopes =
+        spec.items("scopes").iter().filter_map(Value::as_str).map(|scope| (scope, "Exists", &[][..]));
+    let selectors = spec.at("scopeSelector").items("matchExpressions").iter();
+    let selectors =
+        selectors.map(|term| (term.text("scopeName"), term.text("operator"), term.items("values")));
+    scopes.chain(selectors).all(|(scope, operator, values)| in_scope(attributes, scope, operator, values))
 }
 
-fn in_scope(facts: &Facts, scope: &str, operator: &str, values: &[Value]) -> bool {
+fn in_scope(attributes: &ScopeAttributes, scope: &str, operator: &str, values: &[Value]) -> bool {
     let named = |name: &str| match operator {
         "Exists" => !name.is_empty(),
         "DoesNotExist" => name.is_empty(),
@@ -289,27 +294,31 @@ fn in_scope(facts: &Facts, scope: &str, operator: &str, values: &[Value]) -> boo
         "NotIn" => !values.iter().any(|value| value == name),
         _ => false,
     };
-    match (facts, scope) {
-        (Facts::Pod { terminating, .. }, "Terminating") => *terminating,
-        (Facts::Pod { terminating, .. }, "NotTerminating") => !terminating,
-        (Facts::Pod { best_effort, .. }, "BestEffort") => *best_effort,
-        (Facts::Pod { best_effort, .. }, "NotBestEffort") => !best_effort,
-        (Facts::Pod { priority_class, .. }, "PriorityClass") => named(priority_class),
-        (Facts::Pod { crosses_namespaces, .. }, "CrossNamespacePodAffinity") => *crosses_namespaces,
-        (Facts::Claim { attributes_class }, "VolumeAttributesClass") => named(attributes_class),
+    match (attributes, scope) {
+        (ScopeAttributes::Pod { terminating, .. }, "Terminating") => *terminating,
+        (ScopeAttributes::Pod { terminating, .. }, "NotTerminating") => !terminating,
+        (ScopeAttributes::Pod { best_effort, .. }, "BestEffort") => *best_effort,
+        (ScopeAttributes::Pod { best_effort, .. }, "NotBestEffort") => !best_effort,
+        (ScopeAttributes::Pod { priority_class, .. }, "PriorityClass") => named(priority_class),
+        (
+            ScopeAttributes::Pod { cross_namespace_affinity: crosses_namespaces, .. },
+            "CrossNamespacePodAffinity",
+        ) => *crosses_namespaces,
+        (ScopeAttributes::Claim { attributes_class }, "VolumeAttributesClass") => named(attributes_class),
         _ => false,
     }
 }
 
-fn crosses_namespaces(affinity: &Value) -> bool {
-    let crosses = |term: &Value| !term.items("namespaces").is_empty() || term.has("namespaceSelector");
+fn has_cross_namespace_affinity(affinity: &Value) -> bool {
+    let is_cross_namespace =
+        |term: &Value| !term.items("namespaces").is_empty() || term.has("namespaceSelector");
     ["podAffinity", "podAntiAffinity"].iter().any(|kind| {
         let rules = affinity.at(kind);
-        rules.items("requiredDuringSchedulingIgnoredDuringExecution").iter().any(crosses)
+        rules.items("requiredDuringSchedulingIgnoredDuringExecution").iter().any(is_cross_namespace)
             || rules
                 .items("preferredDuringSchedulingIgnoredDuringExecution")
                 .iter()
-                .any(|weighted| crosses(weighted.at("podAffinityTerm")))
+                .any(|weighted| is_cross_namespace(weighted.at("podAffinityTerm")))
     })
 }
 
@@ -320,9 +329,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_resource_is_used_by_one_kind() {
+    fn maps_quota_resource_to_group_resource() {
         let check = |resource: &str, expected: Option<(&str, &str)>| {
-            assert_eq!(kind_of(resource).map(|kind| (kind.group, kind.plural)), expected, "{resource}");
+            assert_eq!(resource_for(resource).map(|kind| (kind.group, kind.plural)), expected, "{resource}");
         };
         check("count/deployments.apps", Some(("apps", "deployments")));
         check("count/widgets.example.com", Some(("example.com", "widgets")));
@@ -337,10 +346,13 @@ mod tests {
     }
 
     #[test]
-    fn scopes_choose_pods() {
+    fn scopes_select_pods() {
         let in_scope = |scope: Value, spec: Value| {
             let quota = json!({"spec": scope});
-            matches(&quota, &Facts::of(Counted::core("pods"), &json!({"spec": spec})))
+            matches(
+                &quota,
+                &ScopeAttributes::from_object(QuotaResource::core("pods"), &json!({"spec": spec})),
+            )
         };
         let plain = |scope: &str| json!({"scopes": [scope]});
         let class = |operator: &str, values: Value| json!({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": values}]}});
@@ -362,16 +374,16 @@ mod tests {
     }
 
     #[test]
-    fn objects_use_what_they_ask_for() {
+    fn usage_of_each_resource() {
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
         let check = |plural: &str, object: Value, expected: &str| {
-            let kind = Counted::core(plural);
+            let kind = QuotaResource::core(plural);
             let used = usage(kind, &object, now);
             let used: Vec<String> =
                 used.iter().map(|(name, quantity)| format!("{name}={quantity}")).collect();
             assert_eq!(used.join(" "), expected, "{object}");
             for name in used.iter().filter_map(|part| part.split_once('=')).map(|(name, _)| name) {
-                assert!(is_of(kind, name), "{name}");
+                assert!(is_used_by(kind, name), "{name}");
             }
         };
         let resources = json!({"requests": {"cpu": "1", "example.com/gpu": "2", "hugepages-2Mi": "4Mi"}, "limits": {"memory": "1Gi"}});

@@ -7,25 +7,25 @@ pub mod role_binding;
 
 use serde_json::{Value, json};
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// The rules of a role. A `namespaced` one cannot speak of URLs.
-pub fn rules(rules: &[Value], namespaced: bool, path: &Path, errors: &mut Errors) {
+pub fn validate_rules(rules: &[Value], namespaced: bool, path: &Path, errors: &mut ErrorList) {
     for (i, item) in rules.iter().enumerate() {
-        rule(item, namespaced, &path.index(i), errors);
+        validate_rule(item, namespaced, &path.index(i), errors);
     }
 }
 
-fn rule(rule: &Value, namespaced: bool, path: &Path, errors: &mut Errors) {
+fn validate_rule(rule: &Value, namespaced: bool, path: &Path, errors: &mut ErrorList) {
     if rule.items("verbs").is_empty() {
-        errors.required(&path.at("verbs"), "verbs must contain at least one value");
+        errors.required(&path.child("verbs"), "verbs must contain at least one value");
     }
     if !rule.items("nonResourceURLs").is_empty() {
-        let at = path.at("nonResourceURLs");
+        let at = path.child("nonResourceURLs");
         let urls = rule.at("nonResourceURLs").clone();
         if namespaced {
             errors.invalid(&at, urls.clone(), "namespaced rules cannot apply to non-resource URLs");
@@ -36,71 +36,71 @@ fn rule(rule: &Value, namespaced: bool, path: &Path, errors: &mut Errors) {
         return;
     }
     if rule.items("apiGroups").is_empty() {
-        errors.required(&path.at("apiGroups"), "resource rules must supply at least one api group");
+        errors.required(&path.child("apiGroups"), "resource rules must supply at least one api group");
     }
     if rule.items("resources").is_empty() {
-        errors.required(&path.at("resources"), "resource rules must supply at least one resource");
+        errors.required(&path.child("resources"), "resource rules must supply at least one resource");
     }
 }
 
 /// A RoleBinding (`namespaced`) or ClusterRoleBinding: whom it names, and which `kinds` of role it may grant.
-fn binding(obj: &Value, namespaced: bool, kinds: &[&str], errors: &mut Errors) {
+fn validate_binding(obj: &Value, namespaced: bool, kinds: &[&str], errors: &mut ErrorList) {
     let (role, path) = (obj.at("roleRef"), Path::new("roleRef"));
     if role.text("apiGroup") != GROUP {
-        errors.not_supported(&path.at("apiGroup"), role.text("apiGroup"), &[GROUP]);
+        errors.not_supported(&path.child("apiGroup"), role.text("apiGroup"), &[GROUP]);
     }
     if !kinds.contains(&role.text("kind")) {
-        errors.not_supported(&path.at("kind"), role.text("kind"), kinds);
+        errors.not_supported(&path.child("kind"), role.text("kind"), kinds);
     }
     let name = role.text("name");
     if name.is_empty() {
-        errors.required(&path.at("name"), "");
+        errors.required(&path.child("name"), "");
     } else {
         for message in names::path_segment_name(name) {
-            errors.invalid(&path.at("name"), name, &message);
+            errors.invalid(&path.child("name"), name, &message);
         }
     }
     for (i, item) in obj.items("subjects").iter().enumerate() {
-        subject(item, namespaced, &Path::new("subjects").index(i), errors);
+        validate_subject(item, namespaced, &Path::new("subjects").index(i), errors);
     }
 }
 
-fn subject(subject: &Value, namespaced: bool, path: &Path, errors: &mut Errors) {
+fn validate_subject(subject: &Value, namespaced: bool, path: &Path, errors: &mut ErrorList) {
     let (name, group) = (subject.text("name"), subject.text("apiGroup"));
     if name.is_empty() {
-        errors.required(&path.at("name"), "");
+        errors.required(&path.child("name"), "");
     }
     match subject.text("kind") {
         "ServiceAccount" => {
             if !name.is_empty() {
                 for message in names::dns1123_subdomain(name) {
-                    errors.invalid(&path.at("name"), name, &message);
+                    errors.invalid(&path.child("name"), name, &message);
                 }
             }
             if !group.is_empty() {
-                errors.not_supported(&path.at("apiGroup"), group, &[""]);
+                errors.not_supported(&path.child("apiGroup"), group, &[""]);
             }
             if !namespaced && subject.text("namespace").is_empty() {
-                errors.required(&path.at("namespace"), "");
+                errors.required(&path.child("namespace"), "");
             }
         }
         "User" | "Group" => {
             if group != GROUP {
-                errors.not_supported(&path.at("apiGroup"), group, &[GROUP]);
+                errors.not_supported(&path.child("apiGroup"), group, &[GROUP]);
             }
         }
-        kind => errors.not_supported(&path.at("kind"), kind, &["ServiceAccount", "User", "Group"]),
+        kind => errors.not_supported(&path.child("kind"), kind, &["ServiceAccount", "User", "Group"]),
     }
 }
 
 /// What a binding grants can't change: delete it and make another.
-fn same_role(new: &Value, old: &Value, errors: &mut Errors) {
+fn validate_role_ref_unchanged(new: &Value, old: &Value, errors: &mut ErrorList) {
     const FIELDS: [&str; 3] = ["apiGroup", "kind", "name"];
     let (new, old) = (new.at("roleRef"), old.at("roleRef"));
     if FIELDS.iter().any(|field| new.text(field) != old.text(field)) {
         // Upstream prints its inner form of the reference here, whose names are spelt like this.
-        let shown =
+        let rendered =
             json!({"APIGroup": new.text("apiGroup"), "Kind": new.text("kind"), "Name": new.text("name")});
-        errors.invalid(&Path::new("roleRef"), shown, "cannot change roleRef");
+        errors.invalid(&Path::new("roleRef"), rendered, "cannot change roleRef");
     }
 }

@@ -11,28 +11,28 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::{meta, names};
 
-const MAX_DRIVER: usize = 63;
-const MAX_POOL: usize = 253;
-const MAX_ID: usize = 32;
+const MAX_DRIVER_BYTES: usize = 63;
+const MAX_POOL_BYTES: usize = 253;
+const MAX_ID_BYTES: usize = 32;
 const MAX_SELECTORS: usize = 32;
-const MAX_CONFIG: usize = 32;
+const MAX_CONFIGS: usize = 32;
 const MAX_REQUESTS: usize = 32;
-const MAX_EXPRESSION: usize = 10 * 1024;
-const MAX_PARAMETERS: usize = 10 * 1024;
+const MAX_EXPRESSION_BYTES: usize = 10 * 1024;
+const MAX_PARAMETERS_BYTES: usize = 10 * 1024;
 const MAX_BINDING_CONDITIONS: usize = 4;
 const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
 
 /// Checks every item of a list that is not too long; of one that is, says only that.
-fn each(
+fn validate_list(
     list: &[Value],
     max: usize,
     path: &Path,
-    errors: &mut Errors,
-    mut check: impl FnMut(&Value, &Path, &mut Errors),
+    errors: &mut ErrorList,
+    mut check: impl FnMut(&Value, &Path, &mut ErrorList),
 ) -> bool {
     if list.len() > max {
         errors.too_many(path, list.len(), max);
@@ -45,15 +45,15 @@ fn each(
 }
 
 /// The same for a list whose items differ by `key`.
-fn each_once(
+fn validate_unique_list(
     list: &[Value],
     max: usize,
     path: &Path,
-    errors: &mut Errors,
-    check: impl FnMut(&Value, &Path, &mut Errors),
+    errors: &mut ErrorList,
+    check: impl FnMut(&Value, &Path, &mut ErrorList),
     key: impl Fn(&Value) -> String,
 ) {
-    if !each(list, max, path, errors, check) {
+    if !validate_list(list, max, path, errors, check) {
         return;
     }
     let mut seen = HashSet::new();
@@ -67,34 +67,34 @@ fn each_once(
     }
 }
 
-fn own_text(value: &Value) -> String {
+fn string_value(value: &Value) -> String {
     value.as_str().unwrap_or("").to_owned()
 }
 
-fn label(value: &str, path: &Path, errors: &mut Errors) {
+fn validate_label(value: &str, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, value, names::dns1123_label(value));
 }
 
 /// The name of a driver: a subdomain in any case.
-fn driver(name: &str, path: &Path, errors: &mut Errors) {
+fn validate_driver(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
         return;
     }
-    if name.len() > MAX_DRIVER {
-        errors.too_long(path, MAX_DRIVER);
+    if name.len() > MAX_DRIVER_BYTES {
+        errors.too_long(path, MAX_DRIVER_BYTES);
     }
     errors.invalid_each(path, name, names::dns1123_subdomain(&name.to_lowercase()));
 }
 
 /// The name of a pool: subdomains with slashes between.
-fn pool(name: &str, path: &Path, errors: &mut Errors) {
+fn validate_pool(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
         return;
     }
-    if name.len() > MAX_POOL {
-        errors.too_long(path, MAX_POOL);
+    if name.len() > MAX_POOL_BYTES {
+        errors.too_long(path, MAX_POOL_BYTES);
     }
     for part in name.split('/') {
         errors.invalid_each(path, part, names::dns1123_subdomain(part));
@@ -102,20 +102,20 @@ fn pool(name: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// `attribute` or `example.com/attribute`.
-fn qualified(name: &str, path: &Path, errors: &mut Errors) {
+fn validate_qualified_name(name: &str, path: &Path, errors: &mut ErrorList) {
     let parts: Vec<&str> = name.split('/').collect();
     match parts.as_slice() {
-        [id] => identifier(id, path, errors),
+        [id] => validate_identifier(id, path, errors),
         [domain, id] => {
             if domain.is_empty() {
                 errors.invalid(path, "", "the domain must not be empty");
             } else {
-                driver(domain, path, errors);
+                validate_driver(domain, path, errors);
             }
             if id.is_empty() {
                 errors.invalid(path, "", "the name must not be empty");
             } else {
-                identifier(id, path, errors);
+                validate_identifier(id, path, errors);
             }
         }
         // Upstream lets these pass, and objects with them may be around.
@@ -123,25 +123,25 @@ fn qualified(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn fully_qualified(name: &str, path: &Path, errors: &mut Errors) {
-    qualified(name, path, errors);
+fn validate_fully_qualified_name(name: &str, path: &Path, errors: &mut ErrorList) {
+    validate_qualified_name(name, path, errors);
     if !name.contains('/') {
         let message = "a fully qualified name must be a domain and a name separated by a slash";
         errors.invalid(path, name, message);
     }
 }
 
-fn identifier(id: &str, path: &Path, errors: &mut Errors) {
-    if id.len() > MAX_ID {
-        errors.too_long(path, MAX_ID);
+fn validate_identifier(id: &str, path: &Path, errors: &mut ErrorList) {
+    if id.len() > MAX_ID_BYTES {
+        errors.too_long(path, MAX_ID_BYTES);
     }
     errors.invalid_each(path, id, names::c_identifier(id));
 }
 
 /// A UUID in its one normal form.
-fn uid(value: &str, path: &Path, errors: &mut Errors) {
+fn validate_uid(value: &str, path: &Path, errors: &mut ErrorList) {
     let dash = |i: usize| matches!(i, 8 | 13 | 18 | 23);
-    let dashed = |text: &str| {
+    let is_canonical = |text: &str| {
         text.len() == 36
             && text.bytes().enumerate().all(|(i, byte)| match byte {
                 b'-' => dash(i),
@@ -151,17 +151,17 @@ fn uid(value: &str, path: &Path, errors: &mut Errors) {
     let bare = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let in_braces = value.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
     let after_urn = value.to_ascii_lowercase().strip_prefix("urn:uuid:").map(str::to_owned);
-    let well_formed = match value.len() {
+    let is_valid = match value.len() {
         32 => bare(value),
-        36 => dashed(value),
-        38 => in_braces.is_some_and(dashed),
-        45 => after_urn.as_deref().is_some_and(dashed),
+        36 => is_canonical(value),
+        38 => in_braces.is_some_and(is_canonical),
+        45 => after_urn.as_deref().is_some_and(is_canonical),
         length => {
             let message = format!("error validating uid: invalid UUID length: {length}");
             return errors.invalid(path, value, &message);
         }
     };
-    if !well_formed {
+    if !is_valid {
         errors.invalid(path, value, "error validating uid: invalid UUID format");
     } else if value.len() != 36 || value != value.to_ascii_lowercase() {
         let message = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters";
@@ -169,29 +169,29 @@ fn uid(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn selectors(list: &[Value], path: &Path, errors: &mut Errors) {
-    each(list, MAX_SELECTORS, path, errors, |selector, path, errors| {
-        let path = path.at("cel");
+fn validate_selectors(list: &[Value], path: &Path, errors: &mut ErrorList) {
+    validate_list(list, MAX_SELECTORS, path, errors, |selector, path, errors| {
+        let path = path.child("cel");
         if !selector.has("cel") {
             errors.required(&path, "");
-        } else if selector.at("cel").text("expression").len() > MAX_EXPRESSION {
-            errors.too_long(&path.at("expression"), MAX_EXPRESSION);
+        } else if selector.at("cel").text("expression").len() > MAX_EXPRESSION_BYTES {
+            errors.too_long(&path.child("expression"), MAX_EXPRESSION_BYTES);
         }
     });
 }
 
 /// The settings a driver is handed unread.
-fn configuration(config: &Value, path: &Path, errors: &mut Errors) {
-    let (opaque, path) = (config.at("opaque"), path.at("opaque"));
+fn validate_configuration(config: &Value, path: &Path, errors: &mut ErrorList) {
+    let (opaque, path) = (config.at("opaque"), path.child("opaque"));
     if opaque.is_null() {
         errors.required(&path, "");
         return;
     }
-    driver(opaque.text("driver"), &path.at("driver"), errors);
-    raw_object(opaque.at("parameters"), MAX_PARAMETERS, &path.at("parameters"), errors);
+    validate_driver(opaque.text("driver"), &path.child("driver"), errors);
+    validate_raw_object(opaque.at("parameters"), MAX_PARAMETERS_BYTES, &path.child("parameters"), errors);
 }
 
-fn raw_object(value: &Value, max: usize, path: &Path, errors: &mut Errors) {
+fn validate_raw_object(value: &Value, max: usize, path: &Path, errors: &mut ErrorList) {
     if value.is_null() {
         errors.required(path, "");
     } else if value.to_string().len() > max {
@@ -202,19 +202,19 @@ fn raw_object(value: &Value, max: usize, path: &Path, errors: &mut Errors) {
 }
 
 /// What must come true before, or must not before, a device is bound.
-fn binding_conditions(of: &Value, path: &Path, errors: &mut Errors) {
+fn validate_binding_conditions(of: &Value, path: &Path, errors: &mut ErrorList) {
     let fields = ["bindingConditions", "bindingFailureConditions"];
-    let [wanted, failures] = fields.map(|field| of.items(field));
-    for (field, list) in [(fields[0], wanted), (fields[1], failures)] {
-        each(list, MAX_BINDING_CONDITIONS, &path.at(field), errors, |item, path, errors| {
-            meta::label_name(item.as_str().unwrap_or(""), path, errors);
+    let [conditions, failures] = fields.map(|field| of.items(field));
+    for (field, list) in [(fields[0], conditions), (fields[1], failures)] {
+        validate_list(list, MAX_BINDING_CONDITIONS, &path.child(field), errors, |item, path, errors| {
+            meta::validate_label_name(item.as_str().unwrap_or(""), path, errors);
         });
     }
-    let all: HashSet<&str> = wanted.iter().filter_map(Value::as_str).collect();
-    for (field, list) in [(fields[0], wanted), (fields[1], failures)] {
+    let all: HashSet<&str> = conditions.iter().filter_map(Value::as_str).collect();
+    for (field, list) in [(fields[0], conditions), (fields[1], failures)] {
         let mut seen = HashSet::new();
         for (i, item) in list.iter().enumerate() {
-            let (name, path) = (item.as_str().unwrap_or(""), path.at(field).index(i));
+            let (name, path) = (item.as_str().unwrap_or(""), path.child(field).index(i));
             if !seen.insert(name) {
                 errors.duplicate(&path, name);
             }
@@ -227,7 +227,7 @@ fn binding_conditions(of: &Value, path: &Path, errors: &mut Errors) {
     for (missing, used) in [(0, 1), (1, 0)] {
         if of.items(fields[missing]).is_empty() && !of.items(fields[used]).is_empty() {
             let message = format!("{} are required to use {}", fields[missing], fields[used]);
-            errors.invalid(&path.at(fields[missing]), of.at(fields[missing]).clone(), &message);
+            errors.invalid(&path.child(fields[missing]), of.at(fields[missing]).clone(), &message);
         }
     }
 }

@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use schema::quantity::Quantity;
 use serde_json::Value;
 
-use crate::json::Json as _;
+use crate::json::JsonExt as _;
 
 /// Quantities by the names of resources.
 pub type ResourceList = BTreeMap<String, Quantity>;
 
 /// The quantities of an object field such as `requests`.
-pub fn list(value: &Value, field: &str) -> ResourceList {
+pub fn resource_list(value: &Value, field: &str) -> ResourceList {
     let entries = value.entries(field);
-    entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::read(value)?))).collect()
+    entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::from_value(value)?))).collect()
 }
 
 /// Adds what another list has.
-pub fn add(sum: &mut ResourceList, more: &ResourceList) {
-    for (name, quantity) in more {
+pub fn add_resources(sum: &mut ResourceList, other: &ResourceList) {
+    for (name, quantity) in other {
         // The first one decides how the sum is printed.
         sum.entry(name.clone()).and_modify(|sum| *sum = *sum + *quantity).or_insert(*quantity);
     }
 }
 
-fn raise(list: &mut ResourceList, floor: &ResourceList) {
+fn max_into(list: &mut ResourceList, floor: &ResourceList) {
     for (name, quantity) in floor {
         let old = list.entry(name.clone()).or_insert(*quantity);
         if *quantity > *old {
@@ -36,38 +36,40 @@ fn raise(list: &mut ResourceList, floor: &ResourceList) {
 /// What a pod needs in all of `field` (`requests` or `limits`): the sum of what runs together, or what the
 /// greediest init container needs on top of the sidecars started before it. What the pod says for itself
 /// counts instead.
-pub fn of_pod(spec: &Value, field: &str) -> ResourceList {
-    let mut sum = of_containers(spec, |container, _| list(container.at("resources"), field));
-    sum.extend(for_itself(spec, field));
+pub fn pod_resources(spec: &Value, field: &str) -> ResourceList {
+    let mut sum = sum_containers(spec, |container, _| resource_list(container.at("resources"), field));
+    sum.extend(pod_level_resources(spec, field));
     sum
 }
 
 /// What a pod has of its node in all: the same, but while it is resized the highest of what is wanted, promised and given
 /// counts for each container and for the pod itself. What is wanted and can never be had counts for nothing.
-pub fn in_use(pod: &Value, field: &str) -> ResourceList {
+pub fn pod_resources_in_use(pod: &Value, field: &str) -> ResourceList {
     let (spec, status) = (pod.at("spec"), pod.at("status"));
-    let is_refused = status.items("conditions").iter().any(|condition| {
+    let is_infeasible = status.items("conditions").iter().any(|condition| {
         condition.text("type") == "PodResizePending" && condition.text("reason") == "Infeasible"
     });
-    let highest = |wanted: &Value, told: &Value| {
+    let effective = |spec_resources: &Value, container_status: &Value| {
         let mut highest = ResourceList::new();
-        if !is_refused || told.at("resources").is_null() {
-            highest = list(wanted, field);
+        if !is_infeasible || container_status.at("resources").is_null() {
+            highest = resource_list(spec_resources, field);
         }
-        raise(&mut highest, &list(told.at("resources"), field));
-        if field == "requests" && !told.at("resources").is_null() {
-            raise(&mut highest, &list(told, "allocatedResources"));
+        max_into(&mut highest, &resource_list(container_status.at("resources"), field));
+        if field == "requests" && !container_status.at("resources").is_null() {
+            max_into(&mut highest, &resource_list(container_status, "allocatedResources"));
         }
         highest
     };
-    let mut sum = of_containers(spec, |container, stays| {
-        let told =
+    let mut sum = sum_containers(spec, |container, is_long_running| {
+        let container_status =
             ["containerStatuses", "initContainerStatuses"].into_iter().flat_map(|all| status.items(all));
-        let told = told.filter(|_| stays).find(|told| told.text("name") == container.text("name"));
-        highest(container.at("resources"), told.unwrap_or(&Value::Null))
+        let container_status = container_status
+            .filter(|_| is_long_running)
+            .find(|container_status| container_status.text("name") == container.text("name"));
+        effective(container.at("resources"), container_status.unwrap_or(&Value::Null))
     });
-    let own = highest(spec.at("resources"), status);
-    for (name, _) in for_itself(spec, field) {
+    let own = effective(spec.at("resources"), status);
+    for (name, _) in pod_level_resources(spec, field) {
         let amount = own.get(&name).copied().unwrap_or(Quantity::ZERO);
         sum.insert(name, amount);
     }
@@ -75,32 +77,32 @@ pub fn in_use(pod: &Value, field: &str) -> ResourceList {
 }
 
 /// The sum over containers of what each of them needs; whether it runs for as long as the pod does is said beside it.
-fn of_containers(spec: &Value, need: impl Fn(&Value, bool) -> ResourceList) -> ResourceList {
+fn sum_containers(spec: &Value, container_resources: impl Fn(&Value, bool) -> ResourceList) -> ResourceList {
     let mut sum = ResourceList::new();
     for container in spec.items("containers") {
-        add(&mut sum, &need(container, true));
+        add_resources(&mut sum, &container_resources(container, true));
     }
     let mut sidecars = ResourceList::new();
     let mut starting = ResourceList::new();
     for container in spec.items("initContainers") {
-        let stays = container.text("restartPolicy") == "Always";
-        let mut own = need(container, stays);
-        if stays {
-            add(&mut sum, &own);
-            add(&mut sidecars, &own);
-            raise(&mut starting, &sidecars);
+        let is_long_running = container.text("restartPolicy") == "Always";
+        let mut own = container_resources(container, is_long_running);
+        if is_long_running {
+            add_resources(&mut sum, &own);
+            add_resources(&mut sidecars, &own);
+            max_into(&mut starting, &sidecars);
         } else {
-            add(&mut own, &sidecars);
-            raise(&mut starting, &own);
+            add_resources(&mut own, &sidecars);
+            max_into(&mut starting, &own);
         }
     }
-    raise(&mut sum, &starting);
+    max_into(&mut sum, &starting);
     sum
 }
 
 /// What a pod says for itself, of the resources that it can.
-fn for_itself(spec: &Value, field: &str) -> ResourceList {
-    let mut own = list(spec.at("resources"), field);
+fn pod_level_resources(spec: &Value, field: &str) -> ResourceList {
+    let mut own = resource_list(spec.at("resources"), field);
     own.retain(|name, _| name == "cpu" || name == "memory" || name.starts_with("hugepages-"));
     own
 }
@@ -112,39 +114,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_highest_counts_while_a_pod_is_resized() {
-        let check = |wanted: &str, told: Value, reason: &str, expected: &str| {
-            let main = json!({"name": "a", "resources": {"requests": {"cpu": wanted}}});
+    fn resize_uses_maximum_of_spec_and_status() {
+        let check = |spec_resources: &str, container_status: Value, reason: &str, expected: &str| {
+            let main = json!({"name": "a", "resources": {"requests": {"cpu": spec_resources}}});
             let init = json!({"name": "i", "resources": {"requests": {"cpu": "1m"}}});
             let side =
                 json!({"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "10m"}}});
-            let grown = json!({"name": "s", "resources": {"requests": {"cpu": "30m"}}});
+            let big_init_container = json!({"name": "s", "resources": {"requests": {"cpu": "30m"}}});
             // Of one that comes and goes nothing counts but what it wants.
-            let gone = json!({"name": "i", "resources": {"requests": {"cpu": "9"}}});
+            let removed_container = json!({"name": "i", "resources": {"requests": {"cpu": "9"}}});
             let pod = json!({
                 "spec": {"containers": [main], "initContainers": [init, side]},
                 "status": {
-                    "containerStatuses": [told], "initContainerStatuses": [gone, grown],
+                    "containerStatuses": [container_status], "initContainerStatuses": [removed_container, big_init_container],
                     "conditions": [{"type": "PodResizePending", "reason": reason}],
                 },
             });
-            assert_eq!(in_use(&pod, "requests")["cpu"].to_string(), expected, "{wanted} {reason}");
+            assert_eq!(
+                pod_resources_in_use(&pod, "requests")["cpu"].to_string(),
+                expected,
+                "{spec_resources} {reason}"
+            );
         };
-        let told = |given: &str, promised: &str| json!({"name": "a", "resources": {"requests": {"cpu": given}}, "allocatedResources": {"cpu": promised}});
+        let container_with_status = |given: &str, promised: &str| json!({"name": "a", "resources": {"requests": {"cpu": given}}, "allocatedResources": {"cpu": promised}});
         check("100m", json!({}), "", "130m");
-        check("100m", told("200m", "50m"), "", "230m");
-        check("100m", told("50m", "300m"), "", "330m");
-        check("400m", told("50m", "300m"), "Deferred", "430m");
-        check("400m", told("50m", "300m"), "Infeasible", "330m");
+        check("100m", container_with_status("200m", "50m"), "", "230m");
+        check("100m", container_with_status("50m", "300m"), "", "330m");
+        check("400m", container_with_status("50m", "300m"), "Deferred", "430m");
+        check("400m", container_with_status("50m", "300m"), "Infeasible", "330m");
     }
 
     #[test]
-    fn what_a_pod_says_for_itself_counts_instead() {
+    fn pod_level_resources_override_containers() {
         let check = |status: Value, expected: [&str; 2]| {
             let main = json!({"name": "a", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "9"}}});
             let own = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3"}});
             let pod = json!({"spec": {"containers": [main], "resources": own}, "status": status});
-            let found = ["requests", "limits"].map(|field| in_use(&pod, field)["cpu"].to_string());
+            let found =
+                ["requests", "limits"].map(|field| pod_resources_in_use(&pod, field)["cpu"].to_string());
             assert_eq!(found, expected);
         };
         check(json!({}), ["2", "3"]);

@@ -7,10 +7,10 @@ use std::fmt;
 
 use serde_json::Value;
 
-pub use fields::{FieldSelector, escaped};
+pub use fields::{FieldSelector, escape};
 
-use crate::field::{Errors, Path, quoted};
-use crate::json::Json;
+use crate::field::{ErrorList, Path, quote};
+use crate::json::JsonExt;
 use crate::names;
 
 /// Which objects are meant, by their labels: all requirements must hold.
@@ -58,7 +58,7 @@ impl LabelSelector {
 
     /// Reads the text form: `a=b,c!=d,e in (x,y),!f,g notin (z),h>5`.
     pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
-        parse::requirements(text).map(LabelSelector::of)
+        parse::parse_requirements(text).map(LabelSelector::new)
     }
 
     /// Reads a `metav1.LabelSelector`: an absent one matches nothing, an empty one everything.
@@ -66,7 +66,7 @@ impl LabelSelector {
         if selector.is_null() {
             return Ok(LabelSelector::nothing());
         }
-        let mut requirements = equalities(selector.at("matchLabels"))?;
+        let mut requirements = label_set_requirements(selector.at("matchLabels"))?;
         for expression in selector.items("matchExpressions") {
             let operator = match expression.text("operator") {
                 "In" => Operator::In,
@@ -74,14 +74,14 @@ impl LabelSelector {
                 "Exists" => Operator::Exists,
                 "DoesNotExist" => Operator::DoesNotExist,
                 other => {
-                    let words = format!("{} is not a valid label selector operator", quoted(other));
+                    let words = format!("{} is not a valid label selector operator", quote(other));
                     return Err(SelectorError(words));
                 }
             };
             let values = expression.items("values").iter().filter_map(Value::as_str).map(str::to_owned);
             requirements.push(Requirement::new(expression.text("key"), operator, values.collect())?);
         }
-        Ok(LabelSelector::of(requirements))
+        Ok(LabelSelector::new(requirements))
     }
 
     /// Reads a plain map of labels, such as a Service's or a ReplicationController's selector, that must all
@@ -92,11 +92,11 @@ impl LabelSelector {
             operator: Operator::Equals,
             values: vec![value.as_str().unwrap_or("").to_owned()],
         };
-        LabelSelector::of(labels.as_object().into_iter().flatten().map(requirement).collect())
+        LabelSelector::new(labels.as_object().into_iter().flatten().map(requirement).collect())
     }
 
     /// The selector of these requirements, which must all hold.
-    pub fn of(mut requirements: Vec<Requirement>) -> LabelSelector {
+    pub fn new(mut requirements: Vec<Requirement>) -> LabelSelector {
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         LabelSelector { requirements, nothing: false }
     }
@@ -137,7 +137,7 @@ impl LabelSelector {
 impl Requirement {
     /// Checks the key and values as upstream does, and tells all that is wrong at once.
     pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Requirement, SelectorError> {
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         let wrong = names::qualified_name(key);
         if !wrong.is_empty() {
             errors.invalid(&Path::new("key"), key, &wrong.join("; "));
@@ -163,20 +163,20 @@ impl Requirement {
             Operator::NotIn | Operator::NotEquals => !value.is_some_and(listed),
             Operator::Exists => value.is_some(),
             Operator::DoesNotExist => value.is_none(),
-            Operator::GreaterThan => self.numbers(value).is_some_and(|(has, limit)| has > limit),
-            Operator::LessThan => self.numbers(value).is_some_and(|(has, limit)| has < limit),
+            Operator::GreaterThan => self.parse_numbers(value).is_some_and(|(has, limit)| has > limit),
+            Operator::LessThan => self.parse_numbers(value).is_some_and(|(has, limit)| has < limit),
         }
     }
 
-    fn numbers(&self, value: Option<&str>) -> Option<(i64, i64)> {
+    fn parse_numbers(&self, value: Option<&str>) -> Option<(i64, i64)> {
         Some((value?.parse().ok()?, self.values.first()?.parse().ok()?))
     }
 }
 
 impl Operator {
-    fn check(self, values: &[String], errors: &mut Errors) {
+    fn check(self, values: &[String], errors: &mut ErrorList) {
         let path = Path::new("values");
-        let shown = || Value::from(values.to_vec());
+        let rendered = || Value::from(values.to_vec());
         let words = match self {
             Operator::In | Operator::NotIn if values.is_empty() => {
                 "for 'in', 'notin' operators, values set can't be empty"
@@ -193,7 +193,7 @@ impl Operator {
             _ => "",
         };
         if !words.is_empty() {
-            errors.invalid(&path, shown(), words);
+            errors.invalid(&path, rendered(), words);
         }
         if matches!(self, Operator::GreaterThan | Operator::LessThan) {
             for (i, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
@@ -207,7 +207,7 @@ impl Operator {
     }
 }
 
-fn equalities(labels: &Value) -> Result<Vec<Requirement>, SelectorError> {
+fn label_set_requirements(labels: &Value) -> Result<Vec<Requirement>, SelectorError> {
     let requirement = |(key, value): (&String, &Value)| {
         Requirement::new(key, Operator::Equals, vec![value.as_str().unwrap_or("").to_owned()])
     };

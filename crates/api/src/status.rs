@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Serialize;
 
-use crate::field::{Errors, quoted};
+use crate::field::{ErrorList, quote};
 
 /// `metav1.Status`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,7 +20,7 @@ pub struct Status {
     #[serde(skip_serializing_if = "str::is_empty")]
     pub reason: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub details: Option<Details>,
+    pub details: Option<StatusDetails>,
     pub code: u16,
 }
 
@@ -33,7 +33,7 @@ pub struct ListMeta {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Details {
+pub struct StatusDetails {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -43,13 +43,13 @@ pub struct Details {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub causes: Vec<Cause>,
+    pub causes: Vec<StatusCause>,
     #[serde(skip_serializing_if = "is_zero")]
     pub retry_after_seconds: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Cause {
+pub struct StatusCause {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -62,7 +62,7 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-const NO_SUCH_PATH: &str = "the server could not find the requested resource";
+const UNKNOWN_PATH: &str = "the server could not find the requested resource";
 
 impl Status {
     pub fn failure(code: u16, reason: &'static str, message: impl Into<String>) -> Status {
@@ -79,7 +79,7 @@ impl Status {
     }
 
     /// About one object: `pods "web" not found`.
-    pub fn about(mut self, group: &str, kind: &str, name: &str) -> Status {
+    pub fn with_details(mut self, group: &str, kind: &str, name: &str) -> Status {
         let details = self.details.get_or_insert_default();
         details.group = group.to_owned();
         details.kind = kind.to_owned();
@@ -92,41 +92,44 @@ impl Status {
     }
 
     /// No such path; kubectl words this one itself.
-    pub fn no_such_path() -> Status {
-        let mut status = Status::failure(404, "NotFound", NO_SUCH_PATH);
-        status.details = Some(Details::default());
+    pub fn unknown_path() -> Status {
+        let mut status = Status::failure(404, "NotFound", UNKNOWN_PATH);
+        status.details = Some(StatusDetails::default());
         status
     }
 
     /// Nobody serves the path at all.
-    pub fn is_no_such_path(&self) -> bool {
-        self.code == 404 && self.message == NO_SUCH_PATH
+    pub fn is_unknown_path(&self) -> bool {
+        self.code == 404 && self.message == UNKNOWN_PATH
     }
 
     /// `resource` is the plural, qualified as `deployments.apps` where it has a group.
     pub fn not_found(group: &str, plural: &str, name: &str) -> Status {
-        let message = format!("{} {} not found", qualified(group, plural), quoted(name));
-        Status::failure(404, "NotFound", message).about(group, plural, name)
+        let message = format!("{} {} not found", qualified_resource(group, plural), quote(name));
+        Status::failure(404, "NotFound", message).with_details(group, plural, name)
     }
 
     pub fn already_exists(group: &str, plural: &str, name: &str) -> Status {
-        let message = format!("{} {} already exists", qualified(group, plural), quoted(name));
-        Status::failure(409, "AlreadyExists", message).about(group, plural, name)
+        let message = format!("{} {} already exists", qualified_resource(group, plural), quote(name));
+        Status::failure(409, "AlreadyExists", message).with_details(group, plural, name)
     }
 
-    pub fn conflict(group: &str, plural: &str, name: &str, why: &str) -> Status {
-        let message =
-            format!("Operation cannot be fulfilled on {} {}: {why}", qualified(group, plural), quoted(name));
-        Status::failure(409, "Conflict", message).about(group, plural, name)
+    pub fn conflict(group: &str, plural: &str, name: &str, detail: &str) -> Status {
+        let message = format!(
+            "Operation cannot be fulfilled on {} {}: {detail}",
+            qualified_resource(group, plural),
+            quote(name)
+        );
+        Status::failure(409, "Conflict", message).with_details(group, plural, name)
     }
 
-    pub fn forbidden(group: &str, plural: &str, name: &str, why: &str) -> Status {
+    pub fn forbidden(group: &str, plural: &str, name: &str, detail: &str) -> Status {
         let message = match (plural, name) {
-            ("", _) => format!("forbidden: {why}"),
-            (_, "") => format!("{} is forbidden: {why}", qualified(group, plural)),
-            _ => format!("{} {} is forbidden: {why}", qualified(group, plural), quoted(name)),
+            ("", _) => format!("forbidden: {detail}"),
+            (_, "") => format!("{} is forbidden: {detail}", qualified_resource(group, plural)),
+            _ => format!("{} {} is forbidden: {detail}", qualified_resource(group, plural), quote(name)),
         };
-        Status::failure(403, "Forbidden", message).about(group, plural, name)
+        Status::failure(403, "Forbidden", message).with_details(group, plural, name)
     }
 
     pub fn expired(message: impl Into<String>) -> Status {
@@ -135,23 +138,23 @@ impl Status {
 
     pub fn internal(message: impl std::fmt::Display) -> Status {
         let mut status = Status::failure(500, "InternalError", format!("Internal error occurred: {message}"));
-        status.details = Some(Details {
-            causes: vec![Cause { message: message.to_string(), ..Cause::default() }],
-            ..Details::default()
+        status.details = Some(StatusDetails {
+            causes: vec![StatusCause { message: message.to_string(), ..StatusCause::default() }],
+            ..StatusDetails::default()
         });
         status
     }
 
     /// 422: `Pod "x" is invalid: spec.containers: Required value`.
-    pub fn invalid(group: &str, kind: &str, name: &str, errors: &Errors) -> Status {
+    pub fn invalid(group: &str, kind: &str, name: &str, errors: &ErrorList) -> Status {
         let all = if errors.is_empty() { String::new() } else { format!(": {errors}") };
-        let message = format!("{} {} is invalid{all}", qualified(group, kind), quoted(name));
-        let mut status = Status::failure(422, "Invalid", message).about(group, kind, name);
+        let message = format!("{} {} is invalid{all}", qualified_resource(group, kind), quote(name));
+        let mut status = Status::failure(422, "Invalid", message).with_details(group, kind, name);
         status.details.get_or_insert_default().causes = errors
             .0
             .iter()
-            .map(|error| Cause {
-                reason: error.reason.cause().to_owned(),
+            .map(|error| StatusCause {
+                reason: error.error_type.cause().to_owned(),
                 message: error.message.clone(),
                 field: error.path.to_string(),
             })
@@ -160,7 +163,7 @@ impl Status {
     }
 }
 
-fn qualified(group: &str, plural: &str) -> String {
+fn qualified_resource(group: &str, plural: &str) -> String {
     if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
 }
 
@@ -172,9 +175,9 @@ mod tests {
     use crate::field::Path;
 
     #[test]
-    fn invalid_objects() {
-        let mut errors = Errors::default();
-        let message = |errors: &Errors| Status::invalid("apps", "Deployment", "x", errors).message;
+    fn invalid_status_lists_causes() {
+        let mut errors = ErrorList::default();
+        let message = |errors: &ErrorList| Status::invalid("apps", "Deployment", "x", errors).message;
         assert_eq!(message(&errors), "Deployment.apps \"x\" is invalid");
         errors.required(&Path::new("spec.a"), "");
         assert_eq!(message(&errors), "Deployment.apps \"x\" is invalid: spec.a: Required value");
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn messages_match_upstream() {
         let messages = [
             Status::not_found("", "pods", "a"),
             Status::not_found("apps", "deployments", "a"),

@@ -13,16 +13,16 @@ pub fn parse_rfc3339(text: &str) -> Option<Timestamp> {
 
 /// To the second: `metav1.Time`.
 pub fn rfc3339(time: Timestamp) -> String {
-    stored(time).to_seconds()
+    to_schema_timestamp(time).to_seconds()
 }
 
 /// To the microsecond: `metav1.MicroTime`.
 pub fn rfc3339_micro(time: Timestamp) -> String {
-    stored(time).to_micros()
+    to_schema_timestamp(time).to_micros()
 }
 
 /// A time before the year 1 is none that the API has; it prints as 1970.
-fn stored(time: Timestamp) -> schema::time::Timestamp {
+fn to_schema_timestamp(time: Timestamp) -> schema::time::Timestamp {
     let nanos = time.as_nanosecond();
     let (seconds, nanos) = (nanos.div_euclid(1_000_000_000), nanos.rem_euclid(1_000_000_000));
     schema::time::Timestamp::new(seconds as i64, nanos as u32)
@@ -31,7 +31,7 @@ fn stored(time: Timestamp) -> schema::time::Timestamp {
 
 /// Reads a Go duration such as `1h30m`, `-1.5s` or `0`.
 pub fn parse_duration(text: &str) -> Result<SignedDuration, String> {
-    let invalid = || format!("time: invalid duration {}", crate::field::quoted(text));
+    let invalid = || format!("time: invalid duration {}", crate::field::quote(text));
     let negative = text.starts_with('-');
     let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
     if rest == "0" {
@@ -52,7 +52,7 @@ pub fn parse_duration(text: &str) -> Result<SignedDuration, String> {
 
 /// One number and its unit, in nanoseconds.
 fn duration_part<'a>(rest: &'a str, text: &str) -> Result<(u64, &'a str), String> {
-    let quoted = crate::field::quoted;
+    let quoted = crate::field::quote;
     let invalid = || format!("time: invalid duration {}", quoted(text));
     let split = |text: &'a str| text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let (whole, after) = split(rest);
@@ -86,10 +86,10 @@ fn duration_part<'a>(rest: &'a str, text: &str) -> Result<(u64, &'a str), String
 }
 
 /// Prints a duration as Go does: `1h2m3.5s`, `1.5ms`, `0s`.
-pub fn duration(duration: SignedDuration) -> String {
+pub fn format_duration(duration: SignedDuration) -> String {
     let nanos = duration.as_nanos();
     let (sign, nanos) = (if nanos < 0 { "-" } else { "" }, nanos.unsigned_abs());
-    let small = |unit: u128, name: &str| format!("{sign}{}{name}", decimal(nanos, unit));
+    let small = |unit: u128, name: &str| format!("{sign}{}{name}", format_decimal(nanos, unit));
     match nanos {
         0 => "0s".to_owned(),
         1..1_000 => small(1, "ns"),
@@ -104,14 +104,14 @@ pub fn duration(duration: SignedDuration) -> String {
             if minutes > 0 {
                 let _ = write!(out, "{}m", minutes % 60);
             }
-            let _ = write!(out, "{}s", decimal(nanos % 60_000_000_000, 1_000_000_000));
+            let _ = write!(out, "{}s", format_decimal(nanos % 60_000_000_000, 1_000_000_000));
             out
         }
     }
 }
 
 /// `value / unit` without trailing zeros; `unit` is a power of ten.
-fn decimal(value: u128, unit: u128) -> String {
+fn format_decimal(value: u128, unit: u128) -> String {
     let (whole, part) = (value / unit, value % unit);
     if part == 0 {
         return whole.to_string();
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn time_formats_like_go() {
         for (text, seconds, micros) in [
             ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05.000000Z"),
             ("2026-01-02T03:04:05.123456789Z", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05.123456Z"),
@@ -179,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
-        for (text, printed) in [
+    fn duration_formats_like_go() {
+        for (text, formatted) in [
             ("0", "0s"),
             ("30s", "30s"),
             ("90s", "1m30s"),
@@ -194,7 +194,7 @@ mod tests {
             ("0.1234567891s", "123.456789ms"),
             ("2562047h47m16.854775807s", "2562047h47m16.854775807s"),
         ] {
-            assert_eq!(parse_duration(text).map(duration).as_deref(), Ok(printed), "{text}");
+            assert_eq!(parse_duration(text).map(format_duration).as_deref(), Ok(formatted), "{text}");
         }
         for (text, why) in [
             ("", "time: invalid duration \"\""),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn ages() {
+    fn human_duration_matches_upstream() {
         let hours = |hours: i64| hours * 3600;
         for (seconds, expected) in [
             (-2, "<invalid>"),
@@ -237,13 +237,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn durations_read_back(nanos: i64) {
-            let printed = duration(SignedDuration::from_nanos(nanos));
-            prop_assert_eq!(parse_duration(&printed), Ok(SignedDuration::from_nanos(nanos)));
+        fn duration_round_trips(nanos: i64) {
+            let formatted = format_duration(SignedDuration::from_nanos(nanos));
+            prop_assert_eq!(parse_duration(&formatted), Ok(SignedDuration::from_nanos(nanos)));
         }
 
         #[test]
-        fn nothing_panics(text in "\\PC{0,30}|[0-9.hmsun+-]{0,40}|[0-9TZ:.+-]{0,30}") {
+        fn parse_never_panics(text in "\\PC{0,30}|[0-9.hmsun+-]{0,40}|[0-9TZ:.+-]{0,30}") {
             let _ = (parse_duration(&text), parse_rfc3339(&text));
         }
     }

@@ -1,6 +1,6 @@
 //! What the kinds outside of the core complain about: an object in, upstream's words out, line by line.
 
-use api::{Errors, Kind, RESOURCES};
+use api::{ErrorList, RESOURCES, RestStrategy};
 use expect_test::Expect;
 use serde_json::{Value, json};
 
@@ -23,52 +23,52 @@ mod rbac;
 #[path = "group_rules/reviews.rs"]
 mod reviews;
 
-fn rules(kind: &str) -> &'static dyn Kind {
-    RESOURCES.iter().find(|row| row.kind == kind).unwrap_or_else(|| panic!("no row for {kind}")).rules
+fn strategy(kind: &str) -> &'static dyn RestStrategy {
+    RESOURCES.iter().find(|row| row.kind == kind).unwrap_or_else(|| panic!("no row for {kind}")).strategy
 }
 
-fn lines(errors: &Errors) -> String {
+fn lines(errors: &ErrorList) -> String {
     errors.0.iter().map(|complaint| format!("{}: {}\n", complaint.path, complaint.message)).collect()
 }
 
 /// Creates an object.
 #[track_caller]
 fn check(kind: &str, mut obj: Value, expected: Expect) {
-    let mut errors = Errors::default();
-    rules(kind).prepare_create(&mut obj);
-    rules(kind).validate(&obj, &mut errors);
+    let mut errors = ErrorList::default();
+    strategy(kind).prepare_for_create(&mut obj);
+    strategy(kind).validate(&obj, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 /// Creates an object with nothing wrong.
 #[track_caller]
-fn fine(kind: &str, obj: Value) {
+fn check_valid(kind: &str, obj: Value) {
     check(kind, obj, expect_test::expect![""]);
 }
 
 /// Replaces a stored object.
 #[track_caller]
 fn check_update(kind: &str, old: Value, mut new: Value, expected: Expect) {
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     let mut stored = old;
-    rules(kind).prepare_create(&mut stored);
+    strategy(kind).prepare_for_create(&mut stored);
     new["status"] = stored["status"].clone();
-    rules(kind).prepare_update(&mut new, &stored);
-    rules(kind).validate(&new, &mut errors);
-    rules(kind).validate_update(&new, &stored, &mut errors);
+    strategy(kind).prepare_for_update(&mut new, &stored);
+    strategy(kind).validate(&new, &mut errors);
+    strategy(kind).validate_update(&new, &stored, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 /// Replaces a stored object's status.
 #[track_caller]
 fn check_status(kind: &str, obj: Value, expected: Expect) {
-    let mut errors = Errors::default();
-    rules(kind).validate_status(&obj, &json!({}), &mut errors);
+    let mut errors = ErrorList::default();
+    strategy(kind).validate_status_update(&obj, &json!({}), &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 /// The object with the value at a JSON pointer replaced, or removed where it is null.
-fn with(mut obj: Value, pointer: &str, value: Value) -> Value {
+fn with_value(mut obj: Value, pointer: &str, value: Value) -> Value {
     let (parent, name) = pointer.rsplit_once('/').expect("a pointer");
     let parent = obj.pointer_mut(parent).unwrap_or_else(|| panic!("nothing at {parent}"));
     match parent {

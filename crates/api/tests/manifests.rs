@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use api::defaults::set_defaults;
 use api::meta::validate_object_meta;
-use api::table::Storage;
-use api::{Errors, Path, RESOURCES, Resource, convert};
+use api::resource_table::Storage;
+use api::{ErrorList, Path, RESOURCES, Resource, convert};
 use serde_json::Value;
 
-fn folder() -> PathBuf {
+fn manifest_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/manifests")
 }
 
@@ -21,15 +21,15 @@ fn file_name(row: &Resource) -> String {
 
 fn read(row: &Resource, bytes: &[u8]) -> Value {
     let table = schema::kubernetes();
-    let ty = table.kind(row.group, row.version, row.kind).expect("the kind has a type");
+    let ty = table.type_by_kind(row.group, row.version, row.kind).expect("the kind has a type");
     let decoded = schema::from_json(table, ty, bytes).unwrap_or_else(|error| panic!("{}: {error}", row.kind));
-    assert!(decoded.unknown.is_empty(), "{}: {:?}", file_name(row), decoded.unknown);
+    assert!(decoded.strict_errors.is_empty(), "{}: {:?}", file_name(row), decoded.strict_errors);
     decoded.value
 }
 
 /// The row whose form an object of this row is stored and checked in.
-fn stored(row: &'static Resource) -> &'static Resource {
-    let Storage::As(group, version, plural) = row.storage else { return row };
+fn storage_resource(row: &'static Resource) -> &'static Resource {
+    let Storage::StoredAs(group, version, plural) = row.storage else { return row };
     RESOURCES
         .iter()
         .find(|other| (other.group, other.version, other.plural) == (group, version, plural))
@@ -37,58 +37,64 @@ fn stored(row: &'static Resource) -> &'static Resource {
 }
 
 /// What is wrong with a new object.
-fn complaints(row: &'static Resource, mut obj: Value) -> Vec<String> {
+fn validation_errors(row: &'static Resource, mut obj: Value) -> Vec<String> {
     let table = schema::kubernetes();
-    let ty = table.kind(row.group, row.version, row.kind).expect("the kind has a type");
+    let ty = table.type_by_kind(row.group, row.version, row.kind).expect("the kind has a type");
     set_defaults(table, ty, &mut obj);
-    let home = stored(row);
+    let home = storage_resource(row);
     let mut obj = convert::convert((row.group, row.version), (home.group, home.version), row.kind, obj);
     if row.storage != Storage::None {
         // What the server gives every new object before anything looks at it.
         obj["metadata"]["uid"] = "5c1a9a0e-2b7e-4a36-9d3e-0d7a1f0f6f1c".into();
         obj["metadata"]["creationTimestamp"] = "2026-01-02T03:04:05Z".into();
     }
-    home.rules.prepare_create(&mut obj);
-    let mut errors = Errors::default();
+    home.strategy.prepare_for_create(&mut obj);
+    let mut errors = ErrorList::default();
     if row.storage != Storage::None {
         let path = Path::new("metadata");
-        validate_object_meta(&obj["metadata"], row.namespaced, home.rules.name_rule(), &path, &mut errors);
+        validate_object_meta(
+            &obj["metadata"],
+            row.namespaced,
+            home.strategy.name_format(),
+            &path,
+            &mut errors,
+        );
     }
-    home.rules.validate(&obj, &mut errors);
+    home.strategy.validate(&obj, &mut errors);
     errors.0.iter().map(|error| format!("{}: {}: {}", file_name(row), error.path, error.message)).collect()
 }
 
 #[test]
 fn every_kind_has_a_manifest() {
-    let wanted: BTreeSet<String> = RESOURCES.iter().map(file_name).collect();
-    let found: BTreeSet<String> = std::fs::read_dir(folder())
+    let expected: BTreeSet<String> = RESOURCES.iter().map(file_name).collect();
+    let found: BTreeSet<String> = std::fs::read_dir(manifest_dir())
         .expect("the folder of manifests")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name"))
         .collect();
-    assert_eq!(wanted, found);
+    assert_eq!(expected, found);
 }
 
 #[test]
-fn every_manifest_is_valid_and_stays_itself() {
+fn every_manifest_is_valid_and_round_trips() {
     let mut wrong = Vec::new();
     for row in RESOURCES {
-        let bytes = std::fs::read(folder().join(file_name(row))).expect("a manifest");
+        let bytes = std::fs::read(manifest_dir().join(file_name(row))).expect("a manifest");
         let obj = read(row, &bytes);
         let again = read(row, &serde_json::to_vec(&obj).expect("JSON"));
         assert_eq!(obj, again, "{}", file_name(row));
-        wrong.extend(complaints(row, obj));
+        wrong.extend(validation_errors(row, obj));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The checks above would pass if nothing were checked, so something must be.
 #[test]
-fn an_empty_object_is_wrong_for_most_kinds() {
+fn empty_object_is_invalid_for_most_kinds() {
     let silent: Vec<&str> = RESOURCES
         .iter()
         .filter(|row| {
             let empty = read(row, br#"{"metadata":{"name":"x","namespace":"y"}}"#);
-            complaints(row, empty).is_empty()
+            validation_errors(row, empty).is_empty()
         })
         .map(|row| row.kind)
         .collect();

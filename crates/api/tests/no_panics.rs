@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use api::core::service::alloc::{self, Pools, Ranges};
+use api::core::service::alloc::{self, AllocationRanges, AllocatorState};
 use api::defaults::set_defaults;
 use api::networking::ip::Cidr;
-use api::{Errors, RESOURCES, Resource};
+use api::{ErrorList, RESOURCES, Resource};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -20,24 +20,24 @@ fn manifest(row: &Resource) -> Value {
 }
 
 /// Where every value of an object is.
-fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+fn json_pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {
         Value::Object(map) => {
             for (key, value) in map {
-                places(value, &format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")), found);
+                json_pointers(value, &format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")), found);
             }
         }
         Value::Array(items) => {
             for (i, value) in items.iter().enumerate() {
-                places(value, &format!("{at}/{i}"), found);
+                json_pointers(value, &format!("{at}/{i}"), found);
             }
         }
         _ => {}
     }
 }
 
-fn odd_values() -> impl Strategy<Value = Value> {
+fn edge_case_values() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),
         Just(json!({})),
@@ -88,13 +88,13 @@ fn odd_values() -> impl Strategy<Value = Value> {
 }
 
 /// The manifest with some values swapped, if it is still of the right shape.
-fn distorted(row: &Resource, swaps: &[(prop::sample::Index, Value)]) -> Option<Value> {
+fn replace_values(row: &Resource, swaps: &[(prop::sample::Index, Value)]) -> Option<Value> {
     let table = schema::kubernetes();
-    let ty = table.kind(row.group, row.version, row.kind)?;
+    let ty = table.type_by_kind(row.group, row.version, row.kind)?;
     let mut obj = manifest(row);
     for (index, odd) in swaps {
         let mut found = Vec::new();
-        places(&obj, "", &mut found);
+        json_pointers(&obj, "", &mut found);
         let before = obj.clone();
         let place: &String = index.get(&found);
         *obj.pointer_mut(place)? = odd.clone();
@@ -108,9 +108,9 @@ fn distorted(row: &Resource, swaps: &[(prop::sample::Index, Value)]) -> Option<V
     Some(obj)
 }
 
-struct Empty;
+struct EmptyAllocatorState;
 
-impl Pools for Empty {
+impl AllocatorState for EmptyAllocatorState {
     fn ip_in_use(&self, _ip: IpAddr) -> bool {
         false
     }
@@ -124,28 +124,29 @@ impl Pools for Empty {
     }
 }
 
-fn exercise(row: &Resource, mut old: Value, mut new: Value) {
-    let rules = row.rules;
-    let mut errors = Errors::default();
+fn run_validation(row: &Resource, mut old: Value, mut new: Value) {
+    let rules = row.strategy;
+    let mut errors = ErrorList::default();
     if row.kind == "Service" {
         for cidrs in [vec!["10.0.0.0/24"], vec!["fd00::/112", "10.0.0.0/24"]] {
             let cidrs = cidrs.into_iter().filter_map(Cidr::parse).collect();
-            let ranges = Ranges::new(cidrs, 30000..=32767);
-            let _ = alloc::allocate(&mut old, None, &ranges, &mut Empty);
-            let _ = alloc::allocate(&mut new, Some(&old), &ranges, &mut Empty);
-            let _ = alloc::held(&new);
+            let ranges = AllocationRanges::new(cidrs, 30000..=32767);
+            let _ = alloc::allocate(&mut old, None, &ranges, &mut EmptyAllocatorState);
+            let _ = alloc::allocate(&mut new, Some(&old), &ranges, &mut EmptyAllocatorState);
+            let _ = alloc::allocated_resources(&new);
         }
     }
-    rules.prepare_create(&mut old);
+    rules.prepare_for_create(&mut old);
     rules.validate(&old, &mut errors);
     rules.validate_create(&old, &mut errors);
-    rules.prepare_update(&mut new, &old);
+    rules.prepare_for_update(&mut new, &old);
     rules.validate(&new, &mut errors);
     rules.validate_update(&new, &old, &mut errors);
-    rules.validate_status(&new, &old, &mut errors);
+    rules.validate_status_update(&new, &old, &mut errors);
     rules.warnings(&new, None);
     rules.warnings(&new, Some(&old));
-    let names = |obj: &Value| rules.selectable(obj).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let names =
+        |obj: &Value| rules.selectable_fields(obj).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(names(&new), names(&Value::Null), "{} selects by different fields", row.kind);
 }
 
@@ -153,14 +154,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     #[test]
-    fn odd_objects_do_no_harm(
+    fn malformed_objects_never_panic(
         row in prop::sample::select((0..RESOURCES.len()).collect::<Vec<_>>()),
-        one in prop::collection::vec((any::<prop::sample::Index>(), odd_values()), 0..6),
-        other in prop::collection::vec((any::<prop::sample::Index>(), odd_values()), 0..6),
+        one in prop::collection::vec((any::<prop::sample::Index>(), edge_case_values()), 0..6),
+        other in prop::collection::vec((any::<prop::sample::Index>(), edge_case_values()), 0..6),
     ) {
         let row = &RESOURCES[row];
-        if let (Some(old), Some(new)) = (distorted(row, &one), distorted(row, &other)) {
-            exercise(row, old, new);
+        if let (Some(old), Some(new)) = (replace_values(row, &one), replace_values(row, &other)) {
+            run_validation(row, old, new);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use api::Status;
 use api::selector::FieldSelector;
 
-use crate::rbac::{Ask, Rbac};
+use crate::rbac::{Attributes, Rbac};
 use crate::request::Target;
 
 pub use impersonation::impersonate;
@@ -25,7 +25,7 @@ pub struct User {
 }
 
 /// What a request asks to do.
-pub enum Asks<'a> {
+pub enum RequestInfo<'a> {
     /// A verb on objects, the name where it is about one, and what a list is narrowed down to.
     Resource(&'static str, &'a Target, &'a str, Option<&'a FieldSelector>),
     /// A method on any other path.
@@ -61,11 +61,11 @@ const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 /// Who may do everything, whatever roles say.
-pub const MASTERS: &str = "system:masters";
+pub const SYSTEM_PRIVILEGED_GROUP: &str = "system:masters";
 
 /// What a path asks for that looks like one of objects but leads to none: only those who may see objects
 /// of that kind learn that there is no such kind. The verb; group, resource, subresource, namespace, name.
-fn unserved<'a>(method: &str, path: &'a str) -> Option<(&'static str, [&'a str; 5])> {
+fn parse_unknown_resource<'a>(method: &str, path: &'a str) -> Option<(&'static str, [&'a str; 5])> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let (group, mut rest) = match parts.as_slice() {
         ["api", _, rest @ ..] if !rest.is_empty() => ("", rest),
@@ -102,18 +102,18 @@ fn unserved<'a>(method: &str, path: &'a str) -> Option<(&'static str, [&'a str; 
 
 /// A change of what is not there makes it, which is more than changing it.
 pub async fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
-    authorize(rbac, user, &Asks::Resource("create", target, &target.name, None)).await
+    authorize(rbac, user, &RequestInfo::Resource("create", target, &target.name, None)).await
 }
 
-pub async fn authorize(rbac: &Rbac, user: &User, asks: &Asks<'_>) -> Result<(), Status> {
-    rbac.authorize(user, &asks.ask(&asks.verb())).await
+pub async fn authorize(rbac: &Rbac, user: &User, request_info: &RequestInfo<'_>) -> Result<(), Status> {
+    rbac.authorize(user, &request_info.attributes(&request_info.verb())).await
 }
 
-impl Asks<'_> {
+impl RequestInfo<'_> {
     pub fn verb(&self) -> Cow<'static, str> {
         match self {
-            Asks::Resource(verb, ..) => Cow::Borrowed(verb),
-            Asks::Path(method, path) => match unserved(method, path) {
+            RequestInfo::Resource(verb, ..) => Cow::Borrowed(verb),
+            RequestInfo::Path(method, path) => match parse_unknown_resource(method, path) {
                 Some((verb, _)) => Cow::Borrowed(verb),
                 None => Cow::Owned(method.to_ascii_lowercase()),
             },
@@ -121,24 +121,24 @@ impl Asks<'_> {
     }
 
     /// The question of whether `verb` may be done to this.
-    pub fn ask<'b>(&'b self, verb: &'b str) -> Ask<'b> {
+    pub fn attributes<'b>(&'b self, verb: &'b str) -> Attributes<'b> {
         match self {
-            Asks::Path(method, path) => match unserved(method, path) {
+            RequestInfo::Path(method, path) => match parse_unknown_resource(method, path) {
                 Some((_, [group, resource, subresource, namespace, name])) => {
-                    Ask::Resource { verb, group, resource, subresource, namespace, name, fields: None }
+                    Attributes::Resource { verb, group, resource, subresource, namespace, name, fields: None }
                 }
-                None => Ask::Path { verb, path },
+                None => Attributes::Path { verb, path },
             },
-            Asks::Resource(_, target, name, fields) => {
+            RequestInfo::Resource(_, target, name, fields) => {
                 let resource = target.resource;
                 // A namespace is also in itself, so that its owners can see it.
-                let itself = resource.group.is_empty() && resource.plural == "namespaces";
-                Ask::Resource {
+                let is_namespace = resource.group.is_empty() && resource.plural == "namespaces";
+                Attributes::Resource {
                     verb,
                     group: resource.group,
                     resource: resource.plural,
                     subresource: &target.subresource,
-                    namespace: if itself { &target.name } else { &target.namespace },
+                    namespace: if is_namespace { &target.name } else { &target.namespace },
                     name,
                     fields: *fields,
                 }

@@ -30,28 +30,28 @@ mod webhooks;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::{Resource, Status};
 use serde_json::Value;
 
 use crate::access::User;
 use crate::delete::DeleteOptions;
 use crate::object::Object;
-use crate::options::Version;
-use crate::rbac::Ask;
+use crate::options::ResourceVersionMatch;
+use crate::rbac::Attributes;
 use crate::registry::stored_as;
-use crate::remarks::Remarks;
 use crate::request::Target;
 use crate::server::{Call, Server};
-use crate::write::{AFTER_ADMISSION, WriteOptions, dedup_owners};
+use crate::warning_recorder::WarningRecorder;
+use crate::write::{AFTER_ADMISSION, WriteOptions, dedup_owner_references};
 
 pub use policies::Policies;
 pub use priority::SYSTEM_CLASSES;
 pub use settings::{Settings, SettingsError};
-pub use webhooks::{PATCHES, Webhooks};
+pub use webhooks::{PATCH_ANNOTATION_PREFIX, Webhooks};
 
 /// How long a pod waits for the default account of a namespace that is still being furnished.
-const ACCOUNT_WAIT: Duration = Duration::from_secs(1);
+const DEFAULT_ACCOUNT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -66,14 +66,14 @@ pub struct Request<'a> {
     /// The row of the stored version.
     pub row: &'static Resource,
     /// The row that was asked for.
-    pub asked: &'static Resource,
+    pub requested_row: &'static Resource,
     pub operation: Operation,
     pub subresource: &'a str,
     pub namespace: &'a str,
     /// As far as it is known: a name still to be generated is known by its beginning.
     pub name: String,
     /// The name as webhooks are told it: empty where it is still to be generated, or for a whole collection.
-    pub told_name: String,
+    pub review_name: String,
     /// What is replaced or deleted.
     pub old: Option<&'a Value>,
     /// The options of the write or deletion, as they were given.
@@ -84,7 +84,7 @@ pub struct Request<'a> {
     /// Whose write it is; `None` for the server itself.
     pub user: Option<&'a User>,
     /// What plugins have to say besides yes and no.
-    pub remarks: Arc<Remarks>,
+    pub recorder: Arc<WarningRecorder>,
 }
 
 /// What plugins see of the cluster.
@@ -94,9 +94,9 @@ pub trait Cluster {
     /// How plugins are set.
     fn settings(&self) -> &Settings;
     /// How many events may still come.
-    fn event_rates(&self) -> &event_rates::Rates;
+    fn event_rates(&self) -> &event_rates::EventRateLimiter;
     /// Whether somebody may do something.
-    fn allows(&self, user: &User, ask: &Ask<'_>) -> bool;
+    fn allows(&self, user: &User, attributes: &Attributes<'_>) -> bool;
 }
 
 type Admit = fn(&Request<'_>, &mut Value, &dyn Cluster) -> Result<(), Status>;
@@ -105,13 +105,18 @@ type Validate = fn(&Request<'_>, &Value, &dyn Cluster) -> Result<(), Status>;
 pub struct Plugin {
     pub name: &'static str,
     /// On unless switched off.
-    on: bool,
+    default_enabled: bool,
     admit: Option<Admit>,
     validate: Option<Validate>,
 }
 
-const fn plugin(name: &'static str, on: bool, admit: Option<Admit>, validate: Option<Validate>) -> Plugin {
-    Plugin { name, on, admit, validate }
+const fn plugin(
+    name: &'static str,
+    default_enabled: bool,
+    admit: Option<Admit>,
+    validate: Option<Validate>,
+) -> Plugin {
+    Plugin { name, default_enabled, admit, validate }
 }
 
 /// Every plugin, in upstream's order.
@@ -123,7 +128,12 @@ pub const PLUGINS: &[Plugin] = &[
     // Upstream leaves switching this on to whoever installs the cluster.
     plugin("NodeRestriction", true, Some(node_restriction::admit), None),
     plugin("TaintNodesByCondition", true, Some(defaults::not_ready_taint), None),
-    plugin("AlwaysPullImages", false, Some(optional::pull_always), Some(optional::pulls_always)),
+    plugin(
+        "AlwaysPullImages",
+        false,
+        Some(optional::set_always_pull_images),
+        Some(optional::validate_always_pull_images),
+    ),
     plugin("PodSecurity", true, None, Some(pod_security::validate)),
     plugin("Priority", true, Some(priority::admit), Some(priority::validate)),
     plugin("DefaultTolerationSeconds", true, Some(defaults::toleration_seconds), None),
@@ -137,9 +147,9 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("CertificateSigning", true, None, Some(certificates::signing)),
     plugin("CertificateSubjectRestriction", true, None, Some(certificates::subject)),
     plugin("DefaultIngressClass", true, Some(defaults::ingress_class), None),
-    plugin("DenyServiceExternalIPs", false, None, Some(optional::no_external_ips)),
+    plugin("DenyServiceExternalIPs", false, None, Some(optional::deny_external_ips)),
     plugin("PodTopologyLabels", true, Some(defaults::topology_labels), None),
-    plugin("NodeDeclaredFeatureValidator", true, None, Some(resize::declared)),
+    plugin("NodeDeclaredFeatureValidator", true, None, Some(resize::validate_declared_features)),
     plugin("PodResizeValidator", true, None, Some(resize::validate)),
     // Ask others, which takes time: see `Server::admit` and `Server::judge`.
     plugin(MUTATING_POLICIES, true, None, None),
@@ -158,14 +168,14 @@ const VALIDATING: &str = "ValidatingAdmissionWebhook";
 /// Which plugins to switch on and off, as `--enable-admission-plugins` and its opposite name them, and how
 /// they are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Switches {
+pub struct AdmissionOptions {
     pub enable: Vec<String>,
     pub disable: Vec<String>,
     pub settings: Settings,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum SwitchError {
+pub enum AdmissionOptionsError {
     #[error("admission plugin {0:?} is not known here")]
     Unknown(String),
     #[error("admission plugin {0:?} is both enabled and disabled")]
@@ -176,34 +186,35 @@ pub enum SwitchError {
 pub struct Chain {
     plugins: Vec<&'static Plugin>,
     settings: Settings,
-    event_rates: event_rates::Rates,
+    event_rates: event_rates::EventRateLimiter,
     pub quotas: quota::Quotas,
 }
 
 impl Default for Chain {
     fn default() -> Chain {
-        Chain::new(&Switches::default()).expect("nothing is switched that is not known")
+        Chain::new(&AdmissionOptions::default()).expect("nothing is switched that is not known")
     }
 }
 
 impl Chain {
-    pub fn new(switches: &Switches) -> Result<Chain, SwitchError> {
-        for name in switches.enable.iter().chain(&switches.disable) {
+    pub fn new(options: &AdmissionOptions) -> Result<Chain, AdmissionOptionsError> {
+        for name in options.enable.iter().chain(&options.disable) {
             if !PLUGINS.iter().any(|plugin| plugin.name == name) {
-                return Err(SwitchError::Unknown(name.clone()));
+                return Err(AdmissionOptionsError::Unknown(name.clone()));
             }
         }
-        if let Some(both) = switches.enable.iter().find(|name| switches.disable.contains(name)) {
-            return Err(SwitchError::Both(both.clone()));
+        if let Some(both) = options.enable.iter().find(|name| options.disable.contains(name)) {
+            return Err(AdmissionOptionsError::Both(both.clone()));
         }
-        let says = |list: &[String], plugin: &Plugin| list.iter().any(|name| name == plugin.name);
-        let on = |plugin: &&Plugin| {
-            says(&switches.enable, plugin) || plugin.on && !says(&switches.disable, plugin)
+        let contains_plugin = |list: &[String], plugin: &Plugin| list.iter().any(|name| name == plugin.name);
+        let enabled = |plugin: &&Plugin| {
+            contains_plugin(&options.enable, plugin)
+                || plugin.default_enabled && !contains_plugin(&options.disable, plugin)
         };
-        let plugins: Vec<&Plugin> = PLUGINS.iter().filter(on).collect();
+        let plugins: Vec<&Plugin> = PLUGINS.iter().filter(enabled).collect();
         let enforced = plugins.iter().any(|plugin| plugin.name == "ResourceQuota");
-        let settings = switches.settings.clone();
-        let event_rates = event_rates::Rates::new(&settings.event_rates);
+        let settings = options.settings.clone();
+        let event_rates = event_rates::EventRateLimiter::new(&settings.event_rates);
         Ok(Chain { plugins, settings, event_rates, quotas: quota::Quotas::new(enforced) })
     }
 
@@ -225,7 +236,7 @@ impl Chain {
 
 impl Operation {
     /// As upstream spells it.
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Operation::Create => "CREATE",
             Operation::Update => "UPDATE",
@@ -244,12 +255,12 @@ impl<'a> Request<'a> {
         user: Option<&'a User>,
     ) -> Self {
         let metadata = object.at("metadata");
-        let told = if target.name.is_empty() { metadata.text("name") } else { &target.name };
+        let review_name = if target.name.is_empty() { metadata.text("name") } else { &target.name };
         let known = [target.name.as_str(), metadata.text("name"), metadata.text("generateName"), "Unknown"];
         Request {
             row: stored_as(target.resource),
-            asked: target.resource,
-            told_name: told.to_owned(),
+            requested_row: target.resource,
+            review_name: review_name.to_owned(),
             operation,
             subresource: &target.subresource,
             namespace: &target.namespace,
@@ -259,38 +270,38 @@ impl<'a> Request<'a> {
             dry_run: false,
             is_patch: false,
             user,
-            remarks: Arc::default(),
+            recorder: Arc::default(),
         }
     }
 
     /// With the options of a write.
-    pub fn writing(mut self, options: &'a WriteOptions) -> Self {
+    pub fn with_write_options(mut self, options: &'a WriteOptions) -> Self {
         self.dry_run = options.dry_run;
         self.is_patch = options.is_patch;
-        self.options = &options.given;
-        self.remarks = options.remarks.clone();
+        self.options = &options.raw_options;
+        self.recorder = options.recorder.clone();
         self
     }
 
     /// With the options of a deletion.
-    pub fn deleting(mut self, options: &'a DeleteOptions) -> Self {
+    pub fn with_delete_options(mut self, options: &'a DeleteOptions) -> Self {
         self.dry_run = options.dry_run;
-        self.options = &options.given;
-        self.remarks = options.remarks.clone();
+        self.options = &options.raw_options;
+        self.recorder = options.recorder.clone();
         if options.collection {
-            self.told_name.clear();
+            self.review_name.clear();
         }
         self
     }
 
     /// Lets the client know of something that is not wrong enough to refuse.
     fn warn(&self, text: String) {
-        self.remarks.warn(text);
+        self.recorder.warn(text);
     }
 
     /// Leaves something for the audit log.
     fn annotate(&self, key: String, text: impl Into<String>) {
-        self.remarks.annotate(key, text);
+        self.recorder.annotate(key, text);
     }
 
     /// About the kind itself, not one of its subresources.
@@ -302,23 +313,23 @@ impl<'a> Request<'a> {
         self.operation == Operation::Create && self.is(group, plural)
     }
 
-    fn forbidden(&self, why: impl AsRef<str>) -> Status {
-        Status::forbidden(self.row.group, self.row.plural, &self.name, why.as_ref())
+    fn forbidden(&self, reason: impl AsRef<str>) -> Status {
+        Status::forbidden(self.row.group, self.row.plural, &self.name, reason.as_ref())
     }
 }
 
 /// The two rounds in which a request may be changed by others.
 #[derive(Default)]
-struct Rounds {
-    policies: policies::Rounds,
-    webhooks: webhooks::Rounds,
+struct ReinvocationContext {
+    policies: policies::PolicyReinvokeContext,
+    webhooks: webhooks::WebhookReinvokeContext,
 }
 
-impl Rounds {
+impl ReinvocationContext {
     /// Whether there is a second round, which begins with this.
-    fn ask_again(&mut self) -> bool {
-        self.policies.ask_again();
-        self.webhooks.ask_again() || self.policies.changed()
+    fn start_reinvocation(&mut self) -> bool {
+        self.policies.start_reinvocation();
+        self.webhooks.start_reinvocation() || self.policies.changed()
     }
 
     fn changed(&self) -> bool {
@@ -328,12 +339,12 @@ impl Rounds {
 
 impl Cluster for Server {
     fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        let row = api::table::find(group, "v1", plural)?;
+        let row = api::resource_table::find_resource(group, "v1", plural)?;
         self.find(&Target { name: name.to_owned(), ..Target::collection(row, namespace) })
     }
 
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>> {
-        match api::table::find(group, "v1", plural) {
+        match api::resource_table::find_resource(group, "v1", plural) {
             Some(row) => self.shard(row).snapshot(&Target::collection(row, namespace).key(), 0).objects,
             None => Vec::new(),
         }
@@ -343,68 +354,69 @@ impl Cluster for Server {
         &self.admission.settings
     }
 
-    fn event_rates(&self) -> &event_rates::Rates {
+    fn event_rates(&self) -> &event_rates::EventRateLimiter {
         &self.admission.event_rates
     }
 
-    fn allows(&self, user: &User, ask: &Ask<'_>) -> bool {
-        self.rbac.allows(user, ask)
+    fn allows(&self, user: &User, attributes: &Attributes<'_>) -> bool {
+        self.rbac.allows(user, attributes)
     }
 }
 
 impl Server {
     /// Runs the changing halves of the plugins.
-    pub async fn admit(&self, request: &Request<'_>, object: &mut Value) -> Result<(), Status> {
+    pub async fn mutate(&self, request: &Request<'_>, object: &mut Value) -> Result<(), Status> {
         if request.operation == Operation::Create && !request.namespace.is_empty() {
             // Pods depend on many objects that may just have been made; for the rest the namespace is enough.
             let pod = request.is("", "pods");
             if pod || self.get("", "namespaces", "", request.namespace).is_none() {
-                self.fresh(Version::MostRecent).await?;
+                self.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
             }
             if pod && matches!(object.at("spec").text("serviceAccountName"), "" | "default") {
-                self.default_account(request.namespace).await;
+                self.wait_for_default_account(request.namespace).await;
             }
         }
         self.admission.admit(request, object, self)?;
-        let mut rounds = Rounds::default();
-        self.ask_mutating(request, object, &mut rounds).await?;
-        if rounds.ask_again() {
+        let mut reinvocation = ReinvocationContext::default();
+        self.dispatch_mutating(request, object, &mut reinvocation).await?;
+        if reinvocation.start_reinvocation() {
             // What others have changed, plugins and others before them may want to change once more.
             self.admission.admit(request, object, self)?;
-            self.ask_mutating(request, object, &mut rounds).await?;
+            self.dispatch_mutating(request, object, &mut reinvocation).await?;
         }
-        if rounds.changed()
-            && let Some(warning) = dedup_owners(object, AFTER_ADMISSION)
+        if reinvocation.changed()
+            && let Some(warning) = dedup_owner_references(object, AFTER_ADMISSION)
         {
-            request.remarks.warn(warning);
+            request.recorder.warn(warning);
         }
         Ok(())
     }
 
     /// For what is made but not stored: tokens, bindings, evictions.
-    pub async fn admit_only(
+    pub async fn admit_subresource_create(
         &self,
         target: &Target,
         object: &mut Value,
         options: &WriteOptions,
     ) -> Result<(), Status> {
         let user = options.user.as_ref();
-        let request = Request::new(target, Operation::Create, &Value::Null, None, user).writing(options);
-        self.admit(&request, object).await?;
-        self.ask_validating(&request, object).await
+        let request =
+            Request::new(target, Operation::Create, &Value::Null, None, user).with_write_options(options);
+        self.mutate(&request, object).await?;
+        self.dispatch_validating(&request, object).await
     }
 
     /// For what is asked and answered: only webhooks have a say.
-    pub async fn ask_webhooks(
+    pub async fn admit_review(
         &self,
         target: &Target,
         object: &mut Value,
         options: &WriteOptions,
     ) -> Result<(), Status> {
         let user = options.user.as_ref();
-        let request = Request::new(target, Operation::Create, object, None, user).writing(options);
-        self.ask_mutating(&request, object, &mut Rounds::default()).await?;
-        self.ask_validating(&request, object).await
+        let request = Request::new(target, Operation::Create, object, None, user).with_write_options(options);
+        self.dispatch_mutating(&request, object, &mut ReinvocationContext::default()).await?;
+        self.dispatch_validating(&request, object).await
     }
 
     /// For connections: `object` holds their options.
@@ -413,41 +425,41 @@ impl Server {
             return Err(Status::bad_request("dryRun is not supported"));
         }
         let mut request = Request::new(target, Operation::Connect, &Value::Null, None, Some(&call.user));
-        request.remarks = call.remarks.clone();
+        request.recorder = call.recorder.clone();
         let mut object = object;
-        self.ask_mutating(&request, &mut object, &mut Rounds::default()).await?;
-        self.ask_validating(&request, &object).await
+        self.dispatch_mutating(&request, &mut object, &mut ReinvocationContext::default()).await?;
+        self.dispatch_validating(&request, &object).await
     }
 
     /// Runs the judging halves.
-    pub async fn judge(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+    pub async fn validate(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
         self.admission.validate(request, object, self)?;
-        self.ask_validating(request, object).await
+        self.dispatch_validating(request, object).await
     }
 
     /// Whether anybody else may look at what is written.
-    pub fn is_overseen(&self) -> bool {
-        !(self.policies.are_none() && self.webhooks.are_none())
+    pub fn has_admission_hooks(&self) -> bool {
+        !(self.policies.is_empty() && self.webhooks.is_empty())
     }
 
     /// Lets policies and webhooks change the object.
-    async fn ask_mutating(
+    async fn dispatch_mutating(
         &self,
         request: &Request<'_>,
         object: &mut Value,
-        rounds: &mut Rounds,
+        reinvocation: &mut ReinvocationContext,
     ) -> Result<(), Status> {
         if self.admission.has(MUTATING_POLICIES) {
-            self.policies.mutate(self, request, object, &mut rounds.policies)?;
+            self.policies.mutate(self, request, object, &mut reinvocation.policies)?;
         }
         if self.admission.has(MUTATING) {
-            self.webhooks.mutate(self, request, object, &mut rounds.webhooks).await?;
+            self.webhooks.mutate(self, request, object, &mut reinvocation.webhooks).await?;
         }
         Ok(())
     }
 
     /// Asks the policies and webhooks that only judge.
-    pub async fn ask_validating(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+    pub async fn dispatch_validating(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
         if self.admission.has(VALIDATING_POLICIES) {
             self.policies.validate(self, request, object)?;
         }
@@ -458,20 +470,20 @@ impl Server {
     }
 
     /// A new namespace gets its default account a moment after it is made; a pod may come in between.
-    async fn default_account(&self, namespace: &str) {
-        let Some(row) = api::table::find("", "v1", "serviceaccounts") else { return };
+    async fn wait_for_default_account(&self, namespace: &str) {
+        let Some(row) = api::resource_table::find_resource("", "v1", "serviceaccounts") else { return };
         if self.get("", "namespaces", "", namespace).is_none() {
             return;
         }
-        let mut news = self.shard(row).subscribe();
-        let there = async {
+        let mut changes = self.shard(row).subscribe();
+        let account_created = async {
             while self.get("", "serviceaccounts", namespace, "default").is_none() {
-                if news.changed().await.is_err() {
+                if changes.changed().await.is_err() {
                     return;
                 }
             }
         };
         // Too late is for the plugin to say.
-        let _ = tokio::time::timeout(ACCOUNT_WAIT, there).await;
+        let _ = tokio::time::timeout(DEFAULT_ACCOUNT_TIMEOUT, account_created).await;
     }
 }

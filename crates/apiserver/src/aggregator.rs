@@ -5,43 +5,43 @@
 //! looked at when anything about them changes and every half minute (`available`). What this server answers
 //! itself has APIServices too, which it makes and removes (`register`).
 
-mod available;
-mod offer;
+mod availability;
+mod discovery;
 mod proxy;
-mod register;
+mod registration;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use parking_lot::RwLock;
 use rustls::ClientConfig;
 use serde_json::Value;
 
-use crate::cache::{Cache, Followed, Shard, View};
+use crate::cache::{Cache, IncrementalView, Shard, View};
 use crate::object::Object;
-use offer::Offer;
+use discovery::RemoteDiscovery;
 
-pub use available::keep as keep_available;
-pub use proxy::answer;
-pub use register::keep as keep_registered;
+pub use availability::run_controller as keep_available;
+pub use proxy::proxy_request;
+pub use registration::run_controller as keep_registered;
 
 /// All APIServices, and what is known of the servers behind them.
 pub struct Aggregator {
-    services: Followed<Services, 1>,
+    services: IncrementalView<ServiceIndex, 1>,
     shard: Arc<Shard>,
     /// What servers offer, by the name of the APIService, as of the last look.
-    offers: RwLock<HashMap<String, Arc<Offer>>>,
+    discovery_cache: RwLock<HashMap<String, Arc<RemoteDiscovery>>>,
     /// Who we are to them.
-    pub showing: Option<Arc<pki::Showing>>,
+    pub client_certificate: Option<Arc<pki::ClientCertificate>>,
 }
 
 /// One APIService.
-pub struct Entry {
+pub struct ApiService {
     pub name: String,
     pub group: String,
     pub version: String,
@@ -50,28 +50,28 @@ pub struct Entry {
     /// The label that says who looks after it.
     pub managed: String,
     /// `None`: this server answers.
-    pub remote: Option<Remote>,
+    pub remote: Option<ServiceBackend>,
 }
 
 /// The server behind an APIService.
-pub struct Remote {
+pub struct ServiceBackend {
     pub namespace: String,
     pub service: String,
     pub port: u16,
     pub available: bool,
-    unverified: bool,
-    bundle: String,
+    insecure_skip_tls_verify: bool,
+    ca_bundle: String,
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,
 }
 
 #[derive(Default)]
-struct Services {
-    by_name: BTreeMap<String, Arc<Entry>>,
+struct ServiceIndex {
+    by_name: BTreeMap<String, Arc<ApiService>>,
     /// Those with a server behind them, by group and version.
-    remote: HashMap<String, HashMap<String, Arc<Entry>>>,
+    remote: HashMap<String, HashMap<String, Arc<ApiService>>>,
 }
 
-impl View for Services {
+impl View for ServiceIndex {
     fn apply(&mut self, _: usize, object: &Object, deleted: bool) {
         if let Some(old) = self.by_name.remove(object.name())
             && let Some(versions) = self.remote.get_mut(&old.group)
@@ -84,39 +84,39 @@ impl View for Services {
         if deleted {
             return;
         }
-        let entry = Arc::new(Entry::new(object));
-        if entry.remote.is_some() {
-            let versions = self.remote.entry(entry.group.clone()).or_default();
-            versions.insert(entry.version.clone(), entry.clone());
+        let api_service = Arc::new(ApiService::new(object));
+        if api_service.remote.is_some() {
+            let versions = self.remote.entry(api_service.group.clone()).or_default();
+            versions.insert(api_service.version.clone(), api_service.clone());
         }
-        self.by_name.insert(entry.name.clone(), entry);
+        self.by_name.insert(api_service.name.clone(), api_service);
     }
 }
 
-impl Entry {
-    fn new(object: &Object) -> Entry {
+impl ApiService {
+    fn new(object: &Object) -> ApiService {
         let value = object.value();
         let spec = value.at("spec");
         let service = spec.at("service");
         let conditions = value.at("status").items("conditions").iter();
         let available =
             |condition: &Value| condition.text("type") == "Available" && condition.text("status") == "True";
-        let remote = service.is_object().then(|| Remote {
+        let remote = service.is_object().then(|| ServiceBackend {
             namespace: service.text("namespace").to_owned(),
             service: service.text("name").to_owned(),
             port: service.int("port").and_then(|port| u16::try_from(port).ok()).unwrap_or(443),
             available: conditions.clone().any(available),
-            unverified: spec.flag("insecureSkipTLSVerify"),
-            bundle: spec.text("caBundle").to_owned(),
+            insecure_skip_tls_verify: spec.flag("insecureSkipTLSVerify"),
+            ca_bundle: spec.text("caBundle").to_owned(),
             tls: OnceLock::new(),
         });
-        Entry {
+        ApiService {
             name: object.name().to_owned(),
             group: spec.text("group").to_owned(),
             version: spec.text("version").to_owned(),
             group_priority: spec.int("groupPriorityMinimum").unwrap_or(0),
             version_priority: spec.int("versionPriority").unwrap_or(0),
-            managed: object.label(register::MANAGED).unwrap_or("").to_owned(),
+            managed: object.label(registration::AUTO_MANAGED_LABEL).unwrap_or("").to_owned(),
             remote,
         }
     }
@@ -130,47 +130,50 @@ impl Entry {
     }
 }
 
-impl Remote {
+impl ServiceBackend {
     /// The name its certificate must have.
     pub fn server_name(&self) -> String {
         format!("{}.{}.svc", self.service, self.namespace)
     }
 
-    fn tls(&self, showing: Option<&Arc<pki::Showing>>) -> Result<Arc<ClientConfig>, String> {
-        let made = self.tls.get_or_init(|| {
-            let roots = match (self.unverified, self.bundle.as_str()) {
+    fn tls(
+        &self,
+        client_certificate: Option<&Arc<pki::ClientCertificate>>,
+    ) -> Result<Arc<ClientConfig>, String> {
+        let tls_config = self.tls.get_or_init(|| {
+            let roots = match (self.insecure_skip_tls_verify, self.ca_bundle.as_str()) {
                 (true, _) => None,
                 (false, bundle) => {
                     let pem = STANDARD.decode(bundle).ok().and_then(|pem| String::from_utf8(pem).ok());
                     let pem = pem.ok_or("unable to load root certificates")?;
                     let pem = Some(pem.as_str()).filter(|pem| !pem.is_empty());
-                    let roots = crate::https::roots(&self.server_name(), pem);
+                    let roots = crate::https::root_certificates(&self.server_name(), pem);
                     Some(roots.map_err(|error| error.to_string())?)
                 }
             };
-            pki::dialing_config(roots, showing.cloned()).map_err(|error| error.to_string())
+            pki::client_tls_config(roots, client_certificate.cloned()).map_err(|error| error.to_string())
         });
-        made.clone()
+        tls_config.clone()
     }
 }
 
 impl Aggregator {
     pub fn new(cache: &Cache) -> Aggregator {
-        let row = api::table::find("apiregistration.k8s.io", "v1", "apiservices");
+        let row = api::resource_table::find_resource("apiregistration.k8s.io", "v1", "apiservices");
         let row = row.expect("APIServices are in the table");
         let shard = cache.shard(&crate::registry::prefix(row));
         Aggregator {
-            services: Followed::new([shard.clone()]),
+            services: IncrementalView::new([shard.clone()]),
             shard,
-            offers: RwLock::default(),
-            showing: None,
+            discovery_cache: RwLock::default(),
+            client_certificate: None,
         }
     }
 
     /// Whoever else answers for a path.
-    pub fn serves(&self, path: &str) -> Option<Arc<Entry>> {
+    pub fn find_remote(&self, path: &str) -> Option<Arc<ApiService>> {
         let rest = path.strip_prefix("/apis/")?;
-        let services = self.services.look();
+        let services = self.services.current();
         if services.remote.is_empty() {
             return None;
         }
@@ -180,14 +183,15 @@ impl Aggregator {
     }
 
     /// Every APIService.
-    fn all(&self) -> Vec<Arc<Entry>> {
-        self.services.look().by_name.values().cloned().collect()
+    fn all(&self) -> Vec<Arc<ApiService>> {
+        self.services.current().by_name.values().cloned().collect()
     }
 
     /// Those with a server behind them.
-    fn remotes(&self) -> Vec<Arc<Entry>> {
-        let services = self.services.look();
-        let mut all: Vec<Arc<Entry>> = services.remote.values().flat_map(HashMap::values).cloned().collect();
+    fn remote_services(&self) -> Vec<Arc<ApiService>> {
+        let services = self.services.current();
+        let mut all: Vec<Arc<ApiService>> =
+            services.remote.values().flat_map(HashMap::values).cloned().collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }

@@ -30,17 +30,17 @@ use crate::access::User;
 use crate::body::Body;
 use crate::codec;
 use crate::https;
-use crate::negotiate::Media;
-use crate::rbac::Ask;
-use crate::remarks::Remarks;
+use crate::negotiate::MediaType;
+use crate::rbac::Attributes;
 use crate::request::{Query, Target};
 use crate::server::Call;
+use crate::warning_recorder::WarningRecorder;
 
 use event::{Event, ObjectRef, StatusInfo, UserInfo};
 pub use log::LogOptions;
 pub use policy::PolicyError;
-use policy::{LEVELS, Level, Policy, Stage, Verdict};
-pub use webhook::{AuditWebhookOptions, Batch};
+use policy::{LEVELS, Level, Policy, RequestAuditConfig, Stage};
+pub use webhook::{AuditWebhookOptions, BatchOptions};
 
 /// Where the policy is, and who is told.
 #[derive(Debug, Default)]
@@ -70,72 +70,72 @@ pub enum AuditError {
 }
 
 /// Events that wait to be written; what comes while there are so many is lost, or waits.
-const BUFFER: usize = 10_000;
+const EVENT_BUFFER_SIZE: usize = 10_000;
 /// How long the last events may take at the end.
-const FLUSH: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A success that is told in words is shorter than this.
-const STATUS: usize = 4096;
+const MAX_STATUS_BYTES: usize = 4096;
 
 pub struct Audit {
     policy: Policy,
-    sinks: Vec<Sink>,
+    backends: Vec<AuditBackend>,
     events: AtomicU64,
     levels: [AtomicU64; 4],
     rejected: AtomicU64,
 }
 
-struct Sink {
+struct AuditBackend {
     name: &'static str,
-    form: Form,
+    format: EventFormat,
     mode: Mode,
-    sender: mpsc::Sender<Parcel>,
+    sender: mpsc::Sender<EncodedEvent>,
     lost: AtomicU64,
 }
 
 #[derive(Clone, Copy)]
-enum Form {
-    Line,
-    Text,
-    Item,
+enum EventFormat {
+    Json,
+    Legacy,
+    ListItem,
 }
 
 /// An event in its final form, and whom to tell that it is written.
-struct Parcel {
+struct EncodedEvent {
     bytes: Vec<u8>,
     done: Option<oneshot::Sender<bool>>,
 }
 
 /// What is known of a request when it comes.
-pub struct Arrival<'a> {
+pub struct AuditRequest<'a> {
     pub id: &'a str,
     pub uri: &'a Uri,
     pub headers: &'a HeaderMap,
     pub remote: Option<IpAddr>,
-    pub ask: Ask<'a>,
+    pub attributes: Attributes<'a>,
     /// Of the API, where the request is about objects.
     pub version: &'a str,
 }
 
 /// Where a request on the wire came from.
 #[derive(Clone, Copy)]
-pub struct Remote(pub IpAddr);
+pub struct RemoteAddr(pub IpAddr);
 
 /// The story of one request.
-pub struct Trail {
+pub struct AuditRecord {
     audit: Arc<Audit>,
-    verdict: Verdict,
+    audit_config: RequestAuditConfig,
     event: Event,
     /// What others have to say about it.
-    pub remarks: Arc<Remarks>,
+    pub recorder: Arc<WarningRecorder>,
     /// Lasts as long as its client likes, so that its beginning is told too.
-    long: bool,
+    long_running: bool,
     /// The client could not say who it is.
-    refused: bool,
+    authentication_failed: bool,
 }
 
 /// What came of a request.
-pub enum Outcome {
-    Answered,
+pub enum RequestResult {
+    Completed,
     Failed(Box<Status>),
     Panicked(String),
 }
@@ -145,66 +145,70 @@ impl Audit {
     pub fn new(options: &AuditOptions) -> Result<Option<Arc<Audit>>, AuditError> {
         let Some(path) = &options.policy_file else { return Ok(None) };
         let policy = Policy::load(path)?;
-        let mut sinks = Vec::new();
-        let mut add = |name, form, mode, sender| {
-            sinks.push(Sink { name, form, mode, sender, lost: AtomicU64::new(0) });
+        let mut backends = Vec::new();
+        let mut add = |name, format, mode, sender| {
+            backends.push(AuditBackend { name, format, mode, sender, lost: AtomicU64::new(0) });
         };
         if let Some(log) = &options.log {
             let sender =
                 log::start(log).map_err(|source| AuditError::Log { path: log.path.clone(), source })?;
-            add("log", if log.json { Form::Line } else { Form::Text }, log.mode, sender);
+            add("log", if log.json { EventFormat::Json } else { EventFormat::Legacy }, log.mode, sender);
         }
         if let Some(webhook) = &options.webhook {
-            let client = https::Client::from_kubeconfig(&webhook.kubeconfig)?;
-            add("webhook", Form::Item, webhook.mode, webhook::start(client, webhook));
+            let client = https::HttpsClient::from_kubeconfig(&webhook.kubeconfig)?;
+            add("webhook", EventFormat::ListItem, webhook.mode, webhook::start(client, webhook));
         }
         let audit = Audit {
             policy,
             events: AtomicU64::new(0),
             levels: Default::default(),
             rejected: AtomicU64::new(0),
-            sinks,
+            backends,
         };
-        Ok((!audit.sinks.is_empty()).then(|| Arc::new(audit)))
+        Ok((!audit.backends.is_empty()).then(|| Arc::new(audit)))
     }
 
     /// Begins to tell about a request of a known user; `None` where the policy says nothing about it.
-    pub fn begin(self: &Arc<Audit>, arrival: &Arrival<'_>, user: &User) -> Option<Trail> {
-        self.trail(arrival, Some(user))
+    pub fn begin_record(self: &Arc<Audit>, request: &AuditRequest<'_>, user: &User) -> Option<AuditRecord> {
+        self.new_record(request, Some(user))
     }
 
     /// A request of somebody who could not say who they are, though they `attempted` to.
-    pub fn refused(self: &Arc<Audit>, arrival: &Arrival<'_>, attempted: &str) -> Option<Trail> {
-        let mut trail = self.trail(arrival, None)?;
-        trail.refused = true;
-        trail.event.response_status =
+    pub fn begin_authentication_failure(
+        self: &Arc<Audit>,
+        request: &AuditRequest<'_>,
+        attempted: &str,
+    ) -> Option<AuditRecord> {
+        let mut record = self.new_record(request, None)?;
+        record.authentication_failed = true;
+        record.event.response_status =
             Some(StatusInfo { message: attempted.to_owned(), ..StatusInfo::default() });
-        Some(trail)
+        Some(record)
     }
 
-    fn trail(self: &Arc<Audit>, arrival: &Arrival<'_>, user: Option<&User>) -> Option<Trail> {
-        let verdict = self.policy.judge(user, &arrival.ask);
-        let level = verdict.map_or(Level::None, |verdict| verdict.level);
+    fn new_record(self: &Arc<Audit>, request: &AuditRequest<'_>, user: Option<&User>) -> Option<AuditRecord> {
+        let audit_config = self.policy.evaluate(user, &request.attributes);
+        let level = audit_config.map_or(Level::None, |audit_config| audit_config.level);
         self.levels[level as usize].fetch_add(1, Ordering::Relaxed);
-        let verdict = verdict?;
-        let (verb, long) = match arrival.ask {
-            Ask::Resource { verb, subresource, .. } => {
+        let audit_config = audit_config?;
+        let (verb, long_running) = match request.attributes {
+            Attributes::Resource { verb, subresource, .. } => {
                 (verb, verb == "watch" || crate::flow::is_long_running(subresource))
             }
-            Ask::Path { verb, .. } => (verb, false),
+            Attributes::Path { verb, .. } => (verb, false),
         };
         let now = Timestamp::now();
         let event = Event {
-            level: verdict.level.name(),
-            audit_id: arrival.id.to_owned(),
+            level: audit_config.level.name(),
+            audit_id: request.id.to_owned(),
             stage: "",
-            request_uri: arrival.uri.path_and_query().map_or_else(String::new, ToString::to_string),
+            request_uri: request.uri.path_and_query().map_or_else(String::new, ToString::to_string),
             verb: verb.to_owned(),
             user: user.map(UserInfo::from).unwrap_or_default(),
             impersonated_user: None,
-            source_ips: event::source_ips(arrival.headers, arrival.remote),
-            user_agent: event::user_agent(arrival.headers),
-            object_ref: ObjectRef::of(&arrival.ask, arrival.version),
+            source_ips: event::source_ips(request.headers, request.remote),
+            user_agent: event::user_agent(request.headers),
+            object_ref: ObjectRef::of(&request.attributes, request.version),
             response_status: None,
             request_object: None,
             response_object: None,
@@ -212,46 +216,53 @@ impl Audit {
             stage_timestamp: now,
             annotations: Default::default(),
         };
-        let remarks = Arc::default();
-        Some(Trail { audit: self.clone(), verdict, event, remarks, long, refused: false })
+        let recorder = Arc::default();
+        Some(AuditRecord {
+            audit: self.clone(),
+            audit_config,
+            event,
+            recorder,
+            long_running,
+            authentication_failed: false,
+        })
     }
 
     /// Hands an event to everybody, waiting where the mode says so. False where it had to be written and
     /// was not.
-    async fn tell(&self, event: &Event) -> bool {
+    async fn write_event(&self, event: &Event) -> bool {
         self.events.fetch_add(1, Ordering::Relaxed);
-        let mut good = true;
-        for sink in &self.sinks {
-            let bytes = sink.form.print(event);
-            if sink.mode == Mode::Batch {
-                sink.offer(bytes);
+        let mut delivered = true;
+        for backend in &self.backends {
+            let bytes = backend.format.encode(event);
+            if backend.mode == Mode::Batch {
+                backend.try_enqueue(bytes);
                 continue;
             }
             let (done, written) = oneshot::channel();
-            let sent = sink.sender.send(Parcel { bytes, done: Some(done) }).await.is_ok();
+            let sent = backend.sender.send(EncodedEvent { bytes, done: Some(done) }).await.is_ok();
             let written = sent && written.await.unwrap_or(false);
             if !written {
-                sink.lost.fetch_add(1, Ordering::Relaxed);
+                backend.lost.fetch_add(1, Ordering::Relaxed);
             }
-            good &= written || sink.mode == Mode::Blocking;
+            delivered &= written || backend.mode == Mode::Blocking;
         }
-        good
+        delivered
     }
 
     /// The same where nobody can wait: at the end of a body.
-    fn tell_later(&self, event: &Event) {
+    fn enqueue_event(&self, event: &Event) {
         self.events.fetch_add(1, Ordering::Relaxed);
-        self.sinks.iter().for_each(|sink| sink.offer(sink.form.print(event)));
+        self.backends.iter().for_each(|backend| backend.try_enqueue(backend.format.encode(event)));
     }
 
     /// Waits until everything is written that was told.
     pub async fn flush(&self) {
-        for sink in &self.sinks {
+        for backend in &self.backends {
             let (done, written) = oneshot::channel();
-            let parcel = Parcel { bytes: Vec::new(), done: Some(done) };
-            let flushed = async { sink.sender.send(parcel).await.is_ok() && written.await.is_ok() };
-            if !tokio::time::timeout(FLUSH, flushed).await.unwrap_or(false) {
-                tracing::warn!(backend = sink.name, "some audit events were not written");
+            let event = EncodedEvent { bytes: Vec::new(), done: Some(done) };
+            let flush = async { backend.sender.send(event).await.is_ok() && written.await.is_ok() };
+            if !tokio::time::timeout(FLUSH_TIMEOUT, flush).await.unwrap_or(false) {
+                tracing::warn!(backend = backend.name, "some audit events were not written");
             }
         }
     }
@@ -279,17 +290,17 @@ impl Audit {
             .collect();
         counter("apiserver_audit_level_total", "Requests by how much is told about them.", &levels);
         let lost: Vec<_> = self
-            .sinks
+            .backends
             .iter()
-            .map(|sink| (format!("{{plugin=\"{}\"}}", sink.name), count(&sink.lost)))
+            .map(|backend| (format!("{{plugin=\"{}\"}}", backend.name), count(&backend.lost)))
             .collect();
         counter("apiserver_audit_error_total", "Audit events that were lost.", &lost);
     }
 }
 
-impl Sink {
-    fn offer(&self, bytes: Vec<u8>) {
-        if self.sender.try_send(Parcel { bytes, done: None }).is_err() {
+impl AuditBackend {
+    fn try_enqueue(&self, bytes: Vec<u8>) {
+        if self.sender.try_send(EncodedEvent { bytes, done: None }).is_err() {
             // Once for each thousand: whoever floods the audit log shall not flood the other one too.
             let lost = self.lost.fetch_add(1, Ordering::Relaxed);
             if lost.is_multiple_of(1000) {
@@ -303,20 +314,20 @@ impl Sink {
     }
 }
 
-impl Form {
-    fn print(self, event: &Event) -> Vec<u8> {
+impl EventFormat {
+    fn encode(self, event: &Event) -> Vec<u8> {
         match self {
-            Form::Line => event.to_line(),
-            Form::Text => event.to_text(),
-            Form::Item => event.to_json(),
+            EventFormat::Json => event.to_line(),
+            EventFormat::Legacy => event.to_text(),
+            EventFormat::ListItem => event.to_json(),
         }
     }
 }
 
-impl Trail {
+impl AuditRecord {
     /// The request has come. An error where it must be written down and could not be.
     pub async fn receive(&mut self) -> Result<(), Status> {
-        if self.tell(Stage::RequestReceived).await {
+        if self.write_stage(Stage::RequestReceived).await {
             return Ok(());
         }
         self.audit.rejected.fetch_add(1, Ordering::Relaxed);
@@ -324,31 +335,31 @@ impl Trail {
     }
 
     /// Whom the user acts as.
-    pub fn impersonate(&mut self, user: &User) {
+    pub fn set_impersonation(&mut self, user: &User) {
         self.event.impersonated_user = Some(user.into());
     }
 
     /// What authorization says, in its own words.
-    pub fn decided(&mut self, verdict: &crate::authorization::Verdict) {
+    pub fn set_decision(&mut self, verdict: &crate::authorization::Verdict) {
         let decision = if verdict.allowed { "allow" } else { "forbid" };
-        self.remarks.annotate("authorization.k8s.io/decision", decision);
-        self.remarks.annotate("authorization.k8s.io/reason", verdict.reason.clone());
+        self.recorder.annotate("authorization.k8s.io/decision", decision);
+        self.recorder.annotate("authorization.k8s.io/reason", verdict.reason.clone());
     }
 
     /// What was sent: of all bodies the object's name, and the whole of it where the policy says so.
-    pub fn request(&mut self, call: &Call, target: &Target) {
+    pub fn set_request(&mut self, call: &Call, target: &Target) {
         let Some(object_ref) = &mut self.event.object_ref else { return };
-        let whole = self.verdict.level >= Level::Request;
+        let include_body = self.audit_config.level >= Level::Request;
         let verb = self.event.verb.as_str();
-        if call.body.is_empty() || !whole && !matches!(verb, "create" | "update") {
+        if call.body.is_empty() || !include_body && !matches!(verb, "create" | "update") {
             return;
         }
-        let Some(mut object) = sent(call, target, verb) else { return };
+        let Some(mut object) = decode_request(call, target, verb) else { return };
         if matches!(verb, "create" | "update") {
-            object_ref.complete(&object);
+            object_ref.set_object_metadata(&object);
         }
-        if whole {
-            if self.verdict.omit_managed_fields {
+        if include_body {
+            if self.audit_config.omit_managed_fields {
                 event::without_managed_fields(&mut object);
             }
             self.event.request_object = Some(object);
@@ -356,64 +367,66 @@ impl Trail {
     }
 
     /// The answer, whose end is told once it has been sent.
-    pub async fn finish(mut self, response: Response<Body>, outcome: Outcome) -> Response<Body> {
+    pub async fn finish(mut self, response: Response<Body>, result: RequestResult) -> Response<Body> {
         let code = response.status().as_u16();
-        if self.refused {
+        if self.authentication_failed {
             if let Some(status) = &mut self.event.response_status {
                 status.code = code;
             }
-            self.tell(Stage::ResponseStarted).await;
+            self.write_stage(Stage::ResponseStarted).await;
             return response;
         }
-        self.event.response_status = Some(match &outcome {
-            Outcome::Answered => StatusInfo { code, ..StatusInfo::default() },
-            Outcome::Failed(status) => {
+        self.event.response_status = Some(match &result {
+            RequestResult::Completed => StatusInfo { code, ..StatusInfo::default() },
+            RequestResult::Failed(status) => {
                 StatusInfo::read(&serde_json::to_value(status).unwrap_or_default(), code)
             }
-            Outcome::Panicked(why) => StatusInfo {
+            RequestResult::Panicked(reason) => StatusInfo {
                 status: "Failure".into(),
                 reason: "InternalError".into(),
-                message: format!("APIServer panic'd: {why}"),
+                message: format!("APIServer panic'd: {reason}"),
                 code: 500,
                 ..StatusInfo::default()
             },
         });
-        if let Outcome::Panicked(_) = outcome {
-            self.tell(Stage::Panic).await;
+        if let RequestResult::Panicked(_) = result {
+            self.write_stage(Stage::Panic).await;
             return response;
         }
-        if self.long {
-            self.tell(Stage::ResponseStarted).await;
+        if self.long_running {
+            self.write_stage(Stage::ResponseStarted).await;
         }
         let content_type = response.headers().get(http::header::CONTENT_TYPE);
         let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
         match response.body() {
             Body::Whole(bytes) => {
-                self.answered(&content_type, bytes.as_deref().unwrap_or_default());
-                self.tell(Stage::ResponseComplete).await;
+                self.set_response(&content_type, bytes.as_deref().unwrap_or_default());
+                self.write_stage(Stage::ResponseComplete).await;
                 response
             }
-            Body::Chunks(_) | Body::Stream(_) => body::told(response, self, content_type),
+            Body::Chunks(_) | Body::Stream(_) => body::record_response_end(response, self, content_type),
         }
     }
 
     fn wants_response(&self) -> bool {
-        self.verdict.level >= Level::RequestResponse && self.event.object_ref.is_some() && !self.long
+        self.audit_config.level >= Level::RequestResponse
+            && self.event.object_ref.is_some()
+            && !self.long_running
     }
 
     /// What was answered, where the policy says so; a success may have its own words at any level.
-    fn answered(&mut self, content_type: &str, bytes: &[u8]) {
-        let words = self.event.verb.starts_with("delete") && bytes.len() < STATUS;
-        if !self.wants_response() && !words {
+    fn set_response(&mut self, content_type: &str, bytes: &[u8]) {
+        let has_status = self.event.verb.starts_with("delete") && bytes.len() < MAX_STATUS_BYTES;
+        if !self.wants_response() && !has_status {
             return;
         }
-        let Some(mut object) = answer(content_type, bytes) else { return };
+        let Some(mut object) = decode_response(content_type, bytes) else { return };
         if object["kind"] == "Status" && self.event.object_ref.is_some() {
             let code = self.event.response_status.as_ref().map_or(200, |status| status.code);
             self.event.response_status = Some(StatusInfo::read(&object, code));
         }
         if self.wants_response() {
-            if self.verdict.omit_managed_fields {
+            if self.audit_config.omit_managed_fields {
                 event::without_managed_fields(&mut object);
             }
             self.event.response_object = Some(object);
@@ -421,31 +434,33 @@ impl Trail {
     }
 
     /// Puts the event together; `None` where this stage is not told.
-    fn event_at(&mut self, stage: Stage) -> Option<&Event> {
-        if self.verdict.omits(stage) {
+    fn prepare_event(&mut self, stage: Stage) -> Option<&Event> {
+        if self.audit_config.should_omit(stage) {
             return None;
         }
-        self.event.at(stage, Timestamp::now());
-        self.event.annotations = self.remarks.annotations();
-        if self.verdict.level < Level::Request {
+        self.event.set_stage(stage, Timestamp::now());
+        self.event.annotations = self.recorder.annotations();
+        if self.audit_config.level < Level::Request {
             // What webhooks change shows what was sent.
-            self.event.annotations.retain(|key, _| !key.starts_with(crate::admission::PATCHES));
+            self.event
+                .annotations
+                .retain(|key, _| !key.starts_with(crate::admission::PATCH_ANNOTATION_PREFIX));
         }
         Some(&self.event)
     }
 
-    async fn tell(&mut self, stage: Stage) -> bool {
+    async fn write_stage(&mut self, stage: Stage) -> bool {
         let audit = self.audit.clone();
-        match self.event_at(stage) {
-            Some(event) => audit.tell(event).await,
+        match self.prepare_event(stage) {
+            Some(event) => audit.write_event(event).await,
             None => true,
         }
     }
 
-    fn tell_later(&mut self, stage: Stage) {
+    fn enqueue_stage(&mut self, stage: Stage) {
         let audit = self.audit.clone();
-        if let Some(event) = self.event_at(stage) {
-            audit.tell_later(event);
+        if let Some(event) = self.prepare_event(stage) {
+            audit.enqueue_event(event);
         }
     }
 }
@@ -468,7 +483,7 @@ pub fn attempted(headers: &HeaderMap, query: &Query, certificate: bool) -> Strin
 }
 
 /// The body of a request as an object; `None` where it is none, which the client is told elsewhere.
-fn sent(call: &Call, target: &Target, verb: &str) -> Option<Value> {
+fn decode_request(call: &Call, target: &Target, verb: &str) -> Option<Value> {
     let row = target.resource;
     if verb == "patch" {
         let json = codec::read_yaml(&call.body).ok()?.json;
@@ -485,22 +500,22 @@ fn sent(call: &Call, target: &Target, verb: &str) -> Option<Value> {
         return Some(value);
     }
     match media {
-        Media::Json => serde_json::from_slice(&call.body).ok(),
-        Media::Yaml => serde_json::from_slice(&codec::read_yaml(&call.body).ok()?.json).ok(),
-        Media::Protobuf => opened(&call.body),
+        MediaType::Json => serde_json::from_slice(&call.body).ok(),
+        MediaType::Yaml => serde_json::from_slice(&codec::read_yaml(&call.body).ok()?.json).ok(),
+        MediaType::Protobuf => decode_protobuf(&call.body),
     }
 }
 
-fn answer(content_type: &str, bytes: &[u8]) -> Option<Value> {
+fn decode_response(content_type: &str, bytes: &[u8]) -> Option<Value> {
     if content_type.starts_with("application/vnd.kubernetes.protobuf") {
-        return opened(bytes);
+        return decode_protobuf(bytes);
     }
     serde_json::from_slice(bytes).ok()
 }
 
 /// What is in a protobuf envelope, by what the envelope says it is.
-fn opened(bytes: &[u8]) -> Option<Value> {
-    let envelope = schema::protobuf::open(bytes).ok()?;
+fn decode_protobuf(bytes: &[u8]) -> Option<Value> {
+    let envelope = schema::protobuf::decode_envelope(bytes).ok()?;
     let (group, version) = envelope.api_version.split_once('/').unwrap_or(("", envelope.api_version));
     let ty = codec::type_of(group, version, envelope.kind).ok()?;
     let mut value = schema::protobuf::from_protobuf(schema::kubernetes(), ty, envelope.raw).ok()?;

@@ -5,7 +5,6 @@
 //! knows the user settles it. A credential that nobody takes is refused rather than ignored; only a request
 //! without any may be anonymous, where that is allowed. No credential ever appears in a log or an error.
 
-mod answers;
 mod bootstrap_token;
 mod configuration;
 mod front_proxy;
@@ -13,6 +12,7 @@ mod oidc;
 mod options;
 mod peer;
 mod publish;
+mod review_cache;
 mod static_tokens;
 mod webhook;
 
@@ -27,11 +27,11 @@ use crate::access::User;
 use crate::server::Server;
 use crate::tokens::{self, header};
 
-pub use answers::Answers;
 pub use front_proxy::FrontProxy;
-pub use options::{Anonymous, Error, Oidc, Options};
+pub use options::{AnonymousAccess, Error, Oidc, Options};
 pub use peer::Peer;
 pub use publish::{NAME, NAMESPACE, publish};
+pub use review_cache::ReviewCache;
 pub use webhook::Options as WebhookOptions;
 
 /// Everything that can tell who a request is from, besides the service accounts' tokens.
@@ -39,34 +39,34 @@ pub use webhook::Options as WebhookOptions;
 pub struct Authenticators {
     clients: Option<pki::ClientAuthority>,
     client_ca_pem: String,
-    proxy: Option<front_proxy::Trusted>,
+    proxy: Option<front_proxy::FrontProxyAuthenticator>,
     static_tokens: static_tokens::StaticTokens,
     bootstrap_tokens: bool,
     issuers: RwLock<Arc<[oidc::Issuer]>>,
     /// What the configuration file said first about anonymous requests.
     anonymous_rule: Option<configuration::AnonymousRule>,
     /// The issuers of service accounts' tokens.
-    ours: Vec<String>,
+    service_account_issuers: Vec<String>,
     webhook: Option<webhook::Webhook>,
-    anonymous: Anonymous,
+    anonymous: AnonymousAccess,
 }
 
 /// A token's owner, and which of the wanted audiences the token is for.
-pub struct Owner {
+pub struct TokenOwner {
     pub user: User,
     pub audiences: Vec<String>,
 }
 
 /// Why nobody takes a token: what each has to say that looked at it, in upstream's words.
-pub type Refusals = Vec<String>;
+pub type AuthenticationErrors = Vec<String>;
 
 impl Authenticators {
     /// `ours` are the issuers of service accounts' tokens.
-    pub fn new(options: Options, ours: &[String]) -> Result<Authenticators, Error> {
-        let (jwt, algorithms, anonymous, anonymous_rule) = options.issuers(ours)?;
+    pub fn new(options: Options, service_account_issuers: &[String]) -> Result<Authenticators, Error> {
+        let (jwt, algorithms, anonymous, anonymous_rule) = options.issuers(service_account_issuers)?;
         let issuers = jwt.into_iter().map(|jwt| oidc::Issuer::new(jwt, algorithms.clone()));
         let clients = pki::ClientAuthority::new(&options.client_ca_pem, "the client authority")?;
-        let proxy = options.front_proxy.map(front_proxy::Trusted::new).transpose()?;
+        let proxy = options.front_proxy.map(front_proxy::FrontProxyAuthenticator::new).transpose()?;
         let static_tokens = match &options.token_file {
             Some(path) => static_tokens::StaticTokens::read(path)?,
             None => Default::default(),
@@ -80,7 +80,7 @@ impl Authenticators {
             bootstrap_tokens: options.bootstrap_tokens,
             issuers: RwLock::new(issuers.collect::<Result<Vec<_>, _>>()?.into()),
             anonymous_rule,
-            ours: ours.to_vec(),
+            service_account_issuers: service_account_issuers.to_vec(),
             webhook,
             anonymous,
         })
@@ -90,7 +90,7 @@ impl Authenticators {
     /// when the server starts.
     pub fn reload(&self, text: &str) -> Result<(), String> {
         let configuration = configuration::Configuration::parse(text)?;
-        configuration.check(&self.ours).map_err(|error| error.to_string())?;
+        configuration.check(&self.service_account_issuers).map_err(|error| error.to_string())?;
         if configuration.anonymous != self.anonymous_rule {
             return Err("anonymous: Forbidden: changed from initial configuration file".to_owned());
         }
@@ -116,75 +116,80 @@ pub async fn authenticate(
 ) -> Result<User, Status> {
     let authenticators = &server.authenticators;
     let now = Timestamp::now();
-    let token = header::take(headers);
+    let token = header::take_token(headers);
     let proxied = authenticators.proxy.as_ref().filter(|_| peer.is_proxy(now));
-    if let Some(user) = proxied.and_then(|proxy| proxy.headers.take(headers)) {
+    if let Some(user) = proxied.and_then(|proxy| proxy.headers.take_user(headers)) {
         return Ok(user.authenticated());
     }
     if let Some(user) = peer.user(now) {
         return Ok(user);
     }
-    let refusals = match token {
-        Ok(None) if peer.is_refused(now) => {
+    let errors = match token {
+        Ok(None) if peer.is_rejected(now) => {
             vec!["the client's certificate is from no known authority".into()]
         }
         Ok(None) if authenticators.anonymous.allows(path) => return Ok(User::anonymous()),
         Ok(None) => vec!["no credentials".into()],
-        Ok(Some(token)) => match owner(server, &token, &server.tokens.audiences(), now).await {
+        Ok(Some(token)) => match authenticate_token(server, &token, &server.tokens.audiences(), now).await {
             Ok(owner) => return Ok(owner.user),
-            Err(refusals) => refusals,
+            Err(errors) => errors,
         },
-        Err(header::Unreadable) => Vec::new(),
+        Err(header::MalformedToken) => Vec::new(),
     };
-    tracing::debug!(why = crate::rbac::together(&refusals), "refused a credential");
+    tracing::debug!(why = crate::rbac::aggregate_errors(&errors), "refused a credential");
     Err(Status::failure(401, "Unauthorized", "Unauthorized"))
 }
 
 /// Whose a token is, asking everybody who might know.
-pub async fn owner(
+pub async fn authenticate_token(
     server: &Server,
     token: &str,
-    wanted: &[String],
+    requested_audiences: &[String],
     now: Timestamp,
-) -> Result<Owner, Refusals> {
+) -> Result<TokenOwner, AuthenticationErrors> {
     let authenticators = &server.authenticators;
     // Those who know no audiences speak for all of the server's own.
-    let audiences: Vec<String> =
-        server.tokens.audiences().into_iter().filter(|audience| wanted.contains(audience)).collect();
-    let agnostic = |user: User| Owner { user: user.authenticated(), audiences: audiences.clone() };
-    let mut refusals = Refusals::new();
+    let audiences: Vec<String> = server
+        .tokens
+        .audiences()
+        .into_iter()
+        .filter(|audience| requested_audiences.contains(audience))
+        .collect();
+    let with_server_audiences =
+        |user: User| TokenOwner { user: user.authenticated(), audiences: audiences.clone() };
+    let mut errors = AuthenticationErrors::new();
     if !audiences.is_empty()
-        && let Some(user) = authenticators.static_tokens.owner(token)
+        && let Some(user) = authenticators.static_tokens.authenticate_token(token)
     {
-        return Ok(agnostic(user.clone()));
+        return Ok(with_server_audiences(user.clone()));
     }
-    match tokens::owner(server, token, wanted, now).await {
-        Ok((user, audiences)) => return Ok(Owner { user, audiences }),
-        Err(tokens::Refused::Unknown) => {}
-        Err(why) => refusals.push(why.to_string()),
+    match tokens::authenticate(server, token, requested_audiences, now).await {
+        Ok((user, audiences)) => return Ok(TokenOwner { user, audiences }),
+        Err(tokens::TokenError::Unknown) => {}
+        Err(reason) => errors.push(reason.to_string()),
     }
     if authenticators.bootstrap_tokens && !audiences.is_empty() {
-        match bootstrap_token::owner(server, token, now).await {
-            Ok(Some(user)) => return Ok(agnostic(user)),
+        match bootstrap_token::authenticate_token(server, token, now).await {
+            Ok(Some(user)) => return Ok(with_server_audiences(user)),
             Ok(None) => {}
-            Err(status) => refusals.push(status.message),
+            Err(status) => errors.push(status.message),
         }
     }
     let issuers = authenticators.issuers.read().clone();
     for issuer in issuers.iter().filter(|_| !audiences.is_empty()) {
-        match issuer.owner(token, now).await {
-            Ok(Some(user)) => return Ok(agnostic(user)),
+        match issuer.authenticate_token(token, now).await {
+            Ok(Some(user)) => return Ok(with_server_audiences(user)),
             Ok(None) => {}
-            Err(why) => refusals.push(why),
+            Err(reason) => errors.push(reason),
         }
     }
     if let Some(webhook) = &authenticators.webhook {
-        match webhook.owner(token, wanted, &server.tokens.audiences()).await {
-            Ok(Some(owner)) => return Ok(Owner { user: owner.user.authenticated(), ..owner }),
+        match webhook.authenticate_token(token, requested_audiences, &server.tokens.audiences()).await {
+            Ok(Some(owner)) => return Ok(TokenOwner { user: owner.user.authenticated(), ..owner }),
             Ok(None) => {}
             // Others' words, which may quote what they were asked.
-            Err(why) => refusals.push(why.replace(token, "…")),
+            Err(reason) => errors.push(reason.replace(token, "…")),
         }
     }
-    Err(refusals)
+    Err(errors)
 }

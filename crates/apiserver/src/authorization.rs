@@ -19,7 +19,7 @@ pub use configuration::chain as configured_chain;
 pub use webhook::Webhook;
 
 /// The authorizers in their order.
-pub struct Chain {
+pub struct AuthorizerChain {
     pub steps: Vec<Step>,
 }
 
@@ -29,13 +29,13 @@ pub enum Step {
     Webhook(Box<Webhook>),
 }
 
-impl Default for Chain {
-    fn default() -> Chain {
-        Chain { steps: vec![Step::Node, Step::Rbac] }
+impl Default for AuthorizerChain {
+    fn default() -> AuthorizerChain {
+        AuthorizerChain { steps: vec![Step::Node, Step::Rbac] }
     }
 }
 
-impl Chain {
+impl AuthorizerChain {
     pub fn has_webhooks(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Webhook(_)))
     }
@@ -65,15 +65,15 @@ pub struct WebhookOptions {
     /// Expressions that must hold for the webhook to be asked.
     pub conditions: Vec<String>,
     /// Whether a failure denies the request, or leaves it to others.
-    pub denies_on_failure: bool,
+    pub deny_on_failure: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not an authorization configuration: {why}")]
-    Configuration { path: PathBuf, why: String },
+    #[error("{path} is not an authorization configuration: {reason}")]
+    Configuration { path: PathBuf, reason: String },
     #[error("{0}")]
     Flags(String),
     #[error("cannot reach the authorization webhook")]
@@ -88,11 +88,11 @@ pub struct Verdict {
     pub denied: bool,
     pub reason: String,
     /// What went wrong while asking.
-    pub problem: String,
+    pub evaluation_error: String,
 }
 
-impl Chain {
-    pub fn new(options: &Options) -> Result<Chain, Error> {
+impl AuthorizerChain {
+    pub fn new(options: &Options) -> Result<AuthorizerChain, Error> {
         let flags = !options.modes.is_empty() || options.webhook.is_some();
         if let Some(path) = &options.configuration {
             if flags {
@@ -101,7 +101,7 @@ impl Chain {
             return configuration::read(path);
         }
         if options.modes.is_empty() && options.webhook.is_none() {
-            return Ok(Chain::default());
+            return Ok(AuthorizerChain::default());
         }
         let mut steps = Vec::new();
         for mode in &options.modes {
@@ -110,27 +110,27 @@ impl Chain {
                 ("RBAC", _) => Step::Rbac,
                 ("Webhook", Some(webhook)) => Step::Webhook(Box::new(Webhook::new(webhook)?)),
                 ("Webhook", None) => {
-                    let why = "authorization-mode Webhook's authorization config file not passed";
-                    return Err(Error::Flags(why.to_owned()));
+                    let reason = "authorization-mode Webhook's authorization config file not passed";
+                    return Err(Error::Flags(reason.to_owned()));
                 }
                 (other, _) => {
-                    let why = format!("authorization-mode {other:?} is not one of Node, RBAC and Webhook");
-                    return Err(Error::Flags(why));
+                    let reason = format!("authorization-mode {other:?} is not one of Node, RBAC and Webhook");
+                    return Err(Error::Flags(reason));
                 }
             };
             steps.push(step);
         }
-        let chain = Chain { steps };
+        let chain = AuthorizerChain { steps };
         if options.webhook.is_some() && !chain.has_webhooks() {
-            let why = "cannot specify --authorization-webhook-config-file without mode Webhook";
-            return Err(Error::Flags(why.to_owned()));
+            let reason = "cannot specify --authorization-webhook-config-file without mode Webhook";
+            return Err(Error::Flags(reason.to_owned()));
         }
-        chain.checked().map_err(Error::Flags)
+        chain.validate().map_err(Error::Flags)
     }
 
     /// Neither nodes' rules nor roles can be left out, and neither is asked twice.
-    fn checked(self) -> Result<Chain, String> {
-        let count = |wanted: fn(&Step) -> bool| self.steps.iter().filter(|step| wanted(step)).count();
+    fn validate(self) -> Result<AuthorizerChain, String> {
+        let count = |predicate: fn(&Step) -> bool| self.steps.iter().filter(|step| predicate(step)).count();
         let (nodes, roles) =
             (count(|step| matches!(step, Step::Node)), count(|step| matches!(step, Step::Rbac)));
         if (nodes, roles) == (1, 1) {

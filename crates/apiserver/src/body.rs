@@ -40,9 +40,9 @@ impl Body {
     }
 
     /// A list that keeps something until the last of it is made.
-    pub fn holding(self, hold: impl Send + 'static) -> Body {
+    pub fn with_guard(self, guard: impl Send + 'static) -> Body {
         match self {
-            Body::Chunks(chunks) => Body::Chunks(Box::new(Holding { chunks, hold: Some(hold) })),
+            Body::Chunks(chunks) => Body::Chunks(Box::new(ChunksWithGuard { chunks, guard: Some(guard) })),
             other => other,
         }
     }
@@ -93,18 +93,18 @@ impl http_body::Body for Body {
     }
 }
 
-struct Holding<T> {
+struct ChunksWithGuard<T> {
     chunks: Box<dyn Iterator<Item = Bytes> + Send>,
-    hold: Option<T>,
+    guard: Option<T>,
 }
 
-impl<T> Iterator for Holding<T> {
+impl<T> Iterator for ChunksWithGuard<T> {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
         let chunk = self.chunks.next();
         if chunk.is_none() {
-            self.hold = None;
+            self.guard = None;
         }
         chunk
     }
@@ -138,14 +138,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gzipped_chunks_unpack_to_the_same_bytes() {
+    fn gzip_chunks_decode_to_the_same_bytes() {
         let chunks: Vec<Bytes> =
             (0..500).map(|i| Bytes::from(format!("{i} and some text ").repeat(40))).collect();
         let expected: Vec<u8> = chunks.concat();
-        let Body::Chunks(packed) = Body::Chunks(Box::new(chunks.into_iter())).gzip() else { unreachable!() };
-        let packed: Vec<u8> = packed.collect::<Vec<_>>().concat();
-        let mut unpacked = Vec::new();
-        flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut unpacked).unwrap();
-        assert_eq!(unpacked, expected);
+        let Body::Chunks(compressed) = Body::Chunks(Box::new(chunks.into_iter())).gzip() else {
+            unreachable!()
+        };
+        let compressed: Vec<u8> = compressed.collect::<Vec<_>>().concat();
+        let mut output = Vec::new();
+        flate2::read::GzDecoder::new(&compressed[..]).read_to_end(&mut output).unwrap();
+        assert_eq!(output, expected);
     }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::{Resource, Status};
 use futures_util::future::select_all;
 use jiff::Timestamp;
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::authentication;
-use crate::cache::{Batch, Event, stopped};
-use crate::options::Version;
+use crate::cache::{Event, EventBatch, wait_for_shutdown};
+use crate::options::ResourceVersionMatch;
 use crate::request::Target;
 use crate::server::Server;
-use crate::update::Change;
+use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
 /// Where clients reach this server, and the networks it hands out.
-pub struct Cluster {
+pub struct ClusterNetworkConfig {
     /// `None` on a machine without a network: the Service then has no endpoints.
     pub address: watch::Receiver<Option<IpAddr>>,
     pub port: u16,
@@ -31,7 +31,7 @@ pub struct Cluster {
 const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
 
 /// Makes what is missing; what is there is left alone.
-pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Status> {
+pub async fn ensure_default_objects(server: &Server, cluster: &ClusterNetworkConfig) -> Result<(), Status> {
     for name in NAMESPACES {
         ensure(server, row("", "namespaces"), "", name, json!({})).await?;
     }
@@ -40,8 +40,8 @@ pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Sta
         ensure(server, row("scheduling.k8s.io", "priorityclasses"), "", name, class).await?;
     }
     // Since when the use of tokens that stand in Secrets is noted.
-    let today = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
-    let since = json!({"data": {"since": today.to_string()}});
+    let date = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let since = json!({"data": {"since": date.to_string()}});
     let tracking = "kube-apiserver-legacy-service-account-token-tracking";
     ensure(server, row("", "configmaps"), "kube-system", tracking, since).await?;
     let cidrs = json!({"spec": {"cidrs": cluster.service_cidrs}});
@@ -55,13 +55,14 @@ pub async fn first_objects(server: &Server, cluster: &Cluster) -> Result<(), Sta
             "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": cluster.port}],
         },
     });
-    set(server, row("", "services"), service, &["/spec/ports"]).await?;
+    ensure_fields(server, row("", "services"), service, &["/spec/ports"]).await?;
     crate::services::repair(server, Timestamp::now()).await;
     publish_endpoints(server, cluster).await
 }
 
 fn row(group: &str, plural: &str) -> &'static Resource {
-    api::table::find(group, "v1", plural).expect("the first objects' kinds are in the table")
+    api::resource_table::find_resource(group, "v1", plural)
+        .expect("the first objects' kinds are in the table")
 }
 
 /// Makes an object unless there is one of that name.
@@ -99,13 +100,13 @@ async fn ready_service_cidr(server: &Server) -> Result<(), Status> {
                 "lastTransitionTime": now,
             }]});
         }
-        Ok(Change::replace(after))
+        Ok(ObjectChange::replace(after))
     };
-    server.change(&target, &options, ready).await.map(drop)
+    server.update_object(&target, &options, ready).await.map(drop)
 }
 
 /// Endpoints and EndpointSlice of the `kubernetes` Service follow the server's address.
-async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Status> {
+async fn publish_endpoints(server: &Server, cluster: &ClusterNetworkConfig) -> Result<(), Status> {
     let Some(ip) = *cluster.address.borrow() else { return Ok(()) };
     let address = ip.to_string();
     let endpoints = json!({
@@ -115,7 +116,7 @@ async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Sta
             "ports": [{"name": "https", "port": cluster.port, "protocol": "TCP"}],
         }],
     });
-    set(server, row("", "endpoints"), endpoints, &["/subsets"]).await?;
+    ensure_fields(server, row("", "endpoints"), endpoints, &["/subsets"]).await?;
     let slices = row("discovery.k8s.io", "endpointslices");
     let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let target = Target { name: KUBERNETES.into(), ..Target::collection(slices, "default") };
@@ -124,7 +125,7 @@ async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Sta
     {
         // The family of a slice cannot change; a new one takes its place.
         server.remove(&old).await?;
-        server.fresh(Version::MostRecent).await?;
+        server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
     }
     let slice = json!({
         "metadata": {"labels": {"kubernetes.io/service-name": KUBERNETES}},
@@ -132,14 +133,14 @@ async fn publish_endpoints(server: &Server, cluster: &Cluster) -> Result<(), Sta
         "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
         "ports": [{"name": "https", "port": cluster.port, "protocol": "TCP"}],
     });
-    set(server, slices, slice, &["/endpoints", "/ports"]).await
+    ensure_fields(server, slices, slice, &["/endpoints", "/ports"]).await
 }
 
 /// The name of everything about the server itself, in `default`.
 const KUBERNETES: &str = "kubernetes";
 
 /// Makes an object of that name, or brings some fields of it up to date.
-async fn set(
+async fn ensure_fields(
     server: &Server,
     resource: &'static Resource,
     value: Value,
@@ -156,16 +157,20 @@ async fn set(
                 parent.set(name, new.clone());
             }
         }
-        crate::create::defaulted(resource, after).map(Change::replace)
+        crate::create::defaulted(resource, after).map(ObjectChange::replace)
     };
-    server.change(&target, &options, change).await.map(drop)
+    server.update_object(&target, &options, change).await.map(drop)
 }
 
 /// Makes again what somebody deletes of what is there for the server itself, and tells where it is reached. Sleeps
 /// until something happens to one of these kinds, or the address changes.
-pub async fn keep_first_objects(server: Arc<Server>, cluster: Cluster, mut shutdown: watch::Receiver<bool>) {
+pub async fn run_default_objects_controller(
+    server: Arc<Server>,
+    cluster: ClusterNetworkConfig,
+    mut shutdown: watch::Receiver<bool>,
+) {
     let mut address = cluster.address.clone();
-    let mut moved = false;
+    let mut address_changed = false;
     let kinds = [
         row("", "configmaps"),
         row("", "services"),
@@ -173,52 +178,55 @@ pub async fn keep_first_objects(server: Arc<Server>, cluster: Cluster, mut shutd
         row("discovery.k8s.io", "endpointslices"),
     ];
     let shards = kinds.map(|kind| server.shard(kind));
-    let mut news = shards.each_ref().map(|shard| shard.subscribe());
+    let mut changes = shards.each_ref().map(|shard| shard.subscribe());
     let mut positions = shards.each_ref().map(|_| None);
     loop {
-        let mut restore = Restore { first: std::mem::take(&mut moved), trust: false };
+        let mut restore = PendingRestore {
+            default_objects: std::mem::take(&mut address_changed),
+            authentication_config: false,
+        };
         for (position, shard) in positions.iter_mut().zip(&shards) {
             match position.map(|position| shard.events_from(position, usize::MAX)) {
-                Some(Batch::Events(events)) => {
+                Some(EventBatch::Events(events)) => {
                     *position = position.map(|position| position + events.len() as u64);
-                    events.iter().for_each(|event| restore.note(event));
+                    events.iter().for_each(|event| restore.record(event));
                 }
                 // The beginning, or too slow: anything may have happened.
-                None | Some(Batch::Lost) => {
+                None | Some(EventBatch::TooOld) => {
                     *position = Some(shard.position_after(u64::MAX).unwrap_or(0));
-                    restore = Restore { first: true, trust: true };
+                    restore = PendingRestore { default_objects: true, authentication_config: true };
                 }
             }
         }
-        if restore.trust
+        if restore.authentication_config
             && let Err(status) = authentication::publish(&server).await
         {
             tracing::warn!(error = status.message, "cannot publish whom to trust");
         }
-        if restore.first
-            && let Err(status) = first_objects(&server, &cluster).await
+        if restore.default_objects
+            && let Err(status) = ensure_default_objects(&server, &cluster).await
         {
             tracing::warn!(error = status.message, "cannot restore the first objects");
         }
         tokio::select! {
-            _ = select_all(news.each_mut().map(|news| Box::pin(news.changed()))) => {}
-            Ok(()) = address.changed() => moved = true,
-            () = stopped(&mut shutdown) => return,
+            _ = select_all(changes.each_mut().map(|changes| Box::pin(changes.changed()))) => {}
+            Ok(()) = address.changed() => address_changed = true,
+            () = wait_for_shutdown(&mut shutdown) => return,
         }
     }
 }
 
 /// What has to be made again.
 #[derive(Default)]
-struct Restore {
-    first: bool,
-    trust: bool,
+struct PendingRestore {
+    default_objects: bool,
+    authentication_config: bool,
 }
 
-impl Restore {
-    fn note(&mut self, event: &Event) {
-        let place = (event.object.namespace(), event.object.name());
-        self.trust |= place == (authentication::NAMESPACE, authentication::NAME);
-        self.first |= event.deleted && place == ("default", KUBERNETES);
+impl PendingRestore {
+    fn record(&mut self, event: &Event) {
+        let namespaced_name = (event.object.namespace(), event.object.name());
+        self.authentication_config |= namespaced_name == (authentication::NAMESPACE, authentication::NAME);
+        self.default_objects |= event.deleted && namespaced_name == ("default", KUBERNETES);
     }
 }

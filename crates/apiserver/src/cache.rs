@@ -3,9 +3,9 @@
 //! A [`Shard`] holds one stored kind. Reads never block on the store except to learn how fresh they must
 //! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
 
-mod crowd;
-mod followed;
-mod postings;
+mod incremental_view;
+mod label_index;
+mod watch_notifier;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque, btree_map};
 use std::ops::Bound;
@@ -17,33 +17,33 @@ use parking_lot::{Mutex, RwLock};
 use store::{Revision, Store};
 use tokio::sync::watch;
 
-use crate::object::{Object, Place};
+use crate::object::{Object, ObjectPosition};
 
-use crowd::Crowd;
-pub use followed::{Followed, View};
-pub use postings::Labels;
-use postings::{Postings, Questions};
+pub use incremental_view::{IncrementalView, View};
+pub use label_index::Labels;
+use label_index::{LabelIndex, RecentLabels};
+use watch_notifier::WatchNotifier;
 
 /// Events kept per kind for watchers that resume or lag; whichever limit is met first.
-const RING_EVENTS: usize = 50_000;
-const RING_BYTES: usize = 16 << 20;
+const MAX_RING_EVENTS: usize = 50_000;
+const MAX_RING_BYTES: usize = 16 << 20;
 /// And for no longer than the store keeps its history: a cluster at rest gives back what a busy hour took.
-const RING_AGE: Duration = Duration::from_secs(300);
+const MAX_RING_AGE: Duration = Duration::from_secs(300);
 /// But for the newest, as upstream does: whoever resumes where a quiet kind was long ago misses nothing. Not so many of
 /// large objects, which were scattered in a busy time and would hold on to all of its memory.
-const RING_KEPT: Kept = Kept { events: 100, bytes: 64 << 10 };
+const MIN_RETAINED_EVENTS: EventRetention = EventRetention { events: 100, bytes: 64 << 10 };
 /// How often that is looked after, while there is something to forget.
-const FORGET: Duration = Duration::from_secs(60);
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
 /// How much of the newest events is kept as built lines too: enough for watchers that keep up.
-const LINES: usize = 10_000;
-const LINE_BYTES: usize = 4 << 20;
+const MAX_ENCODED_EVENTS: usize = 10_000;
+const MAX_ENCODED_BYTES: usize = 4 << 20;
 
 /// How long a read waits for the cache to reach the revision it needs.
 const FRESHNESS_DEADLINE: Duration = Duration::from_secs(3);
 
 /// How many events stay, whichever limit is met first.
 #[derive(Clone, Copy, Default)]
-pub struct Kept {
+pub struct EventRetention {
     events: usize,
     bytes: usize,
 }
@@ -63,22 +63,22 @@ struct Shards {
 /// The objects of one stored kind.
 pub struct Shard {
     state: RwLock<State>,
-    questions: Questions,
+    recent_labels: RecentLabels,
     /// The sequence number of the newest event, plus one.
-    newest: watch::Sender<u64>,
-    watchers: Arc<Crowd>,
+    next_sequence: watch::Sender<u64>,
+    watchers: Arc<WatchNotifier>,
 }
 
 #[derive(Default)]
 struct State {
     objects: Objects,
     objects_bytes: usize,
-    postings: Postings,
+    label_index: LabelIndex,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
     /// How many of the newest events may hold a line, and the size of their objects.
-    lined: usize,
-    lined_bytes: usize,
+    encoded_events: usize,
+    encoded_bytes: usize,
     /// The sequence number of the ring's first event.
     first: u64,
     /// Every change after this revision is in the ring.
@@ -91,7 +91,10 @@ type Objects = BTreeMap<Arc<str>, Slot>;
 
 /// What stands under the keys that begin with `prefix`. Only the two ends are looked for: a look at every key
 /// on the way would cost more than all the rest.
-fn below<'a, T>(map: &'a BTreeMap<Arc<str>, T>, prefix: &str) -> btree_map::Range<'a, Arc<str>, T> {
+fn range_with_prefix<'a, T>(
+    map: &'a BTreeMap<Arc<str>, T>,
+    prefix: &str,
+) -> btree_map::Range<'a, Arc<str>, T> {
     // No name has the last of all characters in it.
     let end = format!("{prefix}{}", char::MAX);
     map.range::<str, _>((Bound::Included(prefix), Bound::Excluded(end.as_str())))
@@ -118,17 +121,17 @@ pub struct Event {
     /// The state before; `None` when the object is new.
     pub previous: Option<Arc<Object>>,
     pub deleted: bool,
-    seen: Instant,
-    line: Mutex<Line>,
+    received_at: Instant,
+    line: Mutex<EncodedLine>,
 }
 
 /// The event as a line of JSON for watchers without a selector, built once for all of them.
 #[derive(Debug)]
-enum Line {
-    Unbuilt,
-    Built(Bytes),
+enum EncodedLine {
+    NotEncoded,
+    Encoded(Bytes),
     /// No longer news: whoever still needs the line builds it for itself.
-    Old,
+    Expired,
 }
 
 /// The objects of a shard as of one revision.
@@ -139,17 +142,17 @@ pub struct Snapshot {
 
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum CacheError {
-    #[error("too old resource version: {asked} ({oldest})")]
-    TooOld { asked: Revision, oldest: Revision },
-    #[error("Too large resource version: {asked}, current: {current}")]
-    TooLarge { asked: Revision, current: Revision },
+    #[error("too old resource version: {requested} ({oldest})")]
+    TooOld { requested: Revision, oldest: Revision },
+    #[error("Too large resource version: {requested}, current: {current}")]
+    TooLarge { requested: Revision, current: Revision },
 }
 
 /// What a watcher got from the ring.
-pub enum Batch {
+pub enum EventBatch {
     Events(Vec<Arc<Event>>),
     /// The ring has moved past the watcher's position.
-    Lost,
+    TooOld,
 }
 
 impl Cache {
@@ -164,8 +167,8 @@ impl Cache {
         shutdown: watch::Receiver<bool>,
     ) -> Result<(), store::Error> {
         let watch = self.load(&*store).await?;
-        tokio::spawn(follow(self.clone(), store, watch, shutdown));
-        tokio::spawn(forget(Arc::downgrade(self), self.revision.subscribe()));
+        tokio::spawn(watch_store(self.clone(), store, watch, shutdown));
+        tokio::spawn(run_event_expiry(Arc::downgrade(self), self.revision.subscribe()));
         Ok(())
     }
 
@@ -184,7 +187,7 @@ impl Cache {
     }
 
     /// Waits until every change up to `revision` is in the cache.
-    pub async fn reached(&self, revision: Revision) -> Result<(), CacheError> {
+    pub async fn wait_until_fresh(&self, revision: Revision) -> Result<(), CacheError> {
         if self.revision() >= revision {
             return Ok(());
         }
@@ -192,7 +195,7 @@ impl Cache {
         let wait = seen.wait_for(|seen| *seen >= revision);
         match tokio::time::timeout(FRESHNESS_DEADLINE, wait).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(CacheError::TooLarge { asked: revision, current: self.revision() }),
+            _ => Err(CacheError::TooLarge { requested: revision, current: self.revision() }),
         }
     }
 
@@ -201,7 +204,7 @@ impl Cache {
         let mut from: Option<String> = None;
         let mut at = None;
         let revision = loop {
-            let page = store.list(REGISTRY, from.as_deref(), 5_000, at).await?;
+            let page = store.list(REGISTRY_PREFIX, from.as_deref(), 5_000, at).await?;
             at = Some(page.revision);
             // The smallest key after the last one.
             from = page.entries.last().map(|entry| format!("{}\0", entry.key));
@@ -225,7 +228,7 @@ impl Cache {
             let _inside = runtime.enter();
             cache.apply(batch);
         };
-        store.watch(REGISTRY, revision, Box::new(listener)).await
+        store.watch(REGISTRY_PREFIX, revision, Box::new(listener)).await
     }
 
     fn reset(&self, mut objects: HashMap<Arc<str>, Objects>, revision: Revision) {
@@ -244,10 +247,10 @@ impl Cache {
     }
 
     fn apply(&self, batch: Vec<store::Event>) {
-        let mut reached = 0;
+        let mut last_revision = 0;
         let mut changed: Vec<Arc<Shard>> = Vec::new();
         for event in batch {
-            reached = event.revision();
+            last_revision = event.revision();
             let prefix = match &event {
                 store::Event::Progress(_) => None,
                 store::Event::Put { entry, .. } => prefix_of(&entry.key),
@@ -268,21 +271,21 @@ impl Cache {
             }
         }
         self.revision.send_if_modified(|revision| {
-            let newer = reached > *revision;
-            *revision = reached.max(*revision);
+            let newer = last_revision > *revision;
+            *revision = last_revision.max(*revision);
             newer
         });
         // Watchers are woken once for the whole batch.
         for shard in changed {
-            shard.announce();
+            shard.notify();
         }
     }
 }
 
 /// Where all objects live in the store.
-pub const REGISTRY: &str = "/registry/";
+pub const REGISTRY_PREFIX: &str = "/registry/";
 
-async fn follow(
+async fn watch_store(
     cache: Arc<Cache>,
     store: Arc<dyn Store>,
     mut watch: store::Watch,
@@ -291,14 +294,14 @@ async fn follow(
     loop {
         tokio::select! {
             () = watch.ended() => match cache.load(&*store).await {
-                Ok(again) => watch = again,
+                Ok(new_watch) => watch = new_watch,
                 Err(error) => {
                     tracing::warn!(%error, "cannot follow the store, trying again");
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
             },
-            () = stopped(&mut shutdown) => {
-                cache.shards.read().by_prefix.values().for_each(|shard| shard.watchers.wake());
+            () = wait_for_shutdown(&mut shutdown) => {
+                cache.shards.read().by_prefix.values().for_each(|shard| shard.watchers.notify());
                 return;
             }
         }
@@ -306,26 +309,28 @@ async fn follow(
 }
 
 /// Lets go of events by age, for as long as the cache is there.
-async fn forget(cache: Weak<Cache>, mut revision: watch::Receiver<Revision>) {
+async fn run_event_expiry(cache: Weak<Cache>, mut revision: watch::Receiver<Revision>) {
     // A cluster in which nothing happens is not looked at.
     while revision.changed().await.is_ok() {
         let mut left = true;
         while left {
-            tokio::time::sleep(FORGET).await;
+            tokio::time::sleep(EXPIRY_INTERVAL).await;
             let Some(cache) = cache.upgrade() else { return };
             let shards: Vec<_> = cache.shards.read().by_prefix.values().cloned().collect();
-            left = shards.iter().filter(|shard| shard.forget(RING_AGE, RING_KEPT)).count() > 0;
+            left =
+                shards.iter().filter(|shard| shard.expire_events(MAX_RING_AGE, MIN_RETAINED_EVENTS)).count()
+                    > 0;
         }
     }
 }
 
 /// Waits until the server is told to stop.
-pub async fn stopped(shutdown: &mut watch::Receiver<bool>) {
+pub async fn wait_for_shutdown(shutdown: &mut watch::Receiver<bool>) {
     // An error means that nobody can tell any more, which is as good as being told.
     let _ = shutdown.wait_for(|stop| *stop).await;
 }
 
-static CORE: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
+static CORE_RESOURCES: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
     api::RESOURCES.iter().filter(|row| row.group.is_empty()).map(|row| row.plural).collect()
 });
 
@@ -333,15 +338,16 @@ static CORE: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
 ///
 /// Core kinds have no group in their key; their plurals are never also group names.
 fn prefix_of(key: &str) -> Option<&str> {
-    let rest = key.strip_prefix(REGISTRY)?;
+    let rest = key.strip_prefix(REGISTRY_PREFIX)?;
     let (first, after) = rest.split_once('/')?;
-    let length = if CORE.contains(first) { first.len() + 1 } else { first.len() + 1 + after.find('/')? + 1 };
-    key.get(..REGISTRY.len() + length)
+    let length =
+        if CORE_RESOURCES.contains(first) { first.len() + 1 } else { first.len() + 1 + after.find('/')? + 1 };
+    key.get(..REGISTRY_PREFIX.len() + length)
 }
 
 /// The group and the plural of the stored kind that a key belongs to.
 pub fn kind_of(key: &str) -> Option<(&str, &str)> {
-    let kind = prefix_of(key)?.strip_prefix(REGISTRY)?.trim_end_matches('/');
+    let kind = prefix_of(key)?.strip_prefix(REGISTRY_PREFIX)?.trim_end_matches('/');
     Some(kind.split_once('/').unwrap_or(("", kind)))
 }
 
@@ -359,9 +365,9 @@ impl Shard {
     fn new(floor: Revision) -> Shard {
         Shard {
             state: RwLock::new(State { floor, last: floor, ..State::default() }),
-            questions: Questions::default(),
-            newest: watch::Sender::new(0),
-            watchers: Crowd::new(),
+            recent_labels: RecentLabels::default(),
+            next_sequence: watch::Sender::new(0),
+            watchers: WatchNotifier::new(),
         }
     }
 
@@ -374,7 +380,7 @@ impl Shard {
     }
 
     /// How many objects there are, and of how many bytes.
-    pub fn weight(&self) -> (u64, u64) {
+    pub fn object_stats(&self) -> (u64, u64) {
         let state = self.state.read();
         (state.objects.len() as u64, state.objects_bytes as u64)
     }
@@ -382,25 +388,25 @@ impl Shard {
     /// All objects whose key starts with `prefix`; `known` is a revision the cache had reached before.
     pub fn snapshot(&self, prefix: &str, known: Revision) -> Snapshot {
         let state = self.state.read();
-        Snapshot { objects: state.under(prefix), revision: known.max(state.last) }
+        Snapshot { objects: state.objects_with_prefix(prefix), revision: known.max(state.last) }
     }
 
     /// The same, only of objects with these labels.
-    pub fn snapshot_with(&self, prefix: &str, known: Revision, labels: &Labels) -> Snapshot {
+    pub fn snapshot_with_labels(&self, prefix: &str, known: Revision, labels: &Labels) -> Snapshot {
         let state = self.state.read();
         let revision = known.max(state.last);
-        if let Some(objects) = state.postings.find(prefix, labels) {
+        if let Some(objects) = state.label_index.find(prefix, labels) {
             return Snapshot { objects, revision };
         }
         let mut seen = 0;
-        let slots = below(&state.objects, prefix).map(|(_, slot)| slot).inspect(|_| seen += 1);
+        let slots = range_with_prefix(&state.objects, prefix).map(|(_, slot)| slot).inspect(|_| seen += 1);
         let objects: Vec<_> =
-            slots.filter(|slot| labels.are_on(slot)).map(|slot| slot.object.clone()).collect();
+            slots.filter(|slot| labels.matches(slot)).map(|slot| slot.object.clone()).collect();
         drop(state);
-        if self.questions.deserve(labels, objects.len(), seen) {
+        if self.recent_labels.should_index(labels, objects.len(), seen) {
             let mut state = self.state.write();
-            let State { objects, postings, .. } = &mut *state;
-            postings.add(labels, objects.values());
+            let State { objects, label_index, .. } = &mut *state;
+            label_index.add(labels, objects.values());
         }
         Snapshot { objects, revision }
     }
@@ -408,7 +414,8 @@ impl Shard {
     /// Like `snapshot`, with the position from which a watch continues without a gap.
     pub fn snapshot_and_position(&self, prefix: &str, known: Revision) -> (Snapshot, u64) {
         let state = self.state.read();
-        let snapshot = Snapshot { objects: state.under(prefix), revision: known.max(state.last) };
+        let snapshot =
+            Snapshot { objects: state.objects_with_prefix(prefix), revision: known.max(state.last) };
         (snapshot, state.first + state.ring.len() as u64)
     }
 
@@ -416,7 +423,7 @@ impl Shard {
     pub fn position_after(&self, revision: Revision) -> Result<u64, CacheError> {
         let state = self.state.read();
         if revision < state.floor {
-            return Err(CacheError::TooOld { asked: revision, oldest: state.floor });
+            return Err(CacheError::TooOld { requested: revision, oldest: state.floor });
         }
         let older = state.ring.partition_point(|event| event.revision <= revision);
         Ok(state.first + older as u64)
@@ -430,26 +437,26 @@ impl Shard {
 
     /// For the few in this process who must know at once.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
-        self.newest.subscribe()
+        self.next_sequence.subscribe()
     }
 
     /// For watchers, of whom there may be many; they are woken when the server stops, too.
-    pub fn join_watchers(&self) -> watch::Receiver<()> {
-        self.watchers.join()
+    pub fn subscribe_watcher(&self) -> watch::Receiver<()> {
+        self.watchers.subscribe()
     }
 
     /// At most `limit` events from `position` on.
-    pub fn events_from(&self, position: u64, limit: usize) -> Batch {
+    pub fn events_from(&self, position: u64, limit: usize) -> EventBatch {
         let state = self.state.read();
-        let Some(skip) = position.checked_sub(state.first) else { return Batch::Lost };
-        Batch::Events(state.ring.iter().skip(skip as usize).take(limit).cloned().collect())
+        let Some(skip) = position.checked_sub(state.first) else { return EventBatch::TooOld };
+        EventBatch::Events(state.ring.iter().skip(skip as usize).take(limit).cloned().collect())
     }
 
     fn put(&self, object: Arc<Object>) {
         let mut state = self.state.write();
         let slot = Slot::new(object.clone());
         let all = state.objects.len();
-        state.postings.put(&slot, all);
+        state.label_index.put(&slot, all);
         let previous = state.objects.insert(object.key.clone(), slot).map(|slot| slot.object);
         state.objects_bytes += object.size();
         state.objects_bytes -= previous.as_ref().map_or(0, |previous| previous.size());
@@ -461,7 +468,7 @@ impl Shard {
         let mut state = self.state.write();
         if let Some(Slot { object, .. }) = state.objects.remove(key) {
             state.objects_bytes -= object.size();
-            state.postings.remove(key);
+            state.label_index.remove(key);
             let previous = Some(object.clone());
             state.push(Event::new(revision, object, previous, true));
         }
@@ -475,27 +482,27 @@ impl Shard {
         let objects_bytes = objects.values().map(|slot| slot.object.size()).sum();
         *state = State { objects, objects_bytes, first, floor: revision, last: revision, ..State::default() };
         drop(state);
-        self.announce();
+        self.notify();
     }
 
     /// Lets go of events that are older, but for the newest ones; whether there is more to let go of later.
-    pub fn forget(&self, age: Duration, kept: Kept) -> bool {
+    pub fn expire_events(&self, age: Duration, retention: EventRetention) -> bool {
         let now = Instant::now();
-        let is_old = |event: &Event| now.saturating_duration_since(event.seen) >= age;
+        let is_old = |event: &Event| now.saturating_duration_since(event.received_at) >= age;
         let mut state = self.state.write();
-        let keep = state.newest(kept);
+        let retained = state.retained_count(retention);
         let mut old = Vec::new();
-        while state.ring.len() > keep && state.ring.front().is_some_and(|oldest| is_old(oldest)) {
+        while state.ring.len() > retained && state.ring.front().is_some_and(|oldest| is_old(oldest)) {
             old.extend(state.pop());
         }
-        while state.first_lined().is_some_and(|oldest| is_old(oldest)) {
-            state.unline();
+        while state.oldest_encoded().is_some_and(|oldest| is_old(oldest)) {
+            state.drop_oldest_encoded();
         }
         // What many events took is not kept for the few of a quiet time.
         if state.ring.capacity() / 4 > state.ring.len() {
             state.ring.shrink_to_fit();
         }
-        let more = state.ring.len() > keep || state.lined > 0;
+        let more = state.ring.len() > retained || state.encoded_events > 0;
         // Nobody should wait while they are taken apart.
         drop(state);
         drop(old);
@@ -503,50 +510,58 @@ impl Shard {
     }
 
     /// Wakes whoever waits for events.
-    fn announce(&self) {
-        self.newest.send_replace(self.position());
-        self.watchers.wake();
+    fn notify(&self) {
+        self.next_sequence.send_replace(self.position());
+        self.watchers.notify();
     }
 }
 
 impl State {
-    fn under(&self, prefix: &str) -> Vec<Arc<Object>> {
-        below(&self.objects, prefix).map(|(_, slot)| slot.object.clone()).collect()
+    fn objects_with_prefix(&self, prefix: &str) -> Vec<Arc<Object>> {
+        range_with_prefix(&self.objects, prefix).map(|(_, slot)| slot.object.clone()).collect()
     }
 
     fn push(&mut self, event: Event) {
         self.last = event.revision;
-        self.ring_bytes += event.weight();
-        self.lined_bytes += event.object.size();
-        self.lined += 1;
+        self.ring_bytes += event.retained_bytes();
+        self.encoded_bytes += event.object.size();
+        self.encoded_events += 1;
         self.ring.push_back(Arc::new(event));
-        while self.lined_bytes > LINE_BYTES && self.lined > 1 || self.lined > LINES {
-            self.unline();
+        while self.encoded_bytes > MAX_ENCODED_BYTES && self.encoded_events > 1
+            || self.encoded_events > MAX_ENCODED_EVENTS
+        {
+            self.drop_oldest_encoded();
         }
-        while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES && self.ring.len() > self.lined {
+        while self.ring.len() > MAX_RING_EVENTS
+            || self.ring_bytes > MAX_RING_BYTES && self.ring.len() > self.encoded_events
+        {
             self.pop();
         }
     }
 
     /// The oldest event that is kept as a line, too.
-    fn first_lined(&self) -> Option<&Arc<Event>> {
-        self.ring.get(self.ring.len().checked_sub(self.lined)?)
+    fn oldest_encoded(&self) -> Option<&Arc<Event>> {
+        self.ring.get(self.ring.len().checked_sub(self.encoded_events)?)
     }
 
-    fn unline(&mut self) {
-        let Some(oldest) = self.first_lined() else { return };
-        *oldest.line.lock() = Line::Old;
-        self.lined_bytes -= oldest.object.size();
-        self.lined -= 1;
+    fn drop_oldest_encoded(&mut self) {
+        let Some(oldest) = self.oldest_encoded() else { return };
+        *oldest.line.lock() = EncodedLine::Expired;
+        self.encoded_bytes -= oldest.object.size();
+        self.encoded_events -= 1;
     }
 
     /// How many of the newest events stay, however old they are.
-    fn newest(&self, kept: Kept) -> usize {
-        let sizes =
-            self.ring.iter().rev().take(kept.events).map(|event| event.weight() + event.object.size());
+    fn retained_count(&self, retention: EventRetention) -> usize {
+        let sizes = self
+            .ring
+            .iter()
+            .rev()
+            .take(retention.events)
+            .map(|event| event.retained_bytes() + event.object.size());
         let fit = sizes.scan(0, |all, size| {
             *all += size;
-            (*all <= kept.bytes).then_some(())
+            (*all <= retention.bytes).then_some(())
         });
         fit.count()
     }
@@ -554,12 +569,12 @@ impl State {
     /// Takes out the oldest event.
     fn pop(&mut self) -> Option<Arc<Event>> {
         let old = self.ring.pop_front()?;
-        self.ring_bytes -= old.weight();
+        self.ring_bytes -= old.retained_bytes();
         self.first += 1;
         self.floor = old.revision;
-        if self.lined > self.ring.len() {
-            self.lined -= 1;
-            self.lined_bytes -= old.object.size();
+        if self.encoded_events > self.ring.len() {
+            self.encoded_events -= 1;
+            self.encoded_bytes -= old.object.size();
         }
         Some(old)
     }
@@ -567,12 +582,12 @@ impl State {
 
 impl Event {
     fn new(revision: Revision, object: Arc<Object>, previous: Option<Arc<Object>>, deleted: bool) -> Event {
-        let (seen, line) = (Instant::now(), Mutex::new(Line::Unbuilt));
-        Event { revision, object, previous, deleted, seen, line }
+        let (received_at, line) = (Instant::now(), Mutex::new(EncodedLine::NotEncoded));
+        Event { revision, object, previous, deleted, received_at, line }
     }
 
     /// The memory that only the event keeps: itself and the version it replaced.
-    fn weight(&self) -> usize {
+    fn retained_bytes(&self) -> usize {
         self.previous.as_ref().map_or(0, |previous| previous.size()) + 256
     }
 
@@ -590,11 +605,11 @@ impl Event {
         let build = || json_line(self.kind(), &self.object, self.revision);
         let mut line = self.line.lock();
         match &*line {
-            Line::Built(bytes) => bytes.clone(),
-            Line::Old => build(),
-            Line::Unbuilt => {
+            EncodedLine::Encoded(bytes) => bytes.clone(),
+            EncodedLine::Expired => build(),
+            EncodedLine::NotEncoded => {
                 let bytes = build();
-                *line = Line::Built(bytes.clone());
+                *line = EncodedLine::Encoded(bytes.clone());
                 bytes
             }
         }
@@ -607,7 +622,7 @@ pub fn json_line(kind: &str, object: &Object, revision: Revision) -> Bytes {
     line.extend_from_slice(b"{\"type\":\"");
     line.extend_from_slice(kind.as_bytes());
     line.extend_from_slice(b"\",\"object\":");
-    object.write_json(Place::Whole, revision, &mut line);
+    object.write_json(ObjectPosition::Root, revision, &mut line);
     line.extend_from_slice(b"}\n");
     line.into()
 }

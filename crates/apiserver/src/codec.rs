@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::{Resource, Status};
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use serde_saphyr::DuplicateKeyPolicy;
 
 use crate::custom;
-use crate::door::Door;
-use crate::negotiate::{Media, PROTOBUF};
-use crate::patching::strict;
+use crate::negotiate::{MediaType, PROTOBUF};
+use crate::patch_handler::strict;
+use crate::subresource_view::SubresourceView;
 
 /// What `fieldValidation` asks to be done about fields that do not exist or stand twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,26 +45,31 @@ impl FieldValidation {
     }
 
     /// What to do about the complaints of strict decoding.
-    pub fn judge(self, kind: &str, version: &str, complaints: Vec<String>) -> Result<Vec<String>, Status> {
+    pub fn handle_strict_errors(
+        self,
+        kind: &str,
+        version: &str,
+        strict_errors: Vec<String>,
+    ) -> Result<Vec<String>, Status> {
         match self {
             FieldValidation::Ignore => Ok(Vec::new()),
-            FieldValidation::Warn => Ok(complaints),
-            FieldValidation::Strict if complaints.is_empty() => Ok(complaints),
+            FieldValidation::Warn => Ok(strict_errors),
+            FieldValidation::Strict if strict_errors.is_empty() => Ok(strict_errors),
             FieldValidation::Strict => Err(Status::bad_request(format!(
                 "{kind} in version {version:?} cannot be handled as a {kind}: strict decoding error: {}",
-                complaints.join(", ")
+                strict_errors.join(", ")
             ))),
         }
     }
 }
 
 /// The media type of a request body; JSON where nothing is said.
-pub fn body_media(headers: &HeaderMap) -> Result<Media, Status> {
+pub fn body_media(headers: &HeaderMap) -> Result<MediaType, Status> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     match content_type.split(';').next().unwrap_or("").trim() {
-        "" | "application/json" => Ok(Media::Json),
-        "application/yaml" => Ok(Media::Yaml),
-        PROTOBUF => Ok(Media::Protobuf),
+        "" | "application/json" => Ok(MediaType::Json),
+        "application/yaml" => Ok(MediaType::Yaml),
+        PROTOBUF => Ok(MediaType::Protobuf),
         _ => {
             Err(unsupported_media("application/json, application/yaml, application/vnd.kubernetes.protobuf"))
         }
@@ -83,50 +88,54 @@ pub fn unsupported_media(accepted: &str) -> Status {
 
 /// Reads what goes through a door to an object of `row`.
 pub fn decode_row(
-    media: Media,
+    media: MediaType,
     body: &[u8],
     row: &Resource,
-    door: Door,
+    view: SubresourceView,
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
-    let (group, version, kind) = door.kind(row);
-    let Some(slot) = row.custom.filter(|_| door != Door::Scale) else {
+    let (group, version, kind) = view.kind(row);
+    let Some(crd) = row.custom.filter(|_| view != SubresourceView::Scale) else {
         return decode(media, body, (group, version, kind), validation);
     };
-    let cannot = |why: String| {
-        Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
+    let cannot = |reason: String| {
+        Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {reason}"))
     };
     let (json, duplicates) = match media {
-        Media::Json => (Cow::Borrowed(body), None),
-        Media::Yaml => {
-            let yaml = read_yaml(body).map_err(|why| unrecognized(kind, &why, body))?;
+        MediaType::Json => (Cow::Borrowed(body), None),
+        MediaType::Yaml => {
+            let yaml = read_yaml(body).map_err(|reason| unrecognized(kind, &reason, body))?;
             (Cow::Owned(yaml.json), yaml.duplicates)
         }
-        Media::Protobuf => return Err(cannot(custom::NO_PROTOBUF.to_owned())),
+        MediaType::Protobuf => return Err(cannot(custom::NO_PROTOBUF.to_owned())),
     };
-    let said = type_meta(&json).map_err(|error| unrecognized(kind, &error, body))?;
+    let meta = type_meta(&json).map_err(|error| unrecognized(kind, &error, body))?;
     let expected = api_version(group, version);
-    if !said.api_version.is_empty() && said.api_version != expected {
+    if !meta.api_version.is_empty() && meta.api_version != expected {
         return Err(Status::bad_request(format!(
             "the API version in the data ({}) does not match the expected API version ({expected})",
-            said.api_version
+            meta.api_version
         )));
     }
-    let decoded = custom::decode(&slot.form(), &json).map_err(|error| cannot(error.to_string()))?;
-    let (mut value, mut complaints) = decoded;
-    complaints.splice(..0, duplicates);
+    let decoded = custom::decode(&crd.version_schema(), &json).map_err(|error| cannot(error.to_string()))?;
+    let (mut value, mut strict_errors) = decoded;
+    strict_errors.splice(..0, duplicates);
     // A wrong kind is for the rules to say.
-    let kind_said = if said.kind.is_empty() { kind } else { &said.kind };
-    set_type_meta(&mut value, group, version, kind_said);
-    let warnings = validation.judge(kind, version, complaints)?;
+    let body_kind = if meta.kind.is_empty() { kind } else { &meta.kind };
+    set_type_meta(&mut value, group, version, body_kind);
+    let warnings = validation.handle_strict_errors(kind, version, strict_errors)?;
     Ok(Decoded { value, warnings })
 }
 
 /// Brings a value into the shape of what goes through a door; answers with the complaints of strict decoding.
-pub fn normalize_row(row: &Resource, door: Door, value: &mut Value) -> Result<Vec<String>, DecodeError> {
-    let (group, version, kind) = door.kind(row);
-    match row.custom.filter(|_| door != Door::Scale) {
-        Some(slot) => custom::normalize(&slot.form(), value),
+pub fn normalize_row(
+    row: &Resource,
+    view: SubresourceView,
+    value: &mut Value,
+) -> Result<Vec<String>, DecodeError> {
+    let (group, version, kind) = view.kind(row);
+    match row.custom.filter(|_| view != SubresourceView::Scale) {
+        Some(crd) => custom::normalize(&crd.version_schema(), value),
         None => {
             let ty = type_of(group, version, kind).map_err(|status| DecodeError::Type(status.message))?;
             schema::normalize(schema::kubernetes(), ty, value)
@@ -137,9 +146,9 @@ pub fn normalize_row(row: &Resource, door: Door, value: &mut Value) -> Result<Ve
 /// Runs `f` with the type of a row's kind, and the table it is in.
 pub fn with_type<T>(row: &Resource, f: impl FnOnce(&Table, TypeId) -> T) -> Result<T, Status> {
     match row.custom {
-        Some(slot) => {
-            let form = slot.form();
-            Ok(f(&form.table, form.root))
+        Some(crd) => {
+            let version_schema = crd.version_schema();
+            Ok(f(&version_schema.table, version_schema.root))
         }
         None => Ok(f(schema::kubernetes(), row_type(row)?)),
     }
@@ -147,49 +156,50 @@ pub fn with_type<T>(row: &Resource, f: impl FnOnce(&Table, TypeId) -> T) -> Resu
 
 /// Reads an object of the given kind from a request body.
 pub fn decode(
-    media: Media,
+    media: MediaType,
     body: &[u8],
     (group, version, kind): (&str, &str, &str),
     validation: FieldValidation,
 ) -> Result<Decoded, Status> {
     let ty = type_of(group, version, kind)?;
     let table = schema::kubernetes();
-    let cannot = |why: String| {
-        Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
+    let cannot = |reason: String| {
+        Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {reason}"))
     };
     let decoded = match media {
-        Media::Json => {
+        MediaType::Json => {
             let decoded = schema::from_json(table, ty, body);
             // What is not of the kind it should be is refused for that first. Hardly anything is, so that it is not
             // worth reading everything twice.
-            if !decoded.as_ref().is_ok_and(|decoded| is_said_to_be(&decoded.value, group, version, kind)) {
-                let said = type_meta(body).map_err(|error| unrecognized(kind, &error, body))?;
-                check_type_meta(&said, group, version, kind)?;
+            if !decoded.as_ref().is_ok_and(|decoded| has_gvk(&decoded.value, group, version, kind)) {
+                let meta = type_meta(body).map_err(|error| unrecognized(kind, &error, body))?;
+                check_type_meta(&meta, group, version, kind)?;
             }
             decoded.map_err(|error| cannot(error.to_string()))?
         }
-        Media::Yaml => {
-            let yaml = read_yaml(body).map_err(|why| unrecognized(kind, &why, body))?;
-            let said = type_meta(&yaml.json).map_err(|error| unrecognized(kind, &error, body))?;
-            check_type_meta(&said, group, version, kind)?;
+        MediaType::Yaml => {
+            let yaml = read_yaml(body).map_err(|reason| unrecognized(kind, &reason, body))?;
+            let meta = type_meta(&yaml.json).map_err(|error| unrecognized(kind, &error, body))?;
+            check_type_meta(&meta, group, version, kind)?;
             let mut decoded =
                 schema::from_json(table, ty, &yaml.json).map_err(|error| cannot(error.to_string()))?;
-            decoded.unknown.splice(..0, yaml.duplicates);
+            decoded.strict_errors.splice(..0, yaml.duplicates);
             decoded
         }
-        Media::Protobuf => {
-            let envelope = schema::protobuf::open(body).map_err(|error| cannot(error.to_string()))?;
-            let said =
+        MediaType::Protobuf => {
+            let envelope =
+                schema::protobuf::decode_envelope(body).map_err(|error| cannot(error.to_string()))?;
+            let meta =
                 TypeMeta { api_version: envelope.api_version.to_owned(), kind: envelope.kind.to_owned() };
-            check_type_meta(&said, group, version, kind)?;
+            check_type_meta(&meta, group, version, kind)?;
             let value = schema::protobuf::from_protobuf(table, ty, envelope.raw)
                 .map_err(|error| cannot(error.to_string()))?;
-            schema::Decoded { value, unknown: Vec::new() }
+            schema::Decoded { value, strict_errors: Vec::new() }
         }
     };
     let mut value = decoded.value;
     set_type_meta(&mut value, group, version, kind);
-    let warnings = validation.judge(kind, version, decoded.unknown)?;
+    let warnings = validation.handle_strict_errors(kind, version, decoded.strict_errors)?;
     Ok(Decoded { value, warnings })
 }
 
@@ -197,12 +207,12 @@ pub fn api_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
-fn is_said_to_be(value: &Value, group: &str, version: &str, kind: &str) -> bool {
-    let said = value.text("apiVersion");
+fn has_gvk(value: &Value, group: &str, version: &str, kind: &str) -> bool {
+    let value_version = value.text("apiVersion");
     value.text("kind") == kind
         && match group {
-            "" => said == version,
-            _ => said.split_once('/') == Some((group, version)),
+            "" => value_version == version,
+            _ => value_version.split_once('/') == Some((group, version)),
         }
 }
 
@@ -215,7 +225,7 @@ pub fn set_type_meta(value: &mut Value, group: &str, version: &str, kind: &str) 
 
 /// The type of a kind in the schema table.
 pub fn type_of(group: &str, version: &str, kind: &str) -> Result<TypeId, Status> {
-    schema::kubernetes().kind(group, version, kind).ok_or_else(|| {
+    schema::kubernetes().type_by_kind(group, version, kind).ok_or_else(|| {
         Status::internal(format!("no type is known for {kind} in {}", api_version(group, version)))
     })
 }
@@ -274,13 +284,13 @@ fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
         // Too deep: the real decoder has its own word for that.
         Err(error) if error.to_string().starts_with("recursion limit") => RawTypeMeta::default(),
         Err(error) => {
-            let why = match error.classify() {
+            let reason = match error.classify() {
                 Category::Data => {
-                    format!("json: cannot unmarshal {} into Go value of type {GO_STRUCT}", first(body))
+                    format!("json: cannot unmarshal {} into Go value of type {GO_STRUCT}", json_type(body))
                 }
-                _ => schema::syntax::error(body).unwrap_or_else(|| error.to_string()),
+                _ => schema::syntax::syntax_error(body).unwrap_or_else(|| error.to_string()),
             };
-            return Err(format!("couldn't get version/kind; json parse error: {why}"));
+            return Err(format!("couldn't get version/kind; json parse error: {reason}"));
         }
     };
     let text = |name: &str, value: Value| match value {
@@ -288,7 +298,7 @@ fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
         Value::String(text) => Ok(text),
         other => Err(format!(
             "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go struct field .{name} of type string",
-            first(other.to_string().as_bytes())
+            json_type(other.to_string().as_bytes())
         )),
     };
     let meta = TypeMeta { api_version: text("apiVersion", raw.api_version)?, kind: text("kind", raw.kind)? };
@@ -303,7 +313,7 @@ const GO_STRUCT: &str =
     r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
 
 /// What Go calls the value that a JSON text begins with.
-fn first(text: &[u8]) -> &'static str {
+fn json_type(text: &[u8]) -> &'static str {
     match text.trim_ascii_start().first() {
         Some(b'{') => "object",
         Some(b'[') => "array",
@@ -314,49 +324,49 @@ fn first(text: &[u8]) -> &'static str {
 }
 
 /// A body that is nothing at all.
-fn unrecognized(kind: &str, why: &str, body: &[u8]) -> Status {
-    const SHOWN: usize = 30;
-    let head = &body[..body.len().min(SHOWN)];
-    let more = if body.len() > SHOWN { " ..." } else { "" };
+fn unrecognized(kind: &str, reason: &str, body: &[u8]) -> Status {
+    const MAX_SUMMARY_BYTES: usize = 30;
+    let head = &body[..body.len().min(MAX_SUMMARY_BYTES)];
+    let more = if body.len() > MAX_SUMMARY_BYTES { " ..." } else { "" };
     let summary = match body.first() {
         None => "<empty>".to_owned(),
         Some(b'{') => String::from_utf8_lossy(head).into_owned(),
         Some(_) => head.iter().map(|byte| format!("{byte:02x}")).collect(),
     };
     Status::bad_request(format!(
-        "the object provided is unrecognized (must be of type {kind}): {why} ({summary}{more})"
+        "the object provided is unrecognized (must be of type {kind}): {reason} ({summary}{more})"
     ))
 }
 
 /// What a body says it is must be what the path says; what it does not say it need not be.
-fn check_type_meta(said: &TypeMeta, group: &str, version: &str, kind: &str) -> Result<(), Status> {
+fn check_type_meta(meta: &TypeMeta, group: &str, version: &str, kind: &str) -> Result<(), Status> {
     let expected = api_version(group, version);
-    let said_version = if said.api_version.is_empty() { &expected } else { &said.api_version };
-    let said_kind = if said.kind.is_empty() { kind } else { &said.kind };
-    if *said_version == expected && said_kind == kind {
+    let body_version = if meta.api_version.is_empty() { &expected } else { &meta.api_version };
+    let body_kind = if meta.kind.is_empty() { kind } else { &meta.kind };
+    if *body_version == expected && body_kind == kind {
         return Ok(());
     }
-    let (said_group, short) = said_version.split_once('/').unwrap_or(("", said_version));
-    let cannot = |why: String| {
+    let (body_group, short) = body_version.split_once('/').unwrap_or(("", body_version));
+    let cannot = |reason: String| {
         Err(Status::bad_request(format!(
-            "{said_kind} in version {short:?} cannot be handled as a {kind}: {why}"
+            "{body_kind} in version {short:?} cannot be handled as a {kind}: {reason}"
         )))
     };
-    if schema::kubernetes().kind(said_group, short, said_kind).is_none() {
+    if schema::kubernetes().type_by_kind(body_group, short, body_kind).is_none() {
         return cannot(format!(
-            "no kind {said_kind:?} is registered for version {said_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
+            "no kind {body_kind:?} is registered for version {body_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
         ));
     }
-    if said_kind != kind {
+    if body_kind != kind {
         // Upstream's packages are named after the groups.
         let package = match group {
             "" | "events.k8s.io" => "core",
             group => group.split('.').next().unwrap_or(group),
         };
-        return cannot(format!("converting ({short}.{said_kind}) to ({package}.{kind}): unknown conversion"));
+        return cannot(format!("converting ({short}.{body_kind}) to ({package}.{kind}): unknown conversion"));
     }
     Err(Status::bad_request(format!(
-        "the API version in the data ({said_version}) does not match the expected API version ({expected})"
+        "the API version in the data ({body_version}) does not match the expected API version ({expected})"
     )))
 }
 
@@ -390,11 +400,11 @@ pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
     // JSON is YAML, and read faster; YAML's own braces are not JSON.
     if body.trim_ascii_start().starts_with(b"{")
         && serde_json::from_slice::<IgnoredAny>(body).is_ok()
-        && strict::complaints(body, false).is_empty()
+        && strict::strict_errors(body, false).is_empty()
     {
         return Ok(Yaml { json: body.to_vec(), duplicates: None });
     }
-    let text = text_of(body).ok_or("yaml: invalid Unicode")?;
+    let text = decode_text(body).ok_or("yaml: invalid Unicode")?;
     let text = first_document(&text);
     let read = |duplicate_keys| {
         let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
@@ -405,11 +415,11 @@ pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
         Err(error) => match error.without_snippet() {
             serde_saphyr::Error::DuplicateMappingKey { key, location } => {
                 let key = key.as_deref().unwrap_or_default();
-                let why = format!(
+                let reason = format!(
                     "yaml: unmarshal errors:\n  line {}: key {key:?} already set in map",
                     location.line()
                 );
-                (read(DuplicateKeyPolicy::LastWins).map_err(yaml_error)?, Some(why))
+                (read(DuplicateKeyPolicy::LastWins).map_err(yaml_error)?, Some(reason))
             }
             _ => return Err(yaml_error(error)),
         },
@@ -419,7 +429,7 @@ pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
 
 /// YAML may be in UTF-16, too, and then says so by how it begins. The parser's own way to find out brings tables of a
 /// hundred other encodings along.
-fn text_of(body: &[u8]) -> Option<Cow<'_, str>> {
+fn decode_text(body: &[u8]) -> Option<Cow<'_, str>> {
     let wide = |of: fn([u8; 2]) -> u16| {
         let units: Vec<u16> =
             body[2..].chunks(2).map(|pair| of([pair[0], *pair.get(1).unwrap_or(&0)])).collect();
@@ -434,17 +444,17 @@ fn text_of(body: &[u8]) -> Option<Cow<'_, str>> {
 
 /// What comes before the second document. No line within one begins like the marks between them.
 fn first_document(text: &str) -> &str {
-    let (mut at, mut has_begun) = (0, false);
+    let (mut at, mut has_started) = (0, false);
     for line in text.split_inclusive('\n') {
         let is_mark = |mark: &str| {
             line.strip_prefix(mark)
                 .is_some_and(|rest| rest.trim_start().len() != rest.len() || rest.is_empty())
         };
-        if has_begun && (is_mark("---") || is_mark("...")) {
+        if has_started && (is_mark("---") || is_mark("...")) {
             return &text[..at];
         }
         let is_outside = line.trim().is_empty() || line.starts_with(['#', '%']);
-        has_begun |= !is_outside;
+        has_started |= !is_outside;
         at += line.len();
     }
     text
@@ -465,26 +475,27 @@ pub fn to_protobuf(value: &Value) -> Vec<u8> {
     let (api_version, kind) = (text("apiVersion"), text("kind"));
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
     let table = schema::kubernetes();
-    let ty = table.kind(group, version, kind).or_else(|| table.named(&format!("{META}.{kind}")));
+    let ty =
+        table.type_by_kind(group, version, kind).or_else(|| table.type_by_name(&format!("{META}.{kind}")));
     let raw = ty.map(|ty| schema::protobuf::to_protobuf(table, ty, value)).unwrap_or_default();
-    schema::protobuf::seal(api_version, kind, &raw)
+    schema::protobuf::encode_envelope(api_version, kind, &raw)
 }
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
 /// One event of a watch, framed for its media type.
-pub fn watch_event(media: Media, kind: &str, object: Value) -> Bytes {
+pub fn watch_event(media: MediaType, kind: &str, object: Value) -> Bytes {
     match media {
-        Media::Json => {
+        MediaType::Json => {
             // By hand, since the type comes first, as it does upstream.
             let mut line = format!("{{\"type\":\"{kind}\",\"object\":").into_bytes();
             // Writing into a Vec cannot fail.
-            let _ = serde_json::to_writer(&mut line, &crate::render::InOrder::object(&object));
+            let _ = serde_json::to_writer(&mut line, &crate::render::OrderedJson::object(&object));
             line.extend_from_slice(b"}\n");
             line.into()
         }
-        Media::Yaml => format!("---\n{}", to_yaml(&json!({"type": kind, "object": object}))).into(),
-        Media::Protobuf => schema::protobuf::watch_frame(kind, &to_protobuf(&object)).into(),
+        MediaType::Yaml => format!("---\n{}", to_yaml(&json!({"type": kind, "object": object}))).into(),
+        MediaType::Protobuf => schema::protobuf::watch_frame(kind, &to_protobuf(&object)).into(),
     }
 }
 
@@ -493,7 +504,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(media: Media, body: &str, expected: &str) {
+    fn check(media: MediaType, body: &str, expected: &str) {
         let found = match decode(media, body.as_bytes(), ("", "v1", "Pod"), FieldValidation::Strict) {
             Ok(decoded) => decoded.value["metadata"]["name"].to_string(),
             Err(status) => status.message,
@@ -502,72 +513,72 @@ mod tests {
     }
 
     #[test]
-    fn bodies() {
+    fn request_body_decoding() {
         let name = "\"a\"";
-        check(Media::Json, r#"{"metadata":{"name":"a"}}"#, name);
-        check(Media::Json, r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a"}}"#, name);
-        check(Media::Yaml, "metadata: {name: a}", name);
-        check(Media::Yaml, "{metadata: {name: a}}", name);
+        check(MediaType::Json, r#"{"metadata":{"name":"a"}}"#, name);
+        check(MediaType::Json, r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a"}}"#, name);
+        check(MediaType::Yaml, "metadata: {name: a}", name);
+        check(MediaType::Yaml, "{metadata: {name: a}}", name);
         // Only the first document is read.
-        check(Media::Yaml, "---\nmetadata: {name: a}\n---\nmetadata: {name: b}\n", name);
-        check(Media::Yaml, "metadata: {name: a}\n---\n]", name);
+        check(MediaType::Yaml, "---\nmetadata: {name: a}\n---\nmetadata: {name: b}\n", name);
+        check(MediaType::Yaml, "metadata: {name: a}\n---\n]", name);
         check(
-            Media::Yaml,
+            MediaType::Yaml,
             "metadata:\n  name: a\n  name: b\n",
             "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: yaml: unmarshal errors:\n  line 3: key \"name\" already set in map",
         );
         check(
-            Media::Json,
+            MediaType::Json,
             "{\"metadata\":{},}",
             "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: invalid character '}' looking for beginning of object key string ({\"metadata\":{},})",
         );
         check(
-            Media::Json,
+            MediaType::Json,
             "",
             "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)",
         );
         check(
-            Media::Json,
+            MediaType::Json,
             "[]",
             r#"the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" } (5b5d)"#,
         );
         check(
-            Media::Json,
+            MediaType::Json,
             r#"{"kind":5}"#,
             r#"the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"kind":5})"#,
         );
         check(
-            Media::Json,
+            MediaType::Json,
             r#"{"apiVersion":"a/b/c"}"#,
             r#"the object provided is unrecognized (must be of type Pod): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c"})"#,
         );
         check(
-            Media::Json,
+            MediaType::Json,
             r#"{"kind":"PodList","apiVersion":"v1","items":[]}"#,
             "PodList in version \"v1\" cannot be handled as a Pod: converting (v1.PodList) to (core.Pod): unknown conversion",
         );
         check(
-            Media::Json,
+            MediaType::Json,
             r#"{"kind":"Deployment","apiVersion":"apps/v1"}"#,
             "Deployment in version \"v1\" cannot be handled as a Pod: converting (v1.Deployment) to (core.Pod): unknown conversion",
         );
         check(
-            Media::Json,
+            MediaType::Json,
             r#"{"kind":"Foo"}"#,
             "Foo in version \"v1\" cannot be handled as a Pod: no kind \"Foo\" is registered for version \"v1\" in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
         );
         check(
-            Media::Json,
+            MediaType::Json,
             r#"{"kind":"Pod","kind":"Pod"}"#,
             "Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: duplicate field \"kind\"",
         );
     }
 
     #[test]
-    fn versions_must_agree() {
+    fn rejects_mismatched_api_version() {
         let body = br#"{"kind":"HorizontalPodAutoscaler","apiVersion":"autoscaling/v1"}"#;
         let kind = ("autoscaling", "v2", "HorizontalPodAutoscaler");
-        let status = decode(Media::Json, body, kind, FieldValidation::Warn).unwrap_err();
+        let status = decode(MediaType::Json, body, kind, FieldValidation::Warn).unwrap_err();
         assert_eq!(
             status.message,
             "the API version in the data (autoscaling/v1) does not match the expected API version (autoscaling/v2)"
@@ -575,11 +586,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_sent_is_fatal() {
+    fn malformed_input_never_panics() {
         let deep = "[".repeat(100_000);
         let braces = "{\"a\":".repeat(100_000);
         for body in ["null", "[]", "1", "\"x\"", "{\"kind\":5}", "\u{0}", &deep, &braces] {
-            for media in [Media::Json, Media::Yaml, Media::Protobuf] {
+            for media in [MediaType::Json, MediaType::Yaml, MediaType::Protobuf] {
                 let _ = decode(media, body.as_bytes(), ("", "v1", "Pod"), FieldValidation::Warn);
             }
         }
@@ -588,11 +599,11 @@ mod tests {
     #[track_caller]
     fn check_yaml(text: &[u8], expected: &str) {
         let read = read_yaml(text).map(|yaml| String::from_utf8(yaml.json).unwrap());
-        assert_eq!(read.unwrap_or_else(|why| why), expected);
+        assert_eq!(read.unwrap_or_else(|reason| reason), expected);
     }
 
     #[test]
-    fn the_first_document_counts() {
+    fn reads_only_the_first_yaml_document() {
         for text in [
             "a: 1\n",
             "---\na: 1\n--- \nb: 2\n",
@@ -609,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_say_how_they_are_written() {
+    fn detects_text_encoding() {
         let wide = |of: fn(u16) -> [u8; 2]| "\u{feff}a: é\n".encode_utf16().flat_map(of).collect::<Vec<u8>>();
         for text in ["\u{feff}a: é\n".as_bytes().to_vec(), wide(u16::to_le_bytes), wide(u16::to_be_bytes)] {
             check_yaml(&text, r#"{"a":"é"}"#);

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_told_as_objects() {
+    fn creates_connect_options_from_query() {
         check(
             "exec",
             "command=sh&command=-c&stdin=true&stdout=1&tty=false&container=c",

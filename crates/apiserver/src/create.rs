@@ -1,25 +1,25 @@
 //! POST: a new object.
 
-use api::json::Json as _;
-use api::{Errors, Path, Resource, Status};
+use api::json::JsonExt as _;
+use api::{ErrorList, Path, Resource, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec::{self, row_type, to_stored_version};
-use crate::door::Door;
 use crate::options::parse_version;
 use crate::registry::stored_as;
 use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::{Call, Server};
-use crate::strategy::{has_status, ignored};
-use crate::write::{Outcome, WriteOptions, check_depth, dedup_owners, with_warnings};
+use crate::strategy::{has_status, reset_fields};
+use crate::subresource_view::SubresourceView;
+use crate::write::{WriteOptions, WriteResult, check_depth, dedup_owner_references, with_warnings};
 
 /// How often a generated name may already be taken.
-const NAME_TRIES: usize = 7;
-const VERSIONED: &str = "resourceVersion should not be set on objects to be created";
+const MAX_NAME_GENERATION_ATTEMPTS: usize = 7;
+const RESOURCE_VERSION_ERROR: &str = "resourceVersion should not be set on objects to be created";
 
 pub async fn create(
     server: &Server,
@@ -30,13 +30,13 @@ pub async fn create(
     let row = target.resource;
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
-    let decoded = codec::decode_row(media, &call.body, row, Door::Main, options.validation)?;
+    let decoded = codec::decode_row(media, &call.body, row, SubresourceView::Object, options.validation)?;
     let mut warnings = decoded.warnings;
     let mut value = decoded.value;
-    warnings.extend(dedup_owners(&mut value, ""));
+    warnings.extend(dedup_owner_references(&mut value, ""));
     let (outcome, more) = server.create_object(target, value, &options, Some(call)).await?;
     warnings.extend(more);
-    Ok(with_warnings(Door::Main.rendered(renderer, StatusCode::CREATED, outcome), &warnings))
+    Ok(with_warnings(SubresourceView::Object.render(renderer, StatusCode::CREATED, outcome), &warnings))
 }
 
 impl Server {
@@ -48,7 +48,7 @@ impl Server {
         value: Value,
         options: &WriteOptions,
         call: Option<&Call>,
-    ) -> Result<(Outcome, Vec<String>), Status> {
+    ) -> Result<(WriteResult, Vec<String>), Status> {
         self.create_tracked(target, value, options, call, None).await
     }
 
@@ -60,10 +60,10 @@ impl Server {
         options: &WriteOptions,
         call: Option<&Call>,
         tracked: Option<Value>,
-    ) -> Result<(Outcome, Vec<String>), Status> {
+    ) -> Result<(WriteResult, Vec<String>), Status> {
         let row = target.resource;
         crate::custom::check_creation(target, value.at("metadata").text("name"))?;
-        place(&mut value, target)?;
+        set_namespace(&mut value, target)?;
         value = defaulted(row, value)?;
         let stored = stored_as(row);
         if let Some(user) = &options.user {
@@ -76,61 +76,62 @@ impl Server {
         let mut record = None;
         if let Some(fields) = tracked {
             value.object_mut("metadata").insert("managedFields".into(), fields);
-        } else if options.dry_run || versioned || row.custom.is_some() || self.is_overseen() {
-            track(row, None, &mut value, options, "")?;
+        } else if options.dry_run || versioned || row.custom.is_some() || self.has_admission_hooks() {
+            track_managed_fields(row, None, &mut value, options, "")?;
         } else {
-            record = track_new(row, &mut value, options)?;
+            record = track_new_managed_fields(row, &mut value, options)?;
         }
         let user = options.user.as_ref();
-        let request = Request::new(target, Operation::Create, &value, None, user).writing(options);
-        self.admit(&request, &mut value).await?;
+        let request = Request::new(target, Operation::Create, &value, None, user).with_write_options(options);
+        self.mutate(&request, &mut value).await?;
         // A webhook may have put it elsewhere.
-        place(&mut value, target)?;
-        fill_in(&mut value, stored, options);
+        set_namespace(&mut value, target)?;
+        fill_system_fields(&mut value, stored, options);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
         let generated = prefixed && value.at("metadata").text("name").is_empty();
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             // Only a generated name, or what is allocated, may need another try.
-            let again = generated || stored.plural == "services";
-            let mut attempt = if again { value.clone() } else { std::mem::take(&mut value) };
+            let may_retry = generated || stored.plural == "services";
+            let mut attempt = if may_retry { value.clone() } else { std::mem::take(&mut value) };
             if generated {
                 generate_name(&mut attempt, || self.random());
             }
             let mut claim = self.allocations.claim(self, stored, &mut attempt, None).await?;
-            stored.rules.prepare_create(&mut attempt);
+            stored.strategy.prepare_for_create(&mut attempt);
             crate::special::before_create(stored, &mut attempt, call);
-            crate::special::stamp(stored, &mut attempt, &options.timestamp());
+            crate::special::set_server_times(stored, &mut attempt, &options.timestamp());
             complete_status(stored, &mut attempt)?;
             check_depth(row, &attempt)?;
             validate_new(stored, &attempt)?;
-            let mut request = Request::new(target, Operation::Create, &attempt, None, user).writing(options);
+            let mut request =
+                Request::new(target, Operation::Create, &attempt, None, user).with_write_options(options);
             request.dry_run = options.dry_run || versioned;
-            let warnings = stored.rules.warnings(&attempt, None);
-            self.judge(&request, &attempt).await?;
+            let warnings = stored.strategy.warnings(&attempt, None);
+            self.validate(&request, &attempt).await?;
             self.admission.quotas.grant(self, &request, &attempt).await?;
             let name = attempt.path("metadata.name").as_str().unwrap_or("").to_owned();
             if options.dry_run || versioned {
-                let place = Target { name: name.clone(), ..target.clone() };
-                return match self.current(&place).await? {
-                    _ if versioned => Err(Status::failure(500, "", VERSIONED)),
+                let named_target = Target { name: name.clone(), ..target.clone() };
+                return match self.current(&named_target).await? {
+                    _ if versioned => Err(Status::failure(500, "", RESOURCE_VERSION_ERROR)),
                     Some(_) => Err(already_exists(row, &name, prefixed)),
-                    None => Ok((Outcome::Imagined(attempt), warnings)),
+                    None => Ok((WriteResult::DryRun(attempt), warnings)),
                 };
             }
-            if !claim.lock(self, &attempt).await? {
-                if tries >= NAME_TRIES {
+            if !claim.reserve(self, &attempt).await? {
+                if attempts >= MAX_NAME_GENERATION_ATTEMPTS {
                     return Err(Status::internal("other servers were always faster to allocate"));
                 }
-                tries += 1;
+                attempts += 1;
                 continue;
             }
             match self.put_with(row, attempt, record.as_deref(), None).await? {
                 Some(object) => {
-                    claim.keep_for(self, &object).await;
-                    return Ok((Outcome::Stored(self.shown(row, object).await?), warnings));
+                    claim.commit_for(self, &object).await;
+                    return Ok((WriteResult::Stored(self.convert_for_request(row, object).await?), warnings));
                 }
-                None if generated && tries < NAME_TRIES => tries += 1,
+                None if generated && attempts < MAX_NAME_GENERATION_ATTEMPTS => attempts += 1,
                 None => return Err(already_exists(row, &name, prefixed)),
             }
         }
@@ -148,11 +149,11 @@ fn already_exists(row: &Resource, name: &str, generated: bool) -> Status {
 }
 
 /// The namespace of the path and of the object must agree; the object gets the path's.
-pub fn place(value: &mut Value, target: &Target) -> Result<(), Status> {
+pub fn set_namespace(value: &mut Value, target: &Target) -> Result<(), Status> {
     let metadata = value.object_mut("metadata");
-    let said = metadata.get("namespace").and_then(Value::as_str).unwrap_or("");
+    let object_namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or("");
     // What has no namespace ignores what was said of one.
-    if !said.is_empty() && !target.namespace.is_empty() && said != target.namespace {
+    if !object_namespace.is_empty() && !target.namespace.is_empty() && object_namespace != target.namespace {
         return Err(Status::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",
         ));
@@ -167,8 +168,8 @@ pub fn place(value: &mut Value, target: &Target) -> Result<(), Status> {
 
 /// Sets the defaults of the version sent, converts to the stored version, and sets that one's.
 pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Status> {
-    if let Some(slot) = row.custom {
-        slot.form().set_defaults(&mut value);
+    if let Some(crd) = row.custom {
+        crd.version_schema().set_defaults(&mut value);
         return Ok(value);
     }
     let table = schema::kubernetes();
@@ -196,7 +197,7 @@ fn complete_status(stored: &'static Resource, value: &mut Value) -> Result<(), S
 }
 
 /// What the server alone decides about a new object.
-fn fill_in(value: &mut Value, stored: &Resource, options: &WriteOptions) {
+fn fill_system_fields(value: &mut Value, stored: &Resource, options: &WriteOptions) {
     let metadata = value.object_mut("metadata");
     for name in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion"] {
         metadata.remove(name);
@@ -208,14 +209,14 @@ fn fill_in(value: &mut Value, stored: &Resource, options: &WriteOptions) {
     } else {
         metadata.remove("generation");
     }
-    if has_status(stored) && !stored.rules.keeps_status_on_create() {
+    if has_status(stored) && !stored.strategy.keeps_status_on_create() {
         value["status"] = json!({});
     }
 }
 
 fn validate_new(stored: &Resource, value: &Value) -> Result<(), Status> {
-    let mut errors = Errors::default();
-    let rule = stored.rules.name_rule();
+    let mut errors = ErrorList::default();
+    let rule = stored.strategy.name_format();
     api::meta::validate_object_meta(
         value.at("metadata"),
         stored.namespaced,
@@ -223,15 +224,15 @@ fn validate_new(stored: &Resource, value: &Value) -> Result<(), Status> {
         &Path::new("metadata"),
         &mut errors,
     );
-    if crate::strategy::own_finalizers(stored) {
-        api::meta::own_finalizers(value.at("metadata"), &Path::new("metadata"), &mut errors);
+    if crate::strategy::requires_valid_finalizer_names(stored) {
+        api::meta::validate_builtin_finalizers(value.at("metadata"), &Path::new("metadata"), &mut errors);
     }
-    stored.rules.validate(value, &mut errors);
-    stored.rules.validate_create(value, &mut errors);
+    stored.strategy.validate(value, &mut errors);
+    stored.strategy.validate_create(value, &mut errors);
     invalid(stored, value.path("metadata.name").as_str().unwrap_or(""), &errors)
 }
 
-pub fn invalid(row: &Resource, name: &str, errors: &Errors) -> Result<(), Status> {
+pub fn invalid(row: &Resource, name: &str, errors: &ErrorList) -> Result<(), Status> {
     if errors.is_empty() { Ok(()) } else { Err(Status::invalid(row.group, row.kind, name, errors)) }
 }
 
@@ -248,25 +249,25 @@ fn generate_name(value: &mut Value, random: impl Fn() -> f64) {
 }
 
 /// Writes down which manager owns which fields.
-pub fn track(
+pub fn track_managed_fields(
     row: &'static Resource,
     old: Option<&Value>,
     new: &mut Value,
     options: &WriteOptions,
     subresource: &str,
 ) -> Result<(), Status> {
-    written_by(row, options, subresource, |table, ty, writer| {
+    with_field_writer(row, options, subresource, |table, ty, writer| {
         patch::apply::track(table, ty, old, new, writer);
     })
 }
 
 /// The same for a new object, beside it if possible: a tree of fields costs more than all else that is done to it.
-fn track_new(
+fn track_new_managed_fields(
     row: &'static Resource,
     new: &mut Value,
     options: &WriteOptions,
 ) -> Result<Option<Vec<u8>>, Status> {
-    written_by(row, options, "", |table, ty, writer| {
+    with_field_writer(row, options, "", |table, ty, writer| {
         let sent = new.object_mut("metadata").contains_key("managedFields");
         let record = if sent { None } else { patch::apply::track_new(table, ty, new, writer) };
         if record.is_none() {
@@ -276,21 +277,21 @@ fn track_new(
     })
 }
 
-fn written_by<T>(
+fn with_field_writer<T>(
     row: &'static Resource,
     options: &WriteOptions,
     subresource: &str,
-    work: impl FnOnce(&schema::Table, schema::TypeId, &patch::apply::Writer) -> T,
+    work: impl FnOnce(&schema::Table, schema::TypeId, &patch::apply::FieldManager) -> T,
 ) -> Result<T, Status> {
     let stored = stored_as(row);
     let api_version = codec::api_version(stored.group, stored.version);
     let now = options.timestamp();
-    let writer = patch::apply::Writer {
+    let writer = patch::apply::FieldManager {
         manager: &options.manager,
         api_version: &api_version,
         subresource,
         now: &now,
-        ignore: ignored(stored, subresource),
+        ignore: reset_fields(stored, subresource),
     };
     codec::with_type(stored, |table, ty| work(table, ty, &writer))
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use api::json::Json as _;
-use api::status::Details;
-use api::{Errors, Path, Resource, Status};
+use api::json::JsonExt as _;
+use api::status::StatusDetails;
+use api::{ErrorList, Path, Resource, Status};
 use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -13,19 +13,19 @@ use crate::access::User;
 use crate::admission::{Operation, Request};
 use crate::body::Body;
 use crate::codec;
-use crate::negotiate::Media;
+use crate::negotiate::MediaType;
 use crate::options::ListOptions;
 use crate::read;
 use crate::registry::stored_as;
-use crate::remarks::Remarks;
-use crate::render::{Renderer, encoded};
+use crate::render::{Renderer, encode_response};
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::strategy;
-use crate::write::{MODIFIED, check_dry_run};
+use crate::warning_recorder::WarningRecorder;
+use crate::write::{OBJECT_MODIFIED_MESSAGE, check_dry_run};
 
 /// How often a deletion is tried again when something else changes the object first.
-const TRIES: usize = 200;
+const MAX_DELETE_ATTEMPTS: usize = 200;
 
 #[derive(Clone, Debug, Default)]
 pub struct DeleteOptions {
@@ -34,25 +34,25 @@ pub struct DeleteOptions {
     /// `Orphan`, `Background`, `Foreground` or empty.
     pub propagation: String,
     /// The old word for `Background` was said, which is answered differently.
-    pub old_background: bool,
+    pub orphan_dependents_false: bool,
     pub uid: String,
     pub resource_version: String,
     /// Who asks; `None` for the server itself.
     pub user: Option<User>,
     /// As they were given, for those who are asked about the deletion.
-    pub given: Value,
+    pub raw_options: Value,
     /// Everything of a collection is deleted, so that no object is named.
     pub collection: bool,
     /// What is told about it beyond the answer.
-    pub remarks: Arc<Remarks>,
+    pub recorder: Arc<WarningRecorder>,
 }
 
 /// What became of the object.
-pub enum Deleted {
+pub enum DeleteResult {
     /// It is gone; this was its last state.
-    Gone(Value),
+    Deleted(Value),
     /// It waits for its grace period or its finalizers.
-    Going(Value),
+    Terminating(Value),
 }
 
 pub async fn delete(
@@ -64,24 +64,24 @@ pub async fn delete(
     let options = DeleteOptions::read(call)?;
     let row = target.resource;
     match server.delete_object(target, &options, call.now).await? {
-        Deleted::Gone(last) if !strategy::answered_with_object(stored_as(row)) => {
-            Ok(encoded(StatusCode::OK, &renderer.format, success(row, &last)))
+        DeleteResult::Deleted(last) if !strategy::return_deleted_object(stored_as(row)) => {
+            Ok(encode_response(StatusCode::OK, &renderer.format, success_status(row, &last)))
         }
-        Deleted::Gone(last) => Ok(renderer.value(StatusCode::OK, codec::from_stored(row, last))),
-        Deleted::Going(last) => {
-            let code = if options.old_background { StatusCode::ACCEPTED } else { StatusCode::OK };
+        DeleteResult::Deleted(last) => Ok(renderer.value(StatusCode::OK, codec::from_stored(row, last))),
+        DeleteResult::Terminating(last) => {
+            let code = if options.orphan_dependents_false { StatusCode::ACCEPTED } else { StatusCode::OK };
             Ok(renderer.value(code, codec::from_stored(row, last)))
         }
     }
 }
 
-fn success(row: &Resource, last: &Value) -> Value {
-    let details = Details {
+fn success_status(row: &Resource, last: &Value) -> Value {
+    let details = StatusDetails {
         name: last.path("metadata.name").as_str().unwrap_or("").to_owned(),
         group: row.group.to_owned(),
         kind: row.plural.to_owned(),
         uid: last.path("metadata.uid").as_str().unwrap_or("").to_owned(),
-        ..Details::default()
+        ..StatusDetails::default()
     };
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
 }
@@ -92,12 +92,12 @@ pub async fn delete_collection(
     target: &Target,
     renderer: &Renderer,
 ) -> Result<Response<Body>, Status> {
-    if target.resource.verbs == api::table::Verbs::NoDeleteCollection {
+    if target.resource.verbs == api::resource_table::Verbs::NoDeleteCollection {
         return Err(crate::server::method_not_allowed());
     }
     let options = DeleteOptions { collection: true, ..DeleteOptions::read(call)? };
     let list = ListOptions::parse(&call.query, target)?;
-    let (objects, meta) = read::select(server, target, &list).await?;
+    let (objects, meta) = read::select_objects(server, target, &list).await?;
     for object in &objects {
         let one = Target {
             namespace: if target.resource.namespaced { object.namespace().to_owned() } else { String::new() },
@@ -140,12 +140,12 @@ impl DeleteOptions {
             value["dryRun"] = json!(call.query.all("dryRun").collect::<Vec<_>>());
         }
         let options = DeleteOptions::from_value(&value)?;
-        let (user, remarks) = (Some(call.user.clone()), call.remarks.clone());
-        Ok(DeleteOptions { user, remarks, ..options })
+        let (user, recorder) = (Some(call.user.clone()), call.recorder.clone());
+        Ok(DeleteOptions { user, recorder, ..options })
     }
 
     pub fn from_value(value: &Value) -> Result<DeleteOptions, Status> {
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         let propagation = value.text("propagationPolicy");
         let orphan = value.at("orphanDependents").as_bool();
         if !propagation.is_empty() && orphan.is_some() {
@@ -169,7 +169,7 @@ impl DeleteOptions {
         }
         Ok(DeleteOptions {
             grace: value.int("gracePeriodSeconds"),
-            old_background: orphan == Some(false),
+            orphan_dependents_false: orphan == Some(false),
             dry_run: !dry_run.is_empty(),
             propagation: match orphan {
                 Some(true) => "Orphan".to_owned(),
@@ -179,9 +179,9 @@ impl DeleteOptions {
             uid: value.path("preconditions.uid").as_str().unwrap_or("").to_owned(),
             resource_version: value.path("preconditions.resourceVersion").as_str().unwrap_or("").to_owned(),
             user: None,
-            given: value.clone(),
+            raw_options: value.clone(),
             collection: false,
-            remarks: Arc::default(),
+            recorder: Arc::default(),
         })
     }
 }
@@ -189,19 +189,20 @@ impl DeleteOptions {
 fn decode(call: &Call) -> Result<Value, Status> {
     let table = schema::kubernetes();
     let ty = table
-        .named("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions")
+        .type_by_name("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions")
         .ok_or_else(|| Status::internal("no type is known for DeleteOptions"))?;
     let bad = |error: String| Status::bad_request(error);
     let decoded = match codec::body_media(&call.headers)? {
-        Media::Json => {
+        MediaType::Json => {
             schema::from_json(table, ty, &call.body).map_err(|error| bad(error.to_string()))?.value
         }
-        Media::Yaml => {
+        MediaType::Yaml => {
             let json = codec::read_yaml(&call.body).map_err(bad)?.json;
             schema::from_json(table, ty, &json).map_err(|error| bad(error.to_string()))?.value
         }
-        Media::Protobuf => {
-            let envelope = schema::protobuf::open(&call.body).map_err(|error| bad(error.to_string()))?;
+        MediaType::Protobuf => {
+            let envelope =
+                schema::protobuf::decode_envelope(&call.body).map_err(|error| bad(error.to_string()))?;
             schema::protobuf::from_protobuf(table, ty, envelope.raw)
                 .map_err(|error| bad(error.to_string()))?
         }
@@ -215,33 +216,37 @@ impl Server {
         target: &Target,
         options: &DeleteOptions,
         now: Timestamp,
-    ) -> Result<Deleted, Status> {
+    ) -> Result<DeleteResult, Status> {
         let stored = stored_as(target.resource);
-        let mut marked = None;
-        for _ in 0..TRIES {
-            let mut old = match (self.current(target).await?, marked.take()) {
+        let mut last_state = None;
+        for _ in 0..MAX_DELETE_ATTEMPTS {
+            let mut old = match (self.current(target).await?, last_state.take()) {
                 (Some(old), _) => old,
                 // Somebody who saw that it is to go was faster.
-                (None, Some(last)) => return Ok(Deleted::Gone(last)),
+                (None, Some(last)) => return Ok(DeleteResult::Deleted(last)),
                 (None, None) => return Err(target.not_found()),
             };
             let before = self.value_of(target.resource, &old).await?;
             check_preconditions(stored, options, &before)?;
             let user = options.user.as_ref();
             let request = Request::new(target, Operation::Delete, &Value::Null, Some(&before), user);
-            let request = request.deleting(options);
-            self.admit(&request, &mut Value::Null).await?;
-            self.ask_validating(&request, &Value::Null).await?;
-            let (mark, gone) = match plan(stored, &before, options, now) {
+            let request = request.with_delete_options(options);
+            self.mutate(&request, &mut Value::Null).await?;
+            self.dispatch_validating(&request, &Value::Null).await?;
+            let (mark, remove_now) = match plan_delete(stored, &before, options, now) {
                 // Already on its way, and no faster way was asked for.
-                Plan::Wait => return Ok(Deleted::Going(before)),
-                Plan::Remove => (None, true),
-                Plan::Mark(after) => (Some(after), false),
-                Plan::MarkAndRemove(after) => (Some(after), true),
+                DeletePlan::AlreadyTerminating => return Ok(DeleteResult::Terminating(before)),
+                DeletePlan::Remove => (None, true),
+                DeletePlan::MarkTerminating(after) => (Some(after), false),
+                DeletePlan::MarkTerminatingAndRemove(after) => (Some(after), true),
             };
             if options.dry_run {
                 let last = mark.unwrap_or(before);
-                return Ok(if gone { Deleted::Gone(last) } else { Deleted::Going(last) });
+                return Ok(if remove_now {
+                    DeleteResult::Deleted(last)
+                } else {
+                    DeleteResult::Terminating(last)
+                });
             }
             if let Some(after) = mark.filter(|after| *after != before) {
                 match self.put(target.resource, after, Some(&old)).await? {
@@ -249,20 +254,20 @@ impl Server {
                     None => continue,
                 }
             }
-            if !gone {
-                return Ok(Deleted::Going(self.value_of(target.resource, &old).await?));
+            if !remove_now {
+                return Ok(DeleteResult::Terminating(self.value_of(target.resource, &old).await?));
             }
             let mut last = self.value_of(target.resource, &old).await?;
-            let claim = self.allocations.giving_back(self, stored, &last).await;
+            let claim = self.allocations.claim_release(self, stored, &last).await;
             if let Some(revision) = self.remove(&old).await? {
-                Box::pin(claim.keep(self, &last)).await;
+                Box::pin(claim.commit(self, &last)).await;
                 last.object_mut("metadata").insert("resourceVersion".into(), revision.to_string().into());
-                return Ok(Deleted::Gone(last));
+                return Ok(DeleteResult::Deleted(last));
             }
-            marked = Some(last);
+            last_state = Some(last);
         }
         let row = target.resource;
-        Err(Status::conflict(row.group, row.plural, &target.name, MODIFIED))
+        Err(Status::conflict(row.group, row.plural, &target.name, OBJECT_MODIFIED_MESSAGE))
     }
 }
 
@@ -272,38 +277,38 @@ pub fn check_preconditions(stored: &Resource, options: &DeleteOptions, before: &
         ("UID", &options.uid, meta.text("uid"), "deleted and then recreated"),
         ("ResourceVersion", &options.resource_version, meta.text("resourceVersion"), "modified"),
     ];
-    for (field, said, found, fate) in fields {
-        if said.is_empty() || said == found {
+    for (field, expected, found, likely_cause) in fields {
+        if expected.is_empty() || expected == found {
             continue;
         }
         let name = meta.text("name");
         if strategy::is(stored, "", "namespaces") {
-            let why = format!(
-                "Precondition failed: {field} in precondition: {said}, {field} in object meta: {found}"
+            let message = format!(
+                "Precondition failed: {field} in precondition: {expected}, {field} in object meta: {found}"
             );
-            return Err(Status::conflict("", "namespaces", name, &why));
+            return Err(Status::conflict("", "namespaces", name, &message));
         }
-        let why = format!(
-            "the {field} in the precondition ({said}) does not match the {field} in record ({found}). The object might have been {fate}"
+        let message = format!(
+            "the {field} in the precondition ({expected}) does not match the {field} in record ({found}). The object might have been {likely_cause}"
         );
         // Upstream names the kind here, not the resource.
-        return Err(Status::conflict(stored.group, stored.kind, name, &why));
+        return Err(Status::conflict(stored.group, stored.kind, name, &message));
     }
     Ok(())
 }
 
 /// What a request to delete does to an object.
 #[derive(Debug, PartialEq)]
-enum Plan {
+enum DeletePlan {
     /// Nothing: it is on its way already.
-    Wait,
-    Mark(Value),
+    AlreadyTerminating,
+    MarkTerminating(Value),
     /// Those who watch a pod see that it was to go at once before it goes.
-    MarkAndRemove(Value),
+    MarkTerminatingAndRemove(Value),
     Remove,
 }
 
-fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timestamp) -> Plan {
+fn plan_delete(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timestamp) -> DeletePlan {
     let mut after = before.clone();
     let already = before.at("metadata").has("deletionTimestamp");
     if strategy::is(stored, "", "namespaces") {
@@ -311,17 +316,17 @@ fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timesta
             set_propagation(after.object_mut("metadata"), &options.propagation);
             after.object_mut("metadata").insert("deletionTimestamp".into(), timestamp(now));
             after.object_mut("status").insert("phase".into(), "Terminating".into());
-            return Plan::Mark(after);
+            return DeletePlan::MarkTerminating(after);
         }
         if !before.at("spec").items("finalizers").is_empty() {
-            return Plan::Wait;
+            return DeletePlan::AlreadyTerminating;
         }
     }
     let grace = if strategy::is(stored, "", "pods") {
-        match grace(before, options.grace, now) {
-            Grace::Pending => return Plan::Wait,
-            Grace::None => None,
-            Grace::Until(end, seconds) => Some((end, seconds)),
+        match compute_grace_period(before, options.grace, now) {
+            GracePeriod::Pending => return DeletePlan::AlreadyTerminating,
+            GracePeriod::Expired => None,
+            GracePeriod::Until(end, seconds) => Some((end, seconds)),
         }
     } else {
         None
@@ -342,9 +347,10 @@ fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timesta
         _ if strategy::is(stored, "", "events") => set_propagation(metadata, "Background"),
         named => set_propagation(metadata, named),
     }
-    let held = metadata.get("finalizers").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
-    if grace.is_none() && !held {
-        return Plan::Remove;
+    let has_finalizers =
+        metadata.get("finalizers").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    if grace.is_none() && !has_finalizers {
+        return DeletePlan::Remove;
     }
     if !already && let Some(generation) = metadata.get("generation").and_then(Value::as_i64) {
         metadata.insert("generation".into(), (generation + 1).into());
@@ -355,38 +361,42 @@ fn plan(stored: &Resource, before: &Value, options: &DeleteOptions, now: Timesta
     });
     metadata.insert("deletionTimestamp".into(), timestamp(end));
     metadata.insert("deletionGracePeriodSeconds".into(), seconds.into());
-    if held || seconds > 0 { Plan::Mark(after) } else { Plan::MarkAndRemove(after) }
+    if has_finalizers || seconds > 0 {
+        DeletePlan::MarkTerminating(after)
+    } else {
+        DeletePlan::MarkTerminatingAndRemove(after)
+    }
 }
 
-enum Grace {
+enum GracePeriod {
     /// It has a grace period that is not to be cut short.
     Pending,
     /// Its grace period is over.
-    None,
+    Expired,
     Until(Timestamp, i64),
 }
 
 /// A pod's grace period is set once and may only become shorter.
-fn grace(pod: &Value, asked: Option<i64>, now: Timestamp) -> Grace {
+fn compute_grace_period(pod: &Value, requested: Option<i64>, now: Timestamp) -> GracePeriod {
     let after = |start: Timestamp, seconds: i64| {
         start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(start)
     };
     let Some(end) = deletion_time(pod) else {
-        let seconds = api::core::pod::grace_period(pod, asked);
-        return Grace::Until(after(now, seconds), seconds);
+        let seconds = api::core::pod::grace_period(pod, requested);
+        return GracePeriod::Until(after(now, seconds), seconds);
     };
     let left = match pod.at("metadata").int("deletionGracePeriodSeconds").unwrap_or(0) {
         ..0 => 1,
         left => left,
     };
-    let asked = asked.map(|asked| if asked < 0 { 1 } else { asked });
-    match asked {
-        _ if left == 0 => Grace::None,
-        Some(asked) if asked < left => match after(after(end, -left), asked) {
-            end if end >= now => Grace::Until(end, asked),
-            _ => Grace::Until(now, asked.min(1)),
+    let requested = requested.map(|requested| if requested < 0 { 1 } else { requested });
+    match requested {
+        _ if left == 0 => GracePeriod::Expired,
+        Some(requested) if requested < left => match after(after(end, -left), requested) {
+            end if end >= now => GracePeriod::Until(end, requested),
+            _ => GracePeriod::Until(now, requested.min(1)),
         },
-        _ => Grace::Pending,
+        _ => GracePeriod::Pending,
     }
 }
 
@@ -435,72 +445,92 @@ mod tests {
                 meta.at("finalizers")
             )
         };
-        let found = match plan(row, &before, &options, now) {
-            Plan::Wait => "wait".to_owned(),
-            Plan::Remove => "gone".to_owned(),
-            Plan::Mark(after) => mark(after),
-            Plan::MarkAndRemove(after) => mark(after) + " gone",
+        let found = match plan_delete(row, &before, &options, now) {
+            DeletePlan::AlreadyTerminating => "wait".to_owned(),
+            DeletePlan::Remove => "gone".to_owned(),
+            DeletePlan::MarkTerminating(after) => mark(after),
+            DeletePlan::MarkTerminatingAndRemove(after) => mark(after) + " gone",
         };
         assert_eq!(found, expected);
     }
 
-    fn with(grace: Option<i64>, propagation: &str) -> DeleteOptions {
+    fn delete_options(grace: Option<i64>, propagation: &str) -> DeleteOptions {
         DeleteOptions { grace, propagation: propagation.into(), ..DeleteOptions::default() }
     }
 
     #[test]
-    fn finalizers_and_propagation() {
+    fn sets_finalizers_by_propagation_policy() {
         let plain = json!({"metadata": {"name": "a"}});
-        let held = json!({"metadata": {"name": "a", "finalizers": ["x/y"]}});
-        let going = json!({"metadata": {"name": "a", "finalizers": ["x/y"],
+        let with_finalizer = json!({"metadata": {"name": "a", "finalizers": ["x/y"]}});
+        let terminating = json!({"metadata": {"name": "a", "finalizers": ["x/y"],
             "deletionTimestamp": "2025-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}});
-        check("configmaps", plain.clone(), with(None, ""), "gone");
-        check("configmaps", held.clone(), with(None, ""), "2026-01-01T00:00:10Z 0 [\"x/y\"]");
-        check("configmaps", going.clone(), with(None, ""), "2025-01-01T00:00:00Z 0 [\"x/y\"]");
-        check("configmaps", plain.clone(), with(None, "Orphan"), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
+        check("configmaps", plain.clone(), delete_options(None, ""), "gone");
         check(
             "configmaps",
-            going,
-            with(None, "Foreground"),
+            with_finalizer.clone(),
+            delete_options(None, ""),
+            "2026-01-01T00:00:10Z 0 [\"x/y\"]",
+        );
+        check(
+            "configmaps",
+            terminating.clone(),
+            delete_options(None, ""),
+            "2025-01-01T00:00:00Z 0 [\"x/y\"]",
+        );
+        check(
+            "configmaps",
+            plain.clone(),
+            delete_options(None, "Orphan"),
+            "2026-01-01T00:00:10Z 0 [\"orphan\"]",
+        );
+        check(
+            "configmaps",
+            terminating,
+            delete_options(None, "Foreground"),
             "2025-01-01T00:00:00Z 0 [\"x/y\",\"foregroundDeletion\"]",
         );
-        let orphaning = json!({"metadata": {"name": "a", "finalizers": ["orphan"]}});
-        check("configmaps", orphaning.clone(), with(None, "Background"), "gone");
-        check("configmaps", orphaning, with(None, ""), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
-        check("jobs", plain.clone(), with(None, ""), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
-        check("jobs", plain.clone(), with(None, "Background"), "gone");
-        check("events", plain, with(None, "Orphan"), "gone");
+        let orphan_finalizer = json!({"metadata": {"name": "a", "finalizers": ["orphan"]}});
+        check("configmaps", orphan_finalizer.clone(), delete_options(None, "Background"), "gone");
+        check(
+            "configmaps",
+            orphan_finalizer,
+            delete_options(None, ""),
+            "2026-01-01T00:00:10Z 0 [\"orphan\"]",
+        );
+        check("jobs", plain.clone(), delete_options(None, ""), "2026-01-01T00:00:10Z 0 [\"orphan\"]");
+        check("jobs", plain.clone(), delete_options(None, "Background"), "gone");
+        check("events", plain, delete_options(None, "Orphan"), "gone");
     }
 
     #[test]
-    fn grace_periods() {
+    fn repeated_delete_cannot_extend_grace_period() {
         let spec = json!({"nodeName": "n", "terminationGracePeriodSeconds": 30});
         let running = json!({"metadata": {"name": "a"}, "spec": spec, "status": {"phase": "Running"}});
-        check("pods", running.clone(), with(None, ""), "2026-01-01T00:00:40Z 30 null");
-        check("pods", running.clone(), with(Some(-5), ""), "2026-01-01T00:00:11Z 1 null");
-        check("pods", running, with(Some(0), ""), "2026-01-01T00:00:10Z 0 null gone");
+        check("pods", running.clone(), delete_options(None, ""), "2026-01-01T00:00:40Z 30 null");
+        check("pods", running.clone(), delete_options(Some(-5), ""), "2026-01-01T00:00:11Z 1 null");
+        check("pods", running, delete_options(Some(0), ""), "2026-01-01T00:00:10Z 0 null gone");
         let waiting = json!({"metadata": {"name": "a"}, "spec": {"terminationGracePeriodSeconds": 30}});
-        check("pods", waiting, with(None, ""), "2026-01-01T00:00:10Z 0 null gone");
-        let going = |grace: i64, end: &str| {
+        check("pods", waiting, delete_options(None, ""), "2026-01-01T00:00:10Z 0 null gone");
+        let terminating = |grace: i64, end: &str| {
             json!({"metadata": {"name": "a", "deletionTimestamp": end, "deletionGracePeriodSeconds": grace},
                 "spec": spec})
         };
-        let going = going(60, "2026-01-01T00:01:00Z");
-        check("pods", going.clone(), with(None, ""), "wait");
-        check("pods", going.clone(), with(Some(60), ""), "wait");
-        check("pods", going.clone(), with(Some(20), ""), "2026-01-01T00:00:20Z 20 null");
-        check("pods", going.clone(), with(Some(5), ""), "2026-01-01T00:00:10Z 1 null");
-        check("pods", going, with(Some(0), ""), "2026-01-01T00:00:10Z 0 null gone");
+        let terminating = terminating(60, "2026-01-01T00:01:00Z");
+        check("pods", terminating.clone(), delete_options(None, ""), "wait");
+        check("pods", terminating.clone(), delete_options(Some(60), ""), "wait");
+        check("pods", terminating.clone(), delete_options(Some(20), ""), "2026-01-01T00:00:20Z 20 null");
+        check("pods", terminating.clone(), delete_options(Some(5), ""), "2026-01-01T00:00:10Z 1 null");
+        check("pods", terminating, delete_options(Some(0), ""), "2026-01-01T00:00:10Z 0 null gone");
     }
 
     #[test]
-    fn namespaces_go_in_two_steps() {
+    fn namespace_is_terminating_until_finalizers_are_removed() {
         let active = json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["kubernetes"]}});
-        check("namespaces", active, with(None, ""), "2026-01-01T00:00:10Z null null");
-        let going = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+        check("namespaces", active, delete_options(None, ""), "2026-01-01T00:00:10Z null null");
+        let terminating = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"},
             "spec": {"finalizers": ["kubernetes"]}});
-        check("namespaces", going, with(None, ""), "wait");
+        check("namespaces", terminating, delete_options(None, ""), "wait");
         let done = json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
-        check("namespaces", done, with(None, ""), "gone");
+        check("namespaces", done, delete_options(None, ""), "gone");
     }
 }

@@ -7,23 +7,23 @@ use serde_json::{Value, json};
 use sha2::Digest as _;
 
 use crate::body::Body;
-use crate::negotiate::{Form, Format, Media, negotiate};
-use crate::render::encoded;
+use crate::negotiate::{Format, MediaType, OutputKind, negotiate};
+use crate::render::encode_response;
 use crate::server::{Call, Server, method_not_allowed};
 
-pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Response<Body>, Status> {
+pub fn handle(server: &Server, call: &Call, segments: &[String]) -> Result<Response<Body>, Status> {
     if !matches!(call.method.as_str(), "GET" | "HEAD") {
         return Err(method_not_allowed());
     }
     let registry = server.registry.rows();
     let registry = registry.as_slice();
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
-    if let (["api"] | ["apis"], Some(version)) = (parts.as_slice(), wants_aggregated(call)) {
+    if let (["api"] | ["apis"], Some(version)) = (parts.as_slice(), negotiate_aggregated_version(call)) {
         let mut list = aggregated_list(registry, parts[0] == "api", version);
         if let ("apis", Some(groups)) = (parts[0], list["items"].as_array_mut()) {
             server.aggregator.add_to_aggregated(groups);
         }
-        return Ok(aggregated(list, version, call));
+        return Ok(aggregated_response(list, version, call));
     }
     let value = match parts.as_slice() {
         ["api"] => json!({
@@ -38,16 +38,16 @@ pub fn answer(server: &Server, call: &Call, segments: &[String]) -> Result<Respo
         }
         ["api", version] => resources(registry, "", version)?,
         ["apis", group] if !group.is_empty() => {
-            let ours = groups(registry).contains(group).then(|| group_of(registry, group));
-            let mut value = server.aggregator.group(group, ours).ok_or_else(Status::no_such_path)?;
+            let local_group = groups(registry).contains(group).then(|| group_of(registry, group));
+            let mut value = server.aggregator.group(group, local_group).ok_or_else(Status::unknown_path)?;
             value["kind"] = json!("APIGroup");
             value["apiVersion"] = json!("v1");
             value
         }
         ["apis", group, version] if !group.is_empty() => resources(registry, group, version)?,
-        _ => return Err(Status::no_such_path()),
+        _ => return Err(Status::unknown_path()),
     };
-    Ok(encoded(StatusCode::OK, &negotiate(&call.headers, &call.query)?, value))
+    Ok(encode_response(StatusCode::OK, &negotiate(&call.headers, &call.query)?, value))
 }
 
 /// The groups in upstream's order, core first.
@@ -55,12 +55,14 @@ fn groups(rows: &[&'static Resource]) -> Vec<&'static str> {
     let mut groups: Vec<&'static str> = rows.iter().map(|row| row.group).collect();
     groups.sort_unstable();
     groups.dedup();
-    groups.sort_by_key(|group| (ORDER.iter().position(|known| known == group).unwrap_or(usize::MAX), *group));
+    groups.sort_by_key(|group| {
+        (GROUP_ORDER.iter().position(|known| known == group).unwrap_or(usize::MAX), *group)
+    });
     groups
 }
 
 /// The order in which upstream lists its groups, which decides what a short name means.
-const ORDER: &[&str] = &[
+const GROUP_ORDER: &[&str] = &[
     "",
     "apiregistration.k8s.io",
     "apps",
@@ -116,7 +118,7 @@ fn rows_of(rows: &[&'static Resource], group: &str, version: &str) -> Vec<&'stat
 fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Result<Value, Status> {
     let rows = rows_of(registry, group, version);
     if rows.is_empty() {
-        return Err(Status::no_such_path());
+        return Err(Status::unknown_path());
     }
     let mut list = Vec::new();
     for row in rows {
@@ -130,8 +132,8 @@ fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Resu
         if !row.categories.is_empty() {
             entry["categories"] = json!(row.categories);
         }
-        if row.storage != api::table::Storage::None {
-            entry["storageVersionHash"] = json!(storage_hash(row));
+        if row.storage != api::resource_table::Storage::None {
+            entry["storageVersionHash"] = json!(storage_version_hash(row));
         }
         list.push(entry);
         for sub in row.subresources {
@@ -156,9 +158,9 @@ fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Resu
 }
 
 /// Tells clients when the stored form of a kind changes: upstream hashes group, version and kind.
-fn storage_hash(row: &'static Resource) -> String {
+fn storage_version_hash(row: &'static Resource) -> String {
     let stored = crate::registry::stored_as(row);
-    let definition = stored.custom.map(|slot| slot.definition());
+    let definition = stored.custom.map(|crd| crd.definition());
     let version = definition.as_ref().map_or(stored.version, |definition| definition.storage_version());
     let name = format!("{}/{version}/{}", stored.group, stored.kind);
     let digest = sha2::Sha256::digest(name.as_bytes());
@@ -166,14 +168,15 @@ fn storage_hash(row: &'static Resource) -> String {
 }
 
 /// The version of aggregated discovery a client would like best, if any.
-fn wants_aggregated(call: &Call) -> Option<&'static str> {
+fn negotiate_aggregated_version(call: &Call) -> Option<&'static str> {
     let accept = call.header(header::ACCEPT);
     accept.split(',').find_map(|clause| {
         let parts: Vec<&str> = clause.split(';').map(str::trim).collect();
-        let asks = parts.contains(&"as=APIGroupDiscoveryList") && parts.contains(&"g=apidiscovery.k8s.io");
+        let is_aggregated =
+            parts.contains(&"as=APIGroupDiscoveryList") && parts.contains(&"g=apidiscovery.k8s.io");
         // Discovery has no protobuf form of ours; those who would like it name JSON next.
         match parts.first() {
-            Some(&("application/json" | "*/*")) if asks => ["v2", "v2beta1"]
+            Some(&("application/json" | "*/*")) if is_aggregated => ["v2", "v2beta1"]
                 .into_iter()
                 .find(|version| parts.iter().any(|part| part.strip_prefix("v=") == Some(version))),
             _ => None,
@@ -181,24 +184,24 @@ fn wants_aggregated(call: &Call) -> Option<&'static str> {
     })
 }
 
-fn aggregated(list: Value, version: &str, call: &Call) -> Response<Body> {
+fn aggregated_response(list: Value, version: &str, call: &Call) -> Response<Body> {
     let etag = format!("\"{:X}\"", sha2::Sha256::digest(list.to_string()));
-    let format = Format { media: Media::Json, form: Form::Object, ..call.format };
+    let format = Format { media: MediaType::Json, output_kind: OutputKind::Object, ..call.format };
     let mut response = if call.header(header::IF_NONE_MATCH) == etag {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
     } else {
-        encoded(StatusCode::OK, &format, list)
+        encode_response(StatusCode::OK, &format, list)
     };
     let media = format!("application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList");
-    let texts = [
+    let header_values = [
         (header::CONTENT_TYPE, media.as_str()),
         (header::ETAG, &etag),
         (header::VARY, "Accept"),
         (header::CACHE_CONTROL, "public"),
     ];
-    for (name, text) in texts {
+    for (name, text) in header_values {
         if let Ok(value) = text.parse() {
             response.headers_mut().insert(name, value);
         }
@@ -264,18 +267,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_upstream_publishes() {
-        let hash = |group, version, plural| storage_hash(api::table::find(group, version, plural).unwrap());
+    fn storage_version_hashes_match_upstream() {
+        let hash = |group, version, plural| {
+            storage_version_hash(api::resource_table::find_resource(group, version, plural).unwrap())
+        };
         assert_eq!(hash("", "v1", "pods"), "xPOwRZ+Yhw8=");
         assert_eq!(hash("", "v1", "configmaps"), "qFsyl6wFWjQ=");
         assert_eq!(hash("apps", "v1", "deployments"), "8aSe+NMegvE=");
     }
 
     #[test]
-    fn documents_have_struct_field_order() {
+    fn discovery_documents_follow_struct_field_order() {
         let rows = crate::registry::Registry::new(&[]).unwrap().rows();
         let check = |value: Value, start: &str| {
-            let text = serde_json::to_string(&crate::render::InOrder::object(&value)).unwrap();
+            let text = serde_json::to_string(&crate::render::OrderedJson::object(&value)).unwrap();
             assert!(text.starts_with(start), "{text:.500}");
         };
         check(
@@ -299,19 +304,19 @@ mod tests {
 
     /// Everything upstream serves in the versions we serve, and in its order of groups.
     #[test]
-    fn groups_and_resources_are_upstreams() {
+    fn groups_and_resources_match_upstream() {
         let path =
             concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/reference/kubernetes-1.36/discovery.json");
         let Ok(text) = std::fs::read_to_string(path) else { return eprintln!("skipped: no {path}") };
         let reference: Value = serde_json::from_str(&text).unwrap();
-        let ours = aggregated_list(&crate::registry::Registry::new(&[]).unwrap().rows(), false, "v2");
+        let served = aggregated_list(&crate::registry::Registry::new(&[]).unwrap().rows(), false, "v2");
         let names = |list: &Value| -> Vec<String> {
             let items = list["items"].as_array().unwrap().iter();
             items.map(|item| item["metadata"]["name"].as_str().unwrap_or_default().to_owned()).collect()
         };
         let mut expected = names(&reference);
-        expected.retain(|name| names(&ours).contains(name));
-        assert_eq!(names(&ours), expected);
+        expected.retain(|name| names(&served).contains(name));
+        assert_eq!(names(&served), expected);
         // By group, version and resource.
         let flat = |list: &Value| {
             let mut flat: BTreeMap<String, Value> = BTreeMap::new();
@@ -329,11 +334,11 @@ mod tests {
             flat
         };
         let reference = flat(&reference);
-        for (name, resource) in flat(&ours) {
+        for (name, resource) in flat(&served) {
             assert_eq!(Some(&resource), reference.get(&name), "{name}");
         }
         for name in reference.keys().filter(|name| name.contains("/v1/")) {
-            assert!(flat(&ours).contains_key(name), "{name} is missing");
+            assert!(flat(&served).contains_key(name), "{name} is missing");
         }
     }
 }

@@ -6,39 +6,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::field::quoted;
+use api::field::quote;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use store::Store;
-use store::sealed::{AesGcm, KeyError, Kind, Kms, Older, Provider, Rules, Sealed};
+use store::encryption::{
+    AesGcm, EncryptionRules, EncryptionStore, KeyError, Kms, LegacyAlgorithm, LegacyCipher, Provider,
+};
 
 use crate::cache::kind_of;
 
-const VERSIONS: [&str; 1] = ["apiserver.config.k8s.io/v1"];
+const API_VERSIONS: [&str; 1] = ["apiserver.config.k8s.io/v1"];
 
 /// Why values cannot be encrypted as asked. Never tells a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not an encryption configuration: {why}")]
-    Configuration { path: PathBuf, why: String },
+    #[error("{path} is not an encryption configuration: {reason}")]
+    Configuration { path: PathBuf, reason: String },
 }
 
 /// A store with the values of some kinds encrypted, as a file says.
 #[derive(Clone)]
-pub struct Encrypted {
-    sealed: Arc<Sealed>,
+pub struct EncryptedStore {
+    sealed: Arc<EncryptionStore>,
     pub(crate) path: PathBuf,
 }
 
-impl Encrypted {
-    pub fn new(store: Arc<dyn Store>, path: &Path) -> Result<Encrypted, Error> {
+impl EncryptedStore {
+    pub fn new(store: Arc<dyn Store>, path: &Path) -> Result<EncryptedStore, Error> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        let rules = parse(&text).map_err(|why| Error::Configuration { path: path.to_owned(), why })?;
-        Ok(Encrypted { sealed: Arc::new(Sealed::new(store, rules)), path: path.to_owned() })
+        let rules = parse(&text).map_err(|reason| Error::Configuration { path: path.to_owned(), reason })?;
+        Ok(EncryptedStore { sealed: Arc::new(EncryptionStore::new(store, rules)), path: path.to_owned() })
     }
 
     /// What the API server works on.
@@ -49,38 +51,38 @@ impl Encrypted {
     /// Takes up another text of the file.
     pub(crate) async fn reload(self, text: String) -> Result<(), String> {
         let rules = parse(&text)?;
-        self.sealed.adopt(rules).await.map_err(|error| error.to_string())
+        self.sealed.reload(rules).await.map_err(|error| error.to_string())
     }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Configuration {
+struct EncryptionConfiguration {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
     kind: String,
     #[serde(default)]
-    resources: Vec<Rule>,
+    resources: Vec<ResourceConfiguration>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule {
+struct ResourceConfiguration {
     #[serde(default)]
     resources: Vec<String>,
     #[serde(default)]
-    providers: Vec<ProviderOptions>,
+    providers: Vec<ProviderConfiguration>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ProviderOptions {
+struct ProviderConfiguration {
     aesgcm: Option<Keys>,
     aescbc: Option<Keys>,
     secretbox: Option<Keys>,
     identity: Option<Identity>,
-    kms: Option<KmsOptions>,
+    kms: Option<KmsConfiguration>,
 }
 
 #[derive(Deserialize)]
@@ -105,7 +107,7 @@ struct Identity {}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KmsOptions {
+struct KmsConfiguration {
     #[serde(default, rename = "apiVersion")]
     api_version: String,
     #[serde(default)]
@@ -119,33 +121,33 @@ struct KmsOptions {
     cachesize: Option<i32>,
 }
 
-impl KmsOptions {
-    fn build(self, at: &str, problems: &mut Vec<String>) -> Option<Provider> {
-        let before = problems.len();
+impl KmsConfiguration {
+    fn build(self, at: &str, errors: &mut Vec<String>) -> Option<Provider> {
+        let before = errors.len();
         if self.name.is_empty() {
-            problems.push(format!("{at}.name: Required value: name is a mandatory field for a provider"));
+            errors.push(format!("{at}.name: Required value: name is a mandatory field for a provider"));
         } else if self.name.contains(':') {
             let name = &self.name;
-            problems.push(format!(
+            errors.push(format!(
                 "{at}.name: Invalid value: {}: invalid KMS provider name {name}, must not contain ':'",
-                quoted(name)
+                quote(name)
             ));
         }
         if self.api_version != "v2" {
-            let version = quoted(&self.api_version);
-            problems.push(format!("{at}.apiVersion: Invalid value: {version}: only v2 is supported here"));
+            let version = quote(&self.api_version);
+            errors.push(format!("{at}.apiVersion: Invalid value: {version}: only v2 is supported here"));
         }
         let text = self.timeout.as_deref().unwrap_or("3s");
         let timeout = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
         let timeout = timeout.filter(|time| !time.is_zero());
         if timeout.is_none() {
-            let text = quoted(text);
-            problems.push(format!("{at}.timeout: Invalid value: {text}: timeout should be a positive value"));
+            let text = quote(text);
+            errors.push(format!("{at}.timeout: Invalid value: {text}: timeout should be a positive value"));
         }
         match Kms::new(&self.name, &self.endpoint, timeout.unwrap_or_default()) {
-            Ok(kms) => (problems.len() == before).then(|| Provider::Kms(Box::new(kms))),
-            Err(why) => {
-                problems.push(format!("{at}.endpoint: {why}"));
+            Ok(kms) => (errors.len() == before).then(|| Provider::Kms(Box::new(kms))),
+            Err(reason) => {
+                errors.push(format!("{at}.endpoint: {reason}"));
                 None
             }
         }
@@ -153,29 +155,30 @@ impl KmsOptions {
 }
 
 /// The rules, or all that is wrong, in upstream's words.
-fn parse(text: &str) -> Result<Rules, String> {
-    let configuration: Configuration = schema::yaml::read(text).map_err(|error| error.without_values())?;
+fn parse(text: &str) -> Result<EncryptionRules, String> {
+    let configuration: EncryptionConfiguration =
+        schema::yaml::from_str(text).map_err(|error| error.without_values())?;
     if configuration.kind != "EncryptionConfiguration"
-        || !VERSIONS.contains(&configuration.api_version.as_str())
+        || !API_VERSIONS.contains(&configuration.api_version.as_str())
     {
-        return Err(format!("expected EncryptionConfiguration of {}", VERSIONS[0]));
+        return Err(format!("expected EncryptionConfiguration of {}", API_VERSIONS[0]));
     }
-    let mut problems = Vec::new();
+    let mut errors = Vec::new();
     if configuration.resources.is_empty() {
-        problems.push("resources: Required value: at least one resources is required".to_owned());
+        errors.push("resources: Required value: at least one resources is required".to_owned());
     }
-    let mut rules = Rules::new(kind_of);
+    let mut rules = EncryptionRules::new(kind_of);
     for (i, rule) in configuration.resources.into_iter().enumerate() {
         let (kinds, at) = (format!("resources[{i}].resources"), format!("resources[{i}].providers"));
         for (list, is_empty) in [(&kinds, rule.resources.is_empty()), (&at, rule.providers.is_empty())] {
             if is_empty {
-                problems.push(format!("{list}: Required value: at least one {list} is required"));
+                errors.push(format!("{list}: Required value: at least one {list} is required"));
             }
         }
-        check_kinds(&kinds, &rule.resources, &mut problems);
+        validate_resources(&kinds, &rule.resources, &mut errors);
         let providers = rule.providers.into_iter().enumerate();
         let providers: Vec<Provider> = providers
-            .filter_map(|(j, provider)| provider.build(&format!("{at}[{j}]"), &mut problems))
+            .filter_map(|(j, provider)| provider.build(&format!("{at}[{j}]"), &mut errors))
             .collect();
         let providers: Arc<[Provider]> = providers.into();
         for kind in &rule.resources {
@@ -183,7 +186,7 @@ fn parse(text: &str) -> Result<Rules, String> {
             rules.add(group, plural, &providers);
         }
     }
-    if problems.is_empty() { Ok(rules) } else { Err(crate::rbac::together(&problems)) }
+    if errors.is_empty() { Ok(rules) } else { Err(crate::rbac::aggregate_errors(&errors)) }
 }
 
 /// `deployments.apps`, `secrets`, `*.apps`, `*.` (the core group) and `*.*`.
@@ -194,10 +197,10 @@ fn group_and_plural(kind: &str) -> (&str, &str) {
     }
 }
 
-fn check_kinds(at: &str, kinds: &[String], problems: &mut Vec<String>) {
+fn validate_resources(at: &str, kinds: &[String], errors: &mut Vec<String>) {
     for (i, kind) in kinds.iter().enumerate() {
         let (group, plural) = group_and_plural(kind);
-        let why = if kind.chars().any(char::is_uppercase) {
+        let reason = if kind.chars().any(char::is_uppercase) {
             "resource name should not contain capital letters"
         } else if kind == "*" {
             "use '*.' to encrypt all the resources from core API group or *.* to encrypt all resources"
@@ -215,20 +218,20 @@ fn check_kinds(at: &str, kinds: &[String], problems: &mut Vec<String>) {
         } else {
             continue;
         };
-        problems.push(format!("{at}[{i}]: Invalid value: {}: {why}", quoted(kind)));
+        errors.push(format!("{at}[{i}]: Invalid value: {}: {reason}", quote(kind)));
     }
     let list = || format!("{at}: Invalid value: [{}]", kinds.join(" "));
     let pairs = || (0..kinds.len()).flat_map(|i| (i + 1..kinds.len()).map(move |j| (i, j)));
     if pairs().any(|(i, j)| kinds[i] == kinds[j]) {
-        problems.push(format!("{}: the same resource cannot be specified multiple times", list()));
+        errors.push(format!("{}: the same resource cannot be specified multiple times", list()));
     }
-    let masks = |(i, j): (usize, usize)| {
+    let is_overlapping = |(i, j): (usize, usize)| {
         let ((group, plural), (other, another)) = (group_and_plural(&kinds[i]), group_and_plural(&kinds[j]));
         kinds[i] != kinds[j]
             && (kinds[i] == "*.*" || kinds[j] == "*.*" || group == other && (plural == "*" || another == "*"))
     };
-    if pairs().any(masks) {
-        problems.push(format!(
+    if pairs().any(is_overlapping) {
+        errors.push(format!(
             "{}: using overlapping resources such as 'secrets' and '*.' in the same resource list is not allowed as they will be masked",
             list()
         ));
@@ -236,54 +239,54 @@ fn check_kinds(at: &str, kinds: &[String], problems: &mut Vec<String>) {
 }
 
 /// Makes a provider of keys and their names.
-type Build = fn(&[(String, Vec<u8>)]) -> Result<Provider, KeyError>;
+type BuildProvider = fn(&[(String, Vec<u8>)]) -> Result<Provider, KeyError>;
 
-impl ProviderOptions {
-    fn build(self, at: &str, problems: &mut Vec<String>) -> Option<Provider> {
-        let ProviderOptions { aesgcm, aescbc, secretbox, identity, kms } = self;
+impl ProviderConfiguration {
+    fn build(self, at: &str, errors: &mut Vec<String>) -> Option<Provider> {
+        let ProviderConfiguration { aesgcm, aescbc, secretbox, identity, kms } = self;
         let given =
             [aesgcm.is_some(), aescbc.is_some(), secretbox.is_some(), identity.is_some(), kms.is_some()];
         match given.iter().filter(|given| **given).count() {
             0 => {
-                problems.push(format!("{at}: Required value: at least one provider is required"));
+                errors.push(format!("{at}: Required value: at least one provider is required"));
                 return None;
             }
             1 => {}
             _ => {
-                problems.push(format!(
+                errors.push(format!(
                     "{at}: more than one provider specified in a single element, should split into different list elements"
                 ));
                 return None;
             }
         }
         if let Some(kms) = kms {
-            return kms.build(&format!("{at}.kms"), problems);
+            return kms.build(&format!("{at}.kms"), errors);
         }
         if identity.is_some() {
             return Some(Provider::Identity);
         }
-        let (name, given, build): (_, _, Build) = match (aesgcm, aescbc, secretbox) {
+        let (name, given, build): (_, _, BuildProvider) = match (aesgcm, aescbc, secretbox) {
             (Some(given), ..) => ("aesgcm", given, |keys| AesGcm::new(keys).map(Provider::AesGcm)),
-            (_, Some(given), _) => {
-                ("aescbc", given, |keys| Older::new(Kind::AesCbc, keys).map(Provider::Older))
-            }
-            (.., given) => {
-                ("secretbox", given?, |keys| Older::new(Kind::Secretbox, keys).map(Provider::Older))
-            }
+            (_, Some(given), _) => ("aescbc", given, |keys| {
+                LegacyCipher::new(LegacyAlgorithm::AesCbc, keys).map(Provider::Legacy)
+            }),
+            (.., given) => ("secretbox", given?, |keys| {
+                LegacyCipher::new(LegacyAlgorithm::Secretbox, keys).map(Provider::Legacy)
+            }),
         };
         let at = format!("{at}.{name}.keys");
         let mut keys = Vec::new();
         for (i, key) in given.keys.into_iter().enumerate() {
             if key.name.is_empty() {
-                problems.push(format!("{at}[{i}].name: Required value: name is a mandatory field for a key"));
+                errors.push(format!("{at}[{i}].name: Required value: name is a mandatory field for a key"));
             }
             if key.secret.is_empty() {
-                problems
+                errors
                     .push(format!("{at}[{i}].secret: Required value: secret is a mandatory field for a key"));
             } else {
                 match STANDARD.decode(&key.secret) {
                     Ok(secret) => keys.push((key.name, secret)),
-                    Err(_) => problems.push(format!(
+                    Err(_) => errors.push(format!(
                         "{at}[{i}].secret: Invalid value: \"REDACTED\": secrets must be base64 encoded"
                     )),
                 }
@@ -291,8 +294,8 @@ impl ProviderOptions {
         }
         match build(&keys) {
             Ok(provider) => Some(provider),
-            Err(why) => {
-                problems.push(format!("{at}: {why}"));
+            Err(reason) => {
+                errors.push(format!("{at}: {reason}"));
                 None
             }
         }
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_are_checked_without_telling_secrets() {
+    fn validation_errors_do_not_contain_secrets() {
         let good = "- resources: [secrets, '*.apps']\n  providers: [{aesgcm: {keys: [{name: k, secret: c2VjcmV0IGlzIHNlY3VyZSw=}]}}, {identity: {}}]\n";
         // Seventeen bytes.
         check(

@@ -3,7 +3,7 @@
 //! The server dials an endpoint itself, so that webhooks and other API servers work wherever their pods can be
 //! reached, with or without a proxy for Services on this machine.
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 
 use crate::admission::Cluster as _;
 use crate::server::Server;

@@ -1,7 +1,7 @@
 //! Eviction: deletes a pod if its disruption budget allows it.
 
-use api::json::Json as _;
-use api::status::{Cause, Details};
+use api::json::JsonExt as _;
+use api::status::{StatusCause, StatusDetails};
 use api::{Resource, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -9,75 +9,75 @@ use serde_json::{Value, json};
 use crate::body::Body;
 use crate::codec;
 use crate::delete::DeleteOptions;
-use crate::render::encoded;
+use crate::render::encode_response;
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::subresource::{set_condition, success};
-use crate::update::Change;
-use crate::write::{MODIFIED, WriteOptions};
+use crate::update::ObjectChange;
+use crate::write::{OBJECT_MODIFIED_MESSAGE, WriteOptions};
 
 /// A budget that has this many evictions under way waits for them.
-const MAX_DISRUPTED: usize = 2000;
+const MAX_DISRUPTED_PODS: usize = 2000;
 /// How often a pod may change under an eviction.
-const TRIES: usize = 20;
-const VIOLATED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+const MAX_EVICTION_ATTEMPTS: usize = 20;
+const BUDGET_VIOLATION_MESSAGE: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 pub async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
     let mut eviction =
         codec::decode(media, &call.body, ("policy", "v1", "Eviction"), options.validation)?.value;
-    crate::create::place(&mut eviction, target)?;
-    server.admit_only(target, &mut eviction, &options).await?;
+    crate::create::set_namespace(&mut eviction, target)?;
+    server.admit_subresource_create(target, &mut eviction, &options).await?;
     let dry_run: Vec<&str> = call.query.all("dryRun").collect();
-    let asked = api::policy::eviction::delete_options(&eviction, &target.name, &dry_run)?;
-    let delete = DeleteOptions::from_value(&asked)?;
-    let whole = Target { subresource: String::new(), ..target.clone() };
-    for _ in 0..TRIES {
-        let pod = server.current(&whole).await?.ok_or_else(|| target.not_found())?.value();
-        let step = judge(server, &pod, target, delete.dry_run, &options).await?;
-        let mut this = delete.clone();
-        if step == Step::IfUnchanged && delete.resource_version.is_empty() {
-            this.resource_version = pod.at("metadata").text("resourceVersion").to_owned();
+    let options_value = api::policy::eviction::delete_options(&eviction, &target.name, &dry_run)?;
+    let delete = DeleteOptions::from_value(&options_value)?;
+    let pod_target = Target { subresource: String::new(), ..target.clone() };
+    for _ in 0..MAX_EVICTION_ATTEMPTS {
+        let pod = server.current(&pod_target).await?.ok_or_else(|| target.not_found())?.value();
+        let mode = check_disruption_budget(server, &pod, target, delete.dry_run, &options).await?;
+        let mut attempt = delete.clone();
+        if mode == EvictionMode::IfUnchanged && delete.resource_version.is_empty() {
+            attempt.resource_version = pod.at("metadata").text("resourceVersion").to_owned();
         }
-        match remove(server, &whole, this, &options).await {
+        match add_condition_and_delete_pod(server, &pod_target, attempt, &options).await {
             // What was true of the pod is not any more: look again.
-            Err(status) if status.code == 409 && step == Step::IfUnchanged => {
+            Err(status) if status.code == 409 && mode == EvictionMode::IfUnchanged => {
                 if !delete.resource_version.is_empty() {
                     return Err(status);
                 }
             }
             Err(status) => return Err(status),
-            Ok(()) => return Ok(encoded(StatusCode::CREATED, &call.format, success())),
+            Ok(()) => return Ok(encode_response(StatusCode::CREATED, &call.format, success())),
         }
     }
-    Err(Status::conflict("", "pods", &target.name, MODIFIED))
+    Err(Status::conflict("", "pods", &target.name, OBJECT_MODIFIED_MESSAGE))
 }
 
 /// How the pod may go, if it may.
 #[derive(Clone, Copy, PartialEq)]
-enum Step {
+enum EvictionMode {
     Delete,
     /// As long as it is the way it was judged.
     IfUnchanged,
 }
 
-async fn judge(
+async fn check_disruption_budget(
     server: &Server,
     pod: &Value,
     target: &Target,
     dry_run: bool,
     options: &WriteOptions,
-) -> Result<Step, Status> {
-    let over = matches!(pod.at("status").text("phase"), "Succeeded" | "Failed");
-    if over || pod.at("metadata").has("deletionTimestamp") {
-        return Ok(Step::Delete);
+) -> Result<EvictionMode, Status> {
+    let is_terminal = matches!(pod.at("status").text("phase"), "Succeeded" | "Failed");
+    if is_terminal || pod.at("metadata").has("deletionTimestamp") {
+        return Ok(EvictionMode::Delete);
     }
     if pod.at("status").text("phase") == "Pending" {
-        return Ok(Step::IfUnchanged);
+        return Ok(EvictionMode::IfUnchanged);
     }
-    let row: &'static Resource =
-        api::table::find("policy", "v1", "poddisruptionbudgets").expect("budgets are in the table");
+    let row: &'static Resource = api::resource_table::find_resource("policy", "v1", "poddisruptionbudgets")
+        .expect("budgets are in the table");
     let collection = Target::collection(row, &target.namespace);
     let mut budgets = server.shard(row).snapshot(&collection.key(), 0).objects;
     budgets.retain(|budget| {
@@ -87,7 +87,7 @@ async fn judge(
             && selector.is_ok_and(|selector| selector.matches_labels(pod.path("metadata.labels")))
     });
     let budget = match budgets.as_slice() {
-        [] => return Ok(Step::Delete),
+        [] => return Ok(EvictionMode::Delete),
         [budget] => budget.value(),
         _ => {
             return Err(Status::failure(
@@ -97,16 +97,17 @@ async fn judge(
             ));
         }
     };
-    if !is_ready(pod) && spares_unready(&budget) {
-        return Ok(Step::IfUnchanged);
+    if !is_ready(pod) && can_ignore_unready(&budget) {
+        return Ok(EvictionMode::IfUnchanged);
     }
     let name = budget.at("metadata").text("name").to_owned();
     let status = Target { name, subresource: "status".into(), ..collection };
     let now = options.timestamp();
     let options = WriteOptions { dry_run, user: None, ..options.clone() };
-    let spend = |before: &Value| spend(before, &target.name, &now).map(Change::replace);
-    server.change(&status, &options, spend).await?;
-    Ok(Step::Delete)
+    let decrement =
+        |before: &Value| check_and_decrement(before, &target.name, &now).map(ObjectChange::replace);
+    server.update_object(&status, &options, decrement).await?;
+    Ok(EvictionMode::Delete)
 }
 
 fn is_ready(pod: &Value) -> bool {
@@ -115,31 +116,31 @@ fn is_ready(pod: &Value) -> bool {
 }
 
 /// A pod that is not ready does no work that its budget could miss.
-fn spares_unready(budget: &Value) -> bool {
+fn can_ignore_unready(budget: &Value) -> bool {
     let healthy = budget.at("status").int("currentHealthy").unwrap_or(0);
     let desired = budget.at("status").int("desiredHealthy").unwrap_or(0);
     budget.at("spec").text("unhealthyPodEvictionPolicy") == "AlwaysAllow" || healthy >= desired && desired > 0
 }
 
 /// The budget with one disruption less, if it has one to give.
-fn spend(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
+fn check_and_decrement(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
     let name = budget.at("metadata").text("name");
     let status = budget.at("status");
     let observed = status.int("observedGeneration").unwrap_or(0);
     if observed < budget.at("metadata").int("generation").unwrap_or(0) {
-        let why = "is still being processed by the server.";
-        return Err(too_many(name, 10, why));
+        let reason = "is still being processed by the server.";
+        return Err(too_many_requests(name, 10, reason));
     }
-    let refused = |why: &str| Err(Status::forbidden("policy", "poddisruptionbudget", name, why));
+    let forbidden = |reason: &str| Err(Status::forbidden("policy", "poddisruptionbudget", name, reason));
     let allowed = status.int("disruptionsAllowed").unwrap_or(0);
     if allowed < 0 {
-        return refused("pdb disruptions allowed is negative");
+        return forbidden("pdb disruptions allowed is negative");
     }
-    if status.entries("disruptedPods").count() > MAX_DISRUPTED {
-        return refused("DisruptedPods map too big - too many evictions not confirmed by PDB controller");
+    if status.entries("disruptedPods").count() > MAX_DISRUPTED_PODS {
+        return forbidden("DisruptedPods map too big - too many evictions not confirmed by PDB controller");
     }
     if allowed == 0 {
-        return Err(too_many(name, 0, &spent(status)));
+        return Err(too_many_requests(name, 0, &not_allowed_reason(status)));
     }
     let mut after = budget.clone();
     let fields = after.object_mut("status");
@@ -156,14 +157,14 @@ fn spend(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
 }
 
 /// Why a budget has nothing to give.
-fn spent(status: &Value) -> String {
+fn not_allowed_reason(status: &Value) -> String {
     let (healthy, desired) =
         (status.int("currentHealthy").unwrap_or(0), status.int("desiredHealthy").unwrap_or(0));
     let conditions = status.items("conditions").iter();
-    let refusal = conditions
+    let not_allowed = conditions
         .filter(|condition| condition.text("type") == "DisruptionAllowed")
         .find(|condition| condition.text("status") == "False" && !condition.text("message").is_empty());
-    match refusal.map(|condition| (condition.text("reason"), condition.text("message"))) {
+    match not_allowed.map(|condition| (condition.text("reason"), condition.text("message"))) {
         Some(("SyncFailed", message)) => {
             format!("does not allow evicting pods currently because it failed sync: {message}")
         }
@@ -173,17 +174,17 @@ fn spent(status: &Value) -> String {
     }
 }
 
-fn too_many(budget: &str, seconds: u32, why: &str) -> Status {
-    let mut status = Status::failure(429, "TooManyRequests", VIOLATED);
-    let message = format!("The disruption budget {budget} {why}");
-    let cause = Cause { reason: "DisruptionBudget".into(), message, field: String::new() };
+fn too_many_requests(budget: &str, seconds: u32, reason: &str) -> Status {
+    let mut status = Status::failure(429, "TooManyRequests", BUDGET_VIOLATION_MESSAGE);
+    let message = format!("The disruption budget {budget} {reason}");
+    let cause = StatusCause { reason: "DisruptionBudget".into(), message, field: String::new() };
     status.details =
-        Some(Details { causes: vec![cause], retry_after_seconds: seconds, ..Details::default() });
+        Some(StatusDetails { causes: vec![cause], retry_after_seconds: seconds, ..StatusDetails::default() });
     status
 }
 
 /// Says in the pod why it goes, then deletes it.
-async fn remove(
+async fn add_condition_and_delete_pod(
     server: &Server,
     pod: &Target,
     mut delete: DeleteOptions,
@@ -192,7 +193,7 @@ async fn remove(
     if !delete.dry_run {
         let status = Target { subresource: "status".into(), ..pod.clone() };
         let now = options.timestamp();
-        let tell = |before: &Value| {
+        let set_disruption_target = |before: &Value| {
             crate::delete::check_preconditions(pod.resource, &delete, before)?;
             let mut after = before.clone();
             let condition = json!({
@@ -200,11 +201,11 @@ async fn remove(
                 "message": "Eviction API: evicting", "lastProbeTime": null,
             });
             set_condition(&mut after, condition, &now);
-            Ok(Change { value: after, tracked: true, again: true })
+            Ok(ObjectChange { value: after, managed_fields_set: true, retry_on_conflict: true })
         };
         let options = WriteOptions { dry_run: false, user: None, ..options.clone() };
-        let (outcome, _) = server.change(&status, &options, tell).await?;
-        if let crate::write::Outcome::Stored(object) = outcome
+        let (result, _) = server.update_object(&status, &options, set_disruption_target).await?;
+        if let crate::write::WriteResult::Stored(object) = result
             && !delete.resource_version.is_empty()
         {
             delete.resource_version = object.revision.to_string();
@@ -220,7 +221,7 @@ mod tests {
     #[track_caller]
     fn check(status: Value, expected: &str) {
         let budget = json!({"metadata": {"name": "b", "generation": 2}, "status": status});
-        let found = match spend(&budget, "p", "now") {
+        let found = match check_and_decrement(&budget, "p", "now") {
             Ok(after) => after.at("status").to_string(),
             Err(status) => {
                 let causes = status.details.map(|details| details.causes).unwrap_or_default();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_spent_one_by_one() {
+    fn eviction_uses_one_allowed_disruption() {
         let status = |more: Value| {
             let mut status = json!({"observedGeneration": 2, "currentHealthy": 3, "desiredHealthy": 2});
             status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -257,13 +258,13 @@ mod tests {
     }
 
     #[test]
-    fn unready_pods() {
+    fn unready_pods_follow_unhealthy_pod_eviction_policy() {
         let budget = |policy: &str, healthy: i64| {
             json!({"spec": {"unhealthyPodEvictionPolicy": policy},
                 "status": {"currentHealthy": healthy, "desiredHealthy": 2}})
         };
-        assert!(spares_unready(&budget("AlwaysAllow", 0)));
-        assert!(spares_unready(&budget("IfHealthyBudget", 2)));
-        assert!(!spares_unready(&budget("", 1)));
+        assert!(can_ignore_unready(&budget("AlwaysAllow", 0)));
+        assert!(can_ignore_unready(&budget("IfHealthyBudget", 2)));
+        assert!(!can_ignore_unready(&budget("", 1)));
     }
 }

@@ -7,19 +7,19 @@
 //!
 //! A request that finds a seat costs one pass over the table and two short locks.
 
+mod config_controller;
+mod debug;
 mod defaults;
-mod demand;
-mod keep;
-mod level;
-mod print;
-mod queues;
-mod retry;
-mod share;
-mod table;
-mod tally;
+mod dropped_requests_tracker;
+mod flow_schema;
+mod integrator;
+mod metrics;
+mod priority_level;
+mod queue_set;
+mod seat_allocation;
 #[cfg(test)]
 mod tests;
-mod width;
+mod work_estimator;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use bytes::Bytes;
 use futures_util::Stream;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
@@ -40,220 +40,231 @@ use tokio::time::Instant;
 
 use crate::access::User;
 use crate::body::Body;
-use crate::rbac::Ask;
+use crate::rbac::Attributes;
 use crate::request::{Query, Target};
 use crate::server::Server;
 
-pub use keep::{ensure_defaults, keep};
-use level::{Entry, Level, Refused, Seat, Visit};
-use queues::{Shape, Work};
-use share::{Bounds, Claim};
-use table::{Distinguisher, Rules, Schema, Table};
-use width::{Watchers, Watching};
+pub use config_controller::{ensure_defaults, run};
+use flow_schema::{Distinguisher, FlowSchemaEntry, FlowSchemaSpec, FlowSchemaTable};
+use priority_level::{LevelRequest, PriorityLevel, Rejection, SeatDecision, SeatGuard};
+use queue_set::{QueuingConfig, WorkEstimate};
+use seat_allocation::{ConcurrencyLimits, SeatClaim};
+use work_estimator::{WatchRegistration, WatchTracker};
 
-const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
-const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+const FLOW_SCHEMA_UID_HEADER: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const PRIORITY_LEVEL_UID_HEADER: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 /// Upstream's `--max-requests-inflight` and `--max-mutating-requests-inflight` together.
-pub const SEATS: u64 = 600;
+pub const DEFAULT_MAX_REQUESTS_INFLIGHT: u64 = 600;
 /// What a request of a level may be as wide as, in percent of the level.
-const WIDEST_PERCENT: u64 = 15;
+const MAX_REQUEST_SEATS_PERCENT: u64 = 15;
 
-pub struct Flow {
-    total: u64,
+pub struct FlowControl {
+    total_seats: u64,
     clock: Instant,
-    table: RwLock<Arc<Table>>,
-    levels: Mutex<BTreeMap<String, Arc<Level>>>,
-    watchers: Arc<Watchers>,
-    crowded: Arc<Notify>,
+    table: RwLock<Arc<FlowSchemaTable>>,
+    levels: Mutex<BTreeMap<String, Arc<PriorityLevel>>>,
+    watchers: Arc<WatchTracker>,
+    seat_contention: Arc<Notify>,
     /// The fraction of its target every level could have at the last division.
-    fair: Mutex<f64>,
+    fair_fraction: Mutex<f64>,
     /// Keyed by chance, so that nobody can choose a name that shares another's queues.
     hasher: RandomState,
 }
 
 /// A request at the door.
-pub struct Asking<'a> {
+pub struct FlowRequest<'a> {
     pub user: &'a User,
-    pub ask: Ask<'a>,
+    pub attributes: Attributes<'a>,
     pub target: Option<&'a Target>,
     pub query: &'a Query,
     /// How long it may take altogether.
-    pub limit: Duration,
+    pub timeout: Duration,
 }
 
 /// A request that was let in, with its seats.
-pub struct Entered {
-    schema: Arc<Schema>,
-    seat: Seat,
-    watching: Option<Watching>,
-    limit: Duration,
+pub struct ExecutingRequest {
+    schema: Arc<FlowSchemaEntry>,
+    seat: SeatGuard,
+    watch_registration: Option<WatchRegistration>,
+    timeout: Duration,
 }
 
-impl Flow {
-    pub fn new(total: u64) -> Flow {
-        let flow = Flow {
-            total,
+impl FlowControl {
+    pub fn new(total_seats: u64) -> FlowControl {
+        let flow = FlowControl {
+            total_seats,
             clock: Instant::now(),
-            table: RwLock::new(Arc::new(Table { schemas: Vec::new() })),
+            table: RwLock::new(Arc::new(FlowSchemaTable { schemas: Vec::new() })),
             levels: Mutex::default(),
             watchers: Arc::default(),
-            crowded: Arc::default(),
-            fair: Mutex::default(),
+            seat_contention: Arc::default(),
+            fair_fraction: Mutex::default(),
             hasher: RandomState::new(),
         };
-        flow.rebuild(&[], &[]);
+        flow.digest_config_objects(&[], &[]);
         flow
     }
 
     /// Lets a request in, or has it wait its turn, or answers why not. `None`: it needs no seat.
-    pub async fn enter(
+    pub async fn start_request(
         &self,
         server: &Server,
-        asking: Asking<'_>,
-    ) -> Result<Option<Entered>, Response<Body>> {
-        let verb = match asking.ask {
-            Ask::Resource { verb, subresource, .. } => {
+        request: FlowRequest<'_>,
+    ) -> Result<Option<ExecutingRequest>, Response<Body>> {
+        let verb = match request.attributes {
+            Attributes::Resource { verb, subresource, .. } => {
                 if verb != "watch" && is_long_running(subresource) {
                     return Ok(None);
                 }
                 verb
             }
-            Ask::Path { .. } => "",
+            Attributes::Path { .. } => "",
         };
-        let Some(schema) = self.table.read().classify(asking.user, &asking.ask).cloned() else {
+        let Some(schema) = self.table.read().find_schema(request.user, &request.attributes).cloned() else {
             return Ok(None);
         };
         let watch = verb == "watch";
-        let (work, watchers) = self.estimate(server, &asking, verb, &schema);
-        let flow = self.flow_of(&schema, &asking);
-        let visit = Visit { tally: schema.tally, flow, work, watch, watchers };
-        let seat = match schema.level.enter(visit) {
-            Entry::In(seat) => Ok(seat),
+        let (work, watchers) = self.estimate_work(server, &request, verb, &schema);
+        let flow = self.flow_hash(&schema, &request);
+        let level_request = LevelRequest { metrics_index: schema.metrics_index, flow, work, watch, watchers };
+        let seat = match schema.level.start_request(level_request) {
+            SeatDecision::Executing(seat) => Ok(seat),
             // A quarter of the request's time is for waiting.
-            Entry::Wait(waiting) => waiting.until(Instant::now() + asking.limit / 4).await,
-            Entry::Refused(refused) => Err(refused),
+            SeatDecision::Queued(waiting) => waiting.wait_until(Instant::now() + request.timeout / 4).await,
+            SeatDecision::Rejected(rejection) => Err(rejection),
         };
         match seat {
             Ok(seat) => {
-                let watching = match (watch, asking.target, asking.ask) {
-                    (true, Some(target), Ask::Resource { name, .. }) => {
-                        self.watchers.watch(target, name, asking.query)
+                let watch_registration = match (watch, request.target, request.attributes) {
+                    (true, Some(target), Attributes::Resource { name, .. }) => {
+                        self.watchers.register_watch(target, name, request.query)
                     }
                     _ => None,
                 };
-                Ok(Some(Entered { schema, seat, watching, limit: asking.limit }))
+                Ok(Some(ExecutingRequest { schema, seat, watch_registration, timeout: request.timeout }))
             }
-            Err(refused) => {
-                let mut response = too_many(&refused);
-                schema.mark(&mut response);
+            Err(rejection) => {
+                let mut response = too_many_requests_response(&rejection);
+                schema.add_headers(&mut response);
                 Err(response)
             }
         }
     }
 
-    fn estimate(
+    fn estimate_work(
         &self,
         server: &Server,
-        asking: &Asking<'_>,
+        request: &FlowRequest<'_>,
         verb: &str,
-        schema: &Schema,
-    ) -> (Work, Option<usize>) {
-        let (Some(target), Ask::Resource { name, .. }) = (asking.target, asking.ask) else {
-            return (Work::of(1), None);
+        schema: &FlowSchemaEntry,
+    ) -> (WorkEstimate, Option<usize>) {
+        let (Some(target), Attributes::Resource { name, .. }) = (request.target, request.attributes) else {
+            return (WorkEstimate::with_seats(1), None);
         };
         match verb {
             "list" | "watch" => {
-                let stored = server.shard(target.resource).weight();
-                (width::list(verb, !name.is_empty(), asking.query, stored, schema.max_seats), None)
+                let stored = server.shard(target.resource).object_stats();
+                (
+                    work_estimator::estimate_list(
+                        verb,
+                        !name.is_empty(),
+                        request.query,
+                        stored,
+                        schema.max_seats,
+                    ),
+                    None,
+                )
             }
             "create" | "update" | "patch" | "delete" if target.subresource != "token" => {
-                let watchers = self.watchers.of(target);
-                (width::change(watchers, schema.max_seats), Some(watchers))
+                let watchers = self.watchers.interested_watch_count(target);
+                (work_estimator::estimate_mutation(watchers, schema.max_seats), Some(watchers))
             }
-            _ => (Work::of(1), None),
+            _ => (WorkEstimate::with_seats(1), None),
         }
     }
 
-    fn flow_of(&self, schema: &Schema, asking: &Asking<'_>) -> u64 {
+    fn flow_hash(&self, schema: &FlowSchemaEntry, request: &FlowRequest<'_>) -> u64 {
         let distinguisher = match schema.rules.distinguisher {
             Distinguisher::None => "",
-            Distinguisher::User => asking.user.name.as_str(),
-            Distinguisher::Namespace => asking.ask.namespace(),
+            Distinguisher::User => request.user.name.as_str(),
+            Distinguisher::Namespace => request.attributes.namespace(),
         };
         // Only queues tell flows apart.
         if schema.max_seats == 0 { 0 } else { self.hasher.hash_one((&schema.rules.name, distinguisher)) }
     }
 
     /// Takes in the objects as they are now. A mandatory one that is missing is imagined.
-    fn rebuild(&self, levels: &[Value], schemas: &[Value]) {
+    fn digest_config_objects(&self, levels: &[Value], schemas: &[Value]) {
         let name = |object: &Value| object.at("metadata").text("name").to_owned();
         let uid = |object: &Value| {
             HeaderValue::try_from(object.at("metadata").text("uid")).unwrap_or(HeaderValue::from_static(""))
         };
         let missing = |objects: &[Value], all: Vec<Value>| -> Vec<Value> {
-            let lacks = |wanted: &Value| !objects.iter().any(|object| name(object) == name(wanted));
-            all.into_iter().filter(|wanted| keep::is_mandatory(wanted) && lacks(wanted)).collect()
+            let is_missing = |desired: &Value| !objects.iter().any(|object| name(object) == name(desired));
+            all.into_iter()
+                .filter(|desired| config_controller::is_mandatory(desired) && is_missing(desired))
+                .collect()
         };
-        let imagined = missing(levels, defaults::levels());
+        let mandatory = missing(levels, defaults::levels());
         let parsed: Vec<_> = levels
             .iter()
-            .chain(&imagined)
+            .chain(&mandatory)
             .filter_map(|object| {
-                let (share, shape) = table::level_of(object)?;
+                let (share, shape) = flow_schema::parse_priority_level(object)?;
                 Some((name(object), uid(object), share, shape))
             })
             .collect();
         let shares: Vec<_> = parsed.iter().map(|(_, _, share, _)| *share).collect();
-        let all_bounds = share::bounds(self.total, &shares);
+        let all_bounds = seat_allocation::concurrency_limits(self.total_seats, &shares);
         let mut known = self.levels.lock();
-        let mut now: BTreeMap<String, (Arc<Level>, HeaderValue, u64)> = BTreeMap::new();
+        let mut now: BTreeMap<String, (Arc<PriorityLevel>, HeaderValue, u64)> = BTreeMap::new();
         for ((name, uid, share, shape), bounds) in parsed.into_iter().zip(all_bounds) {
             let level = known.get(&name).cloned().unwrap_or_else(|| {
-                Arc::new(Level::new(&name, self.clock, self.crowded.clone(), share, shape))
+                Arc::new(PriorityLevel::new(&name, self.clock, self.seat_contention.clone(), share, shape))
             });
             let mut state = level.state();
             (state.share, state.bounds) = (share, bounds);
             let seats = state.queues.limit();
             drop(state);
             level.configure(shape, seats);
-            now.insert(name, (level, uid, widest(&bounds, shape)));
+            now.insert(name, (level, uid, max_request_seats(&bounds, shape)));
         }
         *known = now.iter().map(|(name, (level, ..))| (name.clone(), level.clone())).collect();
         drop(known);
-        self.divide();
-        let imagined = missing(schemas, defaults::schemas());
-        let mut table: Vec<Arc<Schema>> = Vec::new();
-        for object in schemas.iter().chain(&imagined) {
-            let rules = Rules::parse(object);
+        self.update_borrowing();
+        let mandatory = missing(schemas, defaults::schemas());
+        let mut table: Vec<Arc<FlowSchemaEntry>> = Vec::new();
+        for object in schemas.iter().chain(&mandatory) {
+            let rules = FlowSchemaSpec::parse(object);
             // One that points nowhere matches nothing.
             let Some((level, level_uid, max_seats)) = now.get(&rules.level) else { continue };
             let (uid, level_uid) = (uid(object), level_uid.clone());
-            let tally = level.tally(&rules.name);
-            table.push(Arc::new(Schema {
+            let metrics_index = level.metrics_index(&rules.name);
+            table.push(Arc::new(FlowSchemaEntry {
                 rules,
                 uid,
                 level: level.clone(),
                 level_uid,
-                tally,
+                metrics_index,
                 max_seats: *max_seats,
             }));
         }
         table.sort_by(|a, b| {
-            let order = |schema: &Schema| (schema.rules.precedence, schema.rules.name.clone());
+            let order = |schema: &FlowSchemaEntry| (schema.rules.precedence, schema.rules.name.clone());
             order(a).cmp(&order(b))
         });
-        *self.table.write() = Arc::new(Table { schemas: table });
+        *self.table.write() = Arc::new(FlowSchemaTable { schemas: table });
     }
 
     /// Divides the seats by what each level has used since the last time.
-    fn divide(&self) {
+    fn update_borrowing(&self) {
         let levels = self.levels.lock();
-        let claims: Vec<Claim> = levels
+        let claims: Vec<SeatClaim> = levels
             .values()
             .map(|level| {
                 level.observe();
                 let state = level.state();
-                Claim {
+                SeatClaim {
                     exempt: state.share.exempt,
                     bounds: state.bounds,
                     usage: state.usage,
@@ -261,29 +272,30 @@ impl Flow {
                 }
             })
             .collect();
-        let (grants, fair) = share::divide(&claims);
-        *self.fair.lock() = fair;
-        for (level, grant) in levels.values().zip(grants) {
+        let (allocations, fair_fraction) = seat_allocation::compute_allocations(&claims);
+        *self.fair_fraction.lock() = fair_fraction;
+        for (level, allocation) in levels.values().zip(allocations) {
             let mut state = level.state();
-            state.grant = grant;
-            let shape = state.queues.shape();
+            state.grant = allocation;
+            let shape = state.queues.config();
             drop(state);
-            level.configure(shape, grant.seats);
+            level.configure(shape, allocation.seats);
         }
     }
 
     /// Begins to look at who uses what.
-    fn forget_usage(&self) {
-        self.levels.lock().values().for_each(|level| level.forget_usage());
+    fn reset_usage(&self) {
+        self.levels.lock().values().for_each(|level| level.reset_usage());
     }
 }
 
 /// The most seats one request of a level may take; 0 where the level has no queues.
-fn widest(bounds: &Bounds, shape: Shape) -> u64 {
+fn max_request_seats(bounds: &ConcurrencyLimits, shape: QueuingConfig) -> u64 {
     match shape {
-        Shape::Queue { hand, .. } => {
-            (bounds.nominal * WIDEST_PERCENT).div_ceil(100).min(bounds.nominal / hand.max(1) as u64).max(1)
-        }
+        QueuingConfig::Queue { hand_size: hand, .. } => (bounds.nominal * MAX_REQUEST_SEATS_PERCENT)
+            .div_ceil(100)
+            .min(bounds.nominal / hand.max(1) as u64)
+            .max(1),
         _ => 0,
     }
 }
@@ -293,41 +305,43 @@ pub fn is_long_running(subresource: &str) -> bool {
     matches!(subresource, "attach" | "exec" | "proxy" | "log" | "portforward")
 }
 
-fn too_many(refused: &Refused) -> Response<Body> {
+fn too_many_requests_response(rejection: &Rejection) -> Response<Body> {
     let text = "Too many requests, please try again later.\n";
     let mut response = Response::new(Body::from(Bytes::from_static(text.as_bytes())));
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::RETRY_AFTER, refused.retry_after.into());
+    headers.insert(header::RETRY_AFTER, rejection.retry_after.into());
     response
 }
 
-impl Schema {
+impl FlowSchemaEntry {
     /// Tells the client where its request was put, by numbers that only an administrator can look up.
-    fn mark(&self, response: &mut Response<Body>) {
+    fn add_headers(&self, response: &mut Response<Body>) {
         let headers = response.headers_mut();
-        headers.insert(LEVEL_UID, self.level_uid.clone());
-        headers.insert(SCHEMA_UID, self.uid.clone());
+        headers.insert(PRIORITY_LEVEL_UID_HEADER, self.level_uid.clone());
+        headers.insert(FLOW_SCHEMA_UID_HEADER, self.uid.clone());
     }
 }
 
-impl Entered {
+impl ExecutingRequest {
     /// The answer, which keeps the seats for as long as making it takes: a long list is made while it is
     /// sent, and a watch begins with what there is.
-    pub fn attach(self, mut response: Response<Body>) -> Response<Body> {
-        self.schema.mark(&mut response);
+    pub fn hold_seats(self, mut response: Response<Body>) -> Response<Body> {
+        self.schema.add_headers(&mut response);
         match response.body() {
             Body::Whole(_) => response,
             Body::Chunks(_) | Body::Stream(_) => {
-                let hold = Hold::new(self.seat, self.limit);
-                let watching = self.watching;
+                let hold = SeatHold::new(self.seat, self.timeout);
+                let watch_registration = self.watch_registration;
                 response.map(|body| match body {
-                    Body::Stream(stream) => {
-                        Body::Stream(Box::pin(HeldStream { stream, hold: Some(hold), _watching: watching }))
-                    }
-                    other => other.holding(hold),
+                    Body::Stream(stream) => Body::Stream(Box::pin(SeatGuardStream {
+                        stream,
+                        hold: Some(hold),
+                        _watch_registration: watch_registration,
+                    })),
+                    other => other.with_guard(hold),
                 })
             }
         }
@@ -336,25 +350,25 @@ impl Entered {
 
 /// Seats held by a body that is being sent, though not longer than a request may last: a client that does
 /// not read would keep them from others.
-struct Hold {
-    seat: Arc<Mutex<Option<Seat>>>,
+struct SeatHold {
+    seat: Arc<Mutex<Option<SeatGuard>>>,
     timer: AbortHandle,
 }
 
-impl Hold {
-    fn new(seat: Seat, limit: Duration) -> Hold {
+impl SeatHold {
+    fn new(seat: SeatGuard, timeout: Duration) -> SeatHold {
         let seat = Arc::new(Mutex::new(Some(seat)));
-        let held = seat.clone();
+        let shared_seat = seat.clone();
         let timer = tokio::spawn(async move {
-            tokio::time::sleep(limit).await;
-            let seat = held.lock().take();
+            tokio::time::sleep(timeout).await;
+            let seat = shared_seat.lock().take();
             drop(seat);
         });
-        Hold { seat, timer: timer.abort_handle() }
+        SeatHold { seat, timer: timer.abort_handle() }
     }
 }
 
-impl Drop for Hold {
+impl Drop for SeatHold {
     fn drop(&mut self) {
         self.timer.abort();
         let seat = self.seat.lock().take();
@@ -362,13 +376,13 @@ impl Drop for Hold {
     }
 }
 
-struct HeldStream {
+struct SeatGuardStream {
     stream: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
-    hold: Option<Hold>,
-    _watching: Option<Watching>,
+    hold: Option<SeatHold>,
+    _watch_registration: Option<WatchRegistration>,
 }
 
-impl Stream for HeldStream {
+impl Stream for SeatGuardStream {
     type Item = Bytes;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

@@ -25,18 +25,18 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-pub use kubeconfig::Users;
+pub use kubeconfig::AuthInfoResolver;
 
 /// What others may answer with: the largest object there can be, as a patch in base64.
-const BODY_LIMIT: usize = 6 << 20;
+const MAX_RESPONSE_BYTES: usize = 6 << 20;
 /// How long one request may take, unless another time is said.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections kept for the next request.
-const IDLE: usize = 8;
+const MAX_IDLE_CONNECTIONS: usize = 8;
 /// How often a webhook is asked before its failure counts, and how long is waited the first time; each
 /// further wait is half as long again. As upstream.
-const TRIES: u32 = 5;
-const FIRST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WEBHOOK_ATTEMPTS: u32 = 5;
+const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 /// Where systems keep the authorities they trust.
 const SYSTEM_ROOTS: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
@@ -47,7 +47,7 @@ const SYSTEM_ROOTS: &[&str] = &[
 ];
 
 /// Speaks to one server.
-pub struct Client {
+pub struct HttpsClient {
     host: String,
     port: u16,
     path: String,
@@ -59,7 +59,7 @@ pub struct Client {
 }
 
 /// What a server has answered.
-pub struct Reply {
+pub struct HttpReply {
     pub status: u16,
     pub content_type: String,
     pub body: Bytes,
@@ -88,8 +88,8 @@ pub struct Credentials {
 pub enum ConfigError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a kubeconfig: {why}")]
-    Kubeconfig { path: PathBuf, why: &'static str },
+    #[error("{path} is not a kubeconfig: {reason}")]
+    Kubeconfig { path: PathBuf, reason: &'static str },
     #[error("{url:?} is not an https:// URL")]
     Url { url: String },
     #[error("the {what} for {url:?} cannot be used")]
@@ -113,13 +113,13 @@ pub enum Error {
     Body { host: String },
     #[error("the answer of {host} is not JSON")]
     NotJson { host: String },
-    #[error("{why}")]
-    Resolve { why: String },
+    #[error("{reason}")]
+    Resolve { reason: String },
 }
 
 impl Error {
     /// Whether asking again may help.
-    fn is_passing(&self) -> bool {
+    fn is_temporary(&self) -> bool {
         match self {
             Error::Connect { .. } | Error::Http { .. } | Error::Timeout { .. } => true,
             Error::Status { status, .. } => *status == 429 || *status >= 500,
@@ -128,10 +128,10 @@ impl Error {
     }
 }
 
-impl Client {
-    pub fn new(url: &str, credentials: Credentials) -> Result<Client, ConfigError> {
+impl HttpsClient {
+    pub fn new(url: &str, credentials: Credentials) -> Result<HttpsClient, ConfigError> {
         let bad = || ConfigError::Url { url: url.to_owned() };
-        let unusable = |what| move || ConfigError::Credential { url: url.to_owned(), what };
+        let invalid_credential = |what| move || ConfigError::Credential { url: url.to_owned(), what };
         let uri: Uri = url.parse().map_err(|_| bad())?;
         if uri.scheme_str() != Some("https") {
             return Err(bad());
@@ -140,34 +140,36 @@ impl Client {
         let host = authority.host().trim_matches(['[', ']']).to_owned();
         let name = credentials.server_name.unwrap_or_else(|| host.clone());
         let name = ServerName::try_from(name).map_err(|_| bad())?;
-        let trusted = pki::trusting(roots(url, credentials.authorities.as_deref())?);
-        let trusted = trusted.map_err(|_| unusable("certificate authority")())?;
+        let trusted = pki::server_verifier(root_certificates(url, credentials.authorities.as_deref())?);
+        let trusted = trusted.map_err(|_| invalid_credential("certificate authority")())?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|_| unusable("TLS")())?
+            .map_err(|_| invalid_credential("TLS")())?
             .dangerous()
             .with_custom_certificate_verifier(trusted);
         let mut tls = match credentials.certificate {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<_, _>>();
-                let chain: Vec<_> = chain.map_err(|_| unusable("client certificate")())?;
+                let chain: Vec<_> = chain.map_err(|_| invalid_credential("client certificate")())?;
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes());
-                let key = key.map_err(|_| unusable("client key")())?;
-                builder.with_client_auth_cert(chain, key).map_err(|_| unusable("client certificate")())?
+                let key = key.map_err(|_| invalid_credential("client key")())?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|_| invalid_credential("client certificate")())?
             }
         };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         let authorization = match credentials.authorization {
             None => None,
             Some(text) => {
-                let mut value = HeaderValue::from_str(&text).map_err(|_| unusable("token")())?;
+                let mut value = HeaderValue::from_str(&text).map_err(|_| invalid_credential("token")())?;
                 value.set_sensitive(true);
                 Some(value)
             }
         };
-        Ok(Client {
+        Ok(HttpsClient {
             host,
             port: authority.port_u16().unwrap_or(443),
             path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
@@ -175,21 +177,21 @@ impl Client {
             tls: TlsConnector::from(Arc::new(tls)),
             authorization,
             idle: Mutex::default(),
-            timeout: TIMEOUT,
+            timeout: DEFAULT_TIMEOUT,
         })
     }
 
-    pub fn with_timeout(self, timeout: Duration) -> Client {
-        Client { timeout, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> HttpsClient {
+        HttpsClient { timeout, ..self }
     }
 
     /// Posts JSON to the client's URL and again where that may help, as webhooks are asked.
-    pub async fn review(&self, body: &Value) -> Result<Value, Error> {
+    pub async fn post_with_retry(&self, body: &Value) -> Result<Value, Error> {
         let bytes = Bytes::from(body.to_string());
-        let mut wait = FIRST_WAIT;
-        for _ in 1..TRIES {
-            match self.json(Method::POST, &self.path, bytes.clone()).await {
-                Err(error) if error.is_passing() => {
+        let mut wait = INITIAL_BACKOFF;
+        for _ in 1..MAX_WEBHOOK_ATTEMPTS {
+            match self.request_json(Method::POST, &self.path, bytes.clone()).await {
+                Err(error) if error.is_temporary() => {
                     tracing::debug!(%error, "asking again");
                     tokio::time::sleep(wait).await;
                     wait = wait * 3 / 2;
@@ -197,27 +199,27 @@ impl Client {
                 other => return other,
             }
         }
-        self.json(Method::POST, &self.path, bytes).await
+        self.request_json(Method::POST, &self.path, bytes).await
     }
 
     /// Gets the JSON at the client's URL.
     pub async fn get(&self) -> Result<Value, Error> {
-        self.json(Method::GET, &self.path, Bytes::new()).await
+        self.request_json(Method::GET, &self.path, Bytes::new()).await
     }
 
     /// Posts JSON to the client's URL, once, and does not care for what is said about it.
     pub async fn post(&self, body: Bytes) -> Result<(), Error> {
-        let answer = tokio::time::timeout(TIMEOUT, self.ask(Method::POST, &self.path, body)).await;
+        let answer = tokio::time::timeout(DEFAULT_TIMEOUT, self.send(Method::POST, &self.path, body)).await;
         answer.map_err(|_| Error::Timeout { host: self.host.clone() })?.map(drop)
     }
 
-    async fn json(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
-        let answer = tokio::time::timeout(self.timeout, self.ask(method, path, body)).await;
+    async fn request_json(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
+        let answer = tokio::time::timeout(self.timeout, self.send(method, path, body)).await;
         let bytes = answer.map_err(|_| Error::Timeout { host: self.host.clone() })??;
         serde_json::from_slice(&bytes).map_err(|_| Error::NotJson { host: self.host.clone() })
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Error> {
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Error> {
         let reply = self.exchange(method, path, body, None).await?;
         if (200..300).contains(&reply.status) {
             Ok(reply.body)
@@ -234,19 +236,19 @@ impl Client {
         path: &str,
         body: Bytes,
         resolve: Option<Resolve<'_>>,
-    ) -> Result<Reply, Error> {
+    ) -> Result<HttpReply, Error> {
         let http = |source| Error::Http { host: self.host.clone(), source };
         // A connection that was kept may have been closed meanwhile, so that failing proves nothing.
-        while let Some(mut kept) = self.kept() {
-            if kept.ready().await.is_ok()
-                && let Ok(response) = kept.send_request(self.request(&method, path, &body)).await
+        while let Some(mut idle_connection) = self.take_idle_connection() {
+            if idle_connection.ready().await.is_ok()
+                && let Ok(response) = idle_connection.send_request(self.request(&method, path, &body)).await
             {
-                return self.read(kept, response).await;
+                return self.read(idle_connection, response).await;
             }
         }
         let (host, port) = match resolve {
             None => (self.host.clone(), self.port),
-            Some(resolve) => resolve().map_err(|why| Error::Resolve { why })?,
+            Some(resolve) => resolve().map_err(|reason| Error::Resolve { reason })?,
         };
         let mut connection = self.connect(host, port).await?;
         connection.ready().await.map_err(http)?;
@@ -258,21 +260,21 @@ impl Client {
         &self,
         connection: Connection,
         response: hyper::Response<hyper::body::Incoming>,
-    ) -> Result<Reply, Error> {
+    ) -> Result<HttpReply, Error> {
         let status = response.status().as_u16();
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let content_type = content_type.unwrap_or("").to_owned();
-        let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|_| Error::Body { host: self.host.clone() })?.to_bytes();
         if !connection.is_closed() {
             let mut idle = self.idle.lock();
             idle.push_back(connection);
-            idle.truncate(IDLE);
+            idle.truncate(MAX_IDLE_CONNECTIONS);
         }
-        Ok(Reply { status, content_type, body })
+        Ok(HttpReply { status, content_type, body })
     }
 
-    fn kept(&self) -> Option<Connection> {
+    fn take_idle_connection(&self) -> Option<Connection> {
         let mut idle = self.idle.lock();
         while let Some(connection) = idle.pop_front() {
             if !connection.is_closed() {
@@ -319,7 +321,7 @@ impl Client {
 }
 
 /// The authorities in `pem`, or those of the machine.
-pub fn roots(url: &str, pem: Option<&str>) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+pub fn root_certificates(url: &str, pem: Option<&str>) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let usable = |root: &CertificateDer<'static>| RootCertStore::empty().add(root.clone()).is_ok();
     let bad = || ConfigError::Credential { url: url.to_owned(), what: "certificate authority" };
     let roots: Vec<_> = match pem {

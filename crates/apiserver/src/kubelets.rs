@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use futures_util::StreamExt as _;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -20,7 +20,7 @@ use http_body_util::{BodyExt as _, BodyStream, Limited};
 use hyper::body::Incoming;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
-use stream::Ask;
+use stream::ForwardRequest;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -28,20 +28,20 @@ use crate::access::authorize_creation;
 use crate::body::Body;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
-use crate::tunnels::{self, Wire};
-pub use options::Stream;
+use crate::tunnels::{self, Conn};
+pub use options::StreamSubresource;
 
 /// How long a node may take to take our call.
-const DIAL: Duration = Duration::from_secs(30);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is read of a kubelet's complaint.
-const COMPLAINT: usize = 50_000;
+const MAX_ERROR_BODY_BYTES: usize = 50_000;
 /// Where a node can be reached, the best first.
-const ADDRESSES: [&str; 5] = ["InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"];
-const PORT: u64 = 10250;
+const ADDRESS_TYPES: [&str; 5] = ["InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"];
+const DEFAULT_KUBELET_PORT: u64 = 10250;
 
 /// A kubelet's address.
 #[derive(Debug, PartialEq)]
-pub struct Place {
+pub struct UpstreamAddr {
     pub host: String,
     pub port: u16,
 }
@@ -51,39 +51,44 @@ pub async fn log(server: &Arc<Server>, call: &Call, target: &Target) -> Result<R
     if call.method != Method::GET {
         return Err(method_not_allowed());
     }
-    let query = options::log(&call.query, &target.name)?;
-    let pod = pod(server, target).await?;
-    let container = container(call.query.get("container"), &pod)?;
-    let Some(place) = place(server, &pod)? else {
+    let query = options::log_query(&call.query, &target.name)?;
+    let pod = current_pod(server, target).await?;
+    let container = select_container(call.query.get("container"), &pod)?;
+    let Some(addr) = kubelet_addr(server, &pod)? else {
         // Nothing has been said yet, which is no error.
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
     };
     let path = format!("/containerLogs/{}/{}/{container}{query}", target.namespace, target.name);
-    let failed = |why: String| plain(format!("Get \"https://{}{path}\": {why}", place.shown()));
-    let connection = dial(server, &place).await.map_err(failed)?;
-    let ask = Ask { method: Method::GET, path: &path, host: &place.shown(), headers: &call.headers };
-    let answer = stream::forward(connection, ask, None).await.map_err(|error| failed(error.to_string()))?;
+    let failed =
+        |reason: String| plain_error(format!("Get \"https://{}{path}\": {reason}", addr.host_port()));
+    let connection = dial(server, &addr).await.map_err(failed)?;
+    let request =
+        ForwardRequest { method: Method::GET, path: &path, host: &addr.host_port(), headers: &call.headers };
+    let answer =
+        stream::forward(connection, request, None).await.map_err(|error| failed(error.to_string()))?;
     if !answer.status().is_success() {
-        return Err(complaint(answer, target).await);
+        return Err(error_status(answer, target).await);
     }
-    let body = streamed(server, answer.into_body());
-    if let (true, Some(client)) = (stream::websocket::is_wanted(&call.headers), call.upgrade.clone()) {
-        return over_websocket(call, client, body);
+    let body = stream_body(server, answer.into_body());
+    if let (true, Some(client)) =
+        (stream::websocket::is_websocket_request(&call.headers), call.upgrade.clone())
+    {
+        return upgrade_to_websocket(call, client, body);
     }
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     Ok(response)
 }
 
-fn over_websocket(
+fn upgrade_to_websocket(
     call: &Call,
     client: hyper::upgrade::OnUpgrade,
     body: Body,
 ) -> Result<Response<Body>, Status> {
     let Body::Stream(chunks) = body else { return Ok(Response::new(body)) };
-    let answer = stream::websocket::tell(&call.headers, client, chunks);
+    let answer = stream::websocket::serve_chunks(&call.headers, client, chunks);
     let answer = answer.ok_or_else(|| Status::bad_request("none of the offered protocols is spoken here"))?;
     Ok(answer.map(|()| Body::empty()))
 }
@@ -93,74 +98,87 @@ pub async fn stream(
     server: &Arc<Server>,
     call: &Call,
     target: &Target,
-    what: Stream,
+    kind: StreamSubresource,
 ) -> Result<Response<Body>, Status> {
     if !matches!(call.method, Method::GET | Method::POST) {
         return Err(method_not_allowed());
     }
     // A WebSocket begins with a GET, yet a command does more than read.
     authorize_creation(&server.rbac, &call.user, target).await?;
-    let query = what.query(&call.query)?;
-    let pod = pod(server, target).await?;
+    let query = kind.query(&call.query)?;
+    let pod = current_pod(server, target).await?;
     let (namespace, name) = (&target.namespace, &target.name);
-    let path = match what {
-        Stream::PortForward => format!("/portForward/{namespace}/{name}{query}"),
-        Stream::Exec | Stream::Attach => {
-            let container = container(call.query.get("container"), &pod)?;
+    let path = match kind {
+        StreamSubresource::PortForward => format!("/portForward/{namespace}/{name}{query}"),
+        StreamSubresource::Exec | StreamSubresource::Attach => {
+            let container = select_container(call.query.get("container"), &pod)?;
             format!("/{}/{namespace}/{name}/{container}{query}", target.subresource)
         }
     };
-    let Some(place) = place(server, &pod)? else {
+    let Some(addr) = kubelet_addr(server, &pod)? else {
         return Err(Status::bad_request(format!("pod {name} does not have a host assigned")));
     };
-    let Some(upgrade) = call.upgrade.clone().filter(|_| stream::wants_upgrade(&call.headers)) else {
+    let Some(upgrade) = call.upgrade.clone().filter(|_| stream::is_upgrade_request(&call.headers)) else {
         return Err(Status::bad_request("Upgrade request required"));
     };
-    let far = websocket::Far { server: server.clone(), place, path };
-    match websocket::chosen(&call.headers, what) {
-        Some(websocket::Spoken::Channels) => {
-            return websocket::session(&call.headers, upgrade, far, options::wanted(&call.query));
+    let kubelet = websocket::KubeletTarget { server: server.clone(), addr, path };
+    match websocket::negotiate_protocol(&call.headers, kind) {
+        Some(websocket::WebSocketProtocol::Channels) => {
+            return websocket::session(
+                &call.headers,
+                upgrade,
+                kubelet,
+                options::requested_streams(&call.query),
+            );
         }
-        Some(websocket::Spoken::Tunnel) => return websocket::tunnel(&call.headers, upgrade, far).await,
+        Some(websocket::WebSocketProtocol::Tunnel) => {
+            return websocket::tunnel(&call.headers, upgrade, kubelet).await;
+        }
         None => {}
     }
-    let websocket::Far { place, path, .. } = far;
-    let failed = |why: String| plain(format!("error dialing backend: {why}"));
+    let websocket::KubeletTarget { addr: place, path, .. } = kubelet;
+    let failed = |reason: String| plain_error(format!("error dialing backend: {reason}"));
     let connection = dial(server, &place).await.map_err(failed)?;
-    let ask = Ask { method: call.method.clone(), path: &path, host: &place.shown(), headers: &call.headers };
-    let answer =
-        stream::forward(connection, ask, Some(upgrade)).await.map_err(|error| failed(error.to_string()))?;
+    let request = ForwardRequest {
+        method: call.method.clone(),
+        path: &path,
+        host: &place.host_port(),
+        headers: &call.headers,
+    };
+    let answer = stream::forward(connection, request, Some(upgrade))
+        .await
+        .map_err(|error| failed(error.to_string()))?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(answer.map(|_| Body::empty()));
     }
-    Ok(handed_back(server, answer))
+    Ok(copy_response(server, answer))
 }
 
 /// The node's answer, as the client's.
-fn handed_back(server: &Server, answer: Response<Incoming>) -> Response<Body> {
+fn copy_response(server: &Server, answer: Response<Incoming>) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
     // How the body comes to us says nothing about how it goes on.
     for name in [http::header::TRANSFER_ENCODING, http::header::CONNECTION] {
         parts.headers.remove(name);
     }
-    Response::from_parts(parts, streamed(server, body))
+    Response::from_parts(parts, stream_body(server, body))
 }
 
-async fn pod(server: &Server, target: &Target) -> Result<Value, Status> {
+async fn current_pod(server: &Server, target: &Target) -> Result<Value, Status> {
     let pod = Target { subresource: String::new(), ..target.clone() };
     Ok(server.current(&pod).await?.ok_or_else(|| target.not_found())?.value())
 }
 
 /// The container that is meant, which must be one of the pod's.
-fn container(named: &str, pod: &Value) -> Result<String, Status> {
+fn select_container(requested: &str, pod: &Value) -> Result<String, Status> {
     let (name, spec) = (pod.at("metadata").text("name"), pod.at("spec"));
     let names = |field| spec.items(field).iter().map(|container| container.text("name"));
     let all = names("initContainers").chain(names("containers")).chain(names("ephemeralContainers"));
     let all: Vec<&str> = all.collect();
-    if !named.is_empty() {
-        return match all.contains(&named) {
-            true => Ok(named.to_owned()),
-            false => Err(Status::bad_request(format!("container {named} is not valid for pod {name}"))),
+    if !requested.is_empty() {
+        return match all.contains(&requested) {
+            true => Ok(requested.to_owned()),
+            false => Err(Status::bad_request(format!("container {requested} is not valid for pod {name}"))),
         };
     }
     match spec.items("containers") {
@@ -174,21 +192,21 @@ fn container(named: &str, pod: &Value) -> Result<String, Status> {
 }
 
 /// Where the pod's kubelet is; `None` for a pod that has no node yet.
-fn place(server: &Server, pod: &Value) -> Result<Option<Place>, Status> {
+fn kubelet_addr(server: &Server, pod: &Value) -> Result<Option<UpstreamAddr>, Status> {
     let name = pod.at("spec").text("nodeName");
     if name.is_empty() {
         return Ok(None);
     }
-    let nodes = api::table::find("", "v1", "nodes").expect("nodes are in the table");
+    let nodes = api::resource_table::find_resource("", "v1", "nodes").expect("nodes are in the table");
     let target = Target { name: name.to_owned(), ..Target::collection(nodes, "") };
     let node = server.find(&target).ok_or_else(|| target.not_found())?.value();
-    Place::of(&node).map(Some)
+    UpstreamAddr::from_node(&node).map(Some)
 }
 
-impl Place {
-    pub fn of(node: &Value) -> Result<Place, Status> {
+impl UpstreamAddr {
+    pub fn from_node(node: &Value) -> Result<UpstreamAddr, Status> {
         let (metadata, status) = (node.at("metadata"), node.at("status"));
-        if metadata.at("labels").has(api::core::node::SIMULATED) {
+        if metadata.at("labels").has(api::core::node::SIMULATE_NODE_LABEL) {
             // Its address leads nowhere.
             return Err(Status::bad_request(format!(
                 "node {} is simulated: it has no kubelet, and its pods have neither logs nor processes",
@@ -196,19 +214,20 @@ impl Place {
             )));
         }
         let known = status.items("addresses");
-        let best = ADDRESSES.iter().find_map(|kind| known.iter().find(|known| known.text("type") == *kind));
+        let best =
+            ADDRESS_TYPES.iter().find_map(|kind| known.iter().find(|known| known.text("type") == *kind));
         let Some(best) = best else {
-            return Err(plain("no preferred addresses found; known addresses: []".to_owned()));
+            return Err(plain_error("no preferred addresses found; known addresses: []".to_owned()));
         };
         let port = status.at("daemonEndpoints").at("kubeletEndpoint").at("Port").as_u64();
-        let port = port.filter(|port| *port != 0).unwrap_or(PORT);
+        let port = port.filter(|port| *port != 0).unwrap_or(DEFAULT_KUBELET_PORT);
         let Ok(port) = u16::try_from(port) else {
-            return Err(plain(format!("node {} has no port {port}", metadata.text("name"))));
+            return Err(plain_error(format!("node {} has no port {port}", metadata.text("name"))));
         };
-        Ok(Place { host: best.text("address").to_owned(), port })
+        Ok(UpstreamAddr { host: best.text("address").to_owned(), port })
     }
 
-    pub fn shown(&self) -> String {
+    pub fn host_port(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
             false => format!("{}:{}", self.host, self.port),
@@ -217,17 +236,17 @@ impl Place {
 }
 
 /// A connection to a kubelet that has shown the cluster's certificate.
-pub async fn dial(server: &Server, place: &Place) -> Result<TlsStream<Box<dyn Wire>>, String> {
-    let Some(dialing) = &server.dialing else {
+pub async fn dial(server: &Server, addr: &UpstreamAddr) -> Result<TlsStream<Box<dyn Conn>>, String> {
+    let Some(kubelet_client_tls) = &server.kubelet_client_tls else {
         return Err("this server has no certificate to show to nodes".to_owned());
     };
     let name =
-        ServerName::try_from(place.host.clone()).map_err(|_| format!("{:?} is no address", place.host))?;
+        ServerName::try_from(addr.host.clone()).map_err(|_| format!("{:?} is no address", addr.host))?;
     let connect = async {
-        let stream = tunnels::connect(server, &place.host, place.port).await?;
-        TlsConnector::from(dialing.config()).connect(name, stream).await
+        let stream = tunnels::connect(server, &addr.host, addr.port).await?;
+        TlsConnector::from(kubelet_client_tls.config()).connect(name, stream).await
     };
-    let why = match tokio::time::timeout(DIAL, connect).await {
+    let reason = match tokio::time::timeout(DIAL_TIMEOUT, connect).await {
         Ok(Ok(stream)) => return Ok(stream),
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             "connect: connection refused".to_owned()
@@ -235,18 +254,18 @@ pub async fn dial(server: &Server, place: &Place) -> Result<TlsStream<Box<dyn Wi
         Ok(Err(error)) => error.to_string(),
         Err(_) => "i/o timeout".to_owned(),
     };
-    Err(format!("dial tcp {}: {why}", place.shown()))
+    Err(format!("dial tcp {}: {reason}", addr.host_port()))
 }
 
 /// A failure that has no reason in the API's words.
-fn plain(message: String) -> Status {
+fn plain_error(message: String) -> Status {
     Status::failure(500, "", message)
 }
 
 /// What the kubelet says against it, in the API's words.
-async fn complaint(answer: Response<Incoming>, target: &Target) -> Status {
+async fn error_status(answer: Response<Incoming>, target: &Target) -> Status {
     let code = answer.status().as_u16();
-    let text = match Limited::new(answer.into_body(), COMPLAINT).collect().await {
+    let text = match Limited::new(answer.into_body(), MAX_ERROR_BODY_BYTES).collect().await {
         Ok(collected) => String::from_utf8_lossy(&collected.to_bytes()).into_owned(),
         Err(error) => return Status::internal(error),
     };
@@ -255,7 +274,7 @@ async fn complaint(answer: Response<Incoming>, target: &Target) -> Status {
         404 => {
             let message =
                 format!("the server could not find the requested resource ( pods/log {})", target.name);
-            Status::failure(404, "NotFound", message).about("", "pods/log", &target.name)
+            Status::failure(404, "NotFound", message).with_details("", "pods/log", &target.name)
         }
         500 => Status::internal(text),
         code => Status::failure(
@@ -267,10 +286,10 @@ async fn complaint(answer: Response<Incoming>, target: &Target) -> Status {
 }
 
 /// What comes from a node as it comes, until the server stops.
-pub fn streamed(server: &Server, body: Incoming) -> Body {
+pub fn stream_body(server: &Server, body: Incoming) -> Body {
     let mut shutdown = server.shutdown.clone();
     let whole = BodyStream::new(body).take_while(|frame| futures_util::future::ready(frame.is_ok()));
     let chunks = whole.filter_map(|frame| async { frame.ok()?.into_data().ok() });
-    let stopped = async move { crate::cache::stopped(&mut shutdown).await };
+    let stopped = async move { crate::cache::wait_for_shutdown(&mut shutdown).await };
     Body::Stream(Box::pin(chunks.take_until(Box::pin(stopped))))
 }

@@ -11,17 +11,16 @@ mod aggregator;
 mod audit;
 mod authentication;
 mod authorization;
+pub mod bench_support;
 mod body;
 mod bootstrap;
 mod cache;
-mod callout;
 mod codec;
 mod connect;
 mod create;
 mod custom;
 mod delete;
 mod discovery;
-mod door;
 mod encryption;
 mod endpoints;
 mod eviction;
@@ -29,21 +28,19 @@ mod flow;
 mod https;
 mod kubelets;
 mod local;
-pub mod measured;
 mod metrics;
 mod negotiate;
-mod nodes;
+mod node_authorizer;
+mod nonresource;
 mod object;
 mod openapi;
 mod options;
-mod other;
-mod patching;
+mod patch_handler;
 mod proxy;
 mod rbac;
 mod read;
 mod registry;
 mod reload;
-mod remarks;
 mod render;
 mod request;
 mod review;
@@ -53,28 +50,32 @@ mod services;
 mod special;
 mod strategy;
 mod subresource;
+mod subresource_view;
 #[cfg(test)]
 mod tests;
 mod tokens;
 mod tunnels;
 mod update;
+mod warning_recorder;
 mod watch;
+mod webhook_client;
 mod write;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use api::core::service::alloc::Ranges;
+use api::core::service::alloc::AllocationRanges;
 use api::networking::ip::{self, Cidr};
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 
 pub use admission::{
-    Settings as AdmissionSettings, SettingsError as AdmissionSettingsError, SwitchError, Switches,
+    AdmissionOptions, AdmissionOptionsError, Settings as AdmissionSettings,
+    SettingsError as AdmissionSettingsError,
 };
 pub use audit::{
-    AuditError, AuditOptions, AuditWebhookOptions, Batch as AuditBatch, LogOptions as AuditLogOptions,
+    AuditError, AuditOptions, AuditWebhookOptions, BatchOptions as AuditBatch, LogOptions as AuditLogOptions,
     Mode as AuditMode,
 };
 pub use authentication::{
@@ -83,13 +84,13 @@ pub use authentication::{
 pub use authorization::{
     Error as AuthorizationError, Options as Authorization, WebhookOptions as AuthorizationWebhookOptions,
 };
-pub use encryption::{Encrypted, Error as EncryptionError};
-pub use flow::SEATS;
-pub use local::Local;
+pub use encryption::{EncryptedStore, Error as EncryptionError};
+pub use flow::DEFAULT_MAX_REQUESTS_INFLIGHT;
+pub use local::LocalConnection;
 pub use metrics::write_process;
-pub use other::version;
+pub use nonresource::version;
 pub use registry::RuntimeConfigError;
-pub use serve::Accepted;
+pub use serve::AcceptedConnection;
 pub use server::EVENT_TTL;
 
 /// What the API server needs to know.
@@ -105,24 +106,24 @@ pub struct Config {
     /// `--runtime-config` entries.
     pub runtime_config: Vec<String>,
     /// Admission plugins switched on and off.
-    pub admission: Switches,
+    pub admission: AdmissionOptions,
     pub authentication: Authentication,
     /// What is written down about requests.
     pub audit: AuditOptions,
     /// How many requests are served at once, those of administrators aside.
-    pub seats: u64,
+    pub max_requests_inflight: u64,
     pub authorization: Authorization,
     /// Where a file says how values are encrypted and is to be followed.
-    pub encryption: Option<Encrypted>,
-    pub tokens: ServiceAccountTokens,
+    pub encryption: Option<EncryptedStore>,
+    pub tokens: ServiceAccountTokenConfig,
     /// How kubelets are spoken to; `None` has no logs and streams.
-    pub dialing: Option<Arc<pki::Dialing>>,
+    pub kubelet_client_tls: Option<Arc<pki::ClientTls>>,
     /// Who this server is to API servers behind it.
-    pub proxy_client: Option<Arc<pki::Showing>>,
+    pub proxy_client: Option<Arc<pki::ClientCertificate>>,
 }
 
 /// How service accounts' tokens are made and taken.
-pub struct ServiceAccountTokens {
+pub struct ServiceAccountTokenConfig {
     pub keys: pki::token::Keys,
     /// Tokens are made in the name of the first and taken in the name of each.
     pub issuers: Vec<String>,
@@ -131,9 +132,9 @@ pub struct ServiceAccountTokens {
     /// Where others find the keys, if not here.
     pub key_set_url: Option<String>,
     /// How long tokens may live at most, in seconds; whoever asks for more gets this.
-    pub max_seconds: Option<i64>,
+    pub max_expiration_seconds: Option<i64>,
     /// Pods whose programs may not know that tokens expire get some that live for a year.
-    pub extend: bool,
+    pub extend_expiration: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +142,7 @@ pub enum Error {
     #[error(transparent)]
     RuntimeConfig(#[from] RuntimeConfigError),
     #[error(transparent)]
-    Admission(#[from] SwitchError),
+    Admission(#[from] AdmissionOptionsError),
     #[error("cannot set up authentication")]
     Authentication(#[from] AuthenticationError),
     #[error("cannot set up auditing")]
@@ -163,7 +164,7 @@ pub enum Error {
 }
 
 /// An API server that answers inside this process, until `shutdown` turns true.
-pub struct Started {
+pub struct RunningServer {
     server: Arc<server::Server>,
     shutdown: channel::Receiver<bool>,
     ready: channel::Sender<bool>,
@@ -174,7 +175,7 @@ pub async fn start(
     config: Config,
     store: Arc<dyn Store>,
     shutdown: channel::Receiver<bool>,
-) -> Result<Started, Error> {
+) -> Result<RunningServer, Error> {
     let ready = channel::Sender::new(false);
     let registry = registry::Registry::new(&config.runtime_config)?;
     let (ranges, service_ip) = service_ranges(&config)?;
@@ -182,40 +183,40 @@ pub async fn start(
     let authenticators = authentication::Authenticators::new(config.authentication, &config.tokens.issuers)?;
     let cache = cache::Cache::new();
     cache.start(store.clone(), shutdown.clone()).await?;
-    let reached_at =
+    let external_addr =
         SocketAddr::new(config.advertise.borrow().unwrap_or(config.listen.ip()), config.listen.port());
     let mut server = server::Server::new(
         store,
         cache,
         registry,
-        services::Allocations::new(ranges),
-        tokens::Tokens::new(config.tokens, &reached_at.to_string()),
+        services::ServiceAllocator::new(ranges),
+        tokens::Tokens::new(config.tokens, &external_addr.to_string()),
         (shutdown.clone(), ready.subscribe()),
     );
     server.admission = admission::Chain::new(&config.admission)?;
     server.authenticators = authenticators;
-    server.dialing = config.dialing;
-    server.aggregator.showing = config.proxy_client;
+    server.kubelet_client_tls = config.kubelet_client_tls;
+    server.aggregator.client_certificate = config.proxy_client;
     server.audit = audit::Audit::new(&config.audit)?;
-    server.flow = flow::Flow::new(config.seats);
+    server.flow = flow::FlowControl::new(config.max_requests_inflight);
     server.event_ttl = config.event_ttl;
-    server.rbac.set_chain(authorization::Chain::new(&config.authorization)?);
+    server.rbac.set_chain(authorization::AuthorizerChain::new(&config.authorization)?);
     let server = Arc::new(server);
-    let cluster = bootstrap::Cluster {
+    let cluster = bootstrap::ClusterNetworkConfig {
         address: config.advertise,
         port: config.listen.port(),
         service_ip,
         service_cidrs: config.service_cidrs,
     };
     let definitions = custom::Definitions::load(&server);
-    bootstrap::first_objects(&server, &cluster)
+    bootstrap::ensure_default_objects(&server, &cluster)
         .await
         .map_err(|status| Error::FirstObjects(status.message))?;
     authentication::publish(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     rbac::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
     flow::ensure_defaults(&server).await.map_err(|status| Error::FirstObjects(status.message))?;
-    tokio::spawn(custom::keep(server.clone(), definitions, shutdown.clone()));
-    follow_files(
+    tokio::spawn(custom::run_controller(server.clone(), definitions, shutdown.clone()));
+    watch_config_files(
         &server,
         authentication_file,
         config.authorization.configuration,
@@ -224,49 +225,53 @@ pub async fn start(
     );
     tokio::spawn(aggregator::keep_registered(server.clone(), shutdown.clone()));
     tokio::spawn(aggregator::keep_available(server.clone(), shutdown.clone()));
-    tokio::spawn(flow::keep(server.clone(), shutdown.clone()));
-    tokio::spawn(bootstrap::keep_first_objects(server.clone(), cluster, shutdown.clone()));
-    tokio::spawn(services::repair_later(server.clone(), shutdown.clone()));
-    Ok(Started { server, shutdown, ready })
+    tokio::spawn(flow::run(server.clone(), shutdown.clone()));
+    tokio::spawn(bootstrap::run_default_objects_controller(server.clone(), cluster, shutdown.clone()));
+    tokio::spawn(services::repair_after_grace_period(server.clone(), shutdown.clone()));
+    Ok(RunningServer { server, shutdown, ready })
 }
 
 /// Takes up the configuration files that may change while the server runs.
-fn follow_files(
+fn watch_config_files(
     server: &Arc<server::Server>,
     authentication: Option<std::path::PathBuf>,
     authorization: Option<std::path::PathBuf>,
-    encryption: Option<Encrypted>,
+    encryption: Option<EncryptedStore>,
     shutdown: &channel::Receiver<bool>,
 ) {
-    let follow = |what, path, take: reload::Take| {
-        let file = reload::File::watch(path);
-        tokio::spawn(reload::follow(server.clone(), what, file, take, shutdown.clone()));
+    let spawn_watcher = |what, path, apply: reload::ApplyConfig| {
+        let file = reload::ConfigFile::watch(path);
+        tokio::spawn(reload::watch_file(server.clone(), what, file, apply, shutdown.clone()));
     };
     if let Some(path) = authentication {
         let server = server.clone();
-        let take = move |text: String| server.authenticators.reload(&text);
-        follow("authentication", path, Box::new(move |text| Box::pin(std::future::ready(take(text)))));
+        let apply = move |text: String| server.authenticators.reload(&text);
+        spawn_watcher(
+            "authentication",
+            path,
+            Box::new(move |text| Box::pin(std::future::ready(apply(text)))),
+        );
     }
     if let Some(path) = authorization {
         let (server, file) = (server.clone(), path.clone());
-        let take = move |text: String| {
+        let apply = move |text: String| {
             let chain = authorization::configured_chain(&file, &text).map_err(|error| error.to_string())?;
             server.rbac.set_chain(chain);
             Ok(())
         };
-        follow("authorization", path, Box::new(move |text| Box::pin(std::future::ready(take(text)))));
+        spawn_watcher("authorization", path, Box::new(move |text| Box::pin(std::future::ready(apply(text)))));
     }
     if let Some(encryption) = encryption {
         let path = encryption.path.clone();
-        follow("encryption", path, Box::new(move |text| Box::pin(encryption.clone().reload(text))));
+        spawn_watcher("encryption", path, Box::new(move |text| Box::pin(encryption.clone().reload(text))));
     }
 }
 
 /// Starts an API server on an own directory that listens nowhere: for tests, simulations and benchmarks.
-pub async fn start_in(
+pub async fn start_in_directory(
     directory: &std::path::Path,
     shutdown: channel::Receiver<bool>,
-) -> Result<Started, Error> {
+) -> Result<RunningServer, Error> {
     let store = store::log::LogStore::open(&directory.join("store"), store::log::Config::default())?;
     let tls = directory.join("tls");
     let ca = pki::Authority::load_or_create(&tls, "ca", jiff::Timestamp::now())?;
@@ -277,34 +282,34 @@ pub async fn start_in(
         node_ports: 30000..=32767,
         event_ttl: EVENT_TTL,
         runtime_config: Vec::new(),
-        admission: Switches::default(),
+        admission: AdmissionOptions::default(),
         authorization: Authorization::default(),
         encryption: None,
         authentication: Authentication { client_ca_pem: ca.pem().to_owned(), ..Authentication::default() },
         audit: AuditOptions::default(),
-        seats: SEATS,
-        tokens: ServiceAccountTokens {
+        max_requests_inflight: DEFAULT_MAX_REQUESTS_INFLIGHT,
+        tokens: ServiceAccountTokenConfig {
             keys: pki::token::Keys::load_or_create(&tls)?,
             issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
             audiences: Vec::new(),
             key_set_url: None,
-            max_seconds: None,
-            extend: true,
+            max_expiration_seconds: None,
+            extend_expiration: true,
         },
-        dialing: None,
+        kubelet_client_tls: None,
         proxy_client: None,
     };
     start(config, Arc::new(store), shutdown).await
 }
 
-impl Started {
+impl RunningServer {
     /// How many tunnels nodes elsewhere have left so far.
     pub fn tunnels(&self) -> channel::Receiver<u64> {
-        self.server.tunnels.seen.subscribe()
+        self.server.tunnels.total_count.subscribe()
     }
 
     /// Reaches nodes elsewhere and their pods as this server does: through the tunnels they have left.
-    pub fn dial(&self) -> stream::Dial {
+    pub fn dial(&self) -> stream::Dialer {
         let server = self.server.clone();
         Arc::new(move |to| {
             let server = server.clone();
@@ -313,13 +318,13 @@ impl Started {
     }
 
     /// A connection for roles in this process.
-    pub fn local(&self) -> Arc<Local> {
-        Local::new(self.server.clone())
+    pub fn local(&self) -> Arc<LocalConnection> {
+        LocalConnection::new(self.server.clone())
     }
 
     /// Shows what `write` appends, in Prometheus' text form, among the server's own metrics.
-    pub fn also_count(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
-        self.server.metrics.roles.lock().push(Box::new(write));
+    pub fn add_metrics_writer(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
+        self.server.metrics.extra_metrics.lock().push(Box::new(write));
     }
 
     /// Turns true once clients can work.
@@ -332,12 +337,12 @@ impl Started {
     pub async fn serve(
         self,
         listener: std::net::TcpListener,
-        more: Option<tokio::sync::mpsc::Receiver<Accepted>>,
-        serving: Arc<pki::Serving>,
+        extra_connections: Option<tokio::sync::mpsc::Receiver<AcceptedConnection>>,
+        serving: Arc<pki::ServingCertificate>,
     ) -> Result<(), Error> {
         let tls = pki::server_config(serving, &self.server.authenticators.authorities())?;
         listener.set_nonblocking(true)?;
-        let connections = serve::Connections::new(TcpListener::from_std(listener)?, more);
+        let connections = serve::Connections::new(TcpListener::from_std(listener)?, extra_connections);
         self.ready.send_replace(true);
         serve::serve(self.server.clone(), connections, tls, self.shutdown).await;
         if let Some(audit) = &self.server.audit {
@@ -354,12 +359,12 @@ pub fn service_ip(cidr: &str) -> Option<IpAddr> {
     network.contains(first).then_some(first)
 }
 
-fn service_ranges(config: &Config) -> Result<(Ranges, IpAddr), Error> {
+fn service_ranges(config: &Config) -> Result<(AllocationRanges, IpAddr), Error> {
     let mut cidrs = Vec::new();
     for text in &config.service_cidrs {
         cidrs.push(Cidr::parse(text).ok_or_else(|| Error::ServiceCidr(text.clone()))?);
     }
     let first = config.service_cidrs.first().and_then(|cidr| service_ip(cidr));
     let service_ip = first.ok_or_else(|| Error::ServiceCidr(config.service_cidrs.join(",")))?;
-    Ok((Ranges::new(cidrs, config.node_ports.clone()), service_ip))
+    Ok((AllocationRanges::new(cidrs, config.node_ports.clone()), service_ip))
 }

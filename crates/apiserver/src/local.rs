@@ -2,60 +2,65 @@
 
 use std::sync::Arc;
 
-use api::table::Storage;
+use api::resource_table::Storage;
 use async_trait::async_trait;
 use bytes::Bytes;
-use client::{Change, Connection, Error, Failure, Feed, News, Raw};
+use client::{Connection, Error, Failure, RawObject, Watch, WatchChange, WatchEvent};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::sync::watch;
 
 use crate::access::User;
 use crate::authentication::Peer;
-use crate::cache::{Batch, Event, Shard};
+use crate::cache::{Event, EventBatch, Shard};
 use crate::object::Object;
-use crate::options::Selection;
+use crate::options::SelectionPredicate;
 use crate::registry::prefix;
 use crate::request::{Query, Route, route};
 use crate::server::Server;
 
 /// How many changes are handed over at once.
-const BATCH: usize = 512;
+const MAX_EVENTS_PER_BATCH: usize = 512;
 
 /// A connection as one user.
-pub struct Local {
+pub struct LocalConnection {
     server: Arc<Server>,
     user: User,
 }
 
-impl Local {
+impl LocalConnection {
     /// As an administrator; roles act as [`Connection::acting_as`] their service accounts.
-    pub(crate) fn new(server: Arc<Server>) -> Arc<Local> {
+    pub(crate) fn new(server: Arc<Server>) -> Arc<LocalConnection> {
         let groups = vec!["system:masters".into(), "system:authenticated".into()];
-        Arc::new(Local { server, user: User { name: "system:admin".into(), groups, ..User::default() } })
+        Arc::new(LocalConnection {
+            server,
+            user: User { name: "system:admin".into(), groups, ..User::default() },
+        })
     }
 }
 
 #[async_trait]
-impl Connection for Local {
+impl Connection for LocalConnection {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
-        let response = self.server.answer(request.map(Full::new), Peer::known(self.user.clone())).await;
+        let response =
+            self.server.handle_request(request.map(Full::new), Peer::known(self.user.clone())).await;
         let (parts, body) = response.into_parts();
         let Ok(body) = body.collect().await;
         Ok(Response::from_parts(parts, body.to_bytes()))
     }
 
-    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
+    async fn watch(&self, collection: &str) -> Result<Box<dyn Watch>, Error> {
         let (path, query) = collection.split_once('?').unwrap_or((collection, ""));
         match route(&self.server.registry, path) {
             Ok(Route::Resource(target)) if target.resource.storage == Storage::Own => {
-                let selection = Selection::parse(&Query::parse(query), &target).map_err(refused)?;
+                let selection =
+                    SelectionPredicate::parse(&Query::parse(query), &target).map_err(api_error)?;
                 let shard = self.server.shard(target.resource);
-                Ok(Box::new(Following {
+                Ok(Box::new(LocalWatch {
                     server: self.server.clone(),
-                    newest: shard.subscribe(),
+                    latest_position: shard.subscribe(),
                     shard,
-                    scope: prefix(target.resource),
+                    key_prefix: prefix(target.resource),
                     selection,
                     position: None,
                 }))
@@ -69,14 +74,14 @@ impl Connection for Local {
         }
     }
 
-    fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
+    fn impersonate(&self, name: &str) -> Option<Arc<dyn Connection>> {
         if name.starts_with("system:") {
             let mut groups = vec!["system:authenticated".to_owned()];
             if name.starts_with("system:node:") {
                 groups.push("system:nodes".to_owned());
             }
             let user = User { name: name.to_owned(), groups, ..User::default() };
-            return Some(Arc::new(Local { server: self.server.clone(), user }));
+            return Some(Arc::new(LocalConnection { server: self.server.clone(), user }));
         }
         let groups = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
         let user = User {
@@ -84,68 +89,70 @@ impl Connection for Local {
             groups: groups.map(str::to_owned).to_vec(),
             ..User::default()
         };
-        Some(Arc::new(Local { server: self.server.clone(), user }))
+        Some(Arc::new(LocalConnection { server: self.server.clone(), user }))
     }
 }
 
 /// Reads the ring of a kind as a watcher does, and hands over the stored bytes.
-struct Following {
+struct LocalWatch {
     server: Arc<Server>,
     shard: Arc<Shard>,
-    newest: watch::Receiver<u64>,
+    latest_position: watch::Receiver<u64>,
     /// What all keys begin with.
-    scope: String,
-    selection: Selection,
+    key_prefix: String,
+    selection: SelectionPredicate,
     /// The next event to look at; `None` before everything has been told.
     position: Option<u64>,
 }
 
 #[async_trait]
-impl Feed for Following {
-    async fn next(&mut self) -> Result<News, Error> {
+impl Watch for LocalWatch {
+    async fn next(&mut self) -> Result<WatchEvent, Error> {
         loop {
-            self.newest.borrow_and_update();
-            let events = self.position.map(|position| (position, self.shard.events_from(position, BATCH)));
+            self.latest_position.borrow_and_update();
+            let events = self
+                .position
+                .map(|position| (position, self.shard.events_from(position, MAX_EVENTS_PER_BATCH)));
             match events {
-                Some((position, Batch::Events(events))) if !events.is_empty() => {
+                Some((position, EventBatch::Events(events))) if !events.is_empty() => {
                     self.position = Some(position + events.len() as u64);
                     let revision = events.last().map_or(0, |event| event.revision);
                     let changes = events.iter().filter_map(|event| self.change(event)).collect();
-                    return Ok(News::Changes { changes, revision });
+                    return Ok(WatchEvent::Changes { changes, revision });
                 }
-                Some((_, Batch::Events(_))) => {
-                    if self.newest.changed().await.is_err() {
+                Some((_, EventBatch::Events(_))) => {
+                    if self.latest_position.changed().await.is_err() {
                         std::future::pending::<()>().await;
                     }
                 }
                 // The beginning, or too slow for the ring.
-                None | Some((_, Batch::Lost)) => {
+                None | Some((_, EventBatch::TooOld)) => {
                     let known = self.server.cache.revision();
-                    let (snapshot, position) = self.shard.snapshot_and_position(&self.scope, known);
+                    let (snapshot, position) = self.shard.snapshot_and_position(&self.key_prefix, known);
                     self.position = Some(position);
-                    let chosen = snapshot.objects.iter().filter(|object| self.selection.matches(object));
-                    let objects = chosen.map(|object| raw(object, object.revision)).collect();
-                    return Ok(News::Everything { objects, revision: snapshot.revision });
+                    let selected = snapshot.objects.iter().filter(|object| self.selection.matches(object));
+                    let objects = selected.map(|object| raw(object, object.revision)).collect();
+                    return Ok(WatchEvent::Replace { objects, revision: snapshot.revision });
                 }
             }
         }
     }
 }
 
-impl Following {
+impl LocalWatch {
     /// What an event means to whoever sees only part of the objects.
-    fn change(&self, event: &Event) -> Option<Change> {
+    fn change(&self, event: &Event) -> Option<WatchChange> {
         let matches = |object: &Arc<Object>| self.selection.matches(object);
         if !event.deleted && matches(&event.object) {
-            return Some(Change { object: raw(&event.object, event.revision), deleted: false });
+            return Some(WatchChange { object: raw(&event.object, event.revision), deleted: false });
         }
         let last = if event.deleted { Some(&event.object) } else { event.previous.as_ref() };
         let last = last.filter(|object| matches(object))?;
-        Some(Change { object: raw(last, event.revision), deleted: true })
+        Some(WatchChange { object: raw(last, event.revision), deleted: true })
     }
 }
 
-fn refused(status: api::Status) -> Error {
+fn api_error(status: api::Status) -> Error {
     Error::Api(Box::new(Failure {
         code: status.code,
         reason: status.reason.to_string(),
@@ -154,8 +161,8 @@ fn refused(status: api::Status) -> Error {
     }))
 }
 
-fn raw(object: &Object, revision: u64) -> Raw {
-    Raw::new(object.bytes(), Some(revision)).leaving_out(object.managed_fields())
+fn raw(object: &Object, revision: u64) -> RawObject {
+    RawObject::new(object.bytes(), Some(revision)).without_range(object.managed_fields())
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use crate::server::Server;
 
 #[derive(Default)]
 pub struct Metrics {
-    requests: Mutex<BTreeMap<Label, Series>>,
-    reading: Arc<AtomicI64>,
-    writing: Arc<AtomicI64>,
-    watching: Arc<AtomicI64>,
+    requests: Mutex<BTreeMap<RequestLabels, RequestSeries>>,
+    read_only: Arc<AtomicI64>,
+    mutating: Arc<AtomicI64>,
+    watches: Arc<AtomicI64>,
     /// What the roles in this process count.
-    pub roles: Mutex<Vec<Writer>>,
+    pub extra_metrics: Mutex<Vec<Writer>>,
 }
 
 /// Appends something in Prometheus' text form.
@@ -27,7 +27,7 @@ pub type Writer = Box<dyn Fn(&mut String) + Send + Sync>;
 
 /// What requests are counted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Label {
+pub struct RequestLabels {
     verb: &'static str,
     group: &'static str,
     version: &'static str,
@@ -37,37 +37,37 @@ pub struct Label {
 }
 
 #[derive(Default)]
-struct Series {
+struct RequestSeries {
     codes: BTreeMap<u16, u64>,
     /// How many took at most as long as the bucket of the same index says, and longer than the one before.
-    buckets: [u64; BUCKETS.len()],
+    buckets: [u64; DURATION_BUCKETS.len()],
     seconds: f64,
 }
 
 /// Upper bounds in seconds; beyond the last is `+Inf`.
-const BUCKETS: [f64; 12] = [0.001, 0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 1.0, 2.0, 5.0, 15.0, 60.0];
+const DURATION_BUCKETS: [f64; 12] = [0.001, 0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 1.0, 2.0, 5.0, 15.0, 60.0];
 
 /// Something under way, counted until dropped.
-pub struct Counted(Arc<AtomicI64>);
+pub struct GaugeGuard(Arc<AtomicI64>);
 
-impl Counted {
-    fn new(counter: &Arc<AtomicI64>) -> Counted {
+impl GaugeGuard {
+    fn new(counter: &Arc<AtomicI64>) -> GaugeGuard {
         counter.fetch_add(1, Ordering::Relaxed);
-        Counted(counter.clone())
+        GaugeGuard(counter.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Label {
-    pub fn of(method: &Method, target: &Target, watch: bool) -> Label {
+impl RequestLabels {
+    pub fn of(method: &Method, target: &Target, watch: bool) -> RequestLabels {
         let row = target.resource;
         let subresource = row.subresources.iter().find(|sub| sub.name == target.subresource);
-        Label {
+        RequestLabels {
             verb: verb(method, target, watch),
             group: row.group,
             version: row.version,
@@ -84,22 +84,22 @@ impl Label {
 
 impl Metrics {
     /// A request is being answered, for as long as the answer lives.
-    pub fn answering(&self, method: &Method) -> Counted {
+    pub fn count_inflight(&self, method: &Method) -> GaugeGuard {
         let reads = matches!(*method, Method::GET | Method::HEAD);
-        Counted::new(if reads { &self.reading } else { &self.writing })
+        GaugeGuard::new(if reads { &self.read_only } else { &self.mutating })
     }
 
-    pub fn watching(&self) -> Counted {
-        Counted::new(&self.watching)
+    pub fn count_watch(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.watches)
     }
 
-    pub fn answered(&self, label: Label, code: u16, took: Duration) {
-        let seconds = took.as_secs_f64();
+    pub fn record_request(&self, label: RequestLabels, code: u16, duration: Duration) {
+        let seconds = duration.as_secs_f64();
         let mut requests = self.requests.lock();
         let series = requests.entry(label).or_default();
         *series.codes.entry(code).or_default() += 1;
         series.seconds += seconds;
-        if let Some(bucket) = BUCKETS.iter().position(|limit| seconds <= *limit) {
+        if let Some(bucket) = DURATION_BUCKETS.iter().position(|limit| seconds <= *limit) {
             series.buckets[bucket] += 1;
         }
     }
@@ -117,14 +117,14 @@ impl Metrics {
             "apiserver_current_inflight_requests",
             "Requests being answered now, watches aside.",
             &[
-                ("{request_kind=\"mutating\"}".into(), count(&self.writing)),
-                ("{request_kind=\"readOnly\"}".into(), count(&self.reading)),
+                ("{request_kind=\"mutating\"}".into(), count(&self.mutating)),
+                ("{request_kind=\"readOnly\"}".into(), count(&self.read_only)),
             ],
         );
         gauge(
             "apiserver_longrunning_requests",
             "Watches open now.",
-            &[("{verb=\"WATCH\"}".into(), count(&self.watching))],
+            &[("{verb=\"WATCH\"}".into(), count(&self.watches))],
         );
         let stored = |row: &'static api::Resource| {
             let dot = if row.group.is_empty() { "" } else { "." };
@@ -139,11 +139,11 @@ impl Metrics {
         server.flow.print(&mut out);
         server.webhooks.print(&mut out);
         server.policies.print(&mut out);
-        server.reloads.print(&mut out);
+        server.reload_metrics.print(&mut out);
         if let Some(audit) = &server.audit {
             audit.print(&mut out);
         }
-        for write in &*self.roles.lock() {
+        for write in &*self.extra_metrics.lock() {
             write(&mut out);
         }
         out
@@ -165,7 +165,7 @@ impl Metrics {
         for (label, series) in requests.iter() {
             let labels = label.print();
             let mut below = 0;
-            for (limit, count) in BUCKETS.iter().zip(series.buckets) {
+            for (limit, count) in DURATION_BUCKETS.iter().zip(series.buckets) {
                 below += count;
                 let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{limit}\"}} {below}");
             }
@@ -178,9 +178,9 @@ impl Metrics {
     }
 }
 
-impl Label {
+impl RequestLabels {
     fn print(&self) -> String {
-        let Label { verb, group, version, resource, subresource, scope } = self;
+        let RequestLabels { verb, group, version, resource, subresource, scope } = self;
         let verb = verb.to_ascii_uppercase();
         format!(
             "verb=\"{verb}\",group=\"{group}\",version=\"{version}\",resource=\"{resource}\",subresource=\"{subresource}\",scope=\"{scope}\""
@@ -190,9 +190,9 @@ impl Label {
 
 /// Appends what this process uses, in Prometheus' text form.
 pub fn write_process(out: &mut String) {
-    let Some((resident, cpu)) = process() else { return };
+    let Some((rss_bytes, cpu)) = process() else { return };
     for (name, help, kind, value) in [
-        ("process_resident_memory_bytes", "Memory in use.", "gauge", resident),
+        ("process_resident_memory_bytes", "Memory in use.", "gauge", rss_bytes),
         ("process_cpu_seconds_total", "Processor time used.", "counter", cpu),
     ] {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
@@ -202,14 +202,14 @@ pub fn write_process(out: &mut String) {
 /// Resident memory in bytes and processor time in seconds, where the kernel tells.
 fn process() -> Option<(f64, f64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let resident: f64 = kilobytes.trim().trim_end_matches(" kB").parse().ok()?;
+    let rss_text = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let rss_bytes: f64 = rss_text.trim().trim_end_matches(" kB").parse().ok()?;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The name in brackets may hold anything; user and system time are the 12th and 13th after it, in
     // hundredths of a second.
     let times = stat.rsplit(')').next()?.split_whitespace().skip(11).take(2);
     let ticks: f64 = times.filter_map(|text| text.parse::<f64>().ok()).sum();
-    Some((resident * 1024.0, ticks / 100.0))
+    Some((rss_bytes * 1024.0, ticks / 100.0))
 }
 
 #[cfg(test)]
@@ -219,9 +219,10 @@ mod tests {
     #[test]
     fn requests_are_counted_by_code_and_time() {
         let metrics = Metrics::default();
-        let label = Label { verb: "list", resource: "pods", version: "v1", ..Label::default() };
+        let label =
+            RequestLabels { verb: "list", resource: "pods", version: "v1", ..RequestLabels::default() };
         for (code, millis) in [(200, 1), (200, 30), (504, 90_000)] {
-            metrics.answered(label, code, Duration::from_millis(millis));
+            metrics.record_request(label, code, Duration::from_millis(millis));
         }
         let text = metrics.print_requests();
         let labels = "verb=\"LIST\",group=\"\",version=\"v1\",resource=\"pods\",subresource=\"\",scope=\"\"";
@@ -237,17 +238,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_counted_until_it_ends() {
+    fn gauge_guard_is_released_on_drop() {
         let metrics = Metrics::default();
-        let (one, two) = (metrics.watching(), metrics.watching());
-        assert_eq!(metrics.watching.load(Ordering::Relaxed), 2);
+        let (one, two) = (metrics.count_watch(), metrics.count_watch());
+        assert_eq!(metrics.watches.load(Ordering::Relaxed), 2);
         drop((one, two));
-        assert_eq!(metrics.watching.load(Ordering::Relaxed), 0);
+        assert_eq!(metrics.watches.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn the_kernel_tells_memory_and_time() {
-        let (resident, _) = process().expect("this is Linux");
-        assert!(resident > 100_000.0, "{resident}");
+    fn reads_process_memory_and_cpu_time() {
+        let (rss_bytes, _) = process().expect("this is Linux");
+        assert!(rss_bytes > 100_000.0, "{rss_bytes}");
     }
 }

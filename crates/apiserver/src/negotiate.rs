@@ -6,7 +6,7 @@ use http::HeaderMap;
 use crate::request::Query;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Media {
+pub enum MediaType {
     Json,
     Yaml,
     Protobuf,
@@ -14,7 +14,7 @@ pub enum Media {
 
 /// What an object is turned into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum OutputKind {
     Object,
     Table,
     /// `PartialObjectMetadata` or its list.
@@ -23,8 +23,8 @@ pub enum Form {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
-    pub media: Media,
-    pub form: Form,
+    pub media: MediaType,
+    pub output_kind: OutputKind,
     pub pretty: bool,
     /// `meta.k8s.io/v1beta1` was asked for instead of `v1` (old kubectl).
     pub beta: bool,
@@ -32,22 +32,23 @@ pub struct Format {
 
 pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-impl Media {
+impl MediaType {
     pub fn content_type(self) -> &'static str {
         match self {
-            Media::Json => "application/json",
-            Media::Yaml => "application/yaml",
-            Media::Protobuf => PROTOBUF,
+            MediaType::Json => "application/json",
+            MediaType::Yaml => "application/yaml",
+            MediaType::Protobuf => PROTOBUF,
         }
     }
 }
 
 impl Format {
-    pub const JSON: Format = Format { media: Media::Json, form: Form::Object, pretty: false, beta: false };
+    pub const JSON: Format =
+        Format { media: MediaType::Json, output_kind: OutputKind::Object, pretty: false, beta: false };
 
     /// The stored bytes can be handed out as they are.
     pub fn is_plain(&self) -> bool {
-        self.media == Media::Json && self.form == Form::Object && !self.pretty
+        self.media == MediaType::Json && self.output_kind == OutputKind::Object && !self.pretty
     }
 
     pub fn meta_version(&self) -> &'static str {
@@ -59,11 +60,11 @@ impl Format {
 pub fn negotiate(headers: &HeaderMap, query: &Query) -> Result<Format, Status> {
     let accept = headers.get(http::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
     let pretty = wants_pretty(headers, query);
-    let mut clauses: Vec<Clause> = accept.split(',').map(Clause::parse).collect();
-    clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
-    for clause in &clauses {
-        if let Some(mut format) = clause.format() {
-            format.pretty = pretty && format.media == Media::Json;
+    let mut entries: Vec<AcceptEntry> = accept.split(',').map(AcceptEntry::parse).collect();
+    entries.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    for entry in &entries {
+        if let Some(mut format) = entry.format() {
+            format.pretty = pretty && format.media == MediaType::Json;
             return Ok(format);
         }
     }
@@ -88,47 +89,47 @@ fn wants_pretty(headers: &HeaderMap, query: &Query) -> bool {
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|prefix| agent.starts_with(prefix))
 }
 
-struct Clause<'a> {
+struct AcceptEntry<'a> {
     media: &'a str,
     as_kind: &'a str,
     group: &'a str,
     version: &'a str,
-    quality: f32,
+    weight: f32,
 }
 
-impl<'a> Clause<'a> {
-    fn parse(text: &'a str) -> Clause<'a> {
+impl<'a> AcceptEntry<'a> {
+    fn parse(text: &'a str) -> AcceptEntry<'a> {
         let mut parts = text.split(';').map(str::trim);
         let media = parts.next().unwrap_or("");
-        let mut clause = Clause { media, as_kind: "", group: "", version: "", quality: 1.0 };
+        let mut entry = AcceptEntry { media, as_kind: "", group: "", version: "", weight: 1.0 };
         for (name, value) in parts.filter_map(|part| part.split_once('=')) {
             match name.trim() {
-                "as" => clause.as_kind = value,
-                "g" => clause.group = value,
-                "v" => clause.version = value,
-                "q" => clause.quality = value.parse().unwrap_or(0.0),
+                "as" => entry.as_kind = value,
+                "g" => entry.group = value,
+                "v" => entry.version = value,
+                "q" => entry.weight = value.parse().unwrap_or(0.0),
                 _ => {}
             }
         }
-        clause
+        entry
     }
 
     fn format(&self) -> Option<Format> {
         let media = match self.media {
-            "application/json" | "*/*" | "application/*" | "" => Media::Json,
-            "application/yaml" => Media::Yaml,
-            PROTOBUF => Media::Protobuf,
+            "application/json" | "*/*" | "application/*" | "" => MediaType::Json,
+            "application/yaml" => MediaType::Yaml,
+            PROTOBUF => MediaType::Protobuf,
             _ => return None,
         };
-        let form = match self.as_kind {
-            "" => Form::Object,
+        let output_kind = match self.as_kind {
+            "" => OutputKind::Object,
             _ if self.group != "meta.k8s.io" || !matches!(self.version, "v1" | "v1beta1") => return None,
             // Tables exist in JSON only: their cells can be anything.
-            "Table" if media != Media::Protobuf => Form::Table,
-            "PartialObjectMetadata" | "PartialObjectMetadataList" => Form::Metadata,
+            "Table" if media != MediaType::Protobuf => OutputKind::Table,
+            "PartialObjectMetadata" | "PartialObjectMetadataList" => OutputKind::Metadata,
             _ => return None,
         };
-        Some(Format { media, form, pretty: false, beta: self.version == "v1beta1" })
+        Some(Format { media, output_kind, pretty: false, beta: self.version == "v1beta1" })
     }
 }
 
@@ -137,31 +138,35 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(accept: &str, expected: Option<(Media, Form)>) {
+    fn check(accept: &str, expected: Option<(MediaType, OutputKind)>) {
         let mut headers = HeaderMap::new();
         headers.insert("accept", accept.parse().unwrap());
-        let found = negotiate(&headers, &Query::default()).ok().map(|format| (format.media, format.form));
+        let found =
+            negotiate(&headers, &Query::default()).ok().map(|format| (format.media, format.output_kind));
         assert_eq!(found, expected, "{accept}");
     }
 
     #[test]
-    fn accept_headers() {
-        check("application/json", Some((Media::Json, Form::Object)));
+    fn accept_header_is_parsed() {
+        check("application/json", Some((MediaType::Json, OutputKind::Object)));
         check(
             "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
-            Some((Media::Json, Form::Table)),
+            Some((MediaType::Json, OutputKind::Table)),
         );
         check(
             "application/json;as=Table;v=v9;g=meta.k8s.io,application/json",
-            Some((Media::Json, Form::Object)),
+            Some((MediaType::Json, OutputKind::Object)),
         );
-        check("application/vnd.kubernetes.protobuf,application/json", Some((Media::Protobuf, Form::Object)));
-        check("application/json;q=0.5,application/yaml", Some((Media::Yaml, Form::Object)));
+        check(
+            "application/vnd.kubernetes.protobuf,application/json",
+            Some((MediaType::Protobuf, OutputKind::Object)),
+        );
+        check("application/json;q=0.5,application/yaml", Some((MediaType::Yaml, OutputKind::Object)));
         check(
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-            Some((Media::Protobuf, Form::Metadata)),
+            Some((MediaType::Protobuf, OutputKind::Metadata)),
         );
-        check("text/html,*/*;q=0.1", Some((Media::Json, Form::Object)));
+        check("text/html,*/*;q=0.1", Some((MediaType::Json, OutputKind::Object)));
         check("text/html", None);
     }
 }

@@ -4,18 +4,18 @@
 //! `{"kind":…,"apiVersion":…,"metadata":{`, so that it can be spliced in on the way out without decoding.
 
 use std::ops::Range;
-mod shown;
+mod table_decode;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use schema::json::{self, members};
+use schema::json::{self, for_each_member};
 use serde_json::{Map, Value};
 use store::Revision;
 
-const METADATA: &[u8] = b"\"metadata\":{";
-const MANAGED: &str = "managedFields";
+const METADATA_PREFIX: &[u8] = b"\"metadata\":{";
+const MANAGED_FIELDS: &str = "managedFields";
 
 /// One stored object at one revision.
 #[derive(Debug)]
@@ -28,9 +28,9 @@ pub struct Object {
     metadata: Span,
     /// What is between the braces of `metadata.labels`; empty where there are none.
     labels: Span,
-    fields: OnceLock<Fields>,
+    fields: OnceLock<SelectableFields>,
     /// Only there once somebody has listed the object in a table.
-    row: OnceLock<Box<api::columns::Row>>,
+    row: OnceLock<Box<api::columns::TableRow>>,
     /// The definition of its custom kind by which the bytes are as they should be; 0 as long as nobody looked.
     clean: AtomicU32,
 }
@@ -43,26 +43,26 @@ struct Span {
 }
 
 /// What a field selector can see of an object besides its name and namespace.
-pub type Fields = Box<[(&'static str, Box<str>)]>;
+pub type SelectableFields = Box<[(&'static str, Box<str>)]>;
 
 /// Why stored bytes cannot be an object.
 #[derive(Debug, thiserror::Error)]
 #[error("the stored value of {key} is not an object written by this server")]
-pub struct NotAnObject {
+pub struct InvalidObjectError {
     pub key: Arc<str>,
 }
 
 /// How the object stands in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ObjectPosition {
     /// By itself, or in a watch event.
-    Whole,
+    Root,
     /// In a list, where upstream leaves out kind and apiVersion.
-    Item,
+    ListItem,
 }
 
 impl Object {
-    pub fn new(key: Arc<str>, bytes: Bytes, revision: Revision) -> Result<Object, NotAnObject> {
+    pub fn new(key: Arc<str>, bytes: Bytes, revision: Revision) -> Result<Object, InvalidObjectError> {
         match metadata_of(&bytes) {
             Some((metadata, labels)) => Ok(Object {
                 key,
@@ -74,7 +74,7 @@ impl Object {
                 row: OnceLock::new(),
                 clean: AtomicU32::new(0),
             }),
-            None => Err(NotAnObject { key }),
+            None => Err(InvalidObjectError { key }),
         }
     }
 
@@ -106,12 +106,12 @@ impl Object {
     }
 
     /// Appends the object's JSON with `revision` as its resourceVersion.
-    pub fn write_json(&self, place: Place, revision: Revision, out: &mut Vec<u8>) {
-        match place {
-            Place::Whole => {
-                out.extend_from_slice(&self.bytes[..self.metadata.start as usize - METADATA.len()])
+    pub fn write_json(&self, position: ObjectPosition, revision: Revision, out: &mut Vec<u8>) {
+        match position {
+            ObjectPosition::Root => {
+                out.extend_from_slice(&self.bytes[..self.metadata.start as usize - METADATA_PREFIX.len()])
             }
-            Place::Item => out.push(b'{'),
+            ObjectPosition::ListItem => out.push(b'{'),
         }
         write_revision(revision, out);
         out.extend_from_slice(&self.bytes[self.metadata.start as usize..]);
@@ -120,14 +120,14 @@ impl Object {
     /// Appends `"metadata":{…}` alone.
     pub fn write_metadata(&self, revision: Revision, out: &mut Vec<u8>) {
         write_revision(revision, out);
-        out.extend_from_slice(self.part(self.metadata));
+        out.extend_from_slice(self.slice_of(self.metadata));
         out.push(b'}');
     }
 
     /// Where `managedFields` are in the stored bytes, for those who decode everything else.
     pub fn managed_fields(&self) -> Range<usize> {
         let mut cut = None;
-        members(&self.bytes, self.metadata.start as usize, |name, at, value| {
+        for_each_member(&self.bytes, self.metadata.start as usize, |name, at, value| {
             if name == b"\"managedFields\"" {
                 cut = Some(at..value.end);
             }
@@ -156,8 +156,8 @@ impl Object {
     }
 
     /// Decodes what people are shown: without `managedFields` and the parts of pods no column reads.
-    pub fn value_to_show(&self) -> Value {
-        shown::decode(&self.bytes)
+    pub fn value_for_table(&self) -> Value {
+        table_decode::decode_for_table(&self.bytes)
     }
 
     /// A label's value.
@@ -173,31 +173,35 @@ impl Object {
 
     /// Neither names nor values of labels can hold a quote or a backslash.
     fn labels(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let mut parts = self.part(self.labels).split(|byte| *byte == b'"');
+        let mut parts = self.slice_of(self.labels).split(|byte| *byte == b'"');
         std::iter::from_fn(move || Some((parts.nth(1)?, parts.nth(1)?)))
     }
 
     /// Whether the object's JSON has `text` in it anywhere: a cheap way to find out that it does not.
-    pub fn mentions(&self, text: &str) -> bool {
+    pub fn contains_text(&self, text: &str) -> bool {
         memchr::memmem::find(&self.bytes, text.as_bytes()).is_some()
     }
 
-    fn part(&self, span: Span) -> &[u8] {
+    fn slice_of(&self, span: Span) -> &[u8] {
         &self.bytes[span.start as usize..span.end as usize]
     }
 
     /// The fields for selectors, worked out once by `rules` from the decoded object.
-    pub fn fields(&self, rules: &dyn api::Kind) -> &Fields {
+    pub fn fields(&self, rules: &dyn api::RestStrategy) -> &SelectableFields {
         self.fields.get_or_init(|| {
-            let fields = rules.selectable(&self.value());
+            let fields = rules.selectable_fields(&self.value());
             fields.into_iter().map(|(name, value)| (name, value.into())).collect()
         })
     }
 
     /// The object's row in a table of its kind, worked out once.
-    pub fn row(&self, stored: &api::Resource) -> &api::columns::Row {
+    pub fn row(&self, stored: &api::Resource) -> &api::columns::TableRow {
         self.row.get_or_init(|| {
-            Box::new(api::columns::Row::of(stored.group, stored.plural, &self.value_to_show()))
+            Box::new(api::columns::TableRow::from_object(
+                stored.group,
+                stored.plural,
+                &self.value_for_table(),
+            ))
         })
     }
 
@@ -223,7 +227,7 @@ pub fn label_bits(name: &[u8], value: &[u8]) -> u64 {
 }
 
 fn write_revision(revision: Revision, out: &mut Vec<u8>) {
-    out.extend_from_slice(METADATA);
+    out.extend_from_slice(METADATA_PREFIX);
     out.extend_from_slice(b"\"resourceVersion\":\"");
     out.extend_from_slice(itoa::Buffer::new().format(revision).as_bytes());
     out.extend_from_slice(b"\",");
@@ -233,9 +237,9 @@ fn write_revision(revision: Revision, out: &mut Vec<u8>) {
 fn metadata_of(bytes: &[u8]) -> Option<(Span, Span)> {
     let span = |start: usize, end: usize| Span { start: start as u32, end: end as u32 };
     u32::try_from(bytes.len()).ok()?;
-    let start = memchr::memmem::find(bytes, METADATA)? + METADATA.len();
+    let start = memchr::memmem::find(bytes, METADATA_PREFIX)? + METADATA_PREFIX.len();
     let mut labels = Span::default();
-    let end = members(bytes, start, |name, _, value| {
+    let end = for_each_member(bytes, start, |name, _, value| {
         if name == b"\"labels\"" && bytes[value.start] == b'{' {
             labels = span(value.start + 1, value.end - 1);
         }
@@ -249,8 +253,9 @@ pub fn to_stored(value: Value) -> Bytes {
 }
 
 /// The same with `record` as its managedFields, of which it has none: JSON text that was never anything else.
-pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
-    let mut out = Vec::with_capacity(1024 + record.map_or(0, |record| 3 * record.len()));
+pub fn to_stored_with(mut value: Value, mut managed_fields: Option<&[u8]>) -> Bytes {
+    let mut out =
+        Vec::with_capacity(1024 + managed_fields.map_or(0, |managed_fields| 3 * managed_fields.len()));
     let mut fields = match value.as_object_mut() {
         Some(fields) => std::mem::take(fields),
         None => Map::new(),
@@ -267,16 +272,26 @@ pub fn to_stored_with(mut value: Value, mut record: Option<&[u8]>) -> Bytes {
         Value::Object(metadata) => {
             metadata.remove("resourceVersion");
             // Somebody may have looked at it after all, and put in what was missing.
-            record = record.filter(|_| !metadata.contains_key(MANAGED));
+            managed_fields = managed_fields.filter(|_| !metadata.contains_key(MANAGED_FIELDS));
             let mut separator = b'{';
             for (name, value) in &*metadata {
-                if let Some(record) = record.take_if(|_| name.as_str() > MANAGED) {
-                    write_member(&mut separator, MANAGED, |out| out.extend_from_slice(record), &mut out);
+                if let Some(managed_fields) = managed_fields.take_if(|_| name.as_str() > MANAGED_FIELDS) {
+                    write_member(
+                        &mut separator,
+                        MANAGED_FIELDS,
+                        |out| out.extend_from_slice(managed_fields),
+                        &mut out,
+                    );
                 }
                 write_member(&mut separator, name, |out| json::write(value, out), &mut out);
             }
-            if let Some(record) = record {
-                write_member(&mut separator, MANAGED, |out| out.extend_from_slice(record), &mut out);
+            if let Some(managed_fields) = managed_fields {
+                write_member(
+                    &mut separator,
+                    MANAGED_FIELDS,
+                    |out| out.extend_from_slice(managed_fields),
+                    &mut out,
+                );
             }
             out.extend_from_slice(if separator == b'{' { b"{}" } else { b"}" });
         }
@@ -304,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_revision_is_spliced_into_the_stored_bytes() {
+    fn writes_revision_into_stored_bytes() {
         let value = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "\"metadata\":{", "labels": {"m": "no"}},
             "metadata": {
@@ -315,17 +330,17 @@ mod tests {
         });
         let object = Object::new("/registry/configmaps/ns/x".into(), to_stored(value.clone()), 42).unwrap();
         let mut whole = Vec::new();
-        object.write_json(Place::Whole, 42, &mut whole);
+        object.write_json(ObjectPosition::Root, 42, &mut whole);
         let mut expected = value;
         expected["metadata"]["resourceVersion"] = json!("42");
         assert_eq!(serde_json::from_slice::<Value>(&whole).unwrap(), expected);
         assert_eq!(object.value(), expected);
-        let mut shown = expected.clone();
-        let metadata = shown["metadata"].as_object_mut().unwrap();
+        let mut for_table = expected.clone();
+        let metadata = for_table["metadata"].as_object_mut().unwrap();
         metadata.retain(|name, _| name != "managedFields" && name != "resourceVersion");
-        assert_eq!(object.value_to_show(), shown);
+        assert_eq!(object.value_for_table(), for_table);
         let mut item = Vec::new();
-        object.write_json(Place::Item, 42, &mut item);
+        object.write_json(ObjectPosition::ListItem, 42, &mut item);
         assert!(item.starts_with(b"{\"metadata\":{\"resourceVersion\":\"42\","), "{item:?}");
         let labels = ["l", "k8s.io/x", "z", "m", "", "1"].map(|name| object.label(name));
         assert_eq!(labels, [Some("1"), Some(""), Some("2"), None, None, None]);
@@ -342,19 +357,19 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_text_stands_where_a_value_would() {
+    fn accepts_encoded_managed_fields() {
         for metadata in [json!({"labels": {"a": "b"}, "name": "x"}), json!({"annotations": {}}), json!({})] {
             let without =
                 json!({"kind": "K", "apiVersion": "v1", "metadata": metadata, "spec": {"managedFields": 1}});
             let mut with = without.clone();
             with["metadata"]["managedFields"] = json!([{"fieldsV1": {"f:spec": {}}, "manager": "me"}]);
-            let record = with["metadata"]["managedFields"].to_string();
-            assert_eq!(to_stored_with(without, Some(record.as_bytes())), to_stored(with));
+            let managed_fields = with["metadata"]["managedFields"].to_string();
+            assert_eq!(to_stored_with(without, Some(managed_fields.as_bytes())), to_stored(with));
         }
     }
 
     #[test]
-    fn managed_fields_are_left_out_wherever_they_stand() {
+    fn managed_fields_are_removed_at_any_position() {
         let with = [
             "\"managedFields\":[{}],\"name\":\"x\"",
             "\"a\":1,\"managedFields\":[{}]",
@@ -366,17 +381,17 @@ mod tests {
             let bytes = format!("{{\"kind\":\"K\",\"metadata\":{{{with}}},\"spec\":{{}}}}");
             let object = Object::new("k".into(), bytes.into(), 1).unwrap();
             let expected = format!("{{\"kind\":\"K\",\"metadata\":{{{without}}},\"spec\":{{}}}}");
-            assert_eq!(object.value_to_show(), serde_json::from_str::<Value>(&expected).unwrap());
+            assert_eq!(object.value_for_table(), serde_json::from_str::<Value>(&expected).unwrap());
         }
     }
 
     #[test]
-    fn foreign_bytes_are_refused() {
+    fn rejects_invalid_bytes() {
         let cut = "{\"metadata\":{\"name\":\"x\",\"labels\":{\"a\":[\"b\\\"\"]}}";
-        let cuts = (0..cut.len()).map(|end| &cut[..end]);
+        let truncated = (0..cut.len()).map(|end| &cut[..end]);
         let odd =
             ["[]", "{\"metadata\":{}}", "k8s\0...", "{\"metadata\":{\"a\":}}", "{\"metadata\":{\"a\",1}}"];
-        for bytes in cuts.chain(odd) {
+        for bytes in truncated.chain(odd) {
             assert!(Object::new("k".into(), Bytes::copy_from_slice(bytes.as_bytes()), 1).is_err(), "{bytes}");
         }
     }

@@ -18,12 +18,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use api::Resource;
-use schema::openapi::{Definitions, Form};
+use schema::openapi::{Definitions, OpenApiVersion};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 
-const JSON: &str = "application/json";
-const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+const JSON_MEDIA_TYPE: &str = "application/json";
+const PROTOBUF_MEDIA_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 pub struct Document {
     pub bytes: Vec<u8>,
@@ -37,14 +37,14 @@ pub fn v2_document(rows: &[&'static Resource], protobuf: bool, add: impl FnOnce(
     let mut value = v2::document(rows);
     add(&mut value);
     match protobuf {
-        true => Document::new(gnostic::document(&value), PROTOBUF),
-        false => Document::new(value.to_string().into_bytes(), JSON),
+        true => Document::new(gnostic::document(&value), PROTOBUF_MEDIA_TYPE),
+        false => Document::new(value.to_string().into_bytes(), JSON_MEDIA_TYPE),
     }
 }
 
 /// The documents there are and where they are found: `apis/apps/v1` and the like.
 pub fn v3_index(rows: &[&'static Resource]) -> Value {
-    let definitions = LazyCell::new(|| custom::with_custom(Definitions::new(Form::V3), rows));
+    let definitions = LazyCell::new(|| custom::with_custom(Definitions::new(OpenApiVersion::V3), rows));
     let paths: Map<String, Value> = names(rows)
         .into_iter()
         .map(|name| {
@@ -61,8 +61,9 @@ pub fn v3_document(rows: &[&'static Resource], name: &str) -> Option<Document> {
         return None;
     }
     let rows_of = rows_of(rows, name);
-    let document = v3::document(rows, name, &custom::with_custom(Definitions::new(Form::V3), &rows_of));
-    Some(Document::new(document.to_string().into_bytes(), JSON))
+    let document =
+        v3::document(rows, name, &custom::with_custom(Definitions::new(OpenApiVersion::V3), &rows_of));
+    Some(Document::new(document.to_string().into_bytes(), JSON_MEDIA_TYPE))
 }
 
 impl Document {
@@ -99,7 +100,7 @@ fn rows_of(rows: &[&'static Resource], name: &str) -> Vec<&'static Resource> {
 }
 
 /// How many hashes are remembered. Those of built-in kinds never change; those of custom ones may, often.
-const REMEMBERED: usize = 10_000;
+const MAX_CACHED_HASHES: usize = 10_000;
 
 /// The hash of a document, remembered: built-in rows never change their meaning while the program runs, and
 /// custom ones say when they do.
@@ -108,21 +109,23 @@ fn hash<F: FnOnce() -> Definitions>(
     name: &str,
     definitions: &LazyCell<Definitions, F>,
 ) -> String {
-    static KNOWN: LazyLock<Mutex<HashMap<(u64, String), String>>> = LazyLock::new(Mutex::default);
+    static HASH_CACHE: LazyLock<Mutex<HashMap<(u64, String), String>>> = LazyLock::new(Mutex::default);
     let mut hasher = DefaultHasher::new();
     for row in rows_of(rows, name) {
         (row.group, row.version, row.plural).hash(&mut hasher);
         row.custom.map(|slot| slot.definition().serial).hash(&mut hasher);
     }
     let key = (hasher.finish(), name.to_owned());
-    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-    known.unwrap_or_else(|| {
-        let hash = Document::new(v3::document(rows, name, definitions).to_string().into_bytes(), JSON).hash;
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= REMEMBERED {
-            known.clear();
+    let cached = HASH_CACHE.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+    cached.unwrap_or_else(|| {
+        let hash =
+            Document::new(v3::document(rows, name, definitions).to_string().into_bytes(), JSON_MEDIA_TYPE)
+                .hash;
+        let mut cached = HASH_CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.len() >= MAX_CACHED_HASHES {
+            cached.clear();
         }
-        known.insert(key, hash.clone());
+        cached.insert(key, hash.clone());
         hash
     })
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::num::{IntErrorKind, ParseIntError};
 use std::time::Duration;
 
-use api::field::{Errors, quoted};
+use api::field::{ErrorList, quote};
 use api::selector::{FieldSelector, LabelSelector};
 use api::{Path, Resource, Status};
 use store::Revision;
@@ -14,20 +14,20 @@ use crate::object::Object;
 use crate::request::{Query, Target};
 
 pub struct ListOptions {
-    pub selection: Selection,
+    pub selection: SelectionPredicate,
     /// 0: no limit.
     pub limit: usize,
     /// The opaque token of the page before; empty for the first page.
     pub token: String,
-    pub version: Version,
-    pub bookmarks: bool,
+    pub version: ResourceVersionMatch,
+    pub allow_bookmarks: bool,
     pub send_initial_events: Option<bool>,
     pub timeout: Option<Duration>,
 }
 
 /// Which state of the world the client wants (`resourceVersion` and `resourceVersionMatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum ResourceVersionMatch {
     /// Unset: nothing acknowledged before the request may be missing.
     MostRecent,
     /// `0`: whatever is at hand.
@@ -37,7 +37,7 @@ pub enum Version {
 }
 
 /// Which objects of a kind are meant.
-pub struct Selection {
+pub struct SelectionPredicate {
     resource: &'static Resource,
     /// The one object a watch on an object's own path is about; empty for all.
     name: String,
@@ -51,27 +51,27 @@ impl ListOptions {
         let limit = query.int("limit")?.unwrap_or(0).max(0) as usize;
         let seconds = query.int("timeoutSeconds")?.unwrap_or(0).max(0) as u64;
         let send_initial_events = query.flag("sendInitialEvents");
-        let matching = query.get("resourceVersionMatch");
-        check_combination(query, watch, send_initial_events)?;
-        let asked = read_version(query.get("resourceVersion")).map_err(|message| match watch {
+        let version_match = query.get("resourceVersionMatch");
+        validate_options(query, watch, send_initial_events)?;
+        let requested = read_version(query.get("resourceVersion")).map_err(|message| match watch {
             // Upstream words this differently for lists and watches.
             true => invalid_version(query.get("resourceVersion"), target),
             false => Status::bad_request(format!("invalid resource version: {message}")),
         })?;
-        let version = match (asked, matching) {
-            (None, _) => Version::MostRecent,
-            (Some(0), _) => Version::Any,
-            (Some(revision), "Exact") => Version::Exact(revision),
+        let version = match (requested, version_match) {
+            (None, _) => ResourceVersionMatch::MostRecent,
+            (Some(0), _) => ResourceVersionMatch::Any,
+            (Some(revision), "Exact") => ResourceVersionMatch::Exact(revision),
             // A first page without a word on matching is exact, as it always was.
-            (Some(revision), "") if limit > 0 && !watch => Version::Exact(revision),
-            (Some(revision), _) => Version::NotOlderThan(revision),
+            (Some(revision), "") if limit > 0 && !watch => ResourceVersionMatch::Exact(revision),
+            (Some(revision), _) => ResourceVersionMatch::NotOlderThan(revision),
         };
         Ok(ListOptions {
-            selection: Selection::parse(query, target)?,
+            selection: SelectionPredicate::parse(query, target)?,
             limit,
             token: query.get("continue").to_owned(),
             version,
-            bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
+            allow_bookmarks: query.flag("allowWatchBookmarks").unwrap_or(false),
             send_initial_events,
             timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
         })
@@ -88,51 +88,51 @@ pub fn read_version(text: &str) -> Result<Option<Revision>, String> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse()
-        .map(Some)
-        .map_err(|error| format!("resourceVersion: Invalid value: {}: {}", quoted(text), why(text, &error)))
+    text.parse().map(Some).map_err(|error| {
+        format!("resourceVersion: Invalid value: {}: {}", quote(text), parse_error(text, &error))
+    })
 }
 
-fn why(text: &str, error: &ParseIntError) -> String {
+fn parse_error(text: &str, error: &ParseIntError) -> String {
     let kind = match error.kind() {
         IntErrorKind::PosOverflow => "value out of range",
         _ => "invalid syntax",
     };
-    format!("strconv.ParseUint: parsing {}: {kind}", quoted(text))
+    format!("strconv.ParseUint: parsing {}: {kind}", quote(text))
 }
 
 fn invalid_version(text: &str, target: &Target) -> Status {
-    let mut errors = Errors::default();
-    let why = text.parse::<Revision>().err().map_or_else(String::new, |error| why(text, &error));
-    errors.invalid(&Path::new("resourceVersion"), text, &why);
+    let mut errors = ErrorList::default();
+    let message = text.parse::<Revision>().err().map_or_else(String::new, |error| parse_error(text, &error));
+    errors.invalid(&Path::new("resourceVersion"), text, &message);
     Status::invalid(target.resource.group, target.resource.plural, &target.name, &errors)
 }
 
-fn check_combination(query: &Query, watch: bool, send_initial_events: Option<bool>) -> Result<(), Status> {
-    let mut errors = Errors::default();
-    let matching = query.get("resourceVersionMatch");
+fn validate_options(query: &Query, watch: bool, send_initial_events: Option<bool>) -> Result<(), Status> {
+    let mut errors = ErrorList::default();
+    let version_match = query.get("resourceVersionMatch");
     let path = Path::new("resourceVersionMatch");
     if watch {
-        if send_initial_events.is_some() && matching != "NotOlderThan" {
+        if send_initial_events.is_some() && version_match != "NotOlderThan" {
             errors
                 .forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
         }
-        if !matching.is_empty() {
+        if !version_match.is_empty() {
             if send_initial_events.is_none() {
                 errors.forbidden(
                     &path,
                     "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
                 );
             }
-            if matching != "NotOlderThan" {
-                errors.not_supported(&path, matching, &["NotOlderThan"]);
+            if version_match != "NotOlderThan" {
+                errors.not_supported(&path, version_match, &["NotOlderThan"]);
             }
             if !query.get("continue").is_empty() {
                 errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
             }
         }
     } else {
-        if !matching.is_empty() {
+        if !version_match.is_empty() {
             if query.get("resourceVersion").is_empty() {
                 errors
                     .forbidden(&path, "resourceVersionMatch is forbidden unless resourceVersion is provided");
@@ -140,10 +140,10 @@ fn check_combination(query: &Query, watch: bool, send_initial_events: Option<boo
             if !query.get("continue").is_empty() {
                 errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
             }
-            if matching != "Exact" && matching != "NotOlderThan" {
-                errors.not_supported(&path, matching, &["Exact", "NotOlderThan", ""]);
+            if version_match != "Exact" && version_match != "NotOlderThan" {
+                errors.not_supported(&path, version_match, &["Exact", "NotOlderThan", ""]);
             }
-            if matching == "Exact" && query.get("resourceVersion") == "0" {
+            if version_match == "Exact" && query.get("resourceVersion") == "0" {
                 errors.forbidden(
                     &path,
                     "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
@@ -157,8 +157,8 @@ fn check_combination(query: &Query, watch: bool, send_initial_events: Option<boo
     if errors.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", "ListOptions", "", &errors)) }
 }
 
-impl Selection {
-    pub fn parse(query: &Query, target: &Target) -> Result<Selection, Status> {
+impl SelectionPredicate {
+    pub fn parse(query: &Query, target: &Target) -> Result<SelectionPredicate, Status> {
         let bad = |error: String| Status::bad_request(error);
         let labels = LabelSelector::parse(query.get("labelSelector")).map_err(|e| bad(e.to_string()))?;
         let fields = FieldSelector::parse(query.get("fieldSelector")).map_err(|e| bad(e.to_string()))?;
@@ -167,11 +167,11 @@ impl Selection {
         if !target.name.is_empty() && fields.exact("metadata.name").is_some_and(|name| name != target.name) {
             return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
         }
-        Ok(Selection { resource, name: target.name.clone(), labels, fields })
+        Ok(SelectionPredicate { resource, name: target.name.clone(), labels, fields })
     }
 
     /// The one name a selected object can have.
-    pub fn only_name(&self) -> Option<&str> {
+    pub fn exact_name(&self) -> Option<&str> {
         if self.name.is_empty() { self.fields.exact("metadata.name") } else { Some(&self.name) }
     }
 
@@ -188,7 +188,7 @@ impl Selection {
     }
 
     /// Whether fields of custom objects decide.
-    pub fn looks_inside(&self) -> bool {
+    pub fn needs_decoding(&self) -> bool {
         let by_name = |name: &str| matches!(name, "metadata.name" | "metadata.namespace");
         self.resource.custom.is_some() && self.fields.terms().iter().any(|term| !by_name(&term.field))
     }
@@ -200,15 +200,15 @@ impl Selection {
     }
 
     fn fields_match(&self, object: &Object) -> bool {
-        let Some(slot) = self.resource.custom.filter(|_| self.looks_inside()) else {
+        let Some(crd) = self.resource.custom.filter(|_| self.needs_decoding()) else {
             return self.fields.matches(|name| Some(self.field(object, name)));
         };
         // What a definition lets select by may change, so nothing is kept.
-        let (form, value) = (slot.form(), object.value());
-        let found: HashMap<&str, String> = form
-            .selectable
+        let (version_schema, value) = (crd.version_schema(), object.value());
+        let found: HashMap<&str, String> = version_schema
+            .selectable_fields
             .iter()
-            .filter_map(|(name, _)| Some((name.as_str(), form.field(name, &value)?)))
+            .filter_map(|(name, _)| Some((name.as_str(), version_schema.field_value(name, &value)?)))
             .collect();
         self.fields
             .matches(|name| Some(found.get(name).map_or_else(|| self.field(object, name), String::as_str)))
@@ -220,8 +220,8 @@ impl Selection {
             "metadata.namespace" if self.resource.namespaced => object.namespace(),
             "metadata.namespace" => "",
             name => {
-                let rules = crate::registry::stored_as(self.resource).rules;
-                let name = self.resource.rules.stored_field(name);
+                let rules = crate::registry::stored_as(self.resource).strategy;
+                let name = self.resource.strategy.stored_field(name);
                 object.fields(rules).iter().find(|(field, _)| *field == name).map_or("", |(_, value)| value)
             }
         }
@@ -229,13 +229,15 @@ impl Selection {
 }
 
 fn check_fields(resource: &'static Resource, fields: &FieldSelector) -> Result<(), Status> {
-    let known = resource.rules.selectable(&serde_json::Value::Null);
-    let custom = resource.custom.map(|slot| slot.form());
+    let known = resource.strategy.selectable_fields(&serde_json::Value::Null);
+    let custom = resource.custom.map(|crd| crd.version_schema());
     for term in fields.terms() {
         let name = term.field.as_str();
         if matches!(name, "metadata.name" | "metadata.namespace")
             || known.iter().any(|(field, _)| *field == name)
-            || custom.iter().any(|form| form.selectable.iter().any(|(field, _)| field == name))
+            || custom
+                .iter()
+                .any(|version_schema| version_schema.selectable_fields.iter().any(|(field, _)| field == name))
         {
             continue;
         }
@@ -257,7 +259,7 @@ mod tests {
     use crate::registry::Registry;
 
     #[track_caller]
-    fn check(query: &str, expected: Result<Version, &str>) {
+    fn check(query: &str, expected: Result<ResourceVersionMatch, &str>) {
         let pods = Registry::new(&[]).unwrap().find("", "v1", "pods").unwrap();
         let found = ListOptions::parse(&Query::parse(query), &Target::collection(pods, "x"));
         let found = found
@@ -267,22 +269,25 @@ mod tests {
     }
 
     #[test]
-    fn versions() {
-        check("", Ok(Version::MostRecent));
-        check("resourceVersion=0", Ok(Version::Any));
-        check("resourceVersion=5", Ok(Version::NotOlderThan(5)));
-        check("resourceVersion=5&limit=1", Ok(Version::Exact(5)));
-        check("resourceVersion=5&limit=1&resourceVersionMatch=NotOlderThan", Ok(Version::NotOlderThan(5)));
-        check("resourceVersion=5&limit=1&watch=1", Ok(Version::NotOlderThan(5)));
-        check("resourceVersion=5&resourceVersionMatch=Exact", Ok(Version::Exact(5)));
-        let why = r#"strconv.ParseUint: parsing "x": invalid syntax"#;
+    fn resource_version_options_select_match() {
+        check("", Ok(ResourceVersionMatch::MostRecent));
+        check("resourceVersion=0", Ok(ResourceVersionMatch::Any));
+        check("resourceVersion=5", Ok(ResourceVersionMatch::NotOlderThan(5)));
+        check("resourceVersion=5&limit=1", Ok(ResourceVersionMatch::Exact(5)));
+        check(
+            "resourceVersion=5&limit=1&resourceVersionMatch=NotOlderThan",
+            Ok(ResourceVersionMatch::NotOlderThan(5)),
+        );
+        check("resourceVersion=5&limit=1&watch=1", Ok(ResourceVersionMatch::NotOlderThan(5)));
+        check("resourceVersion=5&resourceVersionMatch=Exact", Ok(ResourceVersionMatch::Exact(5)));
+        let message = r#"strconv.ParseUint: parsing "x": invalid syntax"#;
         check(
             "resourceVersion=x",
-            Err(&format!(r#"400 invalid resource version: resourceVersion: Invalid value: "x": {why}"#)),
+            Err(&format!(r#"400 invalid resource version: Invalid value: "x": {message}"#)),
         );
         check(
             "resourceVersion=x&watch=1",
-            Err(&format!(r#"422 pods "" is invalid: resourceVersion: Invalid value: "x": {why}"#)),
+            Err(&format!(r#"422 pods "" is invalid: Invalid value: "x": {message}"#)),
         );
         check(
             "sendInitialEvents=true",

@@ -4,8 +4,8 @@
 //! A kubelet is spoken to as by `kubelets`, its certificate checked. Pods and services are only spoken to at
 //! addresses of pods, and what says who the client is here (tokens, whom it impersonates) never reaches them.
 
-mod links;
-mod place;
+mod link_updater;
+mod upstream;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,55 +20,56 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use crate::body::Body;
-use crate::kubelets::{self, streamed};
+use crate::kubelets::{self, stream_body};
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::tunnels;
-use links::Links;
-use place::{Far, Way};
+use link_updater::LinkUpdater;
+use upstream::{Upstream, UpstreamTransport};
 
-const DIAL: Duration = Duration::from_secs(30);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pages larger than this are no pages.
-const LARGEST_PAGE: usize = 16 << 20;
+const MAX_HTML_BYTES: usize = 16 << 20;
 /// What begins the names of headers by which clients say who they are.
-const IDENTITY: [&str; 3] = ["authorization", "impersonate-", "x-remote-"];
+const IDENTITY_HEADER_PREFIXES: [&str; 3] = ["authorization", "impersonate-", "x-remote-"];
 
-pub async fn answer(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
-    let far = place::find(server, target).await?;
-    let (prefix, path) = split(&call.path, target);
+pub async fn handle(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+    let upstream = upstream::resolve(server, target).await?;
+    let (prefix, path) = split_proxy_path(&call.path, target);
     let query = if call.raw_query.is_empty() { String::new() } else { format!("?{}", call.raw_query) };
-    let upgrade = call.upgrade.clone().filter(|_| stream::wants_upgrade(&call.headers));
+    let upgrade = call.upgrade.clone().filter(|_| stream::is_upgrade_request(&call.headers));
     if path.is_empty() && upgrade.is_none() && matches!(call.method, Method::GET | Method::HEAD) {
-        return moved(&format!("{}/{query}", call.path));
+        return redirect_to(&format!("{}/{query}", call.path));
     }
     let mut request = Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
-    let asked = format!("/{}{query}", path.trim_start_matches('/'));
-    *request.uri_mut() = asked.parse().map_err(bad)?;
-    *request.headers_mut() = headers(call, &far, upgrade.is_some());
+    let request_uri = format!("/{}{query}", path.trim_start_matches('/'));
+    *request.uri_mut() = request_uri.parse().map_err(bad)?;
+    *request.headers_mut() = upstream_headers(call, &upstream, upgrade.is_some());
     if upgrade.is_none()
         && let Ok(uri) = HeaderValue::from_str(&format!("{prefix}/{}", path.trim_start_matches('/')))
     {
         request.headers_mut().insert("x-forwarded-uri", uri);
     }
-    let unreachable = |why: String| unavailable(format!("error trying to reach service: {why}"));
-    let answer = ask(server, &far, request, upgrade.clone()).await.map_err(unreachable)?;
+    let unreachable = |reason: String| unavailable(format!("error trying to reach service: {reason}"));
+    let answer = send_request(server, &upstream, request, upgrade.clone()).await.map_err(unreachable)?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(answer.map(|_| Body::empty()));
     }
     let host = call.header(header::HOST);
-    handed_back(server, answer, &Links { prefix, far: &far.shown(), host }).await
+    rewrite_response(server, answer, &LinkUpdater { prefix, upstream_addr: &upstream.host_port(), host })
+        .await
 }
 
 /// The path up to and with `/proxy`, and what comes after.
-fn split<'a>(path: &'a str, target: &Target) -> (&'a str, &'a str) {
+fn split_proxy_path<'a>(path: &'a str, target: &Target) -> (&'a str, &'a str) {
     // api, v1, namespaces, its name, plural, name, proxy.
     let segments = if target.namespace.is_empty() { 5 } else { 7 };
     let ends = path.match_indices('/').map(|(at, _)| at).nth(segments);
     path.split_at(ends.unwrap_or(path.len()))
 }
 
-fn moved(to: &str) -> Result<Response<Body>, Status> {
+fn redirect_to(to: &str) -> Result<Response<Body>, Status> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
     let to = HeaderValue::from_str(to).map_err(bad)?;
@@ -77,15 +78,16 @@ fn moved(to: &str) -> Result<Response<Body>, Status> {
 }
 
 /// Those of the client that concern what it asks.
-fn headers(call: &Call, far: &Far, upgrade: bool) -> HeaderMap {
+fn upstream_headers(call: &Call, upstream: &Upstream, upgrade: bool) -> HeaderMap {
     let mut headers = call.headers.clone();
     if !upgrade {
-        stream::strip(&mut headers, false);
+        stream::strip_hop_by_hop_headers(&mut headers, false);
         // Links are found in what can be read.
         headers.remove(header::ACCEPT_ENCODING);
     }
-    let telling = |name: &HeaderName| IDENTITY.iter().any(|begin| name.as_str().starts_with(begin));
-    let names: Vec<HeaderName> = headers.keys().filter(|name| telling(name)).cloned().collect();
+    let is_identity =
+        |name: &HeaderName| IDENTITY_HEADER_PREFIXES.iter().any(|begin| name.as_str().starts_with(begin));
+    let names: Vec<HeaderName> = headers.keys().filter(|name| is_identity(name)).cloned().collect();
     for name in names {
         headers.remove(name);
     }
@@ -93,7 +95,7 @@ fn headers(call: &Call, far: &Far, upgrade: bool) -> HeaderMap {
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::EXPECT);
     if !headers.contains_key(header::HOST)
-        && let Ok(host) = far.shown().parse()
+        && let Ok(host) = upstream.host_port().parse()
     {
         headers.insert(header::HOST, host);
     }
@@ -107,44 +109,44 @@ fn headers(call: &Call, far: &Far, upgrade: bool) -> HeaderMap {
     headers
 }
 
-async fn ask(
+async fn send_request(
     server: &Server,
-    far: &Far,
+    upstream: &Upstream,
     request: Request<Full<bytes::Bytes>>,
     upgrade: Option<OnUpgrade>,
 ) -> Result<Response<Incoming>, String> {
-    if far.way == Way::Kubelet {
-        let connection = kubelets::dial(server, &far.place).await?;
-        return stream::hand_on(connection, request, upgrade).await.map_err(|error| error.to_string());
+    if upstream.transport == UpstreamTransport::Kubelet {
+        let connection = kubelets::dial(server, &upstream.addr).await?;
+        return stream::proxy_request(connection, request, upgrade).await.map_err(|error| error.to_string());
     }
-    let connecting = tunnels::connect(server, &far.place.host, far.place.port);
-    let connected = tokio::time::timeout(DIAL, connecting).await;
+    let connecting = tunnels::connect(server, &upstream.addr.host, upstream.addr.port);
+    let connected = tokio::time::timeout(DIAL_TIMEOUT, connecting).await;
     let connection = match connected {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            return Err(format!("dial tcp {}: connect: connection refused", far.shown()));
+            return Err(format!("dial tcp {}: connect: connection refused", upstream.host_port()));
         }
-        Ok(Err(error)) => return Err(format!("dial tcp {}: {error}", far.shown())),
-        Err(_) => return Err(format!("dial tcp {}: i/o timeout", far.shown())),
+        Ok(Err(error)) => return Err(format!("dial tcp {}: {error}", upstream.host_port())),
+        Err(_) => return Err(format!("dial tcp {}: i/o timeout", upstream.host_port())),
     };
-    if far.way == Way::Plain {
-        return stream::hand_on(connection, request, upgrade).await.map_err(|error| error.to_string());
+    if upstream.transport == UpstreamTransport::Plain {
+        return stream::proxy_request(connection, request, upgrade).await.map_err(|error| error.to_string());
     }
-    let name = ServerName::try_from(far.place.host.clone()).map_err(|error| error.to_string())?;
+    let name = ServerName::try_from(upstream.addr.host.clone()).map_err(|error| error.to_string())?;
     let tls = pki::unverified().map_err(|error| error.to_string())?;
     let connection = TlsConnector::from(tls).connect(name, connection).await;
     let connection = connection.map_err(|error| error.to_string())?;
-    stream::hand_on(connection, request, upgrade).await.map_err(|error| error.to_string())
+    stream::proxy_request(connection, request, upgrade).await.map_err(|error| error.to_string())
 }
 
 /// The far end's answer as the client gets it.
-async fn handed_back(
+async fn rewrite_response(
     server: &Server,
     answer: Response<Incoming>,
-    links: &Links<'_>,
+    links: &LinkUpdater<'_>,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = answer.into_parts();
-    stream::strip(&mut parts.headers, false);
+    stream::strip_hop_by_hop_headers(&mut parts.headers, false);
     // Who may read what is served here is not for those behind to say.
     let cors: Vec<HeaderName> =
         parts.headers.keys().filter(|name| name.as_str().starts_with("access-control-")).cloned().collect();
@@ -152,20 +154,20 @@ async fn handed_back(
         parts.headers.remove(name);
     }
     if let Some(location) = parts.headers.get(header::LOCATION) {
-        let led = location.to_str().ok().and_then(|location| links.through(location));
-        if let Some(led) = led.and_then(|led| led.parse().ok()) {
-            parts.headers.insert(header::LOCATION, led);
+        let updated = location.to_str().ok().and_then(|location| links.proxied_link(location));
+        if let Some(updated) = updated.and_then(|updated| updated.parse().ok()) {
+            parts.headers.insert(header::LOCATION, updated);
         }
-        return Ok(Response::from_parts(parts, streamed(server, body)));
+        return Ok(Response::from_parts(parts, stream_body(server, body)));
     }
     let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
     let is_page = text(header::CONTENT_TYPE).split(';').next().is_some_and(|kind| kind.trim() == "text/html");
     if !is_page || !text(header::CONTENT_ENCODING).is_empty() {
-        return Ok(Response::from_parts(parts, streamed(server, body)));
+        return Ok(Response::from_parts(parts, stream_body(server, body)));
     }
-    let page = Limited::new(body, LARGEST_PAGE).collect().await.map_err(Status::internal)?.to_bytes();
+    let page = Limited::new(body, MAX_HTML_BYTES).collect().await.map_err(Status::internal)?.to_bytes();
     parts.headers.remove(header::CONTENT_LENGTH);
-    Ok(Response::from_parts(parts, Body::from(links.page(&page))))
+    Ok(Response::from_parts(parts, Body::from(links.update_page(&page))))
 }
 
 fn unavailable(message: String) -> Status {

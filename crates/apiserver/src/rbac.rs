@@ -7,35 +7,35 @@
 
 mod defaults;
 pub mod escalation;
+mod index;
 mod rule;
 #[cfg(test)]
 mod tests;
-mod view;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use api::Status;
-use api::field::quoted;
+use api::field::quote;
 use api::selector::FieldSelector;
 use parking_lot::RwLock;
 
-use crate::access::{MASTERS, User};
-use crate::authorization::{Chain, Step, Verdict};
-use crate::cache::{Cache, Followed};
-use crate::nodes::Nodes;
+use crate::access::{SYSTEM_PRIVILEGED_GROUP, User};
+use crate::authorization::{AuthorizerChain, Step, Verdict};
+use crate::cache::{Cache, IncrementalView};
+use crate::node_authorizer::NodeAuthorizer;
 use crate::object::Object;
 use crate::registry::prefix;
 
 pub use defaults::{default_rules, ensure_defaults};
-pub use rule::Rule;
-pub use view::{Binding, Held};
+pub use index::{Binding, ResolvedRules};
+pub use rule::PolicyRule;
 
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// What somebody wants to do.
 #[derive(Clone, Copy, Debug)]
-pub enum Ask<'a> {
+pub enum Attributes<'a> {
     Resource {
         verb: &'a str,
         group: &'a str,
@@ -62,120 +62,122 @@ pub enum Decision {
         /// Why it is nothing for this node.
         node: String,
         /// What went wrong while looking for a rule.
-        problems: Vec<String>,
+        errors: Vec<String>,
     },
 }
 
 /// The authorizer: the four kinds in the cache, and the view compiled of them. Nodes have rules of their
 /// own, which are asked first.
 pub struct Rbac {
-    view: Followed<view::View, 4>,
-    nodes: Nodes,
+    view: IncrementalView<index::RbacIndex, 4>,
+    nodes: NodeAuthorizer,
     /// Who is asked, and in which order.
-    chain: RwLock<Arc<Chain>>,
+    chain: RwLock<Arc<AuthorizerChain>>,
 }
 
-const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
+const RBAC_RESOURCES: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
 
 impl Rbac {
     pub fn new(cache: &Cache) -> Rbac {
-        let view = Followed::new(KINDS.map(|plural| cache.shard(&prefix(row(plural)))));
-        Rbac { view, nodes: Nodes::new(cache), chain: RwLock::default() }
+        let view = IncrementalView::new(RBAC_RESOURCES.map(|plural| cache.shard(&prefix(row(plural)))));
+        Rbac { view, nodes: NodeAuthorizer::new(cache), chain: RwLock::default() }
     }
 
     /// One that knows what `fill` puts into it, and never more.
-    pub fn knowing(fill: impl FnOnce(&mut view::View)) -> Rbac {
+    pub fn with_view(fill: impl FnOnce(&mut index::RbacIndex)) -> Rbac {
         let cache = Cache::new();
-        let shards = KINDS.map(|plural| cache.shard(&prefix(row(plural))));
-        let mut view = view::View::default();
+        let shards = RBAC_RESOURCES.map(|plural| cache.shard(&prefix(row(plural))));
+        let mut view = index::RbacIndex::default();
         fill(&mut view);
-        Rbac { view: Followed::knowing(shards, view), ..Rbac::new(&cache) }
+        Rbac { view: IncrementalView::with_loaded_view(shards, view), ..Rbac::new(&cache) }
     }
 
     /// What we know ourselves, webhooks left out.
-    pub fn decide(&self, user: &User, ask: &Ask<'_>) -> Decision {
-        if user.is_in(MASTERS) {
+    pub fn authorize_local(&self, user: &User, attributes: &Attributes<'_>) -> Decision {
+        if user.is_in(SYSTEM_PRIVILEGED_GROUP) {
             return Decision::Allow(None);
         }
-        let node = match self.nodes.decide(user, ask) {
+        let node = match self.nodes.authorize(user, attributes) {
             Some(Ok(())) => return Decision::Allow(None),
-            Some(Err(why)) => why,
+            Some(Err(message)) => message,
             None => String::new(),
         };
-        match self.view.look().decide(user, ask) {
+        match self.view.current().find_binding(user, attributes) {
             Ok(binding) => Decision::Allow(Some(binding)),
-            Err(problems) => Decision::Deny { node, problems },
+            Err(errors) => Decision::Deny { node, errors },
         }
     }
 
     /// Who is asked, in their order.
-    pub fn chain(&self) -> Arc<Chain> {
+    pub fn chain(&self) -> Arc<AuthorizerChain> {
         self.chain.read().clone()
     }
 
     /// Asks others from now on.
-    pub fn set_chain(&self, chain: Chain) {
+    pub fn set_chain(&self, chain: AuthorizerChain) {
         *self.chain.write() = Arc::new(chain);
     }
 
     /// What everybody in the chain says.
-    pub async fn judge(&self, user: &User, ask: &Ask<'_>) -> Verdict {
+    pub async fn evaluate(&self, user: &User, attributes: &Attributes<'_>) -> Verdict {
         let chain = self.chain();
-        if user.is_in(MASTERS) || !chain.has_webhooks() {
-            let decision = self.decide(user, ask);
+        if user.is_in(SYSTEM_PRIVILEGED_GROUP) || !chain.has_webhooks() {
+            let decision = self.authorize_local(user, attributes);
             let allowed = matches!(decision, Decision::Allow(_));
             return Verdict { allowed, reason: decision.reason(user), ..Verdict::default() };
         }
-        let (mut reasons, mut problems) = (Vec::new(), Vec::new());
+        let (mut reasons, mut errors) = (Vec::new(), Vec::new());
         for step in &chain.steps {
             let verdict = match step {
-                Step::Node => match self.nodes.decide(user, ask) {
+                Step::Node => match self.nodes.authorize(user, attributes) {
                     Some(Ok(())) => Verdict { allowed: true, ..Verdict::default() },
                     Some(Err(reason)) => Verdict { reason, ..Verdict::default() },
                     None => continue,
                 },
                 Step::Rbac => {
-                    let decision = match self.view.look().decide(user, ask) {
+                    let decision = match self.view.current().find_binding(user, attributes) {
                         Ok(binding) => Decision::Allow(Some(binding)),
-                        Err(problems) => Decision::Deny { node: String::new(), problems },
+                        Err(errors) => Decision::Deny { node: String::new(), errors },
                     };
                     let allowed = matches!(decision, Decision::Allow(_));
                     Verdict { allowed, reason: decision.reason(user), ..Verdict::default() }
                 }
-                Step::Webhook(webhook) => webhook.judge(user, ask).await,
+                Step::Webhook(webhook) => webhook.authorize(user, attributes).await,
             };
             if verdict.allowed || verdict.denied {
                 return verdict;
             }
             reasons.extend(Some(verdict.reason).filter(|reason| !reason.is_empty()));
-            problems.extend(Some(verdict.problem).filter(|problem| !problem.is_empty()));
+            errors.extend(
+                Some(verdict.evaluation_error).filter(|evaluation_error| !evaluation_error.is_empty()),
+            );
         }
-        let problem = if problems.is_empty() { String::new() } else { together(&problems) };
-        Verdict { reason: reasons.join("\n"), problem, ..Verdict::default() }
+        let evaluation_error = if errors.is_empty() { String::new() } else { aggregate_errors(&errors) };
+        Verdict { reason: reasons.join("\n"), evaluation_error, ..Verdict::default() }
     }
 
     /// As `judge`, with a refusal in upstream's words.
-    pub async fn authorize(&self, user: &User, ask: &Ask<'_>) -> Result<(), Status> {
-        ask.permitted(user, self.judge(user, ask).await)
+    pub async fn authorize(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), Status> {
+        attributes.check_verdict(user, self.evaluate(user, attributes).await)
     }
 
     /// By what we know ourselves.
-    pub fn allows(&self, user: &User, ask: &Ask<'_>) -> bool {
-        matches!(self.decide(user, ask), Decision::Allow(_))
+    pub fn allows(&self, user: &User, attributes: &Attributes<'_>) -> bool {
+        matches!(self.authorize_local(user, attributes), Decision::Allow(_))
     }
 
     /// Every rule that bindings give `user` in `namespace`.
-    pub fn held(&self, user: &User, namespace: &str) -> Held {
-        self.view.look().held(user, namespace)
+    pub fn resolve_rules(&self, user: &User, namespace: &str) -> ResolvedRules {
+        self.view.current().resolve_rules(user, namespace)
     }
 
     /// The rules of a role; an empty namespace means a ClusterRole.
-    pub fn rules_of(&self, namespace: &str, name: &str) -> Option<Arc<[Rule]>> {
-        self.view.look().rules_of(namespace, name)
+    pub fn rules_of(&self, namespace: &str, name: &str) -> Option<Arc<[PolicyRule]>> {
+        self.view.current().rules_of(namespace, name)
     }
 }
 
-impl crate::cache::View for view::View {
+impl crate::cache::View for index::RbacIndex {
     fn apply(&mut self, kind: usize, object: &Object, deleted: bool) {
         let namespaced = kind % 2 == 1;
         let namespace = if namespaced { object.namespace() } else { "" };
@@ -195,10 +197,10 @@ impl Decision {
         match self {
             Decision::Allow(Some(binding)) => format!("RBAC: allowed by {}", binding.describe(user)),
             Decision::Allow(None) => String::new(),
-            Decision::Deny { node, problems } => {
+            Decision::Deny { node, errors: problems } => {
                 let rbac = match problems.as_slice() {
                     [] => String::new(),
-                    problems => format!("RBAC: {}", together(problems)),
+                    errors => format!("RBAC: {}", aggregate_errors(errors)),
                 };
                 let both = if node.is_empty() || rbac.is_empty() { "" } else { "\n" };
                 [node.as_str(), both, &rbac].concat()
@@ -207,57 +209,59 @@ impl Decision {
     }
 }
 
-impl Ask<'_> {
+impl Attributes<'_> {
     pub fn namespace(&self) -> &str {
         match self {
-            Ask::Resource { namespace, .. } => namespace,
-            Ask::Path { .. } => "",
+            Attributes::Resource { namespace, .. } => namespace,
+            Attributes::Path { .. } => "",
         }
     }
 
     /// Whether the verdict is a permission. Where nobody could be asked it is nobody's fault but ours.
-    pub fn permitted(&self, user: &User, verdict: Verdict) -> Result<(), Status> {
+    pub fn check_verdict(&self, user: &User, verdict: Verdict) -> Result<(), Status> {
         match verdict {
             Verdict { allowed: true, .. } => Ok(()),
-            Verdict { problem, .. } if !problem.is_empty() => Err(Status::internal(problem)),
-            Verdict { reason, .. } => Err(self.refusal(user, &reason)),
+            Verdict { evaluation_error: problem, .. } if !problem.is_empty() => {
+                Err(Status::internal(problem))
+            }
+            Verdict { reason, .. } => Err(self.forbidden_status(user, &reason)),
         }
     }
 
     /// 403 with upstream's text; `reason` may be empty.
-    pub fn refusal(&self, user: &User, reason: &str) -> Status {
-        let who = quoted(&user.name);
+    pub fn forbidden_status(&self, user: &User, reason: &str) -> Status {
+        let user_name = quote(&user.name);
         let tail = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         match *self {
-            Ask::Path { verb, path } => {
-                let why = format!("User {who} cannot {verb} path {}{tail}", quoted(path));
-                Status::forbidden("", "", "", &why)
+            Attributes::Path { verb, path } => {
+                let message = format!("User {user_name} cannot {verb} path {}{tail}", quote(path));
+                Status::forbidden("", "", "", &message)
             }
-            Ask::Resource { verb, group, resource, subresource, namespace, name, .. } => {
+            Attributes::Resource { verb, group, resource, subresource, namespace, name, .. } => {
                 let slash = if subresource.is_empty() { "" } else { "/" };
-                let what = quoted(&format!("{resource}{slash}{subresource}"));
-                let place = match namespace {
+                let what = quote(&format!("{resource}{slash}{subresource}"));
+                let scope = match namespace {
                     "" => "at the cluster scope".to_owned(),
-                    namespace => format!("in the namespace {}", quoted(namespace)),
+                    namespace => format!("in the namespace {}", quote(namespace)),
                 };
-                let why = format!(
-                    "User {who} cannot {verb} resource {what} in API group {} {place}{tail}",
-                    quoted(group)
+                let message = format!(
+                    "User {user_name} cannot {verb} resource {what} in API group {} {scope}{tail}",
+                    quote(group)
                 );
-                Status::forbidden(group, resource, name, &why)
+                Status::forbidden(group, resource, name, &message)
             }
         }
     }
 }
 
 /// Several problems as one text: each once, in brackets where there is more than one.
-pub fn together(problems: &[String]) -> String {
+pub fn aggregate_errors(errors: &[String]) -> String {
     let mut seen = HashSet::new();
-    let each: Vec<&str> =
-        problems.iter().map(String::as_str).filter(|problem| seen.insert(*problem)).collect();
-    if each.len() == 1 { each.concat() } else { format!("[{}]", each.join(", ")) }
+    let unique: Vec<&str> =
+        errors.iter().map(String::as_str).filter(|evaluation_error| seen.insert(*evaluation_error)).collect();
+    if unique.len() == 1 { unique.concat() } else { format!("[{}]", unique.join(", ")) }
 }
 
 fn row(plural: &str) -> &'static api::Resource {
-    api::table::find(GROUP, "v1", plural).expect("the kinds of RBAC are in the table")
+    api::resource_table::find_resource(GROUP, "v1", plural).expect("the kinds of RBAC are in the table")
 }

@@ -13,7 +13,7 @@ use store::Revision;
 use crate::body::Body;
 use crate::cache::{CacheError, Shard};
 use crate::object::Object;
-use crate::options::{ListOptions, Version, read_version};
+use crate::options::{ListOptions, ResourceVersionMatch, read_version};
 use crate::registry::prefix;
 use crate::render::{ListMeta, Renderer};
 use crate::request::{Query, Target};
@@ -27,19 +27,19 @@ pub async fn get(
     query: &Query,
     renderer: &Renderer,
 ) -> Result<Response<Body>, Status> {
-    let version = match read_version(query.get("resourceVersion")).map_err(unknown)? {
-        None => Version::MostRecent,
-        Some(0) => Version::Any,
-        Some(revision) => Version::NotOlderThan(revision),
+    let version = match read_version(query.get("resourceVersion")).map_err(unknown_error)? {
+        None => ResourceVersionMatch::MostRecent,
+        Some(0) => ResourceVersionMatch::Any,
+        Some(revision) => ResourceVersionMatch::NotOlderThan(revision),
     };
-    server.fresh(version).await?;
+    server.wait_until_fresh(version).await?;
     let object = server.find(target).ok_or_else(|| target.not_found())?;
-    let object = server.shown(target.resource, object).await?;
+    let object = server.convert_for_request(target.resource, object).await?;
     Ok(renderer.object(StatusCode::OK, &object))
 }
 
 /// What upstream has no word for.
-fn unknown(message: String) -> Status {
+fn unknown_error(message: String) -> Status {
     Status::failure(500, "", message)
 }
 
@@ -49,53 +49,58 @@ pub async fn list(
     options: &ListOptions,
     renderer: &Renderer,
 ) -> Result<Response<Body>, Status> {
-    let (objects, meta) = select(server, target, options).await?;
+    let (objects, meta) = select_objects(server, target, options).await?;
     Ok(renderer.list(objects, &meta).await)
 }
 
 /// The objects a list is about and what its metadata says.
-pub async fn select(
+pub async fn select_objects(
     server: &Server,
     target: &Target,
     options: &ListOptions,
 ) -> Result<(Vec<Arc<Object>>, ListMeta), Status> {
-    let token =
-        if options.token.is_empty() { None } else { Some(Token::parse(&options.token, &options.version)?) };
+    let token = if options.token.is_empty() {
+        None
+    } else {
+        Some(ContinueToken::parse(&options.token, &options.version)?)
+    };
     match (token, options.version) {
         (Some(token), _) if token.rv > 0 => {
-            past(server, target, options, token.rv as Revision, Some(&token.start)).await
+            list_from_store(server, target, options, token.rv as Revision, Some(&token.start)).await
         }
         (Some(token), _) => {
-            server.fresh(Version::MostRecent).await?;
-            present(server, target, options, Some(&token.start)).await
+            server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
+            list_from_cache(server, target, options, Some(&token.start)).await
         }
-        (None, Version::Exact(revision)) => past(server, target, options, revision, None).await,
+        (None, ResourceVersionMatch::Exact(revision)) => {
+            list_from_store(server, target, options, revision, None).await
+        }
         (None, version) => {
-            server.fresh(version).await?;
-            present(server, target, options, None).await
+            server.wait_until_fresh(version).await?;
+            list_from_cache(server, target, options, None).await
         }
     }
 }
 
 /// From the cache.
-async fn present(
+async fn list_from_cache(
     server: &Server,
     target: &Target,
     options: &ListOptions,
     after: Option<&str>,
 ) -> Result<(Vec<Arc<Object>>, ListMeta), Status> {
     let known = server.cache.revision();
-    let scope = target.scope(&options.selection);
+    let scope = target.key_prefix(&options.selection);
     let snapshot =
-        server.shard(target.resource).snapshot_with(&scope, known, &options.selection.exact_labels());
+        server.shard(target.resource).snapshot_with_labels(&scope, known, &options.selection.exact_labels());
     let mut objects = snapshot.objects;
     if let Some(start) = after {
         let start = format!("{}{start}", prefix(target.resource));
         objects.retain(|object| *object.key >= *start);
     }
     // What a custom object is selected by is what clients see of it.
-    if options.selection.looks_inside() {
-        objects = server.shown_all(target.resource, objects).await?;
+    if options.selection.needs_decoding() {
+        objects = server.convert_all_for_request(target.resource, objects).await?;
     }
     let all = options.selection.is_everything();
     if !all {
@@ -106,13 +111,13 @@ async fn present(
         // How many more match is only said where it is known without looking: when everything does.
         meta.remaining = all.then(|| objects.len() - options.limit);
         objects.truncate(options.limit);
-        meta.token = Token::after(target, objects.last(), snapshot.revision as i64);
+        meta.token = ContinueToken::after(target, objects.last(), snapshot.revision as i64);
     }
-    Ok((server.shown_all(target.resource, objects).await?, meta))
+    Ok((server.convert_all_for_request(target.resource, objects).await?, meta))
 }
 
 /// From the store's history.
-async fn past(
+async fn list_from_store(
     server: &Server,
     target: &Target,
     options: &ListOptions,
@@ -123,12 +128,12 @@ async fn past(
     let mut from = start.map(|start| format!("{}{start}", prefix(target.resource)));
     let mut objects: Vec<Arc<Object>> = Vec::new();
     let mut meta = ListMeta { revision, ..ListMeta::default() };
-    let wanted = if options.limit == 0 { usize::MAX } else { options.limit };
+    let limit = if options.limit == 0 { usize::MAX } else { options.limit };
     loop {
         // One more than wanted tells whether there is more that matches.
         let page = server
             .store
-            .list(&collection, from.as_deref(), wanted.saturating_add(1).min(1_000), Some(revision))
+            .list(&collection, from.as_deref(), limit.saturating_add(1).min(1_000), Some(revision))
             .await;
         let page = page.map_err(|error| expired(error, start))?;
         from = page.entries.last().map(|entry| format!("{}\0", entry.key));
@@ -136,19 +141,19 @@ async fn past(
         let read = page.entries.len();
         for entry in page.entries {
             let Ok(object) = Object::new(entry.key, entry.value, entry.revision) else { continue };
-            let object = server.shown(target.resource, Arc::new(object)).await?;
+            let object = server.convert_for_request(target.resource, Arc::new(object)).await?;
             if options.selection.matches(&object) {
                 objects.push(object);
             }
         }
-        if objects.len() > wanted {
-            let beyond = objects.len() - wanted;
-            objects.truncate(wanted);
-            meta.token = Token::after(target, objects.last(), revision as i64);
+        if objects.len() > limit {
+            let extra = objects.len() - limit;
+            objects.truncate(limit);
+            meta.token = ContinueToken::after(target, objects.last(), revision as i64);
             if options.selection.is_everything() {
-                meta.remaining = Some(beyond + page.remaining);
+                meta.remaining = Some(extra + page.remaining);
             }
-            debug_assert!(before <= wanted && read > 0);
+            debug_assert!(before <= limit && read > 0);
             break;
         }
         if page.remaining == 0 || read == 0 {
@@ -164,24 +169,26 @@ fn expired(error: store::Error, start: Option<&str>) -> Status {
             Some(start) => {
                 let mut status = Status::expired(CONTINUE_EXPIRED);
                 // The client may go on from here, at the price of consistency.
-                let token = Token { v: VERSION.into(), rv: -1, start: start.to_owned() }.print();
+                let token =
+                    ContinueToken { v: CONTINUE_TOKEN_VERSION.into(), rv: -1, start: start.to_owned() }
+                        .print();
                 status.metadata.token = token.into();
                 status
             }
             None => Status::expired("The resourceVersion for the provided list is too old."),
         },
-        store::Error::Future { asked, current } => too_large(asked, current, 0),
+        store::Error::Future { requested: asked, current } => too_large(asked, current, 0),
         other => Status::internal(other),
     }
 }
 
 /// The client has seen a revision this server has not.
-fn too_large(asked: Revision, current: Revision, retry: u32) -> Status {
-    let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
+fn too_large(requested: Revision, current: Revision, retry: u32) -> Status {
+    let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
     let mut status = Status::failure(504, "Timeout", message);
     let details = status.details.get_or_insert_default();
     details.retry_after_seconds = retry;
-    details.causes.push(api::status::Cause {
+    details.causes.push(api::status::StatusCause {
         reason: "ResourceVersionTooLarge".into(),
         message: "Too large resource version".into(),
         field: String::new(),
@@ -191,14 +198,14 @@ fn too_large(asked: Revision, current: Revision, retry: u32) -> Status {
 
 impl Server {
     /// Waits until the cache is as fresh as `version` asks.
-    pub async fn fresh(&self, version: Version) -> Result<(), Status> {
+    pub async fn wait_until_fresh(&self, version: ResourceVersionMatch) -> Result<(), Status> {
         let revision = match version {
-            Version::Any => return Ok(()),
-            Version::MostRecent => self.store.revision().await.map_err(Status::internal)?,
-            Version::NotOlderThan(revision) | Version::Exact(revision) => revision,
+            ResourceVersionMatch::Any => return Ok(()),
+            ResourceVersionMatch::MostRecent => self.store.revision().await.map_err(Status::internal)?,
+            ResourceVersionMatch::NotOlderThan(revision) | ResourceVersionMatch::Exact(revision) => revision,
         };
-        self.cache.reached(revision).await.map_err(|error| match error {
-            CacheError::TooLarge { asked, current } => too_large(asked, current, 1),
+        self.cache.wait_until_fresh(revision).await.map_err(|error| match error {
+            CacheError::TooLarge { requested: asked, current } => too_large(asked, current, 1),
             CacheError::TooOld { .. } => Status::expired(error.to_string()),
         })
     }
@@ -213,11 +220,11 @@ impl Server {
     }
 }
 
-const VERSION: &str = "meta.k8s.io/v1";
+const CONTINUE_TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
 /// A continue token: upstream's form, so that its tools can read ours.
 #[derive(Debug, Serialize, Deserialize)]
-struct Token {
+struct ContinueToken {
     v: String,
     /// The revision of the first page; -1 where the client gave up consistency.
     #[serde(default)]
@@ -227,24 +234,25 @@ struct Token {
     start: String,
 }
 
-impl Token {
+impl ContinueToken {
     fn after(target: &Target, last: Option<&Arc<Object>>, rv: i64) -> String {
         let last = last.map_or("", |object| &object.key);
         let start = format!("{}\0", last.strip_prefix(&prefix(target.resource)).unwrap_or(last));
-        Token { v: VERSION.into(), rv, start }.print()
+        ContinueToken { v: CONTINUE_TOKEN_VERSION.into(), rv, start }.print()
     }
 
     fn print(&self) -> String {
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    fn parse(text: &str, version: &Version) -> Result<Token, Status> {
-        let bad = |why: String| {
-            Status::bad_request(format!("invalid continue token: continue key is not valid{why}"))
+    fn parse(text: &str, version: &ResourceVersionMatch) -> Result<ContinueToken, Status> {
+        let bad = |reason: String| {
+            Status::bad_request(format!("invalid continue token: continue key is not valid{reason}"))
         };
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|error| bad(format!(": {error}")))?;
-        let token: Token = serde_json::from_slice(&bytes).map_err(|error| bad(format!(": {error}")))?;
-        if token.v != VERSION {
+        let token: ContinueToken =
+            serde_json::from_slice(&bytes).map_err(|error| bad(format!(": {error}")))?;
+        if token.v != CONTINUE_TOKEN_VERSION {
             return Err(bad(format!(": server does not recognize this encoded version {}", token.v)));
         }
         if token.rv == 0 {
@@ -258,12 +266,12 @@ impl Token {
         if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(bad(format!(": {}", token.start)));
         }
-        if !matches!(version, Version::MostRecent | Version::Any) {
+        if !matches!(version, ResourceVersionMatch::MostRecent | ResourceVersionMatch::Any) {
             return Err(Status::bad_request(
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        Ok(Token { start: key.to_owned(), ..token })
+        Ok(ContinueToken { start: key.to_owned(), ..token })
     }
 }
 
@@ -272,25 +280,28 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(json: &str, version: Version, expected: Result<&str, &str>) {
-        let found = Token::parse(&URL_SAFE_NO_PAD.encode(json), &version);
+    fn check(json: &str, version: ResourceVersionMatch, expected: Result<&str, &str>) {
+        let found = ContinueToken::parse(&URL_SAFE_NO_PAD.encode(json), &version);
         let found =
             found.map(|token| format!("{} {}", token.rv, token.start)).map_err(|status| status.message);
         assert_eq!(found.as_deref().map_err(String::as_str), expected, "{json}");
     }
 
     #[test]
-    fn continue_tokens() {
-        let token = Token { v: VERSION.into(), rv: 7, start: "a/b\0".into() };
-        assert_eq!(Token::parse(&token.print(), &Version::MostRecent).unwrap().start, "a/b\0");
+    fn continue_tokens_are_validated() {
+        let token = ContinueToken { v: CONTINUE_TOKEN_VERSION.into(), rv: 7, start: "a/b\0".into() };
+        assert_eq!(
+            ContinueToken::parse(&token.print(), &ResourceVersionMatch::MostRecent).unwrap().start,
+            "a/b\0"
+        );
         let good = r#"{"v":"meta.k8s.io/v1","rv":-1,"start":"/a/b"}"#;
-        check(good, Version::Any, Ok("-1 a/b"));
+        check(good, ResourceVersionMatch::Any, Ok("-1 a/b"));
         check(
             good,
-            Version::NotOlderThan(3),
+            ResourceVersionMatch::NotOlderThan(3),
             Err("specifying resource version is not allowed when using continue"),
         );
-        for (json, why) in [
+        for (json, reason) in [
             (r#"{"v":"v9","rv":1,"start":"a"}"#, ": server does not recognize this encoded version v9"),
             (
                 r#"{"v":"meta.k8s.io/v1","start":"a"}"#,
@@ -300,8 +311,8 @@ mod tests {
             (r#"{"v":"meta.k8s.io/v1","rv":1,"start":"../a"}"#, ": ../a"),
             (r#"{"v":"meta.k8s.io/v1","rv":1,"start":"//a"}"#, ": //a"),
         ] {
-            let message = format!("invalid continue token: continue key is not valid{why}");
-            check(json, Version::MostRecent, Err(&message));
+            let message = format!("invalid continue token: continue key is not valid{reason}");
+            check(json, ResourceVersionMatch::MostRecent, Err(&message));
         }
     }
 }

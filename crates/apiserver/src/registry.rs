@@ -6,25 +6,25 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use api::Resource;
-use api::custom::{Definition, RowKey};
-use api::table::Storage;
+use api::custom::{CustomResourceKey, Definition};
+use api::resource_table::Storage;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::cache::REGISTRY;
+use crate::cache::REGISTRY_PREFIX;
 
 pub struct Registry {
     rows: Vec<&'static Resource>,
-    custom: RwLock<Arc<Custom>>,
+    custom: RwLock<Arc<CustomRows>>,
     /// Every custom row there ever was: a kind that comes back gets its row back.
-    made: Mutex<HashMap<RowKey, &'static Resource>>,
+    row_cache: Mutex<HashMap<CustomResourceKey, &'static Resource>>,
     /// Counts how often the custom rows have changed.
     changes: watch::Sender<u64>,
 }
 
 /// The custom kinds that are served now.
 #[derive(Default)]
-struct Custom {
+struct CustomRows {
     rows: Vec<&'static Resource>,
     by_plural: HashMap<&'static str, Vec<&'static Resource>>,
 }
@@ -34,7 +34,7 @@ pub enum RuntimeConfigError {
     #[error(
         "runtime-config {0:?} is not of the form group/version[/resource]=true|false or api/all|ga=true|false"
     )]
-    Form(String),
+    Syntax(String),
     #[error("runtime-config {0:?} names no known group and version")]
     Unknown(String),
 }
@@ -42,12 +42,12 @@ pub enum RuntimeConfigError {
 impl Registry {
     /// `switches` are upstream's `--runtime-config` entries: `batch/v1=false`, `api/all=true`,
     /// `apps/v1/deployments=false`. Later entries win over earlier ones.
-    pub fn new(switches: &[String]) -> Result<Registry, RuntimeConfigError> {
+    pub fn new(runtime_config: &[String]) -> Result<Registry, RuntimeConfigError> {
         let mut rows: Vec<(&'static Resource, bool)> = api::RESOURCES.iter().map(|row| (row, true)).collect();
-        for switch in switches {
-            let form = || RuntimeConfigError::Form(switch.clone());
-            let (name, value) = switch.split_once('=').unwrap_or((switch, "true"));
-            let on: bool = value.parse().map_err(|_| form())?;
+        for entry in runtime_config {
+            let syntax_error = || RuntimeConfigError::Syntax(entry.clone());
+            let (name, value) = entry.split_once('=').unwrap_or((entry, "true"));
+            let on: bool = value.parse().map_err(|_| syntax_error())?;
             let parts: Vec<&str> = name.split('/').collect();
             let matches = |row: &Resource| match parts.as_slice() {
                 ["api", "all" | "ga"] => Some(true),
@@ -61,19 +61,19 @@ impl Registry {
             };
             let mut found = name == "api/beta" || name == "api/alpha";
             for (row, enabled) in &mut rows {
-                if matches(row).ok_or_else(form)? {
+                if matches(row).ok_or_else(syntax_error)? {
                     *enabled = on;
                     found = true;
                 }
             }
             if !found {
-                return Err(RuntimeConfigError::Unknown(switch.clone()));
+                return Err(RuntimeConfigError::Unknown(entry.clone()));
             }
         }
         Ok(Registry {
             rows: rows.into_iter().filter(|(_, on)| *on).map(|(row, _)| row).collect(),
             custom: RwLock::default(),
-            made: Mutex::default(),
+            row_cache: Mutex::default(),
             changes: watch::Sender::new(0),
         })
     }
@@ -95,9 +95,9 @@ impl Registry {
         let mut seen: Option<(&str, &str)> = None;
         self.rows().into_iter().filter(move |row| {
             // The versions of a custom kind stand side by side and are stored as one.
-            let again = row.custom.is_some() && seen == Some((row.group, row.plural));
+            let is_duplicate = row.custom.is_some() && seen == Some((row.group, row.plural));
             seen = Some((row.group, row.plural));
-            row.storage == Storage::Own && !again
+            row.storage == Storage::Own && !is_duplicate
         })
     }
 
@@ -108,12 +108,12 @@ impl Registry {
 
     /// The rows of a definition, which from now on go by it.
     pub fn rows_of(&self, definition: &Arc<Definition>) -> Vec<&'static Resource> {
-        let mut made = self.made.lock();
+        let mut row_cache = self.row_cache.lock();
         let mut rows = Vec::new();
-        for key in RowKey::of(definition) {
-            let row = *made.entry(key).or_insert_with_key(|key| key.row(definition.clone()));
-            if let Some(slot) = row.custom {
-                slot.set(definition.clone());
+        for key in CustomResourceKey::from_definition(definition) {
+            let row = *row_cache.entry(key).or_insert_with_key(|key| key.to_resource(definition.clone()));
+            if let Some(crd) = row.custom {
+                crd.set(definition.clone());
             }
             rows.push(row);
         }
@@ -121,8 +121,8 @@ impl Registry {
     }
 
     /// Serves these custom kinds and no others.
-    pub fn serve(&self, rows: impl Iterator<Item = &'static Resource>) {
-        let mut custom = Custom { rows: rows.collect(), by_plural: HashMap::new() };
+    pub fn set_custom_rows(&self, rows: impl Iterator<Item = &'static Resource>) {
+        let mut custom = CustomRows { rows: rows.collect(), by_plural: HashMap::new() };
         for row in &custom.rows {
             custom.by_plural.entry(row.plural).or_default().push(row);
         }
@@ -139,7 +139,7 @@ impl Registry {
 /// The row in whose form objects of `row` are stored.
 pub fn stored_as(row: &'static Resource) -> &'static Resource {
     match row.storage {
-        Storage::As(group, version, plural) => api::RESOURCES
+        Storage::StoredAs(group, version, plural) => api::RESOURCES
             .iter()
             .find(|other| other.group == group && other.version == version && other.plural == plural)
             .expect("the table names an existing row as storage"),
@@ -151,9 +151,9 @@ pub fn stored_as(row: &'static Resource) -> &'static Resource {
 pub fn prefix(row: &'static Resource) -> String {
     let row = stored_as(row);
     if row.group.is_empty() {
-        format!("{REGISTRY}{}/", row.plural)
+        format!("{REGISTRY_PREFIX}{}/", row.plural)
     } else {
-        format!("{REGISTRY}{}/{}/", row.group, row.plural)
+        format!("{REGISTRY_PREFIX}{}/{}/", row.group, row.plural)
     }
 }
 
@@ -161,26 +161,26 @@ pub fn prefix(row: &'static Resource) -> String {
 mod tests {
     use super::*;
 
-    fn switched(switches: &[&str]) -> Result<Registry, RuntimeConfigError> {
-        Registry::new(&switches.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
+    fn registry_with(runtime_config: &[&str]) -> Result<Registry, RuntimeConfigError> {
+        Registry::new(&runtime_config.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
-    fn runtime_config_switches_groups_versions_and_resources() {
-        let registry = switched(&["batch/v1=false", "apps/v1/deployments=false"]).unwrap();
+    fn runtime_config_disables_groups_versions_and_resources() {
+        let registry = registry_with(&["batch/v1=false", "apps/v1/deployments=false"]).unwrap();
         assert!(registry.find("batch", "v1", "jobs").is_none());
         assert!(registry.find("apps", "v1", "deployments").is_none());
         assert!(registry.find("apps", "v1", "replicasets").is_some());
-        let only_core = switched(&["api/all=false", "v1=true"]).unwrap();
+        let only_core = registry_with(&["api/all=false", "v1=true"]).unwrap();
         assert!(only_core.rows().iter().all(|row| row.group.is_empty()));
-        assert!(matches!(switched(&["nope/v1=true"]), Err(RuntimeConfigError::Unknown(_))));
-        assert!(matches!(switched(&["batch/v1=maybe"]), Err(RuntimeConfigError::Form(_))));
+        assert!(matches!(registry_with(&["nope/v1=true"]), Err(RuntimeConfigError::Unknown(_))));
+        assert!(matches!(registry_with(&["batch/v1=maybe"]), Err(RuntimeConfigError::Syntax(_))));
     }
 
     #[test]
-    fn every_row_finds_its_storage() {
+    fn every_row_has_a_storage_prefix() {
         for row in api::RESOURCES {
-            assert!(prefix(row).starts_with(REGISTRY) && prefix(row).ends_with('/'), "{}", row.plural);
+            assert!(prefix(row).starts_with(REGISTRY_PREFIX) && prefix(row).ends_with('/'), "{}", row.plural);
         }
     }
 }

@@ -19,37 +19,37 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::pipe::PipeFlags;
 use tokio::sync::{mpsc, watch};
 
-use crate::cache::stopped;
+use crate::cache::wait_for_shutdown;
 use crate::server::Server;
 
 /// Takes up the new text of a file, or says why not.
-pub type Take = Box<dyn Fn(String) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+pub type ApplyConfig = Box<dyn Fn(String) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
 /// How often what was reloaded, under upstream's names.
 #[derive(Default)]
-pub struct Reloads(Mutex<BTreeMap<&'static str, Count>>);
+pub struct ReloadMetrics(Mutex<BTreeMap<&'static str, ReloadCount>>);
 
 #[derive(Default)]
-struct Count {
+struct ReloadCount {
     succeeded: u64,
     failed: u64,
     last: [Option<i64>; 2],
 }
 
-impl Reloads {
-    fn count(&self, what: &'static str, good: bool) {
+impl ReloadMetrics {
+    fn record(&self, config_name: &'static str, success: bool) {
         let mut counts = self.0.lock();
-        let count = counts.entry(what).or_default();
-        match good {
+        let count = counts.entry(config_name).or_default();
+        match success {
             true => count.succeeded += 1,
             false => count.failed += 1,
         }
-        count.last[usize::from(good)] = Some(Timestamp::now().as_second());
+        count.last[usize::from(success)] = Some(Timestamp::now().as_second());
     }
 
     pub fn print(&self, out: &mut String) {
-        for (what, count) in self.0.lock().iter() {
-            let name = format!("apiserver_{what}_config_controller_automatic_reload");
+        for (config_name, count) in self.0.lock().iter() {
+            let name = format!("apiserver_{config_name}_config_controller_automatic_reload");
             let _ = writeln!(out, "# HELP {name}s_total Reloads of a file.\n# TYPE {name}s_total counter");
             for (status, number) in [("failure", count.failed), ("success", count.succeeded)] {
                 let _ = writeln!(out, "{name}s_total{{status=\"{status}\"}} {number}");
@@ -66,29 +66,33 @@ impl Reloads {
 }
 
 /// A file that is being watched.
-pub struct File {
+pub struct ConfigFile {
     path: PathBuf,
-    folder: std::io::Result<Folder>,
-    known: Option<String>,
+    directory: std::io::Result<DirectoryWatcher>,
+    last_content: Option<String>,
 }
 
-impl File {
+impl ConfigFile {
     /// From now on no change is missed.
-    pub fn watch(path: PathBuf) -> File {
-        File { folder: Folder::of(&path), known: std::fs::read_to_string(&path).ok(), path }
+    pub fn watch(path: PathBuf) -> ConfigFile {
+        ConfigFile {
+            directory: DirectoryWatcher::of(&path),
+            last_content: std::fs::read_to_string(&path).ok(),
+            path,
+        }
     }
 }
 
 /// Takes up a file whenever it has changed, until the server stops. `what` is the file's place in metrics.
-pub async fn follow(
+pub async fn watch_file(
     server: Arc<Server>,
-    what: &'static str,
-    File { path, folder, mut known }: File,
-    take: Take,
+    config_name: &'static str,
+    ConfigFile { path, directory: folder, mut last_content }: ConfigFile,
+    apply: ApplyConfig,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let mut folder = match folder {
-        Ok(folder) => folder,
+    let mut directory = match folder {
+        Ok(directory) => directory,
         Err(error) => {
             tracing::warn!(%error, path = %path.display(), "changes of this file will not be noticed");
             return;
@@ -96,48 +100,50 @@ pub async fn follow(
     };
     loop {
         tokio::select! {
-            heard = folder.changed() => if !heard {
+            is_open = directory.changed() => if !is_open {
                 tracing::warn!(path = %path.display(), "changes of this file are no longer noticed");
                 return;
             },
-            () = stopped(&mut shutdown) => return,
+            () = wait_for_shutdown(&mut shutdown) => return,
         }
         // Between two renames there may be no file.
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        if known.as_ref() == Some(&text) {
+        if last_content.as_ref() == Some(&text) {
             continue;
         }
-        known = Some(text.clone());
-        let taken = take(text).await;
-        server.reloads.count(what, taken.is_ok());
-        match taken {
+        last_content = Some(text.clone());
+        let result = apply(text).await;
+        server.reload_metrics.record(config_name, result.is_ok());
+        match result {
             Ok(()) => tracing::info!(path = %path.display(), "took up a configuration that has changed"),
-            Err(why) => {
-                tracing::error!(path = %path.display(), why, "the old configuration goes on counting")
+            Err(reason) => {
+                tracing::error!(path = %path.display(), reason, "the old configuration goes on counting")
             }
         }
     }
 }
 
 /// What happens in a folder, heard of by a thread that sleeps until the kernel has something to say.
-struct Folder {
+struct DirectoryWatcher {
     events: mpsc::Receiver<()>,
     /// The thread ends when this is closed.
     _end: OwnedFd,
 }
 
-impl Folder {
-    fn of(path: &Path) -> std::io::Result<Folder> {
-        let wanted = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::DELETE;
+impl DirectoryWatcher {
+    fn of(path: &Path) -> std::io::Result<DirectoryWatcher> {
+        let watch_flags =
+            WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::CREATE | WatchFlags::DELETE;
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        inotify::add_watch(&fd, folder, wanted)?;
-        let (ended, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let directory =
+            path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        inotify::add_watch(&fd, directory, watch_flags)?;
+        let (stop, end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let (sender, events) = mpsc::channel(1);
         std::thread::Builder::new()
             .name("configuration".into())
-            .spawn(move || listen(&fd, &ended, &sender))?;
-        Ok(Folder { events, _end: end })
+            .spawn(move || forward_events(&fd, &stop, &sender))?;
+        Ok(DirectoryWatcher { events, _end: end })
     }
 
     /// Waits until something has happened; false once nothing is heard any more.
@@ -146,9 +152,9 @@ impl Folder {
     }
 }
 
-fn listen(fd: &OwnedFd, ended: &OwnedFd, sender: &mpsc::Sender<()>) {
+fn forward_events(fd: &OwnedFd, stop: &OwnedFd, sender: &mpsc::Sender<()>) {
     loop {
-        let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         match rustix::event::poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
@@ -156,9 +162,9 @@ fn listen(fd: &OwnedFd, ended: &OwnedFd, sender: &mpsc::Sender<()>) {
             Ok(_) => {}
         }
         let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut news = inotify::Reader::new(fd, &mut buffer);
+        let mut reader = inotify::Reader::new(fd, &mut buffer);
         loop {
-            match news.next() {
+            match reader.next() {
                 Ok(_) => {}
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(_) => return,
@@ -176,24 +182,30 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::tests::Rig;
+    use crate::tests::TestServer;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn files_are_taken_up_however_they_are_written() {
-        let rig = Rig::start().await;
+    async fn changed_files_are_applied_after_write_or_rename() {
+        let test_server = TestServer::start().await;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "0").unwrap();
-        let (sender, mut taken) = mpsc::unbounded_channel();
-        let take: Take = Box::new(move |text| {
-            let good = if text == "bad" { Err("it is bad".to_owned()) } else { Ok(()) };
+        let (sender, mut applied) = mpsc::unbounded_channel();
+        let apply: ApplyConfig = Box::new(move |text| {
+            let success = if text == "bad" { Err("it is bad".to_owned()) } else { Ok(()) };
             sender.send(text).unwrap();
-            Box::pin(std::future::ready(good))
+            Box::pin(std::future::ready(success))
         });
-        let file = File::watch(path.clone());
-        tokio::spawn(follow(rig.server.clone(), "authorization", file, take, rig.stop.subscribe()));
+        let file = ConfigFile::watch(path.clone());
+        tokio::spawn(watch_file(
+            test_server.server.clone(),
+            "authorization",
+            file,
+            apply,
+            test_server.stop.subscribe(),
+        ));
         let mut next =
-            async || tokio::time::timeout(Duration::from_secs(20), taken.recv()).await.unwrap().unwrap();
+            async || tokio::time::timeout(Duration::from_secs(20), applied.recv()).await.unwrap().unwrap();
         std::fs::write(&path, "in place").unwrap();
         while next().await != "in place" {}
         let other = dir.path().join("other");
@@ -209,7 +221,7 @@ mod tests {
         std::fs::rename(dir.path().join("another"), &path).unwrap();
         while next().await != "x" {}
         let mut out = String::new();
-        rig.server.reloads.print(&mut out);
+        test_server.server.reload_metrics.print(&mut out);
         let line = "apiserver_authorization_config_controller_automatic_reloads_total{status=\"failure\"} 1";
         assert!(out.contains(line), "{out}");
     }

@@ -2,8 +2,8 @@
 //!
 //! Plain JSON of a kind in its stored version is the fast path: bytes are joined, nothing is decoded.
 
+mod field_order;
 mod list;
-mod order;
 
 use std::io::Write as _;
 
@@ -14,11 +14,11 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use store::Revision;
 
-pub use self::order::InOrder;
+pub use self::field_order::OrderedJson;
 use crate::body::Body;
 use crate::cache::{Event, json_line};
-use crate::negotiate::{Form, Format, Media};
-use crate::object::{Object, Place};
+use crate::negotiate::{Format, MediaType, OutputKind};
+use crate::object::{Object, ObjectPosition};
 use crate::registry::stored_as;
 
 /// Turns what handlers found into bytes; made once per request.
@@ -26,13 +26,13 @@ use crate::registry::stored_as;
 pub struct Renderer {
     pub resource: &'static Resource,
     pub format: Format,
-    pub include: Include,
+    pub include: IncludeObject,
     pub now: Timestamp,
 }
 
 /// `includeObject` of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Include {
+pub enum IncludeObject {
     Nothing,
     Metadata,
     Object,
@@ -46,15 +46,15 @@ pub struct ListMeta {
     pub remaining: Option<usize>,
 }
 
-impl Include {
-    pub fn parse(text: &str) -> Result<Include, Status> {
+impl IncludeObject {
+    pub fn parse(text: &str) -> Result<IncludeObject, Status> {
         match text {
-            "" | "Metadata" => Ok(Include::Metadata),
-            "None" => Ok(Include::Nothing),
-            "Object" => Ok(Include::Object),
+            "" | "Metadata" => Ok(IncludeObject::Metadata),
+            "None" => Ok(IncludeObject::Nothing),
+            "Object" => Ok(IncludeObject::Object),
             other => Err(Status::bad_request(format!(
                 "Unable to convert to Table as requested: includeObject: Invalid value: {}: must be 'Metadata', 'Object', 'None', or empty",
-                api::field::quoted(other)
+                api::field::quote(other)
             ))),
         }
     }
@@ -74,22 +74,22 @@ impl Renderer {
     pub fn object(&self, code: StatusCode, object: &Object) -> Response<Body> {
         if self.is_plain() {
             let mut bytes = Vec::with_capacity(object.size() + 48);
-            object.write_json(Place::Whole, object.revision, &mut bytes);
+            object.write_json(ObjectPosition::Root, object.revision, &mut bytes);
             bytes.push(b'\n');
-            return respond(code, Media::Json, bytes.into());
+            return build_response(code, MediaType::Json, bytes.into());
         }
-        self.value(code, self.converted(object, object.revision))
+        self.value(code, self.convert(object, object.revision))
     }
 
     /// An object that is already decoded, in the version asked for.
     pub fn value(&self, code: StatusCode, value: Value) -> Response<Body> {
-        match self.format.form {
-            Form::Object => encoded(code, &self.format, value),
-            Form::Metadata => encoded(code, &self.format, self.metadata_of(value)),
-            Form::Table => {
+        match self.format.output_kind {
+            OutputKind::Object => encode_response(code, &self.format, value),
+            OutputKind::Metadata => encode_response(code, &self.format, self.metadata_of(value)),
+            OutputKind::Table => {
                 let meta = json!({"resourceVersion": value.pointer("/metadata/resourceVersion").cloned().unwrap_or_default()});
                 let row = self.row(crate::codec::to_stored_version(self.resource, value));
-                encoded(code, &self.format, self.table(meta, row, true))
+                encode_response(code, &self.format, self.table(meta, row, true))
             }
         }
     }
@@ -99,16 +99,16 @@ impl Renderer {
         if self.is_plain() {
             return json_line(kind, object, revision);
         }
-        if self.format.form == Form::Metadata && self.format.media == Media::Json {
+        if self.format.output_kind == OutputKind::Metadata && self.format.media == MediaType::Json {
             let mut line = Vec::with_capacity(1024);
             let _ = write!(line, "{{\"type\":\"{kind}\",\"object\":");
             write_partial(self.format.meta_version(), object, revision, &mut line);
             line.extend_from_slice(b"}\n");
             return line.into();
         }
-        let value = match self.format.form {
-            Form::Table => object.value_at(revision),
-            _ => self.converted(object, revision),
+        let value = match self.format.output_kind {
+            OutputKind::Table => object.value_at(revision),
+            _ => self.convert(object, revision),
         };
         self.event_value(kind, value, first)
     }
@@ -140,10 +140,10 @@ impl Renderer {
     }
 
     fn event_value(&self, kind: &str, value: Value, first: bool) -> Bytes {
-        let value = match self.format.form {
-            Form::Object => value,
-            Form::Metadata => self.metadata_of(value),
-            Form::Table => {
+        let value = match self.format.output_kind {
+            OutputKind::Object => value,
+            OutputKind::Metadata => self.metadata_of(value),
+            OutputKind::Table => {
                 let revision = value.pointer("/metadata/resourceVersion").cloned().unwrap_or_default();
                 let row = self.row(value);
                 self.table(json!({"resourceVersion": revision}), row, first)
@@ -153,7 +153,7 @@ impl Renderer {
     }
 
     /// The object in the version asked for.
-    pub fn converted(&self, object: &Object, revision: Revision) -> Value {
+    pub fn convert(&self, object: &Object, revision: Revision) -> Value {
         crate::codec::from_stored(self.resource, object.value_at(revision))
     }
 
@@ -166,21 +166,22 @@ impl Renderer {
     /// A table's row for an object in the version it is stored in, which is what columns know.
     fn row(&self, value: Value) -> Value {
         let stored = stored_as(self.resource);
-        let cells = match self.resource.custom {
-            Some(slot) => slot.form().cells(&value, self.now),
+        let cell_values = match self.resource.custom {
+            Some(crd) => crd.version_schema().cells(&value, self.now),
             None => api::columns::cells(stored.group, stored.plural, &value, self.now),
         };
-        let mut row = json!({"cells": cells});
+        let mut row = json!({"cells": cell_values});
         let conditions = api::columns::conditions(stored.group, stored.plural, &value);
         if !conditions.is_empty() {
             row["conditions"] = Value::Array(conditions);
         }
         // Even a client that wants no objects is told that the initial events are complete.
-        let tells_end = value.pointer("/metadata/annotations/k8s.io~1initial-events-end").is_some();
+        let is_initial_events_end =
+            value.pointer("/metadata/annotations/k8s.io~1initial-events-end").is_some();
         row["object"] = match self.include {
-            Include::Object => crate::codec::from_stored(self.resource, value),
-            Include::Nothing if !tells_end => Value::Null,
-            Include::Nothing | Include::Metadata => self.metadata_of(value),
+            IncludeObject::Object => crate::codec::from_stored(self.resource, value),
+            IncludeObject::Nothing if !is_initial_events_end => Value::Null,
+            IncludeObject::Nothing | IncludeObject::Metadata => self.metadata_of(value),
         };
         row
     }
@@ -196,8 +197,8 @@ impl Renderer {
     }
 
     fn columns(&self) -> Value {
-        if let Some(slot) = self.resource.custom {
-            return slot.form().column_definitions();
+        if let Some(crd) = self.resource.custom {
+            return crd.version_schema().column_definitions();
         }
         let stored = stored_as(self.resource);
         let columns = api::columns::columns(stored.group, stored.plural);
@@ -234,13 +235,13 @@ fn list_meta(meta: &ListMeta) -> Value {
 }
 
 /// A value that is no stored object (reviews, scales, discovery) in the media type asked for.
-pub fn encoded(code: StatusCode, format: &Format, value: Value) -> Response<Body> {
+pub fn encode_response(code: StatusCode, format: &Format, value: Value) -> Response<Body> {
     let bytes = match format.media {
-        Media::Json => json(format, &InOrder::object(&value)),
-        Media::Yaml => crate::codec::to_yaml(&value).into_bytes(),
-        Media::Protobuf => crate::codec::to_protobuf(&value),
+        MediaType::Json => json(format, &OrderedJson::object(&value)),
+        MediaType::Yaml => crate::codec::to_yaml(&value).into_bytes(),
+        MediaType::Protobuf => crate::codec::to_protobuf(&value),
     };
-    respond(code, format.media, bytes.into())
+    build_response(code, format.media, bytes.into())
 }
 
 /// JSON text, indented for people.
@@ -251,7 +252,7 @@ pub fn json(format: &Format, value: &impl serde::Serialize) -> Vec<u8> {
     bytes
 }
 
-pub fn respond(code: StatusCode, media: Media, body: Body) -> Response<Body> {
+pub fn build_response(code: StatusCode, media: MediaType, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = code;
     let headers = response.headers_mut();
@@ -261,21 +262,22 @@ pub fn respond(code: StatusCode, media: Media, body: Body) -> Response<Body> {
 }
 
 /// A failure, in the media type asked for; tables have no form for it.
-pub fn failure(format: &Format, status: &Status) -> Response<Body> {
+pub fn status_response(format: &Format, status: &Status) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    if status.is_no_such_path() {
+    if status.is_unknown_path() {
         // Said as upstream's router says it; clients then add what they have asked for.
-        let mut response = respond(code, Media::Json, "404 page not found\n".as_bytes().to_vec().into());
+        let mut response =
+            build_response(code, MediaType::Json, "404 page not found\n".as_bytes().to_vec().into());
         let text = header::HeaderValue::from_static("text/plain; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, text);
         return response;
     }
     let mut response = match format.media {
         // Fields in upstream's order, for whoever reads them.
-        Media::Json => respond(code, Media::Json, json(format, status).into()),
+        MediaType::Json => build_response(code, MediaType::Json, json(format, status).into()),
         _ => {
             let value = serde_json::to_value(status).unwrap_or_default();
-            encoded(code, &Format { form: Form::Object, ..*format }, value)
+            encode_response(code, &Format { output_kind: OutputKind::Object, ..*format }, value)
         }
     };
     let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);

@@ -2,9 +2,9 @@
 
 use api::{Resource, Status};
 use http::Method;
-use stream::escapes;
+use stream::url_encoding;
 
-use crate::options::Selection;
+use crate::options::SelectionPredicate;
 use crate::registry::Registry;
 
 /// Where a request goes.
@@ -14,7 +14,7 @@ pub enum Route {
     /// `/api`, `/apis`, `/apis/apps`, `/api/v1`…: the segments.
     Discovery(Vec<String>),
     /// Anything else: health, version, metrics, OpenAPI.
-    Other,
+    NonResource,
 }
 
 /// The objects a request is about.
@@ -61,9 +61,9 @@ impl Target {
 
 impl Target {
     /// What the keys of all objects begin with that a selection can choose from.
-    pub fn scope(&self, selection: &Selection) -> String {
+    pub fn key_prefix(&self, selection: &SelectionPredicate) -> String {
         let collection = Target { name: String::new(), ..self.clone() }.key();
-        match selection.only_name() {
+        match selection.exact_name() {
             Some(name) if !self.namespace.is_empty() || !self.resource.namespaced => collection + name,
             _ => collection,
         }
@@ -73,13 +73,13 @@ impl Target {
 /// Finds the route of a path.
 pub fn route(registry: &Registry, path: &str) -> Result<Route, Status> {
     let segments: Vec<String> =
-        path.split('/').filter(|segment| !segment.is_empty()).map(escapes::decoded).collect();
+        path.split('/').filter(|segment| !segment.is_empty()).map(url_encoding::unescape).collect();
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     let (group, version, rest) = match parts.as_slice() {
         ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),
         ["apis", group, version, rest @ ..] if !rest.is_empty() => (*group, *version, rest),
         ["api", ..] | ["apis", ..] if parts.len() <= 3 => return Ok(Route::Discovery(segments)),
-        _ => return Ok(Route::Other),
+        _ => return Ok(Route::NonResource),
     };
     let (watch, rest) = match rest {
         ["watch", rest @ ..] => (true, rest),
@@ -90,21 +90,21 @@ pub fn route(registry: &Registry, path: &str) -> Result<Route, Status> {
         ["namespaces", _, "status" | "finalize"] => ("", "namespaces", &rest[1..]),
         ["namespaces", namespace, plural, rest @ ..] => (*namespace, *plural, rest),
         [plural, rest @ ..] => ("", *plural, rest),
-        [] => return Err(Status::no_such_path()),
+        [] => return Err(Status::unknown_path()),
     };
     let (name, subresource) = match rest {
         [] => ("", String::new()),
         [name] => (*name, String::new()),
         [name, subresource] => (*name, (*subresource).to_owned()),
         [name, "proxy", ..] => (*name, "proxy".to_owned()),
-        _ => return Err(Status::no_such_path()),
+        _ => return Err(Status::unknown_path()),
     };
-    let Some(resource) = registry.find(group, version, plural) else { return Err(Status::no_such_path()) };
-    let crossed =
+    let Some(resource) = registry.find(group, version, plural) else { return Err(Status::unknown_path()) };
+    let scope_mismatch =
         if resource.namespaced { namespace.is_empty() && !name.is_empty() } else { !namespace.is_empty() };
     let unknown = !subresource.is_empty() && resource.subresources.iter().all(|sub| sub.name != subresource);
-    if crossed || unknown {
-        return Err(Status::no_such_path());
+    if scope_mismatch || unknown {
+        return Err(Status::unknown_path());
     }
     Ok(Route::Resource(Target {
         resource,
@@ -136,7 +136,7 @@ pub struct Query(Vec<(String, String)>);
 
 impl Query {
     pub fn parse(raw: &str) -> Query {
-        Query(escapes::pairs(raw).collect())
+        Query(url_encoding::parse_query(raw).collect())
     }
 
     /// The first value, or `""`.
@@ -165,13 +165,13 @@ impl Query {
         match self.get(name) {
             "" => Ok(None),
             text => text.parse().map(Some).map_err(|error: std::num::ParseIntError| {
-                let why = match error.kind() {
+                let reason = match error.kind() {
                     std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => {
                         "value out of range"
                     }
                     _ => "invalid syntax",
                 };
-                Status::bad_request(format!("strconv.ParseInt: parsing {text:?}: {why}"))
+                Status::bad_request(format!("strconv.ParseInt: parsing {text:?}: {reason}"))
             }),
         }
     }
@@ -210,14 +210,14 @@ mod tests {
                 format!("{} {}|{}|{}", t.resource.plural, t.namespace, t.name, t.subresource)
             }
             Ok(Route::Discovery(parts)) => format!("discovery {}", parts.join(" ")),
-            Ok(Route::Other) => "other".to_owned(),
+            Ok(Route::NonResource) => "other".to_owned(),
             Err(status) => status.code.to_string(),
         };
         assert_eq!(found, expected, "{path}");
     }
 
     #[test]
-    fn paths() {
+    fn paths_map_to_routes() {
         check("/api/v1/pods", "pods ||");
         check("/api/v1/namespaces/a/pods/b", "pods a|b|");
         check("/api/v1/namespaces/a/pods/b/status", "pods a|b|status");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn queries() {
+    fn query_values_are_decoded() {
         let query = Query::parse("a=b%20c&limit=x&watch=1&big=99999999999999999999&plus=a+b&none");
         assert_eq!((query.get("a"), query.get("plus"), query.get("absent")), ("b c", "a b", ""));
         assert_eq!(

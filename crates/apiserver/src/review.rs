@@ -1,27 +1,27 @@
 //! Kinds that are asked and answered, never stored.
 
-use api::json::Json as _;
-use api::selector::{FieldSelector, escaped};
-use api::{Errors, Status};
+use api::json::JsonExt as _;
+use api::selector::{FieldSelector, escape};
+use api::{ErrorList, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::access::User;
 use crate::body::Body;
 use crate::codec;
-use crate::create::{invalid, place};
-use crate::nodes;
-use crate::rbac::{Ask, Rule};
-use crate::render::encoded;
+use crate::create::{invalid, set_namespace};
+use crate::node_authorizer;
+use crate::rbac::{Attributes, PolicyRule};
+use crate::render::encode_response;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
 use crate::tokens;
 use crate::write::WriteOptions;
 
-pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+pub async fn handle(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     let row = target.resource;
     if row.plural == "componentstatuses" {
-        return components(call, target).await;
+        return component_statuses(call, target).await;
     }
     if call.method != http::Method::POST || !target.name.is_empty() {
         return Err(method_not_allowed());
@@ -33,10 +33,10 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
     let media = codec::body_media(&call.headers)?;
     let mut review =
         codec::decode(media, &call.body, (row.group, row.version, row.kind), options.validation)?.value;
-    place(&mut review, target)?;
-    server.ask_webhooks(target, &mut review, &options).await?;
-    let mut errors = Errors::default();
-    row.rules.validate(&review, &mut errors);
+    set_namespace(&mut review, target)?;
+    server.admit_review(target, &mut review, &options).await?;
+    let mut errors = ErrorList::default();
+    row.strategy.validate(&review, &mut errors);
     invalid(row, "", &errors)?;
     review["status"] = match row.plural {
         "selfsubjectreviews" => json!({"userInfo": tokens::user_info(&call.user)}),
@@ -44,34 +44,34 @@ pub async fn answer(server: &Server, call: &Call, target: &Target) -> Result<Res
             api::authentication::token_review::token(&review)?;
             tokens::review(server, review.at("spec"), call.now).await
         }
-        "selfsubjectrulesreviews" => rules(server, &call.user, review.at("spec"))?,
-        "selfsubjectaccessreviews" => access(server, &call.user, review.at("spec")).await,
-        _ => access(server, &subject(review.at("spec")), review.at("spec")).await,
+        "selfsubjectrulesreviews" => evaluate_rules(server, &call.user, review.at("spec"))?,
+        "selfsubjectaccessreviews" => evaluate_access(server, &call.user, review.at("spec")).await,
+        _ => evaluate_access(server, &subject(review.at("spec")), review.at("spec")).await,
     };
     let created = if row.plural == "selfsubjectreviews" { options.timestamp().into() } else { Value::Null };
     review.object_mut("metadata").insert("creationTimestamp".into(), created);
-    Ok(encoded(StatusCode::CREATED, &call.format, review))
+    Ok(encode_response(StatusCode::CREATED, &call.format, review))
 }
 
 fn subject(spec: &Value) -> User {
-    let texts = |value: &Value| -> Vec<String> {
+    let string_list = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let extra = spec.entries("extra").map(|(key, values)| (key.to_owned(), texts(values)));
+    let extra = spec.entries("extra").map(|(key, values)| (key.to_owned(), string_list(values)));
     User {
         name: spec.text("user").to_owned(),
         uid: spec.text("uid").to_owned(),
-        groups: texts(spec.at("groups")),
+        groups: string_list(spec.at("groups")),
         extra: extra.collect(),
     }
 }
 
-async fn access(server: &Server, user: &User, spec: &Value) -> Value {
+async fn evaluate_access(server: &Server, user: &User, spec: &Value) -> Value {
     let resource = spec.at("resourceAttributes");
     let path = spec.at("nonResourceAttributes");
-    let fields = selected(resource.at("fieldSelector"));
-    let ask = if resource.is_object() {
-        Ask::Resource {
+    let fields = parse_field_selector(resource.at("fieldSelector"));
+    let attributes = if resource.is_object() {
+        Attributes::Resource {
             verb: resource.text("verb"),
             group: resource.text("group"),
             resource: resource.text("resource"),
@@ -81,14 +81,14 @@ async fn access(server: &Server, user: &User, spec: &Value) -> Value {
             fields: Some(&fields),
         }
     } else {
-        Ask::Path { verb: path.text("verb"), path: path.text("path") }
+        Attributes::Path { verb: path.text("verb"), path: path.text("path") }
     };
-    let verdict = server.rbac.judge(user, &ask).await;
+    let verdict = server.rbac.evaluate(user, &attributes).await;
     let mut status = json!({"allowed": verdict.allowed});
     if verdict.denied {
         status.set("denied", true);
     }
-    for (name, text) in [("reason", verdict.reason), ("evaluationError", verdict.problem)] {
+    for (name, text) in [("reason", verdict.reason), ("evaluationError", verdict.evaluation_error)] {
         if !text.is_empty() {
             status.set(name, text);
         }
@@ -97,10 +97,10 @@ async fn access(server: &Server, user: &User, spec: &Value) -> Value {
 }
 
 /// What of a field selector authorizers understand: fields that must have one value.
-fn selected(selector: &Value) -> FieldSelector {
+fn parse_field_selector(selector: &Value) -> FieldSelector {
     let terms = selector.items("requirements").iter().filter_map(|term| match term.items("values") {
         [Value::String(value)] if term.text("operator") == "In" => {
-            Some(format!("{}={}", term.text("key"), escaped(value)))
+            Some(format!("{}={}", term.text("key"), escape(value)))
         }
         _ => None,
     });
@@ -111,41 +111,41 @@ fn selected(selector: &Value) -> FieldSelector {
     FieldSelector::parse(&text).unwrap_or_default()
 }
 
-fn rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
+fn evaluate_rules(server: &Server, user: &User, spec: &Value) -> Result<Value, Status> {
     let namespace = spec.text("namespace");
     if namespace.is_empty() {
         return Err(Status::bad_request("no namespace on request"));
     }
-    let held = server.rbac.held(user, namespace);
+    let resolved = server.rbac.resolve_rules(user, namespace);
     let (mut resources, mut paths) = (Vec::new(), Vec::new());
-    for rule in &held.rules {
+    for rule in &resolved.rules {
         if !rule.resources.is_empty() {
-            resources.push(Rule { urls: Vec::new(), ..rule.clone() }.to_value());
+            resources.push(PolicyRule { urls: Vec::new(), ..rule.clone() }.to_value());
         }
         if !rule.urls.is_empty() {
             paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.urls}));
         }
     }
     // What a node may do depends on its pods.
-    let node = nodes::node_of(user).is_some();
-    let mut problems = held.problems;
+    let node = node_authorizer::node_name_of(user).is_some();
+    let mut errors = resolved.errors;
     if node {
-        problems.insert(0, "node authorizer does not support user rule resolution".to_owned());
+        errors.insert(0, "node authorizer does not support user rule resolution".to_owned());
     }
     let webhooks = server.rbac.chain().has_webhooks();
     if webhooks {
-        problems.push("webhook authorizer does not support user rule resolution".to_owned());
+        errors.push("webhook authorizer does not support user rule resolution".to_owned());
     }
     let mut status =
         json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": node || webhooks});
-    if !problems.is_empty() {
-        status.set("evaluationError", crate::rbac::together(&problems));
+    if !errors.is_empty() {
+        status.set("evaluationError", crate::rbac::aggregate_errors(&errors));
     }
     Ok(status)
 }
 
 /// The old health listing. Deprecated upstream; everything here lives and dies with this process.
-async fn components(call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+async fn component_statuses(call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     if !matches!(call.method.as_str(), "GET" | "HEAD") {
         return Err(method_not_allowed());
     }

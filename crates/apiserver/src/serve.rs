@@ -1,7 +1,7 @@
 //! The listener: TLS, HTTP/1.1 and HTTP/2, and an orderly end.
 
-mod lane;
-mod turns;
+mod large_response_limiter;
+mod write_budget;
 
 use std::convert::Infallible;
 use std::io;
@@ -21,63 +21,63 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::audit::Remote;
+use crate::audit::RemoteAddr;
 use crate::authentication::Peer;
-use crate::cache::stopped;
+use crate::cache::wait_for_shutdown;
 use crate::server::Server;
-use lane::{InLane, Lane, Sending};
-use turns::Turns;
+use large_response_limiter::{ConnectionResponses, LargeResponseLimiter, LimitedConnection};
+use write_budget::WriteBudget;
 
 /// How long clients may take: one that dawdles must not keep a connection from others.
 #[derive(Clone, Copy)]
-struct Patience {
+struct ConnectionTimeouts {
     /// To shake hands.
     handshake: Duration,
     /// To send the first request's headers.
-    first: Duration,
+    first_headers: Duration,
     /// To send the next request's headers over HTTP/1.1, the pause before them included.
-    next: Duration,
+    next_headers: Duration,
 }
 
 /// As upstream has it.
-const PATIENCE: Patience = Patience {
+const CONNECTION_TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts {
     handshake: Duration::from_secs(10),
-    first: Duration::from_secs(32),
-    next: Duration::from_secs(90),
+    first_headers: Duration::from_secs(32),
+    next_headers: Duration::from_secs(90),
 };
 /// How long requests may go on after the server was told to stop.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams a client may open on one HTTP/2 connection, as upstream allows.
 const MAX_STREAMS: u32 = 1000;
 /// Connections open at a time; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
 /// What a connection may hold in memory for a client that does not read, or for headers.
-const BUFFER: usize = 256 << 10;
+const CONNECTION_BUFFER_BYTES: usize = 256 << 10;
 
 /// A connection, and who it is from.
-pub type Accepted = (TcpStream, SocketAddr);
+pub type AcceptedConnection = (TcpStream, SocketAddr);
 
 /// Where connections come from: a listener, and somebody who listens elsewhere.
 pub struct Connections {
     listener: TcpListener,
-    more: Option<mpsc::Receiver<Accepted>>,
+    extra: Option<mpsc::Receiver<AcceptedConnection>>,
 }
 
 impl Connections {
-    pub fn new(listener: TcpListener, more: Option<mpsc::Receiver<Accepted>>) -> Connections {
-        Connections { listener, more }
+    pub fn new(listener: TcpListener, extra: Option<mpsc::Receiver<AcceptedConnection>>) -> Connections {
+        Connections { listener, extra }
     }
 
-    async fn accept(&mut self) -> io::Result<Accepted> {
-        let more = async {
-            match &mut self.more {
-                Some(more) => more.recv().await,
+    async fn accept(&mut self) -> io::Result<AcceptedConnection> {
+        let extra = async {
+            match &mut self.extra {
+                Some(extra) => extra.recv().await,
                 None => None,
             }
         };
         tokio::select! {
             accepted = self.listener.accept() => accepted,
-            Some(accepted) = more => Ok(accepted),
+            Some(accepted) = extra => Ok(accepted),
         }
     }
 }
@@ -88,7 +88,7 @@ pub async fn serve(
     tls: rustls::ServerConfig,
     shutdown: watch::Receiver<bool>,
 ) {
-    serve_with(server, connections, tls, shutdown, PATIENCE).await;
+    serve_with(server, connections, tls, shutdown, CONNECTION_TIMEOUTS).await;
 }
 
 async fn serve_with(
@@ -96,30 +96,30 @@ async fn serve_with(
     mut connections: Connections,
     tls: rustls::ServerConfig,
     mut shutdown: watch::Receiver<bool>,
-    patience: Patience,
+    timeouts: ConnectionTimeouts,
 ) {
-    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let tls_server = TlsAcceptor::from(Arc::new(tls));
     let graceful = GracefulShutdown::new();
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let lane = Lane::new(tokio::runtime::Handle::current().metrics().num_workers());
+    let connection_slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limiter = LargeResponseLimiter::new(tokio::runtime::Handle::current().metrics().num_workers());
     loop {
         let accept = async {
-            let place = room.clone().acquire_owned().await.expect("never closed");
-            (connections.accept().await, place)
+            let permit = connection_slots.clone().acquire_owned().await.expect("never closed");
+            (connections.accept().await, permit)
         };
         tokio::select! {
-            (accepted, place) = accept => match accepted {
+            (accepted, permit) = accept => match accepted {
                 Ok((stream, remote)) => {
                     let stream = (stream, remote.ip());
-                    let sending = Sending::new(lane.clone());
+                    let responses = ConnectionResponses::new(limiter.clone());
                     let watcher = graceful.watcher();
                     let connection =
-                        connection(server.clone(), acceptor.clone(), stream, watcher, patience, sending.clone());
-                    let held = async move {
+                        connection(server.clone(), tls_server.clone(), stream, watcher, timeouts, responses.clone());
+                    let task = async move {
                         connection.await;
-                        drop(place);
+                        drop(permit);
                     };
-                    tokio::spawn(InLane::new(held, sending));
+                    tokio::spawn(LimitedConnection::new(task, responses));
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely: let some be closed first.
@@ -127,63 +127,67 @@ async fn serve_with(
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
-            () = stopped(&mut shutdown) => break,
+            () = wait_for_shutdown(&mut shutdown) => break,
         }
     }
     drop(connections);
-    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown()).await.is_err() {
         tracing::warn!("some requests did not end in time");
     }
 }
 
 async fn connection(
     server: Arc<Server>,
-    acceptor: TlsAcceptor,
+    tls_server: TlsAcceptor,
     (stream, remote): (TcpStream, IpAddr),
     watcher: hyper_util::server::graceful::Watcher,
-    patience: Patience,
-    sending: Sending,
+    timeouts: ConnectionTimeouts,
+    responses: ConnectionResponses,
 ) {
     let _ = stream.set_nodelay(true);
     let mut shutdown = server.shutdown.clone();
     let handshake = tokio::select! {
-        handshake = tokio::time::timeout(patience.handshake, acceptor.accept(stream)) => handshake,
-        () = stopped(&mut shutdown) => return,
+        handshake = tokio::time::timeout(timeouts.handshake, tls_server.accept(stream)) => handshake,
+        () = wait_for_shutdown(&mut shutdown) => return,
     };
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => return tracing::debug!("TLS handshake took too long"),
     };
-    let shown = stream.get_ref().1.peer_certificates();
-    let peer = Peer::of(&server.authenticators, shown, Timestamp::now());
+    let peer_certificates = stream.get_ref().1.peer_certificates();
+    let peer = Peer::of(&server.authenticators, peer_certificates, Timestamp::now());
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    let heard = Arc::new(AtomicBool::new(false));
-    let hears = heard.clone();
+    let has_request = Arc::new(AtomicBool::new(false));
+    let received = has_request.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        hears.store(true, Ordering::Relaxed);
+        received.store(true, Ordering::Relaxed);
         if server.audit.is_some() {
-            request.extensions_mut().insert(Remote(remote));
+            request.extensions_mut().insert(RemoteAddr(remote));
         }
-        let (server, peer, sending) = (server.clone(), peer.clone(), sending.clone());
-        async move { Ok::<_, Infallible>(sending.note(server.answer(request, peer).await)) }
+        let (server, peer, responses) = (server.clone(), peer.clone(), responses.clone());
+        async move { Ok::<_, Infallible>(responses.track(server.handle_request(request, peer).await)) }
     });
     // What was agreed on in the handshake is not guessed from the first bytes, which may never come.
     let builder = auto::Builder::new(TokioExecutor::new());
     let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.next).max_buf_size(BUFFER);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(timeouts.next_headers)
+        .max_buf_size(CONNECTION_BUFFER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(64 << 10)
-        .max_send_buf_size(BUFFER)
+        .max_send_buf_size(CONNECTION_BUFFER_BYTES)
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(15));
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(Turns::new(stream)), service);
-    let silent = async {
-        tokio::time::sleep(patience.first).await;
-        if heard.load(Ordering::Relaxed) {
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(WriteBudget::new(stream)), service);
+    let no_request = async {
+        tokio::time::sleep(timeouts.first_headers).await;
+        if has_request.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
     };
@@ -191,7 +195,7 @@ async fn connection(
         result = watcher.watch(connection.into_owned()) => if let Err(error) = result {
             tracing::debug!(%error, "connection ended");
         },
-        () = silent => tracing::debug!("a client connected and said nothing"),
+        () = no_request => tracing::debug!("a client connected and said nothing"),
     }
 }
 

@@ -19,30 +19,30 @@ use tokio::sync::watch;
 use crate::access::{self, User};
 use crate::admission::{Chain, Policies, Webhooks};
 use crate::aggregator::Aggregator;
-use crate::audit::{self, Arrival, Audit, Outcome, Remote, Trail};
+use crate::audit::{self, Audit, AuditRecord, AuditRequest, RemoteAddr, RequestResult};
 use crate::authentication::{self, Authenticators, Peer};
 use crate::body::Body;
 use crate::cache::Cache;
-use crate::door::Door;
-use crate::flow::{Asking, Entered, Flow, SEATS};
-use crate::metrics::{Label, Metrics};
-use crate::negotiate::{Form, Format, negotiate, not_acceptable};
+use crate::flow::{DEFAULT_MAX_REQUESTS_INFLIGHT, ExecutingRequest, FlowControl, FlowRequest};
+use crate::metrics::{Metrics, RequestLabels};
+use crate::negotiate::{Format, OutputKind, negotiate, not_acceptable};
 use crate::options::ListOptions;
-use crate::rbac::{Ask, Rbac};
+use crate::rbac::{Attributes, Rbac};
 use crate::registry::Registry;
-use crate::reload::Reloads;
-use crate::remarks::Remarks;
-use crate::render::{Include, Renderer, failure};
+use crate::reload::ReloadMetrics;
+use crate::render::{IncludeObject, Renderer, status_response};
 use crate::request::{Query, Route, Target, route, verb};
-use crate::services::Allocations;
+use crate::services::ServiceAllocator;
+use crate::subresource_view::SubresourceView;
 use crate::tokens::Tokens;
 use crate::tunnels::Tunnels;
+use crate::warning_recorder::WarningRecorder;
 use crate::write::with_warnings;
 
 /// Upstream's limit on request bodies.
-const BODY_LIMIT: usize = 3 << 20;
+const MAX_REQUEST_BODY_BYTES: usize = 3 << 20;
 /// Bodies smaller than this are not worth compressing.
-pub const GZIP_FROM: usize = 128 << 10;
+pub const MIN_GZIP_BYTES: usize = 128 << 10;
 /// How long an answer may take to begin, the reading of the request included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long Events are kept.
@@ -53,16 +53,16 @@ pub struct Server {
     pub cache: Arc<Cache>,
     pub registry: Arc<Registry>,
     /// The webhooks that convert custom objects.
-    pub converters: crate::custom::Converters,
+    pub conversion_webhooks: crate::custom::ConversionWebhooks,
     pub rbac: Rbac,
     pub metrics: Metrics,
-    pub allocations: Allocations,
-    pub flow: Flow,
+    pub allocations: ServiceAllocator,
+    pub flow: FlowControl,
     pub event_ttl: Duration,
     pub admission: Chain,
     pub webhooks: Webhooks,
     pub aggregator: Aggregator,
-    pub reloads: Reloads,
+    pub reload_metrics: ReloadMetrics,
     pub policies: Policies,
     pub authenticators: Authenticators,
     /// `None`: nothing is written down about requests.
@@ -70,7 +70,7 @@ pub struct Server {
     pub shutdown: watch::Receiver<bool>,
     pub tokens: Tokens,
     /// How kubelets are spoken to.
-    pub dialing: Option<Arc<pki::Dialing>>,
+    pub kubelet_client_tls: Option<Arc<pki::ClientTls>>,
     /// Ways to nodes that cannot be reached otherwise.
     pub tunnels: Tunnels,
     /// `true` once the first objects are there.
@@ -90,16 +90,16 @@ impl<B> RequestBody for B where
 }
 
 /// What a request gathers on its way, for when it is answered.
-struct Passage<'a> {
+struct RequestContext<'a> {
     /// How long it may take.
-    limit: Duration,
+    timeout: Duration,
     audit_id: &'a str,
     /// Its seats.
-    entered: Option<Entered>,
+    executing: Option<ExecutingRequest>,
     /// What is written down about it.
-    trail: Option<Trail>,
+    audit_record: Option<AuditRecord>,
     /// What is told about it beyond the answer.
-    remarks: Arc<Remarks>,
+    recorder: Arc<WarningRecorder>,
 }
 
 /// One request, read and authenticated.
@@ -117,7 +117,7 @@ pub struct Call {
     pub format: Format,
     pub now: Timestamp,
     /// What is told about it beyond the answer.
-    pub remarks: Arc<Remarks>,
+    pub recorder: Arc<WarningRecorder>,
     /// The connection, for another protocol than HTTP.
     pub upgrade: Option<OnUpgrade>,
 }
@@ -129,9 +129,9 @@ impl Call {
     }
 
     pub fn renderer(&self, target: &Target) -> Result<Renderer, Status> {
-        let include = match self.format.form {
-            Form::Table => Include::parse(self.query.get("includeObject"))?,
-            _ => Include::Metadata,
+        let include = match self.format.output_kind {
+            OutputKind::Table => IncludeObject::parse(self.query.get("includeObject"))?,
+            _ => IncludeObject::Metadata,
         };
         Ok(Renderer { resource: target.resource, format: self.format, include, now: self.now })
     }
@@ -142,7 +142,7 @@ impl Server {
         store: Arc<dyn Store>,
         cache: Arc<Cache>,
         registry: Registry,
-        allocations: Allocations,
+        allocations: ServiceAllocator,
         tokens: Tokens,
         (shutdown, ready): (watch::Receiver<bool>, watch::Receiver<bool>),
     ) -> Server {
@@ -151,22 +151,22 @@ impl Server {
             rbac: Rbac::new(&cache),
             webhooks: Webhooks::new(&cache),
             aggregator: Aggregator::new(&cache),
-            reloads: Reloads::default(),
+            reload_metrics: ReloadMetrics::default(),
             policies: Policies::new(&cache),
             store,
             cache,
             registry: Arc::new(registry),
-            converters: crate::custom::Converters::default(),
+            conversion_webhooks: crate::custom::ConversionWebhooks::default(),
             metrics: Metrics::default(),
             allocations,
-            flow: Flow::new(SEATS),
+            flow: FlowControl::new(DEFAULT_MAX_REQUESTS_INFLIGHT),
             event_ttl: EVENT_TTL,
             admission: Chain::default(),
             authenticators: Authenticators::default(),
             audit: None,
             shutdown,
             tokens,
-            dialing: None,
+            kubelet_client_tls: None,
             tunnels: Tunnels::default(),
             ready,
             seed,
@@ -183,13 +183,13 @@ impl Server {
     }
 
     /// Answers one request; never fails, a failure is an answer too.
-    pub async fn answer<B: RequestBody>(
+    pub async fn handle_request<B: RequestBody>(
         self: &Arc<Server>,
         request: Request<B>,
         peer: Peer,
     ) -> Response<Body> {
-        let begun = Instant::now();
-        let _counted = self.metrics.answering(request.method());
+        let start = Instant::now();
+        let _counted = self.metrics.count_inflight(request.method());
         let gzip = accepts_gzip(&request);
         let head = *request.method() == Method::HEAD;
         let audit_id = audit_id(&request);
@@ -199,46 +199,51 @@ impl Server {
         let route = route(&self.registry, request.uri().path());
         let label = match &route {
             Ok(Route::Resource(target)) => {
-                Some(Label::of(request.method(), target, is_watch(&query, target)))
+                Some(RequestLabels::of(request.method(), target, is_watch(&query, target)))
             }
             _ => None,
         };
-        let limit = time_limit(&query);
-        let remarks = Arc::new(Remarks::default());
-        let mut passage =
-            Passage { limit, audit_id: &audit_id, entered: None, trail: None, remarks: remarks.clone() };
-        let work = self.handle(request, query, route, peer, &mut passage);
+        let timeout = request_timeout(&query);
+        let recorder = Arc::new(WarningRecorder::default());
+        let mut context = RequestContext {
+            timeout,
+            audit_id: &audit_id,
+            executing: None,
+            audit_record: None,
+            recorder: recorder.clone(),
+        };
+        let work = self.dispatch_request(request, query, route, peer, &mut context);
         let work = AssertUnwindSafe(work).catch_unwind();
         let mut panic = None;
-        let result = match tokio::time::timeout(limit, work).await {
+        let result = match tokio::time::timeout(timeout, work).await {
             Ok(Ok(result)) => result,
-            Ok(Err(why)) => Err(panicked(panic.insert(why).as_ref())),
+            Ok(Err(cause)) => Err(panic_status(panic.insert(cause).as_ref())),
             Err(_) => Err(timed_out()),
         };
-        let Passage { entered, trail, .. } = passage;
-        let outcome = trail.is_some().then(|| match (&result, &panic) {
-            (_, Some(why)) => Outcome::Panicked(panic_text(why.as_ref()).to_owned()),
-            (Err(status), _) => Outcome::Failed(Box::new(status.clone())),
-            (Ok(_), _) => Outcome::Answered,
+        let RequestContext { executing: entered, audit_record: trail, .. } = context;
+        let audit_result = trail.is_some().then(|| match (&result, &panic) {
+            (_, Some(cause)) => RequestResult::Panicked(panic_text(cause.as_ref()).to_owned()),
+            (Err(status), _) => RequestResult::Failed(Box::new(status.clone())),
+            (Ok(_), _) => RequestResult::Completed,
         });
-        let response = result.unwrap_or_else(|status| failure(&format, &status));
-        let mut response = with_warnings(response, &remarks.warnings());
-        if let Some(entered) = entered {
-            response = entered.attach(response);
+        let response = result.unwrap_or_else(|status| status_response(&format, &status));
+        let mut response = with_warnings(response, &recorder.warnings());
+        if let Some(executing) = entered {
+            response = executing.hold_seats(response);
         }
-        if let (Some(trail), Some(outcome)) = (trail, outcome) {
-            response = trail.finish(response, outcome).await;
+        if let (Some(audit_record), Some(audit_result)) = (trail, audit_result) {
+            response = audit_record.finish(response, audit_result).await;
         }
         if let Some(label) = label {
-            self.metrics.answered(label, response.status().as_u16(), begun.elapsed());
+            self.metrics.record_request(label, response.status().as_u16(), start.elapsed());
         }
         let headers = response.headers_mut();
         if let Ok(value) = audit_id.parse() {
             headers.insert("audit-id", value);
         }
-        let worth_it = response.body().size().is_none_or(|size| size >= GZIP_FROM);
+        let is_large = response.body().size().is_none_or(|size| size >= MIN_GZIP_BYTES);
         let stream = matches!(response.body(), Body::Stream(_));
-        if gzip && worth_it && !stream && !response.headers().contains_key(header::CONTENT_ENCODING) {
+        if gzip && is_large && !stream && !response.headers().contains_key(header::CONTENT_ENCODING) {
             response.headers_mut().insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
             response.headers_mut().append(header::VARY, header::HeaderValue::from_static("Accept-Encoding"));
             response = response.map(Body::gzip);
@@ -246,13 +251,13 @@ impl Server {
         if head { without_body(response) } else { response }
     }
 
-    async fn handle<B: RequestBody>(
+    async fn dispatch_request<B: RequestBody>(
         self: &Arc<Server>,
         request: Request<B>,
         query: Query,
         route: Result<Route, Status>,
         peer: Peer,
-        passage: &mut Passage<'_>,
+        context: &mut RequestContext<'_>,
     ) -> Result<Response<Body>, Status> {
         let path = request.uri().path().to_owned();
         let raw_query = request.uri().query().unwrap_or("").to_owned();
@@ -264,55 +269,61 @@ impl Server {
         let method = parts.method.clone();
         // Whoever lists one object by its name asks about that one.
         let selected = FieldSelector::parse(query.get("fieldSelector")).unwrap_or_default();
-        let asks = match &route {
+        let request_info = match &route {
             Ok(Route::Resource(target)) => {
                 let verb = verb(&parts.method, target, is_watch(&query, target));
                 let name = match (target.name.as_str(), selected.exact("metadata.name")) {
                     ("", Some(name)) if matches!(verb, "list" | "watch") => name,
                     (name, _) => name,
                 };
-                access::Asks::Resource(verb, target, name, Some(&selected))
+                access::RequestInfo::Resource(verb, target, name, Some(&selected))
             }
-            _ => access::Asks::Path(method.as_str(), &path),
+            _ => access::RequestInfo::Path(method.as_str(), &path),
         };
-        let verb = asks.verb();
+        let verb = request_info.verb();
         let target = match &route {
             Ok(Route::Resource(target)) => Some(target),
             _ => None,
         };
-        let mut user =
-            self.identify(&peer, &path, &mut parts, &query, (asks.ask(&verb), target), passage).await?;
-        let known = passage.trail.is_some().then(|| user.clone());
-        user = access::impersonate(&self.rbac, user, &parts.headers, &asks).await?;
-        if let (Some(trail), Some(known)) = (&mut passage.trail, known)
-            && known != user
+        let mut user = self
+            .authenticate(&peer, &path, &mut parts, &query, (request_info.attributes(&verb), target), context)
+            .await?;
+        let authenticated = context.audit_record.is_some().then(|| user.clone());
+        user = access::impersonate(&self.rbac, user, &parts.headers, &request_info).await?;
+        if let (Some(audit_record), Some(authenticated)) = (&mut context.audit_record, authenticated)
+            && authenticated != user
         {
-            trail.impersonate(&user);
+            audit_record.set_impersonation(&user);
         }
-        let asking =
-            Asking { user: &user, ask: asks.ask(&verb), target, query: &query, limit: passage.limit };
-        match self.flow.enter(self, asking).await {
-            Ok(seats) => passage.entered = seats,
-            Err(refusal) => return Ok(refusal),
+        let flow_request = FlowRequest {
+            user: &user,
+            attributes: request_info.attributes(&verb),
+            target,
+            query: &query,
+            timeout: context.timeout,
+        };
+        match self.flow.start_request(self, flow_request).await {
+            Ok(seats) => context.executing = seats,
+            Err(rejection) => return Ok(rejection),
         }
-        let ask = asks.ask(&verb);
-        let verdict = self.rbac.judge(&user, &ask).await;
-        if let Some(trail) = &mut passage.trail {
-            trail.decided(&verdict);
+        let attributes = request_info.attributes(&verb);
+        let verdict = self.rbac.evaluate(&user, &attributes).await;
+        if let Some(audit_record) = &mut context.audit_record {
+            audit_record.set_decision(&verdict);
         }
-        ask.permitted(&user, verdict)?;
-        let remote = self.aggregator.serves(&path);
+        attributes.check_verdict(&user, verdict)?;
+        let remote = self.aggregator.find_remote(&path);
         let format = match (negotiate(&parts.headers, &query), &route) {
             // Others have forms of their own as well.
             (Err(_), _) if remote.is_some() => Format::JSON,
             // These have forms of their own, as OpenAPI's protobuf and aggregated discovery.
-            (Err(_), Ok(Route::Other | Route::Discovery(_))) => Format::JSON,
+            (Err(_), Ok(Route::NonResource | Route::Discovery(_))) => Format::JSON,
             (format, _) => format?,
         };
         let body = read(body).await?;
         let now = Timestamp::now();
         let call = Call {
-            remote: parts.extensions.get().map(|Remote(ip)| *ip),
+            remote: parts.extensions.get().map(|RemoteAddr(ip)| *ip),
             upgrade: parts.extensions.remove(),
             method: parts.method,
             path,
@@ -323,63 +334,67 @@ impl Server {
             user,
             format,
             now,
-            remarks: passage.remarks.clone(),
+            recorder: context.recorder.clone(),
         };
         if let Some(entry) = remote {
-            return crate::aggregator::answer(self, &call, &entry).await;
+            return crate::aggregator::proxy_request(self, &call, &entry).await;
         }
         match route? {
             Route::Resource(target) => {
-                if let Some(trail) = &mut passage.trail {
-                    trail.request(&call, &target);
+                if let Some(audit_record) = &mut context.audit_record {
+                    audit_record.set_request(&call, &target);
                 }
                 let deprecated = deprecation(&target);
-                Ok(with_warnings(self.resource(&call, target).await?, deprecated.as_slice()))
+                Ok(with_warnings(self.handle_resource(&call, target).await?, deprecated.as_slice()))
             }
-            Route::Discovery(segments) => crate::discovery::answer(self, &call, &segments),
-            Route::Other => crate::other::answer(self, &call).await,
+            Route::Discovery(segments) => crate::discovery::handle(self, &call, &segments),
+            Route::NonResource => crate::nonresource::handle(self, &call).await,
         }
     }
 
     /// Who asks; from here on the request may leave a trail.
-    async fn identify(
+    async fn authenticate(
         &self,
         peer: &Peer,
         path: &str,
         parts: &mut http::request::Parts,
         query: &Query,
-        (ask, target): (Ask<'_>, Option<&Target>),
-        passage: &mut Passage<'_>,
+        (attributes, target): (Attributes<'_>, Option<&Target>),
+        context: &mut RequestContext<'_>,
     ) -> Result<User, Status> {
         let Some(audit) = &self.audit else {
             return authentication::authenticate(self, peer, path, &mut parts.headers).await;
         };
-        let attempted = audit::attempted(&parts.headers, query, peer.is_shown());
+        let attempted = audit::attempted(&parts.headers, query, peer.has_certificate());
         let user = authentication::authenticate(self, peer, path, &mut parts.headers).await;
-        let arrival = Arrival {
-            id: passage.audit_id,
+        let audit_request = AuditRequest {
+            id: context.audit_id,
             uri: &parts.uri,
             headers: &parts.headers,
-            remote: parts.extensions.get().map(|Remote(ip)| *ip),
-            ask,
+            remote: parts.extensions.get().map(|RemoteAddr(ip)| *ip),
+            attributes,
             version: target.map_or("", |target| target.resource.version),
         };
         match &user {
-            Ok(user) => passage.trail = audit.begin(&arrival, user),
-            Err(_) => passage.trail = audit.refused(&arrival, &attempted),
+            Ok(user) => context.audit_record = audit.begin_record(&audit_request, user),
+            Err(_) => context.audit_record = audit.begin_authentication_failure(&audit_request, &attempted),
         }
-        if let Some(trail) = &mut passage.trail {
-            trail.remarks = passage.remarks.clone();
+        if let Some(audit_record) = &mut context.audit_record {
+            audit_record.recorder = context.recorder.clone();
         }
-        if let (Ok(_), Some(trail)) = (&user, &mut passage.trail) {
-            trail.receive().await?;
+        if let (Ok(_), Some(audit_record)) = (&user, &mut context.audit_record) {
+            audit_record.receive().await?;
         }
         user
     }
 
-    pub async fn resource(self: &Arc<Server>, call: &Call, target: Target) -> Result<Response<Body>, Status> {
+    pub async fn handle_resource(
+        self: &Arc<Server>,
+        call: &Call,
+        target: Target,
+    ) -> Result<Response<Body>, Status> {
         if !target.subresource.is_empty() {
-            return crate::subresource::answer(self, call, &target).await;
+            return crate::subresource::handle(self, call, &target).await;
         }
         let watch = is_watch(&call.query, &target);
         let verb = verb(&call.method, &target, watch);
@@ -389,12 +404,13 @@ impl Server {
         if target.resource.custom.is_some() {
             crate::custom::check_request(call, verb)?;
         }
-        if target.resource.storage == api::table::Storage::None {
+        if target.resource.storage == api::resource_table::Storage::None {
             // What cannot be listed has no columns.
-            if call.format.form == Form::Table && !target.resource.verb_names().contains(&"list") {
+            if call.format.output_kind == OutputKind::Table && !target.resource.verb_names().contains(&"list")
+            {
                 return Err(not_acceptable());
             }
-            return crate::review::answer(self, call, &target).await;
+            return crate::review::handle(self, call, &target).await;
         }
         let renderer = call.renderer(&target)?;
         let collection = target.name.is_empty();
@@ -414,8 +430,12 @@ impl Server {
                 crate::read::get(self, &target, &call.query, &renderer).await
             }
             ("POST", true) => crate::create::create(self, call, &target, &renderer).await,
-            ("PUT", false) => crate::update::update(self, call, &target, Door::Main, &renderer).await,
-            ("PATCH", false) => crate::patching::patch(self, call, &target, Door::Main, &renderer).await,
+            ("PUT", false) => {
+                crate::update::update(self, call, &target, SubresourceView::Object, &renderer).await
+            }
+            ("PATCH", false) => {
+                crate::patch_handler::patch(self, call, &target, SubresourceView::Object, &renderer).await
+            }
             ("DELETE", false) => crate::delete::delete(self, call, &target, &renderer).await,
             ("DELETE", true) => crate::delete::delete_collection(self, call, &target, &renderer).await,
             _ => Err(method_not_allowed()),
@@ -426,8 +446,8 @@ impl Server {
 /// The word on kinds that have been superseded.
 fn deprecation(target: &Target) -> Option<String> {
     let row = target.resource;
-    if let Some(slot) = row.custom {
-        return slot.definition().version(row.version).and_then(|version| version.deprecation.clone());
+    if let Some(crd) = row.custom {
+        return crd.definition().version(row.version).and_then(|version| version.deprecation.clone());
     }
     ((row.group, row.plural) == ("", "endpoints"))
         .then(|| "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned())
@@ -439,15 +459,18 @@ fn is_watch(query: &Query, target: &Target) -> bool {
 }
 
 /// A client may want to wait less long, never longer. (A watch is answered at once; its body goes on.)
-fn time_limit(query: &Query) -> Duration {
-    let asked = api::time::parse_duration(query.get("timeout")).ok().and_then(|time| time.try_into().ok());
-    asked.filter(|time: &Duration| !time.is_zero()).map_or(REQUEST_TIMEOUT, |time| time.min(REQUEST_TIMEOUT))
+fn request_timeout(query: &Query) -> Duration {
+    let requested =
+        api::time::parse_duration(query.get("timeout")).ok().and_then(|time| time.try_into().ok());
+    requested
+        .filter(|time: &Duration| !time.is_zero())
+        .map_or(REQUEST_TIMEOUT, |time| time.min(REQUEST_TIMEOUT))
 }
 
 fn timed_out() -> Status {
     let message = "Timeout: request did not complete within the allotted timeout";
     let mut status = Status::failure(504, "Timeout", message);
-    status.details = Some(api::status::Details::default());
+    status.details = Some(api::status::StatusDetails::default());
     status
 }
 
@@ -457,9 +480,9 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// A defect of ours must not take the connection with it.
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
-    let why = panic_text(panic);
-    tracing::error!(why, "a request made the server panic");
+fn panic_status(panic: &(dyn std::any::Any + Send)) -> Status {
+    let message = panic_text(panic);
+    tracing::error!(message, "a request made the server panic");
     Status::internal("this request caused the server to panic, look in its log for details")
 }
 
@@ -479,17 +502,17 @@ pub fn method_not_allowed() -> Status {
         "MethodNotAllowed",
         "the server does not allow this method on the requested resource",
     );
-    status.details = Some(api::status::Details::default());
+    status.details = Some(api::status::StatusDetails::default());
     status
 }
 
 async fn read(body: impl RequestBody) -> Result<Bytes, Status> {
-    match Limited::new(body, BODY_LIMIT).collect().await {
+    match Limited::new(body, MAX_REQUEST_BODY_BYTES).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(Status::failure(
             413,
             "RequestEntityTooLarge",
-            format!("Request entity too large: limit is {BODY_LIMIT}"),
+            format!("Request entity too large: limit is {MAX_REQUEST_BODY_BYTES}"),
         )),
         Err(error) => Err(Status::bad_request(format!("cannot read the request body: {error}"))),
     }

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::core::service::alloc::{self, Changes, Failure, Pools, Ranges};
-use api::json::Json as _;
+use api::core::service::alloc::{self, AllocationChanges, AllocationError, AllocationRanges, AllocatorState};
+use api::json::JsonExt as _;
 use api::{Resource, Status};
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
@@ -19,38 +19,38 @@ use serde_json::{Value, json};
 use store::{Entry, Expect, Revision, Store, Write};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
-use crate::cache::stopped;
+use crate::cache::wait_for_shutdown;
 use crate::object::Object;
-use crate::options::Version;
+use crate::options::ResourceVersionMatch;
 use crate::request::Target;
 use crate::server::Server;
-use crate::write::{Outcome, WriteOptions};
+use crate::write::{WriteOptions, WriteResult};
 
 /// Where the store says which Service has a node port.
-const PORTS: &str = "/skiff/nodeports/";
+const NODE_PORT_PREFIX: &str = "/skiff/nodeports/";
 /// What has no Service after this long was left behind by a server that stopped in between.
-const GRACE: SignedDuration = SignedDuration::from_secs(60);
+const ORPHAN_GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(60);
 
-pub struct Allocations {
-    ranges: Ranges,
-    one_at_a_time: Arc<Mutex<()>>,
+pub struct ServiceAllocator {
+    ranges: AllocationRanges,
+    allocation_lock: Arc<Mutex<()>>,
 }
 
 /// What a write will take and give back; dropped without `keep`, nothing happens.
 #[derive(Default)]
-pub struct Claim(Option<Held>);
+pub struct AllocationClaim(Option<PendingAllocation>);
 
-struct Held {
+struct PendingAllocation {
     guard: Option<OwnedMutexGuard<()>>,
     store: Arc<dyn Store>,
-    changes: Changes,
+    changes: AllocationChanges,
     /// What was put into the store to hold what is taken.
-    locks: Vec<(Arc<str>, Revision)>,
+    allocated_keys: Vec<(Arc<str>, Revision)>,
 }
 
-impl Allocations {
-    pub fn new(ranges: Ranges) -> Allocations {
-        Allocations { ranges, one_at_a_time: Arc::default() }
+impl ServiceAllocator {
+    pub fn new(ranges: AllocationRanges) -> ServiceAllocator {
+        ServiceAllocator { ranges, allocation_lock: Arc::default() }
     }
 
     /// Fills in the allocated fields of a Service; other kinds claim nothing.
@@ -60,59 +60,73 @@ impl Allocations {
         stored: &Resource,
         new: &mut Value,
         old: Option<&Value>,
-    ) -> Result<Claim, Status> {
+    ) -> Result<AllocationClaim, Status> {
         if !is_service(stored) {
-            return Ok(Claim::default());
+            return Ok(AllocationClaim::default());
         }
-        let guard = self.one_at_a_time.clone().lock_owned().await;
+        let guard = self.allocation_lock.clone().lock_owned().await;
         // What was given back a moment ago may be had again.
-        server.fresh(Version::MostRecent).await?;
+        server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
         let ports = match new.at("spec").text("type") {
-            "NodePort" | "LoadBalancer" => taken_ports(server).await?.into_keys().collect(),
+            "NodePort" | "LoadBalancer" => reserved_ports(server).await?.into_keys().collect(),
             _ => BTreeSet::new(),
         };
-        match alloc::allocate(new, old, &self.ranges, &mut View { ports, server }) {
-            Ok(changes) => Ok(Claim::new(server, guard, changes)),
-            Err(Failure::Invalid(errors)) => {
+        match alloc::allocate(new, old, &self.ranges, &mut ServerPools { ports, server }) {
+            Ok(changes) => Ok(AllocationClaim::new(server, guard, changes)),
+            Err(AllocationError::Invalid(errors)) => {
                 let name = new.path("metadata.name").as_str().unwrap_or("");
                 Err(Status::invalid(stored.group, stored.kind, name, &errors))
             }
-            Err(Failure::Internal(why)) => Err(Status::internal(why)),
+            Err(AllocationError::Internal(reason)) => Err(Status::internal(reason)),
         }
     }
 
     /// Everything a Service holds, to be given back once it is removed. Claimed before that, so that nobody
     /// here sees the Service gone and its addresses still taken.
-    pub async fn giving_back(&self, server: &Server, stored: &Resource, service: &Value) -> Claim {
+    pub async fn claim_release(
+        &self,
+        server: &Server,
+        stored: &Resource,
+        service: &Value,
+    ) -> AllocationClaim {
         if !is_service(stored) {
-            return Claim::default();
+            return AllocationClaim::default();
         }
-        let guard = self.one_at_a_time.clone().lock_owned().await;
-        let (ips, ports) = alloc::held(service);
-        Claim::new(server, guard, Changes { freed_ips: ips, freed_ports: ports, ..Changes::default() })
+        let guard = self.allocation_lock.clone().lock_owned().await;
+        let (ips, ports) = alloc::allocated_resources(service);
+        AllocationClaim::new(
+            server,
+            guard,
+            AllocationChanges { released_ips: ips, released_ports: ports, ..AllocationChanges::default() },
+        )
     }
 }
 
-impl Claim {
-    fn new(server: &Server, guard: OwnedMutexGuard<()>, changes: Changes) -> Claim {
-        Claim(Some(Held { guard: Some(guard), store: server.store.clone(), changes, locks: Vec::new() }))
+impl AllocationClaim {
+    fn new(server: &Server, guard: OwnedMutexGuard<()>, changes: AllocationChanges) -> AllocationClaim {
+        AllocationClaim(Some(PendingAllocation {
+            guard: Some(guard),
+            store: server.store.clone(),
+            changes,
+            allocated_keys: Vec::new(),
+        }))
     }
 
     /// Holds what is claimed in the store, just before the Service is written. `false`: another server was
     /// faster, and the cache knows by now.
-    pub async fn lock(&mut self, server: &Server, service: &Value) -> Result<bool, Status> {
-        let Some(held) = &mut self.0 else { return Ok(true) };
-        for port in held.changes.taken_ports.clone() {
-            match take_port(server, port, service).await {
-                Ok(lock) => held.locks.push(lock),
+    pub async fn reserve(&mut self, server: &Server, service: &Value) -> Result<bool, Status> {
+        let Some(allocation) = &mut self.0 else { return Ok(true) };
+        for port in allocation.changes.allocated_ports.clone() {
+            match reserve_port(server, port, service).await {
+                Ok(allocated_key) => allocation.allocated_keys.push(allocated_key),
                 Err(store::Error::Exists { .. }) => return Ok(false),
                 Err(error) => return Err(Status::internal(error)),
             }
         }
-        for ip in held.changes.taken_ips.clone() {
+        for ip in allocation.changes.allocated_ips.clone() {
             // Boxed, since this itself creates an object.
-            match Box::pin(take_ip(server, ip, service)).await {
-                Ok(lock) => held.locks.push(lock),
+            match Box::pin(reserve_ip(server, ip, service)).await {
+                Ok(allocated_key) => allocation.allocated_keys.push(allocated_key),
                 Err(status) if status.reason == "AlreadyExists" => return Ok(false),
                 Err(status) => return Err(status),
             }
@@ -121,37 +135,38 @@ impl Claim {
     }
 
     /// The Service has been stored; kinds that claim nothing are not even decoded.
-    pub async fn keep_for(self, server: &Server, stored: &Object) {
+    pub async fn commit_for(self, server: &Server, stored: &Object) {
         if self.0.is_some() {
-            self.keep(server, &stored.value()).await;
+            self.commit(server, &stored.value()).await;
         }
     }
 
     /// The write has happened.
-    pub async fn keep(self, server: &Server, service: &Value) {
-        let Some(mut held) = self.0 else { return };
-        held.locks.clear();
+    pub async fn commit(self, server: &Server, service: &Value) {
+        let Some(mut allocation) = self.0 else { return };
+        allocation.allocated_keys.clear();
         // Still under the lock, so that the next one to hold an address does not find the last one's.
-        for ip in held.changes.freed_ips.clone() {
-            give_back_ip(server, ip).await;
+        for ip in allocation.changes.released_ips.clone() {
+            release_ip(server, ip).await;
         }
-        for port in held.changes.freed_ports.clone() {
-            give_back_port(server, port, &owner(service)).await;
+        for port in allocation.changes.released_ports.clone() {
+            release_port(server, port, &owner(service)).await;
         }
     }
 }
 
 /// A write that did not happen takes nothing; nobody else here chooses before that is so.
-impl Drop for Held {
+impl Drop for PendingAllocation {
     fn drop(&mut self) {
-        if self.locks.is_empty() {
+        if self.allocated_keys.is_empty() {
             return;
         }
-        let (guard, store, locks) = (self.guard.take(), self.store.clone(), std::mem::take(&mut self.locks));
+        let (guard, store, allocated_keys) =
+            (self.guard.take(), self.store.clone(), std::mem::take(&mut self.allocated_keys));
         tokio::spawn(async move {
-            for (key, revision) in locks {
+            for (key, revision) in allocated_keys {
                 // Whatever remains is found when a server starts.
-                let _ = store.write(removal(key, revision)).await;
+                let _ = store.write(delete_write(key, revision)).await;
             }
             drop(guard);
         });
@@ -162,7 +177,7 @@ fn is_service(stored: &Resource) -> bool {
     stored.group.is_empty() && stored.plural == "services"
 }
 
-fn removal(key: Arc<str>, revision: Revision) -> Write {
+fn delete_write(key: Arc<str>, revision: Revision) -> Write {
     Write { key, value: None, expect: Expect::Revision(revision), ttl: None, lazy: false }
 }
 
@@ -177,40 +192,40 @@ fn port_value(owner: &str, now: Timestamp) -> Bytes {
     json!({"service": owner, "since": now.as_second()}).to_string().into()
 }
 
-async fn taken_ports(server: &Server) -> Result<HashMap<u16, Entry>, Status> {
-    let page = server.store.list(PORTS, None, 0, None).await.map_err(Status::internal)?;
-    let port = |entry: &Entry| entry.key.strip_prefix(PORTS)?.parse().ok();
+async fn reserved_ports(server: &Server) -> Result<HashMap<u16, Entry>, Status> {
+    let page = server.store.list(NODE_PORT_PREFIX, None, 0, None).await.map_err(Status::internal)?;
+    let port = |entry: &Entry| entry.key.strip_prefix(NODE_PORT_PREFIX)?.parse().ok();
     Ok(page.entries.into_iter().filter_map(|entry| Some((port(&entry)?, entry))).collect())
 }
 
-async fn take_port(
+async fn reserve_port(
     server: &Server,
     port: u16,
     service: &Value,
 ) -> Result<(Arc<str>, Revision), store::Error> {
-    let key: Arc<str> = format!("{PORTS}{port}").into();
+    let key: Arc<str> = format!("{NODE_PORT_PREFIX}{port}").into();
     let value = Some(port_value(&owner(service), Timestamp::now()));
     let write = Write { key: key.clone(), value, expect: Expect::Absent, ttl: None, lazy: false };
     Ok((key, server.store.write(write).await?))
 }
 
-async fn give_back_port(server: &Server, port: u16, owner: &str) {
-    let Ok(Some(entry)) = server.store.get(&format!("{PORTS}{port}")).await else { return };
+async fn release_port(server: &Server, port: u16, owner: &str) {
+    let Ok(Some(entry)) = server.store.get(&format!("{NODE_PORT_PREFIX}{port}")).await else { return };
     let value: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
     if value.text("service") == owner {
         // If it changed meanwhile, it is no longer ours.
-        let _ = server.store.write(removal(entry.key, entry.revision)).await;
+        let _ = server.store.write(delete_write(entry.key, entry.revision)).await;
     }
 }
 
-struct View<'a> {
+struct ServerPools<'a> {
     ports: BTreeSet<u16>,
     server: &'a Server,
 }
 
-impl Pools for View<'_> {
+impl AllocatorState for ServerPools<'_> {
     fn ip_in_use(&self, ip: IpAddr) -> bool {
-        self.server.find(&address(ip)).is_some()
+        self.server.find(&ip_address_target(ip)).is_some()
     }
 
     fn port_in_use(&self, port: u16) -> bool {
@@ -222,14 +237,14 @@ impl Pools for View<'_> {
     }
 }
 
-fn address(ip: IpAddr) -> Target {
-    let resource =
-        api::table::find("networking.k8s.io", "v1", "ipaddresses").expect("ipaddresses are in the table");
+fn ip_address_target(ip: IpAddr) -> Target {
+    let resource = api::resource_table::find_resource("networking.k8s.io", "v1", "ipaddresses")
+        .expect("ipaddresses are in the table");
     Target { name: ip.to_string(), ..Target::collection(resource, "") }
 }
 
-async fn take_ip(server: &Server, ip: IpAddr, service: &Value) -> Result<(Arc<str>, Revision), Status> {
-    let target = address(ip);
+async fn reserve_ip(server: &Server, ip: IpAddr, service: &Value) -> Result<(Arc<str>, Revision), Status> {
+    let target = ip_address_target(ip);
     let metadata = service.at("metadata");
     let value = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "IPAddress",
@@ -247,14 +262,14 @@ async fn take_ip(server: &Server, ip: IpAddr, service: &Value) -> Result<(Arc<st
     let collection = Target::collection(target.resource, "");
     let options = WriteOptions::internal(Timestamp::now());
     match server.create_object(&collection, value, &options, None).await? {
-        (Outcome::Stored(object), _) => Ok((object.key.clone(), object.revision)),
-        (Outcome::Imagined(_), _) => Err(Status::internal("an IPAddress was not stored")),
+        (WriteResult::Stored(object), _) => Ok((object.key.clone(), object.revision)),
+        (WriteResult::DryRun(_), _) => Err(Status::internal("an IPAddress was not stored")),
     }
 }
 
-async fn give_back_ip(server: &Server, ip: IpAddr) {
-    let target = address(ip);
-    for _ in 0..TRIES {
+async fn release_ip(server: &Server, ip: IpAddr) {
+    let target = ip_address_target(ip);
+    for _ in 0..MAX_RELEASE_ATTEMPTS {
         let Ok(Some(object)) = server.current(&target).await else { return };
         if !matches!(server.remove(&object).await, Ok(None)) {
             return;
@@ -263,63 +278,63 @@ async fn give_back_ip(server: &Server, ip: IpAddr) {
 }
 
 /// How often an IPAddress may change while it is being removed.
-const TRIES: usize = 20;
+const MAX_RELEASE_ATTEMPTS: usize = 20;
 
 /// Holds what Services have and gives back what none has, in case a server stopped in between. What is new is
 /// left alone: its Service may be about to be written.
 pub async fn repair(server: &Server, now: Timestamp) {
-    let is_old = |since: Timestamp| now.duration_since(since) > GRACE;
-    let row = api::table::find("", "v1", "services").expect("services are in the table");
+    let is_old = |since: Timestamp| now.duration_since(since) > ORPHAN_GRACE_PERIOD;
+    let row = api::resource_table::find_resource("", "v1", "services").expect("services are in the table");
     let (mut ips, mut ports) = (HashMap::new(), HashMap::new());
     for service in server.shard(row).snapshot(&crate::registry::prefix(row), 0).objects {
         let service = Arc::new(service.value());
-        let held = alloc::held(&service);
-        ips.extend(held.0.into_iter().map(|ip| (ip, service.clone())));
-        ports.extend(held.1.into_iter().map(|port| (port, service.clone())));
+        let allocation = alloc::allocated_resources(&service);
+        ips.extend(allocation.0.into_iter().map(|ip| (ip, service.clone())));
+        ports.extend(allocation.1.into_iter().map(|port| (port, service.clone())));
     }
     for (ip, service) in &ips {
-        if server.find(&address(*ip)).is_none()
-            && let Err(status) = take_ip(server, *ip, service).await
+        if server.find(&ip_address_target(*ip)).is_none()
+            && let Err(status) = reserve_ip(server, *ip, service).await
         {
             tracing::warn!(%ip, error = status.message, "cannot hold a cluster IP by an IPAddress");
         }
     }
-    let addresses = address(IpAddr::from([0, 0, 0, 0])).resource;
+    let addresses = ip_address_target(IpAddr::from([0, 0, 0, 0])).resource;
     for object in server.shard(addresses).snapshot(&crate::registry::prefix(addresses), 0).objects {
-        let ours = object.label(MANAGED_BY) == Some(MANAGER);
-        let made = api::time::parse_rfc3339(object.value().at("metadata").text("creationTimestamp"));
+        let is_managed = object.label(MANAGED_BY) == Some(MANAGER);
+        let created = api::time::parse_rfc3339(object.value().at("metadata").text("creationTimestamp"));
         match object.name().parse() {
-            Ok(ip) if ours && !ips.contains_key(&ip) && made.is_none_or(is_old) => {
-                give_back_ip(server, ip).await;
+            Ok(ip) if is_managed && !ips.contains_key(&ip) && created.is_none_or(is_old) => {
+                release_ip(server, ip).await;
             }
             _ => {}
         }
     }
-    let Ok(taken) = taken_ports(server).await else { return };
+    let Ok(reserved) = reserved_ports(server).await else { return };
     for (port, service) in &ports {
-        if !taken.contains_key(port)
-            && let Err(error) = take_port(server, *port, service).await
+        if !reserved.contains_key(port)
+            && let Err(error) = reserve_port(server, *port, service).await
         {
             tracing::warn!(port, %error, "cannot hold a node port");
         }
     }
-    for (port, entry) in taken.into_iter().filter(|(port, _)| !ports.contains_key(port)) {
+    for (port, entry) in reserved.into_iter().filter(|(port, _)| !ports.contains_key(port)) {
         let value: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
         let since = value.int("since").and_then(|since| Timestamp::from_second(since).ok());
         if since.is_none_or(is_old) {
             tracing::info!(port, "a node port was left behind");
-            let _ = server.store.write(removal(entry.key, entry.revision)).await;
+            let _ = server.store.write(delete_write(entry.key, entry.revision)).await;
         }
     }
 }
 
 /// Looks once more when everything that was left behind before the start is old enough.
-pub async fn repair_later(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
+pub async fn repair_after_grace_period(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     tokio::select! {
-        () = tokio::time::sleep(GRACE.unsigned_abs() + Duration::from_secs(1)) => {
+        () = tokio::time::sleep(ORPHAN_GRACE_PERIOD.unsigned_abs() + Duration::from_secs(1)) => {
             repair(&server, Timestamp::now()).await;
         }
-        () = stopped(&mut shutdown) => {}
+        () = wait_for_shutdown(&mut shutdown) => {}
     }
 }
 

@@ -2,9 +2,9 @@
 
 use api::certificates::certificate_signing_request;
 use api::core::namespace;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::resource::{resource_claim, resource_slice};
-use api::{Errors, Resource};
+use api::{ErrorList, Resource};
 use serde_json::{Map, Value};
 
 use crate::server::Call;
@@ -31,7 +31,7 @@ pub fn prepare_status(stored: &Resource, new: &mut Value, old: &Value, now: &str
     match (stored.group, stored.plural) {
         ("certificates.k8s.io", _) => certificate_signing_request::prepare_status(new, old, now),
         ("resource.k8s.io", "resourceclaims") => resource_claim::prepare_status(new, old),
-        ("", "persistentvolumes") => date_phase(new, old, now),
+        ("", "persistentvolumes") => set_phase_transition_time(new, old, now),
         _ => {}
     }
 }
@@ -41,9 +41,9 @@ pub fn prepare_approval(new: &mut Value, old: &Value, now: &str) {
 }
 
 /// The times the server alone knows, in a new or changed object.
-pub fn stamp(stored: &Resource, value: &mut Value, now: &str) {
+pub fn set_server_times(stored: &Resource, value: &mut Value, now: &str) {
     if strategy::is(stored, "resource.k8s.io", "resourceslices") {
-        resource_slice::stamp_taints(value, now);
+        resource_slice::set_taint_time(value, now);
     }
     if strategy::is(stored, "", "persistentvolumes") && value.at("status").text("phase") == "Pending" {
         value.object_mut("status").entry("lastPhaseTransitionTime").or_insert_with(|| now.into());
@@ -51,15 +51,15 @@ pub fn stamp(stored: &Resource, value: &mut Value, now: &str) {
 }
 
 /// A volume says since when it is in its phase, unless whoever set the phase has said so.
-fn date_phase(new: &mut Value, old: &Value, now: &str) {
+fn set_phase_transition_time(new: &mut Value, old: &Value, now: &str) {
     const TIME: &str = "lastPhaseTransitionTime";
     let before = old.at("status").at(TIME);
-    let moved = old.at("status").text("phase") != new.at("status").text("phase");
-    let said = new.at("status").at(TIME).clone();
+    let phase_changed = old.at("status").text("phase") != new.at("status").text("phase");
+    let requested = new.at("status").at(TIME).clone();
     let status = new.object_mut("status");
-    if moved && (said.is_null() || said == *before) {
+    if phase_changed && (requested.is_null() || requested == *before) {
         status.insert(TIME.into(), now.into());
-    } else if !moved && said.is_null() && !before.is_null() {
+    } else if !phase_changed && requested.is_null() && !before.is_null() {
         status.insert(TIME.into(), before.clone());
     }
 }
@@ -70,7 +70,7 @@ pub fn validate_subresource(
     subresource: &str,
     new: &Value,
     old: &Value,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     match (stored.plural, subresource) {
         ("pods", "ephemeralcontainers") => {
@@ -93,14 +93,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_dates_its_phase() {
+    fn phase_transition_time_follows_phase() {
         let volume = |phase: &str, time: Option<&str>| match time {
             Some(time) => json!({"status": {"phase": phase, "lastPhaseTransitionTime": time}}),
             None => json!({"status": {"phase": phase}}),
         };
         #[track_caller]
         fn check(mut new: Value, old: Value, expected: Option<&str>) {
-            date_phase(&mut new, &old, "now");
+            set_phase_transition_time(&mut new, &old, "now");
             assert_eq!(new["status"].get("lastPhaseTransitionTime").and_then(Value::as_str), expected);
         }
         let old = volume("Pending", Some("then"));

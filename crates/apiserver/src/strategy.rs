@@ -2,10 +2,10 @@
 
 use api::Resource;
 
-type Kinds = &'static [(&'static str, &'static str)];
+type ResourceNames = &'static [(&'static str, &'static str)];
 
 /// Kinds that a PUT may also make (upstream's `AllowCreateOnUpdate`).
-const CREATED_BY_PUT: Kinds = &[
+const ALLOW_CREATE_ON_UPDATE: ResourceNames = &[
     ("", "endpoints"),
     ("", "events"),
     ("", "limitranges"),
@@ -19,7 +19,7 @@ const CREATED_BY_PUT: Kinds = &[
 ];
 
 /// Kinds whose updates must name the version they replace (no `AllowUnconditionalUpdate` upstream).
-const ALWAYS_CONDITIONAL: Kinds = &[
+const FORBID_UNCONDITIONAL_UPDATE: ResourceNames = &[
     ("admissionregistration.k8s.io", "mutatingadmissionpolicies"),
     ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings"),
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
@@ -38,7 +38,7 @@ const ALWAYS_CONDITIONAL: Kinds = &[
 ];
 
 /// Kinds whose deletion is answered with the object itself (upstream's `ReturnDeletedObject`).
-const ANSWERED_WITH_OBJECT: Kinds = &[
+const RETURN_DELETED_OBJECT: ResourceNames = &[
     ("", "namespaces"),
     ("", "persistentvolumeclaims"),
     ("", "persistentvolumes"),
@@ -59,7 +59,7 @@ const ANSWERED_WITH_OBJECT: Kinds = &[
 ];
 
 /// Kinds whose `/status` changes nothing of the metadata.
-const STATUS_ALONE: Kinds = &[
+const STATUS_IGNORES_METADATA: ResourceNames = &[
     ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
     ("apiregistration.k8s.io", "apiservices"),
     ("flowcontrol.apiserver.k8s.io", "flowschemas"),
@@ -71,10 +71,10 @@ const STATUS_ALONE: Kinds = &[
 
 /// Kinds whose dependents outlive them unless the deletion says otherwise, since they did in the first
 /// versions of the kinds.
-const ORPHANING: Kinds = &[("", "replicationcontrollers"), ("batch", "jobs")];
+const ORPHAN_BY_DEFAULT: ResourceNames = &[("", "replicationcontrollers"), ("batch", "jobs")];
 
 /// Groups whose objects may have finalizers that name nobody.
-const FREE_FINALIZERS: &[&str] = &[
+const GROUPS_WITH_ANY_FINALIZER: &[&str] = &[
     "admissionregistration.k8s.io",
     "apiextensions.k8s.io",
     "apiregistration.k8s.io",
@@ -84,29 +84,29 @@ const FREE_FINALIZERS: &[&str] = &[
 ];
 
 /// Finalizers have to be standard ones or name who they belong to.
-pub fn own_finalizers(stored: &Resource) -> bool {
-    stored.custom.is_none() && !FREE_FINALIZERS.contains(&stored.group)
+pub fn requires_valid_finalizer_names(stored: &Resource) -> bool {
+    stored.custom.is_none() && !GROUPS_WITH_ANY_FINALIZER.contains(&stored.group)
 }
 
-fn among(kinds: Kinds, row: &Resource) -> bool {
+fn contains(kinds: ResourceNames, row: &Resource) -> bool {
     kinds.contains(&(row.group, row.plural))
 }
 
-pub fn created_by_put(stored: &Resource) -> bool {
-    among(CREATED_BY_PUT, stored)
+pub fn allow_create_on_update(stored: &Resource) -> bool {
+    contains(ALLOW_CREATE_ON_UPDATE, stored)
 }
 
-pub fn always_conditional(stored: &Resource) -> bool {
-    stored.custom.is_some() || among(ALWAYS_CONDITIONAL, stored)
+pub fn requires_resource_version(stored: &Resource) -> bool {
+    stored.custom.is_some() || contains(FORBID_UNCONDITIONAL_UPDATE, stored)
 }
 
-pub fn answered_with_object(stored: &Resource) -> bool {
-    among(ANSWERED_WITH_OBJECT, stored)
+pub fn return_deleted_object(stored: &Resource) -> bool {
+    contains(RETURN_DELETED_OBJECT, stored)
 }
 
 /// The policy of a deletion that names none.
 pub fn default_propagation(stored: &Resource) -> &'static str {
-    if among(ORPHANING, stored) { "Orphan" } else { "" }
+    if contains(ORPHAN_BY_DEFAULT, stored) { "Orphan" } else { "" }
 }
 
 pub fn is(stored: &Resource, group: &str, plural: &str) -> bool {
@@ -118,9 +118,9 @@ pub fn has_status(row: &Resource) -> bool {
 }
 
 /// The metadata that an update through `/status` may change.
-pub fn open_to_status(stored: &Resource) -> &'static [&'static str] {
+pub fn status_mutable_metadata(stored: &Resource) -> &'static [&'static str] {
     match (stored.group, stored.plural) {
-        _ if stored.custom.is_some() || among(STATUS_ALONE, stored) => &[],
+        _ if stored.custom.is_some() || contains(STATUS_IGNORES_METADATA, stored) => &[],
         ("", "pods") => &["annotations", "finalizers", "labels"],
         ("apps", "deployments") => &["annotations", "finalizers", "ownerReferences"],
         _ => &["annotations", "finalizers", "labels", "ownerReferences"],
@@ -129,7 +129,7 @@ pub fn open_to_status(stored: &Resource) -> &'static [&'static str] {
 
 /// Fields that a write through this door does not change, and so nobody owns through it (upstream's
 /// `GetResetFields`).
-pub fn ignored(stored: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
+pub fn reset_fields(stored: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
     match (subresource, stored.group, stored.plural) {
         ("", "certificates.k8s.io", _) => &[&["spec"], &["status"]],
         ("approval", ..) => &[&["spec"], &["status", "certificate"]],
@@ -138,7 +138,7 @@ pub fn ignored(stored: &Resource, subresource: &str) -> &'static [&'static [&'st
             &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
         }
         ("status", "apps", "deployments") => &[&["spec"], &["metadata", "labels"]],
-        ("status", ..) if stored.custom.is_some() || among(STATUS_ALONE, stored) => {
+        ("status", ..) if stored.custom.is_some() || contains(STATUS_IGNORES_METADATA, stored) => {
             &[&["spec"], &["metadata"]]
         }
         ("status", ..) => &[&["spec"]],
@@ -152,13 +152,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_name_kinds_that_exist() {
-        let tables = [CREATED_BY_PUT, ALWAYS_CONDITIONAL, ANSWERED_WITH_OBJECT, STATUS_ALONE, ORPHANING];
+    fn tables_list_existing_resources() {
+        let tables = [
+            ALLOW_CREATE_ON_UPDATE,
+            FORBID_UNCONDITIONAL_UPDATE,
+            RETURN_DELETED_OBJECT,
+            STATUS_IGNORES_METADATA,
+            ORPHAN_BY_DEFAULT,
+        ];
         for (group, plural) in tables.concat() {
-            assert!(api::table::find(group, "v1", plural).is_some(), "{group} {plural}");
+            assert!(api::resource_table::find_resource(group, "v1", plural).is_some(), "{group} {plural}");
         }
-        for (group, plural) in STATUS_ALONE {
-            assert!(has_status(api::table::find(group, "v1", plural).unwrap()), "{group} {plural}");
+        for (group, plural) in STATUS_IGNORES_METADATA {
+            assert!(
+                has_status(api::resource_table::find_resource(group, "v1", plural).unwrap()),
+                "{group} {plural}"
+            );
         }
     }
 }

@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use api::json::Json as _;
-use api::{Errors, Status};
+use api::json::JsonExt as _;
+use api::{ErrorList, Status};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::body::Body;
 use crate::codec;
-use crate::door::Door;
-use crate::kubelets::{self, Stream};
-use crate::options::{Version, parse_version};
-use crate::render::encoded;
+use crate::kubelets::{self, StreamSubresource};
+use crate::options::{ResourceVersionMatch, parse_version};
+use crate::render::encode_response;
 use crate::request::Target;
 use crate::server::{Call, Server, method_not_allowed};
-use crate::update::{Change, check_uid};
-use crate::write::{Outcome, WriteOptions};
+use crate::subresource_view::SubresourceView;
+use crate::update::{ObjectChange, check_uid};
+use crate::write::{WriteOptions, WriteResult};
 
-pub async fn answer(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
-    if let Some(door) = Door::named(&target.subresource) {
-        return through(server, call, target, door).await;
+pub async fn handle(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
+    if let Some(view) = SubresourceView::from_subresource(&target.subresource) {
+        return handle_view(server, call, target, view).await;
     }
     if matches!(target.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy") {
         crate::connect::admit(server, call, target).await?;
@@ -29,34 +29,38 @@ pub async fn answer(server: &Arc<Server>, call: &Call, target: &Target) -> Resul
         ("binding", "POST") => bind(server, call, target).await,
         ("eviction", "POST") => crate::eviction::evict(server, call, target).await,
         ("log", _) => kubelets::log(server, call, target).await,
-        ("exec", _) => kubelets::stream(server, call, target, Stream::Exec).await,
-        ("attach", _) => kubelets::stream(server, call, target, Stream::Attach).await,
-        ("portforward", _) => kubelets::stream(server, call, target, Stream::PortForward).await,
-        ("proxy", _) => crate::proxy::answer(server, call, target).await,
+        ("exec", _) => kubelets::stream(server, call, target, StreamSubresource::Exec).await,
+        ("attach", _) => kubelets::stream(server, call, target, StreamSubresource::Attach).await,
+        ("portforward", _) => kubelets::stream(server, call, target, StreamSubresource::PortForward).await,
+        ("proxy", _) => crate::proxy::handle(server, call, target).await,
         ("token", "POST") => crate::tokens::issue(server, call, target).await,
         _ => Err(method_not_allowed()),
     }
 }
 
 /// Reads or changes the part of the object that a door shows.
-async fn through(
+async fn handle_view(
     server: &Server,
     call: &Call,
     target: &Target,
-    door: Door,
+    view: SubresourceView,
 ) -> Result<Response<Body>, Status> {
     let renderer = call.renderer(target)?;
     match call.method.as_str() {
-        "GET" | "HEAD" if door != Door::Finalize => {
+        "GET" | "HEAD" if view != SubresourceView::Finalize => {
             let version = parse_version(call.query.get("resourceVersion"))?;
-            server.fresh(version.map_or(Version::MostRecent, Version::NotOlderThan)).await?;
+            server
+                .wait_until_fresh(
+                    version.map_or(ResourceVersionMatch::MostRecent, ResourceVersionMatch::NotOlderThan),
+                )
+                .await?;
             let object = server.find(target).ok_or_else(|| target.not_found())?;
-            let object = server.shown(target.resource, object).await?;
-            Ok(door.rendered(&renderer, StatusCode::OK, Outcome::Stored(object)))
+            let object = server.convert_for_request(target.resource, object).await?;
+            Ok(view.render(&renderer, StatusCode::OK, WriteResult::Stored(object)))
         }
-        "PUT" => crate::update::update(server, call, target, door, &renderer).await,
-        "PATCH" if door != Door::Finalize => {
-            crate::patching::patch(server, call, target, door, &renderer).await
+        "PUT" => crate::update::update(server, call, target, view, &renderer).await,
+        "PATCH" if view != SubresourceView::Finalize => {
+            crate::patch_handler::patch(server, call, target, view, &renderer).await
         }
         _ => Err(method_not_allowed()),
     }
@@ -67,8 +71,8 @@ pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Respo
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
     let mut binding = codec::decode(media, &call.body, ("", "v1", "Binding"), options.validation)?.value;
-    crate::create::place(&mut binding, target)?;
-    let pods = api::table::find("", "v1", "pods").expect("pods are in the table");
+    crate::create::set_namespace(&mut binding, target)?;
+    let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the table");
     let name = binding.at("metadata").text("name").to_owned();
     if !target.name.is_empty() && name != target.name {
         return Err(Status::bad_request("name in URL does not match name in Binding object"));
@@ -78,8 +82,8 @@ pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Respo
         subresource: "binding".into(),
         ..Target::collection(pods, &target.namespace)
     };
-    server.admit_only(&pod, &mut binding, &options).await?;
-    let mut errors = Errors::default();
+    server.admit_subresource_create(&pod, &mut binding, &options).await?;
+    let mut errors = ErrorList::default();
     api::core::binding::validate_binding(&binding, &mut errors);
     if !errors.is_empty() {
         return Err(Status::failure(500, "", errors.to_string()));
@@ -87,24 +91,24 @@ pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Respo
     let now = options.timestamp();
     let make = |before: &Value| {
         check_uid(&pod, binding.at("metadata").text("uid"), before)?;
-        let mut value =
-            bound(before, &binding, &now).map_err(|why| Status::conflict("", "pods/binding", &name, &why))?;
+        let mut value = bind_pod(before, &binding, &now)
+            .map_err(|reason| Status::conflict("", "pods/binding", &name, &reason))?;
         // A version in the binding is the pod's.
         let version = binding.at("metadata").at("resourceVersion");
         if !version.is_null() {
             value.object_mut("metadata").insert("resourceVersion".into(), version.clone());
         }
-        Ok(Change { value, tracked: true, again: true })
+        Ok(ObjectChange { value, managed_fields_set: true, retry_on_conflict: true })
     };
-    server.change(&pod, &options, make).await?;
-    Ok(encoded(StatusCode::CREATED, &call.format, success()))
+    server.update_object(&pod, &options, make).await?;
+    Ok(encode_response(StatusCode::CREATED, &call.format, success()))
 }
 
 pub fn success() -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 }
 
-fn bound(before: &Value, binding: &Value, now: &str) -> Result<Value, String> {
+fn bind_pod(before: &Value, binding: &Value, now: &str) -> Result<Value, String> {
     let (metadata, spec) = (before.at("metadata"), before.at("spec"));
     let name = metadata.text("name");
     if metadata.has("deletionTimestamp") {

@@ -10,7 +10,7 @@ mod write;
 
 use std::sync::Arc;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::networking::ip::Cidr;
 use http_body_util::BodyExt as _;
 use serde_json::Value;
@@ -18,71 +18,72 @@ use store::log::{Config, LogStore};
 use tokio::sync::watch;
 
 use crate::access::User;
-use crate::bootstrap::{self, Cluster};
+use crate::bootstrap::{self, ClusterNetworkConfig};
 use crate::cache::Cache;
 use crate::negotiate::negotiate;
 use crate::registry::Registry;
-use crate::remarks::Remarks;
 use crate::request::{Query, Route, route};
 use crate::server::{Call, Server};
-use crate::services::Allocations;
+use crate::services::ServiceAllocator;
 use crate::tokens::Tokens;
+use crate::warning_recorder::WarningRecorder;
 
 /// How long tokens of these servers live at most.
 pub const MAX_TOKEN_SECONDS: i64 = 400 * 24 * 3600;
 
-pub struct Rig {
+pub struct TestServer {
     pub server: Arc<Server>,
     pub stop: watch::Sender<bool>,
     _directory: tempfile::TempDir,
 }
 
-impl Rig {
+impl TestServer {
     /// A server as it is once it has started.
-    pub async fn start() -> Rig {
-        Rig::start_with(Config::default()).await
+    pub async fn start() -> TestServer {
+        TestServer::start_with(Config::default()).await
     }
 
     /// The same on a store of this configuration.
-    pub async fn start_with(config: Config) -> Rig {
+    pub async fn start_with(config: Config) -> TestServer {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let store = Arc::new(LogStore::open(directory.path(), config).expect("an empty store"));
         let stop = watch::Sender::new(false);
         let cache = Cache::new();
         cache.start(store.clone(), stop.subscribe()).await.expect("an empty cache");
         let network = Cidr::parse("10.43.0.0/16").expect("a network");
-        let ranges = api::core::service::alloc::Ranges::new(vec![network], 30000..=32767);
+        let ranges = api::core::service::alloc::AllocationRanges::new(vec![network], 30000..=32767);
         let ready = watch::Sender::new(true);
         let keys = pki::token::Keys::load_or_create(&directory.path().join("tls")).expect("new keys");
-        let tokens = crate::ServiceAccountTokens {
+        let tokens = crate::ServiceAccountTokenConfig {
             keys,
             issuers: vec!["https://kubernetes.default.svc.cluster.local".into()],
             audiences: Vec::new(),
             key_set_url: None,
-            max_seconds: Some(MAX_TOKEN_SECONDS),
-            extend: true,
+            max_expiration_seconds: Some(MAX_TOKEN_SECONDS),
+            extend_expiration: true,
         };
         let server = Arc::new(Server::new(
             store,
             cache,
             Registry::new(&[]).expect("every kind"),
-            Allocations::new(ranges),
+            ServiceAllocator::new(ranges),
             Tokens::new(tokens, "192.0.2.1:6443"),
             (stop.subscribe(), ready.subscribe()),
         ));
-        let rig = Rig { server, stop, _directory: directory };
-        rig.bootstrap(6443).await;
+        let test_server = TestServer { server, stop, _directory: directory };
+        test_server.bootstrap(6443).await;
         // Without which no pod can be made.
-        rig.send(
-            "POST /api/v1/namespaces/default/serviceaccounts",
-            serde_json::json!({"metadata": {"name": "default"}}),
-        )
-        .await;
-        rig
+        test_server
+            .send(
+                "POST /api/v1/namespaces/default/serviceaccounts",
+                serde_json::json!({"metadata": {"name": "default"}}),
+            )
+            .await;
+        test_server
     }
 
-    pub fn cluster(port: u16) -> Cluster {
-        Cluster {
+    pub fn cluster(port: u16) -> ClusterNetworkConfig {
+        ClusterNetworkConfig {
             address: tokio::sync::watch::channel(Some([192, 0, 2, 1].into())).1,
             port,
             service_ip: [10, 43, 0, 1].into(),
@@ -91,7 +92,9 @@ impl Rig {
     }
 
     pub async fn bootstrap(&self, port: u16) {
-        bootstrap::first_objects(&self.server, &Rig::cluster(port)).await.expect("the first objects");
+        bootstrap::ensure_default_objects(&self.server, &TestServer::cluster(port))
+            .await
+            .expect("the first objects");
     }
 
     /// Answers `"POST /api/v1/…?query"` with a code and a JSON value.
@@ -103,18 +106,18 @@ impl Rig {
 
     /// The same for any user, who is not asked whether they may.
     pub async fn call_as(&self, user: User, request: &str, content_type: &str, body: &str) -> (u16, Value) {
-        self.call_remarked(user, request, content_type, body).await.0
+        self.call_with_recorder(user, request, content_type, body).await.0
     }
 
     /// The same with what is told besides the answer.
-    pub async fn call_remarked(
+    pub async fn call_with_recorder(
         &self,
         user: User,
         request: &str,
         content_type: &str,
         body: &str,
-    ) -> ((u16, Value), Arc<Remarks>) {
-        let remarks = Arc::new(Remarks::default());
+    ) -> ((u16, Value), Arc<WarningRecorder>) {
+        let recorder = Arc::new(WarningRecorder::default());
         let (method, rest) = request.split_once(' ').expect("a method and a path");
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut headers = http::HeaderMap::new();
@@ -132,10 +135,10 @@ impl Rig {
             user,
             now: jiff::Timestamp::now(),
             upgrade: None,
-            remarks: remarks.clone(),
+            recorder: recorder.clone(),
         };
         let answer = match route(&self.server.registry, path) {
-            Ok(Route::Resource(target)) => self.server.resource(&call, target).await,
+            Ok(Route::Resource(target)) => self.server.handle_resource(&call, target).await,
             Ok(_) => panic!("{path} is no resource"),
             Err(status) => Err(status),
         };
@@ -147,7 +150,7 @@ impl Rig {
                 (code, serde_json::from_slice(&bytes).expect("JSON"))
             }
         };
-        (answer, remarks)
+        (answer, recorder)
     }
 
     pub async fn send(&self, request: &str, body: Value) -> (u16, Value) {
@@ -160,7 +163,7 @@ impl Rig {
 }
 
 /// A code and the message of a failure, or the values at `paths`.
-pub fn brief((code, value): &(u16, Value), paths: &[&str]) -> String {
+pub fn summary((code, value): &(u16, Value), paths: &[&str]) -> String {
     if value.text("kind") == "Status" && value.text("status") == "Failure" {
         return format!("{code} {}", value.text("message"));
     }

@@ -13,21 +13,21 @@ mod legacy;
 mod tests;
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::ServiceAccountTokens;
+use crate::ServiceAccountTokenConfig;
 use crate::access::User;
-use crate::authentication::{self, Owner};
+use crate::authentication::{self, TokenOwner};
 use crate::body::Body;
-use crate::options::Version;
+use crate::options::ResourceVersionMatch;
 use crate::request::Target;
 use crate::server::Server;
 
-use claims::{Claims, Reference, Window};
+use claims::{Claims, Reference, TokenValidity};
 pub use issue::issue;
 
 /// What the server signs tokens with, and in whose name.
@@ -38,27 +38,27 @@ pub struct Tokens {
     /// The discovery document and the keys, as they are served.
     configuration: String,
     key_set: String,
-    max_seconds: Option<i64>,
-    extend: bool,
+    max_expiration_seconds: Option<i64>,
+    extend_expiration: bool,
 }
 
 /// Why a token is refused, in upstream's words. What is in them comes from our own signed claims.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum TokenError {
     #[error("invalid bearer token")]
     Unknown,
     #[error("invalid signature, no keys found")]
     UnknownKey,
     #[error("go-jose/go-jose: error in cryptographic primitive")]
     Signature,
-    #[error("token audiences {} is invalid for the target audiences {}", list(.token), list(.wanted))]
-    Audience { token: Vec<String>, wanted: Vec<String> },
+    #[error("token audiences {} is invalid for the target audiences {}", quoted_list(.token), quoted_list(.expected))]
+    Audience { token: Vec<String>, expected: Vec<String> },
     #[error("service account token has expired")]
     Expired,
     #[error("service account token is not valid yet")]
-    NotYet,
+    NotYetValid,
     #[error("service account token is issued in the future")]
-    Future,
+    IssuedInFuture,
     #[error("{}", .0.message)]
     Server(Box<Status>),
     #[error("service account UID ({found}) does not match claim ({claimed})")]
@@ -68,9 +68,9 @@ pub enum Refused {
     #[error("service account token has been invalidated")]
     Invalidated,
     #[error("Token has been invalidated")]
-    NoSecret,
+    SecretNotFound,
     #[error("Token does not match server's copy")]
-    OtherToken,
+    TokenMismatch,
     #[error("ServiceAccount UID ({found}) does not match claim ({claimed})")]
     LegacyAccount { found: String, claimed: String },
     #[error("ServiceAccount {0}/{1} has been deleted")]
@@ -78,15 +78,22 @@ pub enum Refused {
     #[error(
         "the token in secret {secret} for service account {account} has been marked invalid. Use tokens from the TokenRequest API or manually created secret-based tokens, or remove the 'kubernetes.io/legacy-token-invalid-since' label from the secret to temporarily allow use of this token"
     )]
-    Marked { secret: String, account: String },
+    InvalidLabel { secret: String, account: String },
     #[error("{kind} UID ({found}) does not match service account {kind} ref claim ({claimed})")]
     Bound { kind: &'static str, found: String, claimed: String },
 }
 
 impl Tokens {
     /// `authority` is where others reach this server: `host:port`.
-    pub fn new(options: ServiceAccountTokens, authority: &str) -> Tokens {
-        let ServiceAccountTokens { keys, issuers, audiences, key_set_url, max_seconds, extend } = options;
+    pub fn new(options: ServiceAccountTokenConfig, authority: &str) -> Tokens {
+        let ServiceAccountTokenConfig {
+            keys,
+            issuers,
+            audiences,
+            key_set_url,
+            max_expiration_seconds: max_seconds,
+            extend_expiration: extend,
+        } = options;
         let audiences = if audiences.is_empty() { issuers.clone() } else { audiences };
         let (key_set, algorithms) = keys.key_set();
         // In the order of upstream's fields.
@@ -97,7 +104,15 @@ impl Tokens {
             json!(key_set_url.unwrap_or_else(|| format!("https://{authority}/openid/v1/jwks"))),
             json!(algorithms)
         );
-        Tokens { keys, issuers, audiences, configuration, key_set, max_seconds, extend }
+        Tokens {
+            keys,
+            issuers,
+            audiences,
+            configuration,
+            key_set,
+            max_expiration_seconds: max_seconds,
+            extend_expiration: extend,
+        }
     }
 
     /// What tokens must be for to be good here.
@@ -113,25 +128,25 @@ impl Tokens {
 
 /// The status of a TokenReview.
 pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
-    let mut wanted: Vec<String> =
+    let mut expected: Vec<String> =
         spec.items("audiences").iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    if wanted.is_empty() {
-        wanted = server.tokens.audiences();
+    if expected.is_empty() {
+        expected = server.tokens.audiences();
     }
     // What cannot be sent as a header cannot be a credential.
     let sent = HeaderValue::from_str(&format!("Bearer {}", spec.text("token"))).ok();
-    let owner = match sent.as_ref().and_then(header::bearer) {
-        Some(token) => authentication::owner(server, &token, &wanted, now).await,
+    let owner = match sent.as_ref().and_then(header::bearer_token) {
+        Some(token) => authentication::authenticate_token(server, &token, &expected, now).await,
         None => Err(Vec::new()),
     };
     match owner {
-        Ok(Owner { user, audiences }) => {
+        Ok(TokenOwner { user, audiences }) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }
         // Upstream tells that nobody took it, and then what each says who looked at it.
-        Err(mut refusals) => {
-            refusals.insert(0, Refused::Unknown.to_string());
-            json!({"user": {}, "error": crate::rbac::together(&refusals)})
+        Err(mut errors) => {
+            errors.insert(0, TokenError::Unknown.to_string());
+            json!({"user": {}, "error": crate::rbac::aggregate_errors(&errors)})
         }
     }
 }
@@ -149,7 +164,7 @@ pub fn user_info(user: &User) -> Value {
 }
 
 /// The documents that let others check our tokens.
-pub fn discovery(server: &Server, path: &str) -> Option<Response<Body>> {
+pub fn handle_discovery(server: &Server, path: &str) -> Option<Response<Body>> {
     let (content_type, text) = match path {
         "/.well-known/openid-configuration" => ("application/json", &server.tokens.configuration),
         "/openid/v1/jwks" => ("application/jwk-set+json", &server.tokens.key_set),
@@ -163,61 +178,64 @@ pub fn discovery(server: &Server, path: &str) -> Option<Response<Body>> {
 }
 
 /// The service account a token is from and which of the wanted audiences it is for.
-pub async fn owner(
+pub async fn authenticate(
     server: &Server,
     token: &str,
-    wanted: &[String],
+    expected: &[String],
     now: Timestamp,
-) -> Result<(User, Vec<String>), Refused> {
+) -> Result<(User, Vec<String>), TokenError> {
     let tokens = &server.tokens;
-    let unverified = pki::token::unverified_claims(token).ok_or(Refused::Unknown)?;
-    let of_old = unverified.text("iss") == legacy::ISSUER;
-    if !of_old && !tokens.issuers.iter().any(|issuer| issuer == unverified.text("iss")) {
-        return Err(Refused::Unknown);
+    let unverified = pki::token::unverified_claims(token).ok_or(TokenError::Unknown)?;
+    let is_legacy = unverified.text("iss") == legacy::ISSUER;
+    if !is_legacy && !tokens.issuers.iter().any(|issuer| issuer == unverified.text("iss")) {
+        return Err(TokenError::Unknown);
     }
-    let claims = tokens.keys.verify(token).map_err(|why| match why {
-        pki::token::Refused::Malformed => Refused::Unknown,
-        pki::token::Refused::UnknownKey => Refused::UnknownKey,
-        pki::token::Refused::Signature => Refused::Signature,
+    let claims = tokens.keys.verify(token).map_err(|error| match error {
+        pki::token::TokenSignatureError::Malformed => TokenError::Unknown,
+        pki::token::TokenSignatureError::UnknownKey => TokenError::UnknownKey,
+        pki::token::TokenSignatureError::Signature => TokenError::Signature,
     })?;
-    if of_old {
-        return legacy::owner(server, token, &claims, wanted, now).await;
+    if is_legacy {
+        return legacy::authenticate(server, token, &claims, expected, now).await;
     }
-    let claims: Claims = serde_json::from_value(claims).map_err(|_| Refused::Unknown)?;
+    let claims: Claims = serde_json::from_value(claims).map_err(|_| TokenError::Unknown)?;
     let audiences: Vec<String> =
-        claims.audiences.iter().filter(|audience| wanted.contains(audience)).cloned().collect();
+        claims.audiences.iter().filter(|audience| expected.contains(audience)).cloned().collect();
     if audiences.is_empty() {
-        return Err(Refused::Audience { token: claims.audiences, wanted: wanted.to_vec() });
+        return Err(TokenError::Audience { token: claims.audiences, expected: expected.to_vec() });
     }
-    match claims.window(now) {
-        Window::Before => return Err(Refused::NotYet),
-        Window::After => return Err(Refused::Expired),
-        Window::Future => return Err(Refused::Future),
-        Window::Within => {}
+    match claims.validity(now) {
+        TokenValidity::NotYetValid => return Err(TokenError::NotYetValid),
+        TokenValidity::Expired => return Err(TokenError::Expired),
+        TokenValidity::IssuedInFuture => return Err(TokenError::IssuedInFuture),
+        TokenValidity::Valid => {}
     }
-    server.fresh(Version::MostRecent).await.map_err(|status| Refused::Server(Box::new(status)))?;
+    server
+        .wait_until_fresh(ResourceVersionMatch::MostRecent)
+        .await
+        .map_err(|status| TokenError::Server(Box::new(status)))?;
     check_account(server, &claims, now)?;
     check_bound(server, &claims, now)?;
     Ok((claims.user(), audiences))
 }
 
-fn check_account(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), Refused> {
+fn check_account(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), TokenError> {
     let (bound, account) = (&claims.kubernetes, &claims.kubernetes.serviceaccount);
-    let target = named("serviceaccounts", &bound.namespace, &account.name);
-    let Some(found) = Found::of(server, &target) else {
-        return Err(Refused::Server(Box::new(target.not_found())));
+    let target = core_target("serviceaccounts", &bound.namespace, &account.name);
+    let Some(found) = BoundObject::of(server, &target) else {
+        return Err(TokenError::Server(Box::new(target.not_found())));
     };
     if found.uid != account.uid {
-        return Err(Refused::Account { found: found.uid, claimed: account.uid.clone() });
+        return Err(TokenError::Account { found: found.uid, claimed: account.uid.clone() });
     }
-    if found.is_gone(now) {
-        return Err(Refused::AccountDeleted(bound.namespace.clone(), account.name.clone()));
+    if found.is_deleted(now) {
+        return Err(TokenError::AccountDeleted(bound.namespace.clone(), account.name.clone()));
     }
     Ok(())
 }
 
 /// What the token is bound to is still there. A pod's node is only told, not looked for.
-fn check_bound(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), Refused> {
+fn check_bound(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), TokenError> {
     let bound = &claims.kubernetes;
     let node = bound.node.as_ref().filter(|_| bound.pod.is_none());
     let references = [
@@ -227,29 +245,30 @@ fn check_bound(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), R
     ];
     for (kind, plural, namespace, reference) in references {
         let Some(Reference { name, uid }) = reference else { continue };
-        let found = Found::of(server, &named(plural, namespace, name)).ok_or(Refused::Invalidated)?;
+        let found =
+            BoundObject::of(server, &core_target(plural, namespace, name)).ok_or(TokenError::Invalidated)?;
         if found.uid != *uid {
-            return Err(Refused::Bound { kind, found: found.uid, claimed: uid.clone() });
+            return Err(TokenError::Bound { kind, found: found.uid, claimed: uid.clone() });
         }
-        if found.is_gone(now) {
-            return Err(Refused::Invalidated);
+        if found.is_deleted(now) {
+            return Err(TokenError::Invalidated);
         }
     }
     Ok(())
 }
 
 /// What matters of an object that a token names.
-struct Found {
+struct BoundObject {
     uid: String,
     deleted: Option<Timestamp>,
 }
 
-impl Found {
-    fn of(server: &Server, target: &Target) -> Option<Found> {
+impl BoundObject {
+    fn of(server: &Server, target: &Target) -> Option<BoundObject> {
         let value = server.find(target)?.value();
         let metadata = value.at("metadata");
         let deleted = metadata.at("deletionTimestamp").as_str();
-        Some(Found {
+        Some(BoundObject {
             uid: metadata.text("uid").to_owned(),
             // A time nobody can read is long ago.
             deleted: deleted.map(|text| api::time::parse_rfc3339(text).unwrap_or(Timestamp::UNIX_EPOCH)),
@@ -257,18 +276,18 @@ impl Found {
     }
 
     /// Being deleted for longer than clocks may differ.
-    fn is_gone(&self, now: Timestamp) -> bool {
-        self.deleted.is_some_and(|at| at.as_second() + claims::LEEWAY < now.as_second())
+    fn is_deleted(&self, now: Timestamp) -> bool {
+        self.deleted.is_some_and(|at| at.as_second() + claims::CLOCK_SKEW_SECONDS < now.as_second())
     }
 }
 
-fn named(plural: &str, namespace: &str, name: &str) -> Target {
-    let resource = api::table::find("", "v1", plural).expect("a core kind is in the table");
+fn core_target(plural: &str, namespace: &str, name: &str) -> Target {
+    let resource = api::resource_table::find_resource("", "v1", plural).expect("a core kind is in the table");
     Target { name: name.to_owned(), ..Target::collection(resource, namespace) }
 }
 
 /// As upstream prints lists.
-fn list(texts: &[String]) -> String {
-    let quoted: Vec<String> = texts.iter().map(|text| api::field::quoted(text)).collect();
+fn quoted_list(texts: &[String]) -> String {
+    let quoted: Vec<String> = texts.iter().map(|text| api::field::quote(text)).collect();
     format!("[{}]", quoted.join(" "))
 }

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::networking::ip::Cidr;
 use http::header::{CONNECTION, HeaderValue, UPGRADE};
 use http::{Response, StatusCode};
 use parking_lot::Mutex;
 use serde_json::Value;
-pub use stream::Wire;
-use stream::tunnel::{PROTOCOL, Tunnel};
+pub use stream::Conn;
+use stream::tunnel::{Tunnel, UPGRADE_PROTOCOL};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use crate::body::Body;
-use crate::nodes::node_of;
+use crate::node_authorizer::node_name_of;
 use crate::request::Target;
 use crate::server::{Call, Server};
 
@@ -28,49 +28,49 @@ use crate::server::{Call, Server};
 #[derive(Default)]
 pub struct Tunnels {
     open: Mutex<HashMap<String, (u64, Tunnel)>>,
-    numbers: AtomicU64,
+    next_id: AtomicU64,
     /// How many nodes have ever left one.
-    pub seen: watch::Sender<u64>,
+    pub total_count: watch::Sender<u64>,
 }
 
 /// A node that leaves a tunnel.
-pub fn answer(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Status> {
-    let Some(node) = node_of(&call.user).filter(|node| !node.is_empty()).map(str::to_owned) else {
+pub fn handle(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Status> {
+    let Some(node) = node_name_of(&call.user).filter(|node| !node.is_empty()).map(str::to_owned) else {
         return Err(Status::failure(403, "Forbidden", "only nodes leave tunnels"));
     };
-    let wanted = call.header(UPGRADE).eq_ignore_ascii_case(PROTOCOL);
-    let Some(upgrade) = call.upgrade.clone().filter(|_| wanted) else {
+    let is_tunnel_request = call.header(UPGRADE).eq_ignore_ascii_case(UPGRADE_PROTOCOL);
+    let Some(upgrade) = call.upgrade.clone().filter(|_| is_tunnel_request) else {
         return Err(Status::bad_request("Upgrade request required"));
     };
     let server = server.clone();
     tokio::spawn(async move {
         let Ok(offered) = upgrade.await else { return };
-        let Ok((tunnel, lasting)) = Tunnel::over(offered).await else { return };
-        let number = server.tunnels.numbers.fetch_add(1, Ordering::Relaxed);
-        server.tunnels.open.lock().insert(node.clone(), (number, tunnel));
-        server.tunnels.seen.send_modify(|seen| *seen += 1);
+        let Ok((tunnel, closed)) = Tunnel::from_upgraded(offered).await else { return };
+        let id = server.tunnels.next_id.fetch_add(1, Ordering::Relaxed);
+        server.tunnels.open.lock().insert(node.clone(), (id, tunnel));
+        server.tunnels.total_count.send_modify(|total_count| *total_count += 1);
         tracing::debug!(node, "a node has left a tunnel");
         let mut shutdown = server.shutdown.clone();
         tokio::select! {
-            () = lasting => {}
-            () = crate::cache::stopped(&mut shutdown) => {}
+            () = closed => {}
+            () = crate::cache::wait_for_shutdown(&mut shutdown) => {}
         }
         let mut open = server.tunnels.open.lock();
         // It may have left another by now.
-        if open.get(&node).is_some_and(|(known, _)| *known == number) {
+        if open.get(&node).is_some_and(|(known, _)| *known == id) {
             open.remove(&node);
         }
     });
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    response.headers_mut().insert(UPGRADE, HeaderValue::from_static(PROTOCOL));
+    response.headers_mut().insert(UPGRADE, HeaderValue::from_static(UPGRADE_PROTOCOL));
     Ok(response)
 }
 
 /// Connects to a node or a pod: through the tunnel of its node, where there is one that works.
-pub async fn connect(server: &Server, host: &str, port: u16) -> io::Result<Box<dyn Wire>> {
-    if let Some(tunnel) = to(server, host) {
+pub async fn connect(server: &Server, host: &str, port: u16) -> io::Result<Box<dyn Conn>> {
+    if let Some(tunnel) = find_tunnel(server, host) {
         match tunnel.dial(host, port).await {
             Ok(connection) => return Ok(Box::new(connection)),
             Err(error) if !tunnel.is_open() => {
@@ -85,7 +85,7 @@ pub async fn connect(server: &Server, host: &str, port: u16) -> io::Result<Box<d
 }
 
 /// The tunnel that leads to an address.
-fn to(server: &Server, host: &str) -> Option<Tunnel> {
+fn find_tunnel(server: &Server, host: &str) -> Option<Tunnel> {
     let open: Vec<(String, Tunnel)> = {
         let open = server.tunnels.open.lock();
         open.iter().map(|(node, (_, tunnel))| (node.clone(), tunnel.clone())).collect()
@@ -94,16 +94,16 @@ fn to(server: &Server, host: &str) -> Option<Tunnel> {
         return None;
     }
     let address: IpAddr = host.parse().ok()?;
-    let nodes = api::table::find("", "v1", "nodes").expect("nodes are in the table");
+    let nodes = api::resource_table::find_resource("", "v1", "nodes").expect("nodes are in the table");
     open.into_iter().find_map(|(name, tunnel)| {
         let target = Target { name, ..Target::collection(nodes, "") };
         let node = server.find(&target)?.value();
-        is_at(&node, address).then_some(tunnel)
+        has_address(&node, address).then_some(tunnel)
     })
 }
 
 /// Whether an address is a node's or one of its pods'.
-fn is_at(node: &Value, address: IpAddr) -> bool {
+fn has_address(node: &Value, address: IpAddr) -> bool {
     let own = node.at("status").items("addresses");
     let networks = node.at("spec").items("podCIDRs").iter().filter_map(Value::as_str);
     own.iter().any(|known| known.text("address").parse() == Ok(address))
@@ -117,12 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_and_its_pods_are_behind_its_tunnel() {
+    fn addresses_match_node_and_pod_network() {
         let node = json!({
             "spec": {"podCIDRs": ["10.42.1.0/24"]},
             "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.2"}, {"type": "Hostname", "address": "b"}]},
         });
-        let at = |address: &str| is_at(&node, address.parse().expect("an address"));
+        let at = |address: &str| has_address(&node, address.parse().expect("an address"));
         assert!(at("192.0.2.2") && at("10.42.1.7"));
         assert!(!at("192.0.2.3") && !at("10.42.2.7") && !at("2001:db8::1"));
     }

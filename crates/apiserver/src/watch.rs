@@ -14,35 +14,35 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
 
 use crate::body::Body;
-use crate::cache::{Batch, Cache, Event, Shard};
-use crate::metrics::Counted;
-use crate::negotiate::{Media, not_acceptable};
+use crate::cache::{Cache, Event, EventBatch, Shard};
+use crate::metrics::GaugeGuard;
+use crate::negotiate::{MediaType, not_acceptable};
 use crate::object::Object;
-use crate::options::{ListOptions, Selection, Version};
+use crate::options::{ListOptions, ResourceVersionMatch, SelectionPredicate};
 use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::Server;
 
 /// How many events are put into one write at most, and about how many bytes.
-const BATCH: usize = 128;
-const BATCH_BYTES: usize = 64 << 10;
+const MAX_EVENTS_PER_WRITE: usize = 128;
+const MAX_WRITE_BYTES: usize = 64 << 10;
 /// How often a watcher that allows bookmarks gets one.
-const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-const BEFORE_END: Duration = Duration::from_secs(2);
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// Without `timeoutSeconds`, a watch lasts between this long and twice as long, as upstream's does.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
 /// What a client may ask for at most: a clock must be able to count to it.
 const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-struct Watcher {
+struct CacheWatcher {
     server: Arc<Server>,
     /// Tells that custom kinds have come or gone; `None` for built-in ones, which never go.
-    kinds: Option<watch::Receiver<u64>>,
+    registry_changes: Option<watch::Receiver<u64>>,
     cache: Arc<Cache>,
     shard: Arc<Shard>,
-    selection: Selection,
+    selection: SelectionPredicate,
     /// What the keys of all objects watched begin with.
-    scope: String,
+    key_prefix: String,
     renderer: Renderer,
     /// The next event to look at.
     position: u64,
@@ -51,18 +51,18 @@ struct Watcher {
     /// Objects still to send as if they had just been added.
     initial: std::vec::IntoIter<Arc<Object>>,
     /// A bookmark is owed that says the initial objects are complete.
-    owes_end: bool,
-    bookmarks: bool,
+    initial_events_end_pending: bool,
+    allow_bookmarks: bool,
     next_bookmark: Instant,
     deadline: Instant,
     /// The first event of a table carries the columns.
     first: bool,
     ended: bool,
-    news: watch::Receiver<()>,
+    event_signal: watch::Receiver<()>,
     /// When it wakes without news; kept, since setting it anew for each event would cost more than the event.
-    alarm: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
     shutdown: watch::Receiver<bool>,
-    _counted: Counted,
+    _counted: GaugeGuard,
 }
 
 pub async fn watch(
@@ -71,42 +71,42 @@ pub async fn watch(
     options: ListOptions,
     renderer: Renderer,
 ) -> Result<Response<Body>, Status> {
-    if renderer.format.media == Media::Yaml {
+    if renderer.format.media == MediaType::Yaml {
         return Err(not_acceptable());
     }
-    let begun = begin(server, target, &options).await;
+    let watch_start = start_watch(server, target, &options).await;
     // A client that asked well is told in the stream what is wrong, as upstream does.
-    let begun = match begun {
-        Ok(begun) => begun,
+    let watch_start = match watch_start {
+        Ok(watch_start) => watch_start,
         Err(status) => {
             let only = renderer.error_event(&status);
-            return Ok(respond_with(&renderer, Body::Stream(Box::pin(stream::iter([only])))));
+            return Ok(watch_response(&renderer, Body::Stream(Box::pin(stream::iter([only])))));
         }
     };
     let now = Instant::now();
     let timeout = options.timeout.unwrap_or_else(|| MIN_TIMEOUT + MIN_TIMEOUT.mul_f64(server.random()));
-    let mut response = respond_with(&renderer, Body::empty());
-    let watcher = Watcher {
+    let mut response = watch_response(&renderer, Body::empty());
+    let watcher = CacheWatcher {
         server: server.clone(),
-        kinds: target.resource.custom.map(|_| server.registry.changes()),
+        registry_changes: target.resource.custom.map(|_| server.registry.changes()),
         cache: server.cache.clone(),
-        news: begun.shard.join_watchers(),
-        alarm: Box::pin(tokio::time::sleep_until(now)),
-        shard: begun.shard,
-        scope: target.scope(&options.selection),
+        event_signal: watch_start.shard.subscribe_watcher(),
+        timer: Box::pin(tokio::time::sleep_until(now)),
+        shard: watch_start.shard,
+        key_prefix: target.key_prefix(&options.selection),
         selection: options.selection,
         renderer,
-        position: begun.position,
-        sent: begun.sent,
-        initial: begun.initial.into_iter(),
-        owes_end: options.send_initial_events == Some(true) && options.bookmarks,
-        bookmarks: options.bookmarks,
+        position: watch_start.position,
+        sent: watch_start.sent,
+        initial: watch_start.initial.into_iter(),
+        initial_events_end_pending: options.send_initial_events == Some(true) && options.allow_bookmarks,
+        allow_bookmarks: options.allow_bookmarks,
         next_bookmark: bookmark_time(now, now + timeout.min(MAX_TIMEOUT)),
         deadline: now + timeout.min(MAX_TIMEOUT),
         first: true,
         ended: false,
         shutdown: server.shutdown.clone(),
-        _counted: server.metrics.watching(),
+        _counted: server.metrics.count_watch(),
     };
     *response.body_mut() = Body::Stream(Box::pin(stream::unfold(watcher, |mut watcher| async {
         watcher.next().await.map(|bytes| (bytes, watcher))
@@ -115,75 +115,77 @@ pub async fn watch(
 }
 
 /// Where a watch starts.
-struct Begun {
+struct WatchStart {
     shard: Arc<Shard>,
     initial: Vec<Arc<Object>>,
     position: u64,
     sent: Revision,
 }
 
-async fn begin(server: &Server, target: &Target, options: &ListOptions) -> Result<Begun, Status> {
+async fn start_watch(server: &Server, target: &Target, options: &ListOptions) -> Result<WatchStart, Status> {
     let shard = server.shard(target.resource);
     let initial_events = options.send_initial_events;
     match options.version {
         // The past is in the ring; the future is waited for.
-        Version::NotOlderThan(sent) | Version::Exact(sent) if initial_events != Some(true) => {
+        ResourceVersionMatch::NotOlderThan(sent) | ResourceVersionMatch::Exact(sent)
+            if initial_events != Some(true) =>
+        {
             let position = shard.position_after(sent).map_err(|error| Status::expired(error.to_string()))?;
-            Ok(Begun { shard, initial: Vec::new(), position, sent })
+            Ok(WatchStart { shard, initial: Vec::new(), position, sent })
         }
         version => {
-            server.fresh(version).await?;
+            server.wait_until_fresh(version).await?;
             let known = server.cache.revision();
-            let scope = target.scope(&options.selection);
+            let scope = target.key_prefix(&options.selection);
             let (snapshot, position) = shard.snapshot_and_position(&scope, known);
             let initial = if initial_events == Some(false) { Vec::new() } else { snapshot.objects };
-            let mut initial = server.shown_all(target.resource, initial).await?;
+            let mut initial = server.convert_all_for_request(target.resource, initial).await?;
             initial.retain(|object| options.selection.matches(object));
-            Ok(Begun { shard, initial, position, sent: snapshot.revision })
+            Ok(WatchStart { shard, initial, position, sent: snapshot.revision })
         }
     }
 }
 
 /// Once a minute, and shortly before the end so that the client goes on from there.
 fn bookmark_time(now: Instant, deadline: Instant) -> Instant {
-    let regular = now + BOOKMARK_EVERY;
-    match deadline.checked_sub(BEFORE_END) {
+    let regular = now + BOOKMARK_INTERVAL;
+    match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
         Some(last) if last > now => regular.min(last),
         _ => regular,
     }
 }
 
-fn respond_with(renderer: &Renderer, body: Body) -> Response<Body> {
+fn watch_response(renderer: &Renderer, body: Body) -> Response<Body> {
     let media = renderer.format.media;
-    let mut response = crate::render::respond(StatusCode::OK, media, body);
-    if media == Media::Protobuf {
+    let mut response = crate::render::build_response(StatusCode::OK, media, body);
+    if media == MediaType::Protobuf {
         let value = http::HeaderValue::from_static("application/vnd.kubernetes.protobuf;stream=watch");
         response.headers_mut().insert(http::header::CONTENT_TYPE, value);
     }
     response
 }
 
-impl Watcher {
+impl CacheWatcher {
     /// The next bytes to send; `None` ends the watch.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             // Before anything is looked at, so that nothing that happens meanwhile is missed.
-            self.news.mark_unchanged();
+            self.event_signal.mark_unchanged();
             if self.ended || *self.shutdown.borrow() || Instant::now() >= self.deadline {
                 return None;
             }
             if let Some(bytes) = self.initial_events() {
                 return Some(bytes);
             }
-            if self.bookmarks && Instant::now() >= self.next_bookmark {
+            if self.allow_bookmarks && Instant::now() >= self.next_bookmark {
                 self.next_bookmark = bookmark_time(Instant::now(), self.deadline);
                 return Some(self.bookmark());
             }
-            match self.shard.events_from(self.position, BATCH) {
-                Batch::Lost => return Some(self.send_away()),
-                Batch::Events(events) if events.is_empty() => self.wait().await,
-                Batch::Events(events) => {
-                    match self.render(&events).await {
+            match self.shard.events_from(self.position, MAX_EVENTS_PER_WRITE) {
+                EventBatch::TooOld => return Some(self.expire()),
+                EventBatch::Events(events) if events.is_empty() => self.wait().await,
+                EventBatch::Events(events) => {
+                    match self.render_events(&events).await {
                         Ok(Some(bytes)) => return Some(bytes),
                         Ok(None) => {}
                         Err(status) => {
@@ -200,15 +202,15 @@ impl Watcher {
 
     /// Waits for news, a bookmark's time, or the end.
     async fn wait(&mut self) {
-        let bookmark = if self.bookmarks { self.next_bookmark } else { self.deadline };
+        let bookmark = if self.allow_bookmarks { self.next_bookmark } else { self.deadline };
         let until = self.deadline.min(bookmark);
-        if self.alarm.deadline() != until {
-            self.alarm.as_mut().reset(until);
+        if self.timer.deadline() != until {
+            self.timer.as_mut().reset(until);
         }
         tokio::select! {
-            changed = self.news.changed() => self.ended = changed.is_err(),
-            () = kinds_changed(&mut self.kinds) => self.ended = !self.is_served(),
-            () = &mut self.alarm => {}
+            changed = self.event_signal.changed() => self.ended = changed.is_err(),
+            () = registry_changed(&mut self.registry_changes) => self.ended = !self.is_served(),
+            () = &mut self.timer => {}
         }
     }
 
@@ -225,34 +227,35 @@ impl Watcher {
     fn bookmark(&mut self) -> Bytes {
         // The cache's revision first: events up to it are then in the ring already, and if the watcher has
         // seen the last of the ring, it has seen everything up to there.
-        let reached = self.cache.revision();
-        if matches!(self.shard.events_from(self.position, 1), Batch::Events(events) if events.is_empty()) {
-            self.sent = self.sent.max(reached);
+        let cache_revision = self.cache.revision();
+        if matches!(self.shard.events_from(self.position, 1), EventBatch::Events(events) if events.is_empty())
+        {
+            self.sent = self.sent.max(cache_revision);
         }
         self.renderer.bookmark(self.sent, false, std::mem::take(&mut self.first))
     }
 
     fn initial_events(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
-        while out.len() < BATCH_BYTES
+        while out.len() < MAX_WRITE_BYTES
             && let Some(object) = self.initial.next()
         {
             let first = std::mem::take(&mut self.first);
             out.extend_from_slice(&self.renderer.event("ADDED", &object, object.revision, first));
         }
-        if out.is_empty() && std::mem::take(&mut self.owes_end) {
+        if out.is_empty() && std::mem::take(&mut self.initial_events_end_pending) {
             return Some(self.renderer.bookmark(self.sent, true, std::mem::take(&mut self.first)));
         }
         (!out.is_empty()).then(|| out.into())
     }
 
-    async fn render(&mut self, events: &[Arc<Event>]) -> Result<Option<Bytes>, Status> {
+    async fn render_events(&mut self, events: &[Arc<Event>]) -> Result<Option<Bytes>, Status> {
         // Tables tell ages as of the event.
         self.renderer.now = Timestamp::now();
         let mut frames: Vec<Bytes> = Vec::with_capacity(events.len());
         let mut size = 0;
         for event in events {
-            if size >= BATCH_BYTES {
+            if size >= MAX_WRITE_BYTES {
                 break;
             }
             self.position += 1;
@@ -261,16 +264,16 @@ impl Watcher {
                 continue;
             }
             self.sent = event.revision;
-            if !event.object.key.starts_with(&self.scope) {
+            if !event.object.key.starts_with(&self.key_prefix) {
                 continue;
             }
             let first = self.first;
-            let frame = if self.kinds.is_some() {
-                self.custom(event, first).await?
+            let frame = if self.registry_changes.is_some() {
+                self.custom_event(event, first).await?
             } else if self.selection.is_everything() {
                 Some(self.renderer.shared_event(event, first))
             } else {
-                self.selected(event, first)
+                self.selected_event(event, first)
             };
             if let Some(frame) = frame {
                 self.first = false;
@@ -286,30 +289,30 @@ impl Watcher {
     }
 
     /// The same for objects that may have to be brought to the version asked for.
-    async fn custom(&self, event: &Arc<Event>, first: bool) -> Result<Option<Bytes>, Status> {
+    async fn custom_event(&self, event: &Arc<Event>, first: bool) -> Result<Option<Bytes>, Status> {
         let row = self.renderer.resource;
-        let object = self.server.shown(row, event.object.clone()).await?;
-        let as_it_is = Arc::ptr_eq(&object, &event.object);
+        let object = self.server.convert_for_request(row, event.object.clone()).await?;
+        let is_unchanged = Arc::ptr_eq(&object, &event.object);
         if self.selection.is_everything() {
-            return Ok(Some(match as_it_is {
+            return Ok(Some(match is_unchanged {
                 true => self.renderer.shared_event(event, first),
                 false => self.renderer.event(event.kind(), &object, event.revision, first),
             }));
         }
         let previous = match &event.previous {
-            Some(previous) => Some(self.server.shown(row, previous.clone()).await?),
+            Some(previous) => Some(self.server.convert_for_request(row, previous.clone()).await?),
             None => None,
         };
-        Ok(self.told(previous.as_ref(), &object, event, first))
+        Ok(self.transition_event(previous.as_ref(), &object, event, first))
     }
 
     /// What an event means to a watcher who sees only part of the objects: one that starts to match is
     /// added, one that ceases to match is deleted.
-    fn selected(&self, event: &Event, first: bool) -> Option<Bytes> {
-        self.told(event.previous.as_ref(), &event.object, event, first)
+    fn selected_event(&self, event: &Event, first: bool) -> Option<Bytes> {
+        self.transition_event(event.previous.as_ref(), &event.object, event, first)
     }
 
-    fn told(
+    fn transition_event(
         &self,
         previous: Option<&Arc<Object>>,
         object: &Arc<Object>,
@@ -328,7 +331,7 @@ impl Watcher {
     }
 
     /// The ring has moved on without this watcher.
-    fn send_away(&mut self) -> Bytes {
+    fn expire(&mut self) -> Bytes {
         self.ended = true;
         let status = Status::expired(format!("too old resource version: {}", self.sent));
         self.renderer.error_event(&status)
@@ -336,9 +339,9 @@ impl Watcher {
 }
 
 /// Waits for custom kinds to come or go; forever where that does not matter.
-async fn kinds_changed(kinds: &mut Option<watch::Receiver<u64>>) {
-    let changed = match kinds {
-        Some(kinds) => kinds.changed().await.is_ok(),
+async fn registry_changed(registry_changes: &mut Option<watch::Receiver<u64>>) {
+    let changed = match registry_changes {
+        Some(registry_changes) => registry_changes.changed().await.is_ok(),
         None => false,
     };
     if !changed {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use api::json::Json as _;
-use api::{Errors, Path, Resource, Status};
+use api::json::JsonExt as _;
+use api::{ErrorList, Path, Resource, Status};
 use http::{HeaderValue, Response};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -15,9 +15,9 @@ use crate::body::Body;
 use crate::codec::FieldValidation;
 use crate::object::{Object, to_stored_with};
 use crate::registry::stored_as;
-use crate::remarks::Remarks;
 use crate::request::Target;
 use crate::server::{Call, Server};
+use crate::warning_recorder::WarningRecorder;
 
 /// The options of a write, from its query.
 #[derive(Clone, Debug)]
@@ -29,30 +29,30 @@ pub struct WriteOptions {
     /// Only what changes was sent.
     pub is_patch: bool,
     /// As they were given, for those who are asked about the write.
-    pub given: Value,
+    pub raw_options: Value,
     pub now: Timestamp,
     /// Whose write this is; `None` for the server itself.
     pub user: Option<User>,
     /// What is told about it beyond the answer.
-    pub remarks: Arc<Remarks>,
+    pub recorder: Arc<WarningRecorder>,
 }
 
 /// What a write led to.
-pub enum Outcome {
+pub enum WriteResult {
     Stored(Arc<Object>),
     /// A dry run: the object as it would have been.
-    Imagined(Value),
+    DryRun(Value),
 }
 
 impl WriteOptions {
     pub fn parse(call: &Call, kind: &str) -> Result<WriteOptions, Status> {
-        WriteOptions::parse_with(call, kind, Errors::default())
+        WriteOptions::parse_with(call, kind, ErrorList::default())
     }
 
     /// The same with complaints the caller already has.
-    pub fn parse_with(call: &Call, kind: &str, mut errors: Errors) -> Result<WriteOptions, Status> {
+    pub fn parse_with(call: &Call, kind: &str, mut errors: ErrorList) -> Result<WriteOptions, Status> {
         let given = call.query.get("fieldManager");
-        api::meta::field_manager(given, &Path::new("fieldManager"), &mut errors);
+        api::meta::validate_field_manager(given, &Path::new("fieldManager"), &mut errors);
         let dry_run: Vec<&str> = call.query.all("dryRun").collect();
         check_dry_run(&dry_run, &mut errors);
         let word = call.query.get("fieldValidation");
@@ -74,8 +74,8 @@ impl WriteOptions {
             now: call.now,
             user: Some(call.user.clone()),
             is_patch: kind == "PatchOptions",
-            given: given_options(call, &dry_run),
-            remarks: call.remarks.clone(),
+            raw_options: raw_options(call, &dry_run),
+            recorder: call.recorder.clone(),
         })
     }
 
@@ -88,8 +88,8 @@ impl WriteOptions {
             now,
             user: None,
             is_patch: false,
-            given: Value::Null,
-            remarks: Arc::default(),
+            raw_options: Value::Null,
+            recorder: Arc::default(),
         }
     }
 
@@ -99,14 +99,14 @@ impl WriteOptions {
 }
 
 /// Levels of an object that are read back.
-const MAX_DEPTH: usize = 127;
+const MAX_OBJECT_DEPTH: usize = 127;
 /// Levels of what is not `managedFields`, whose record of a field stands five levels deeper than the field.
-const MAX_FIELD_DEPTH: usize = MAX_DEPTH - 5;
+const MAX_FIELD_DEPTH: usize = MAX_OBJECT_DEPTH - 5;
 
 /// Refuses what could be stored but not read back.
 pub fn check_depth(row: &Resource, value: &Value) -> Result<(), Status> {
     let is_too_deep = |above: usize, name: &str, member: &Value| {
-        let limit = if name == "managedFields" { MAX_DEPTH } else { MAX_FIELD_DEPTH };
+        let limit = if name == "managedFields" { MAX_OBJECT_DEPTH } else { MAX_FIELD_DEPTH };
         above + schema::json::depth(member) > limit
     };
     let too_deep = value.as_object().into_iter().flatten().any(|(name, member)| match member {
@@ -123,13 +123,13 @@ pub fn check_depth(row: &Resource, value: &Value) -> Result<(), Status> {
     Err(Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {error}")))
 }
 
-pub fn check_dry_run(values: &[&str], errors: &mut Errors) {
+pub fn check_dry_run(values: &[&str], errors: &mut ErrorList) {
     if values.iter().any(|value| *value != "All") {
         errors.not_supported(&Path::new("dryRun"), values, &["All"]);
     }
 }
 
-fn given_options(call: &Call, dry_run: &[&str]) -> Value {
+fn raw_options(call: &Call, dry_run: &[&str]) -> Value {
     let mut given = Map::new();
     if !dry_run.is_empty() {
         given.insert("dryRun".into(), dry_run.to_vec().into());
@@ -193,7 +193,7 @@ impl Server {
                 Some(object) => Ok(Some(object)),
                 None => Ok(Some(Arc::new(Object::new(key, bytes, revision).map_err(Status::internal)?))),
             },
-            Err(error) => self.lost(error).await,
+            Err(error) => self.handle_conflict(error).await,
         }
     }
 
@@ -208,15 +208,15 @@ impl Server {
         };
         match self.store.write(write).await {
             Ok(revision) => Ok(Some(revision)),
-            Err(error) => self.lost(error).await,
+            Err(error) => self.handle_conflict(error).await,
         }
     }
 
     /// A write that came too late waits until the cache knows better, so that the next try can succeed.
-    async fn lost<T>(&self, error: store::Error) -> Result<Option<T>, Status> {
+    async fn handle_conflict<T>(&self, error: store::Error) -> Result<Option<T>, Status> {
         match error {
             store::Error::Conflict { .. } | store::Error::Exists { .. } => {
-                self.fresh(crate::options::Version::MostRecent).await?;
+                self.wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent).await?;
                 Ok(None)
             }
             store::Error::Unavailable { reason } => {
@@ -234,7 +234,7 @@ impl Server {
 
     /// The object a write starts from, fresh enough that a client who has just written it finds it.
     pub async fn current(&self, target: &Target) -> Result<Option<Arc<Object>>, Status> {
-        self.fresh(crate::options::Version::MostRecent).await?;
+        self.wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent).await?;
         Ok(self.find(target))
     }
 }
@@ -248,21 +248,21 @@ fn is_heartbeat(stored: &Resource) -> bool {
 pub const AFTER_ADMISSION: &str = " after mutating admission happens";
 
 /// An owner named twice is named once, and the client told.
-pub fn dedup_owners(value: &mut Value, when: &str) -> Option<String> {
+pub fn dedup_owner_references(value: &mut Value, when: &str) -> Option<String> {
     let owners = value.pointer_mut("/metadata/ownerReferences")?.as_array_mut()?;
     let mut seen = HashSet::new();
-    let mut twice = Vec::new();
+    let mut duplicates = Vec::new();
     owners.retain(|owner| {
         let new = seen.insert(owner.to_string());
         if !new {
-            twice.push(owner.text("uid").to_owned());
+            duplicates.push(owner.text("uid").to_owned());
         }
         new
     });
-    (!twice.is_empty()).then(|| {
+    (!duplicates.is_empty()).then(|| {
         format!(
             ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
-            twice.join(", ")
+            duplicates.join(", ")
         )
     })
 }
@@ -279,7 +279,7 @@ pub fn with_warnings(mut response: Response<Body>, warnings: &[String]) -> Respo
     response
 }
 
-pub const MODIFIED: &str =
+pub const OBJECT_MODIFIED_MESSAGE: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
 #[cfg(test)]
@@ -289,13 +289,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_named_once() {
+    fn duplicate_owner_references_are_removed() {
         let owner = |name: &str| json!({"name": name, "uid": "u"});
         let mut value = json!({"metadata": {"ownerReferences": [owner("a"), owner("b"), owner("a")]}});
-        let warning = dedup_owners(&mut value, "").unwrap();
+        let warning = dedup_owner_references(&mut value, "").unwrap();
         assert!(warning.ends_with("duplicate UID(s) observed: u"), "{warning}");
         assert_eq!(value, json!({"metadata": {"ownerReferences": [owner("a"), owner("b")]}}));
-        assert_eq!(dedup_owners(&mut value, ""), None);
-        assert_eq!(dedup_owners(&mut json!({}), ""), None);
+        assert_eq!(dedup_owner_references(&mut value, ""), None);
+        assert_eq!(dedup_owner_references(&mut json!({}), ""), None);
     }
 }

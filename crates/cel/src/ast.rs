@@ -4,7 +4,7 @@
 pub(crate) type Id = u32;
 
 /// The accumulator of macros; no expression can write this name.
-pub(crate) const ACCUMULATOR: &str = "@result";
+pub(crate) const ACCUMULATOR_NAME: &str = "@result";
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Literal {
@@ -18,9 +18,9 @@ pub(crate) enum Literal {
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum ExprKind {
     /// Where something was wrong; it has been complained about.
-    Broken,
+    Unspecified,
     Literal(Literal),
     Ident(String),
     Select {
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
         name: String,
         fields: Vec<Field>,
     },
-    Fold(Box<Fold>),
+    Comprehension(Box<Comprehension>),
 }
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(crate) struct Entry {
 
 #[derive(Debug)]
 pub(crate) struct Field {
-    pub at: u32,
+    pub offset: u32,
     pub name: String,
     pub value: Id,
     pub optional: bool,
@@ -62,23 +62,23 @@ pub(crate) struct Field {
 
 /// `accumulator = init; for each variable in range while condition { accumulator = step }; result`.
 #[derive(Debug)]
-pub(crate) struct Fold {
-    pub range: Id,
-    pub variable: String,
+pub(crate) struct Comprehension {
+    pub iter_range: Id,
+    pub iter_var: String,
     /// With a second variable the first is the index or key and this one the element or value.
-    pub second: Option<String>,
-    pub accumulator: String,
-    pub init: Id,
-    pub condition: Id,
-    pub step: Id,
+    pub iter_var2: Option<String>,
+    pub accu_var: String,
+    pub accu_init: Id,
+    pub loop_condition: Id,
+    pub loop_step: Id,
     pub result: Id,
 }
 
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub kind: Kind,
+    pub kind: ExprKind,
     /// In characters from the start.
-    pub at: u32,
+    pub offset: u32,
     /// How deep the tree below is; every recursion over the tree is bounded by it.
     pub height: u32,
 }
@@ -90,9 +90,9 @@ pub(crate) struct Ast {
 }
 
 impl Ast {
-    pub fn add(&mut self, at: u32, kind: Kind) -> Id {
+    pub fn add(&mut self, at: u32, kind: ExprKind) -> Id {
         let height = 1 + self.children(&kind).map(|id| self.node(id).height).max().unwrap_or(0);
-        self.nodes.push(Node { kind, at, height });
+        self.nodes.push(Node { kind, offset: at, height });
         (self.nodes.len() - 1) as Id
     }
 
@@ -100,16 +100,16 @@ impl Ast {
         &self.nodes[id as usize]
     }
 
-    pub fn kind(&self, id: Id) -> &Kind {
+    pub fn kind(&self, id: Id) -> &ExprKind {
         &self.nodes[id as usize].kind
     }
 
     /// The node's kind, leaving it broken until it is set again.
-    pub fn take(&mut self, id: Id) -> Kind {
-        std::mem::replace(&mut self.nodes[id as usize].kind, Kind::Broken)
+    pub fn take(&mut self, id: Id) -> ExprKind {
+        std::mem::replace(&mut self.nodes[id as usize].kind, ExprKind::Unspecified)
     }
 
-    pub fn set(&mut self, id: Id, kind: Kind) {
+    pub fn set(&mut self, id: Id, kind: ExprKind) {
         self.nodes[id as usize].kind = kind;
     }
 
@@ -124,25 +124,26 @@ impl Ast {
     /// `a.b.c` as a name, if it is nothing but identifiers.
     pub fn qualified_name(&self, id: Id) -> Option<String> {
         match self.kind(id) {
-            Kind::Ident(name) => Some(name.clone()),
-            Kind::Select { operand, field, test: false } => {
+            ExprKind::Ident(name) => Some(name.clone()),
+            ExprKind::Select { operand, field, test: false } => {
                 Some(format!("{}.{field}", self.qualified_name(*operand)?))
             }
             _ => None,
         }
     }
 
-    pub fn children<'a>(&self, kind: &'a Kind) -> Box<dyn Iterator<Item = Id> + 'a> {
+    pub fn children<'a>(&self, kind: &'a ExprKind) -> Box<dyn Iterator<Item = Id> + 'a> {
         match kind {
-            Kind::Broken | Kind::Literal(_) | Kind::Ident(_) => Box::new([].into_iter()),
-            Kind::Select { operand, .. } => Box::new([*operand].into_iter()),
-            Kind::Call { target, args, .. } => Box::new(target.iter().chain(args).copied()),
-            Kind::List { items, .. } => Box::new(items.iter().copied()),
-            Kind::Map(entries) => Box::new(entries.iter().flat_map(|entry| [entry.key, entry.value])),
-            Kind::Struct { fields, .. } => Box::new(fields.iter().map(|field| field.value)),
-            Kind::Fold(fold) => {
-                Box::new([fold.range, fold.init, fold.condition, fold.step, fold.result].into_iter())
-            }
+            ExprKind::Unspecified | ExprKind::Literal(_) | ExprKind::Ident(_) => Box::new([].into_iter()),
+            ExprKind::Select { operand, .. } => Box::new([*operand].into_iter()),
+            ExprKind::Call { target, args, .. } => Box::new(target.iter().chain(args).copied()),
+            ExprKind::List { items, .. } => Box::new(items.iter().copied()),
+            ExprKind::Map(entries) => Box::new(entries.iter().flat_map(|entry| [entry.key, entry.value])),
+            ExprKind::Struct { fields, .. } => Box::new(fields.iter().map(|field| field.value)),
+            ExprKind::Comprehension(fold) => Box::new(
+                [fold.iter_range, fold.accu_init, fold.loop_condition, fold.loop_step, fold.result]
+                    .into_iter(),
+            ),
         }
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 /// Who answers. An implementation knows the user the expression is evaluated for.
 pub trait Authorizer: Sync {
     /// Whether the user (or the service account asked for instead) may.
-    fn authorize(&self, question: &Question) -> Decision;
+    fn authorize(&self, attributes: &AuthorizationAttributes) -> Decision;
 }
 
 /// What is asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Question {
+pub struct AuthorizationAttributes {
     /// Namespace and name of a service account to ask for instead of the user.
     pub service_account: Option<(String, String)>,
     /// The verb.
@@ -46,10 +46,10 @@ pub struct Decision {
 }
 
 /// How far a question has been built.
-pub struct Check<'a> {
+pub struct AuthorizerCheck<'a> {
     pub(crate) stage: Stage,
     pub(crate) authorizer: &'a dyn Authorizer,
-    pub(crate) question: Question,
+    pub(crate) attributes: AuthorizationAttributes,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -61,15 +61,22 @@ pub(crate) enum Stage {
     Decision(Decision),
 }
 
-impl<'a> Check<'a> {
+impl<'a> AuthorizerCheck<'a> {
     /// The value of the variable `authorizer`.
-    pub fn new(authorizer: &'a dyn Authorizer) -> Arc<Check<'a>> {
-        Arc::new(Check { stage: Stage::Authorizer, authorizer, question: Question::default() })
+    pub fn new(authorizer: &'a dyn Authorizer) -> Arc<AuthorizerCheck<'a>> {
+        Arc::new(AuthorizerCheck {
+            stage: Stage::Authorizer,
+            authorizer,
+            attributes: AuthorizationAttributes::default(),
+        })
     }
 
     /// The value of the variable `authorizer.requestResource`: a question that is only missing its verb.
-    pub fn for_resource(authorizer: &'a dyn Authorizer, question: Question) -> Arc<Check<'a>> {
-        Arc::new(Check { stage: Stage::Resource, authorizer, question })
+    pub fn for_resource(
+        authorizer: &'a dyn Authorizer,
+        attributes: AuthorizationAttributes,
+    ) -> Arc<AuthorizerCheck<'a>> {
+        Arc::new(AuthorizerCheck { stage: Stage::Resource, authorizer, attributes })
     }
 
     pub(crate) fn type_name(&self) -> &'static str {
@@ -82,9 +89,13 @@ impl<'a> Check<'a> {
         }
     }
 
-    pub(crate) fn next(&self, stage: Stage, change: impl FnOnce(&mut Question)) -> Arc<Check<'a>> {
-        let mut question = self.question.clone();
-        change(&mut question);
-        Arc::new(Check { stage, authorizer: self.authorizer, question })
+    pub(crate) fn next(
+        &self,
+        stage: Stage,
+        change: impl FnOnce(&mut AuthorizationAttributes),
+    ) -> Arc<AuthorizerCheck<'a>> {
+        let mut attributes = self.attributes.clone();
+        change(&mut attributes);
+        Arc::new(AuthorizerCheck { stage, authorizer: self.authorizer, attributes })
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use crate::types::{Object, Type};
 
 /// The largest request the API server takes, from which sizes nobody limited follow.
-pub(crate) const LARGEST_REQUEST: u64 = 3 * 1024 * 1024;
+pub(crate) const MAX_REQUEST_SIZE_BYTES: u64 = 3 * 1024 * 1024;
 
 /// How lists compare and add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,13 +72,13 @@ impl Decl {
     }
 
     /// The same with its object types named after the place they are found at, starting from `name`.
-    pub fn named(self, name: &str) -> Decl {
+    pub fn with_type_name(self, name: &str) -> Decl {
         let Decl { ty, max, min_size, items, list_type } = self;
         match ty {
             Type::Object(object) => {
                 let name = if object.name == "object" { name } else { object.name.as_str() };
                 let fields = object.fields.iter().map(|(key, field)| {
-                    let decl = field.decl.clone().named(&format!("{name}.{key}"));
+                    let decl = field.decl.clone().with_type_name(&format!("{name}.{key}"));
                     (key.clone(), Field { property: field.property.clone(), decl })
                 });
                 let fields: BTreeMap<String, Field> = fields.collect();
@@ -86,12 +86,14 @@ impl Decl {
                 Decl { ty, max, min_size, items, list_type }
             }
             Type::List(_) => {
-                let item = items.map(|item| Arc::unwrap_or_clone(item).named(&format!("{name}.@idx")));
+                let item =
+                    items.map(|item| Arc::unwrap_or_clone(item).with_type_name(&format!("{name}.@idx")));
                 let inner = item.as_ref().map_or(Type::Dyn, |item| item.ty.clone());
                 Decl { ty: Type::list(inner), max, min_size, items: item.map(Arc::new), list_type }
             }
             Type::Map(types) => {
-                let item = items.map(|item| Arc::unwrap_or_clone(item).named(&format!("{name}.@elem")));
+                let item =
+                    items.map(|item| Arc::unwrap_or_clone(item).with_type_name(&format!("{name}.@elem")));
                 let inner = item.as_ref().map_or(Type::Dyn, |item| item.ty.clone());
                 Decl {
                     ty: Type::map(types.0.clone(), inner),
@@ -106,8 +108,8 @@ impl Decl {
     }
 
     /// How often such a value can stand in one request.
-    pub fn most_in_a_request(&self) -> u64 {
-        LARGEST_REQUEST / self.min_size.saturating_add(1)
+    pub fn max_items_in_request(&self) -> u64 {
+        MAX_REQUEST_SIZE_BYTES / self.min_size.saturating_add(1)
     }
 
     pub(crate) fn unknown() -> &'static Decl {

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::ast::{Ast, Id, Kind};
+use crate::ast::{Ast, ExprKind, Id};
 use crate::check::{Checked, check};
 use crate::decl::Decl;
 use crate::estimate::{self, Cost};
-use crate::eval::{self, Budget, Failure, Variables};
-use crate::functions::{self, Native};
+use crate::eval::{self, Budget, EvalError, Variables};
+use crate::functions::{self, FunctionOp};
 use crate::parser;
 use crate::signatures::{self, Function};
 use crate::source::Errors;
@@ -21,8 +21,8 @@ pub struct Env {
     variables: HashMap<String, Arc<Decl>>,
     messages: BTreeMap<String, Arc<Object>>,
     /// The first words of message names that may be continued at will, as `Object` is in mutations.
-    open: Vec<String>,
-    libraries: Vec<&'static str>,
+    dynamic_packages: Vec<String>,
+    enabled_libs: Vec<&'static str>,
 }
 
 impl Env {
@@ -44,21 +44,21 @@ impl Env {
     }
 
     /// The same with message types `name`, `name.a`, `name.a.b` and so on, which have any field.
-    pub fn open_messages(mut self, name: &str) -> Env {
-        self.open.push(name.to_owned());
+    pub fn dynamic_messages(mut self, name: &str) -> Env {
+        self.dynamic_packages.push(name.to_owned());
         self
     }
 
     /// The same with a library that not every place has: `jsonpatch` or `bindings` (`cel.bind`).
     pub fn library(mut self, name: &'static str) -> Env {
-        self.libraries.push(name);
+        self.enabled_libs.push(name);
         self
     }
 
     /// Parses and checks an expression.
     pub fn compile(&self, source: &str) -> Result<Program, Errors> {
         let mut errors = Errors::new(source);
-        let checked = parser::parse(source, self.libraries.contains(&"bindings"), &mut errors)
+        let checked = parser::parse(source, self.enabled_libs.contains(&"bindings"), &mut errors)
             .and_then(|ast| check(self, ast, &mut errors));
         let Some(checked) = checked else { return Err(errors) };
         Ok(Program::new(source, checked, self.variables.clone()))
@@ -66,7 +66,7 @@ impl Env {
 
     pub(crate) fn function(&self, name: &str) -> Option<&'static Function> {
         signatures::function(name)
-            .filter(|function| function.library.is_empty() || self.libraries.contains(&function.library))
+            .filter(|function| function.library.is_empty() || self.enabled_libs.contains(&function.library))
     }
 
     pub(crate) fn ident(&self, name: &str) -> Option<Type> {
@@ -78,7 +78,7 @@ impl Env {
         let name = name.strip_prefix('.').unwrap_or(name);
         let first = name.split('.').next().unwrap_or_default();
         self.messages.get(name).cloned().or_else(|| {
-            self.open
+            self.dynamic_packages
                 .iter()
                 .any(|open| open == first)
                 .then(|| Arc::new(Object { name: name.to_owned(), fields: BTreeMap::new(), open: true }))
@@ -112,21 +112,21 @@ pub(crate) fn type_ident(name: &str) -> Option<Type> {
 pub struct Program {
     source: String,
     pub(crate) checked: Checked,
-    natives: Vec<Option<Native>>,
-    constant: Vec<bool>,
+    functions: Vec<Option<FunctionOp>>,
+    constant_exprs: Vec<bool>,
     variables: HashMap<String, Arc<Decl>>,
 }
 
 impl Program {
     fn new(source: &str, checked: Checked, variables: HashMap<String, Arc<Decl>>) -> Program {
         let ast = &checked.ast;
-        let natives = ast.ids().map(|id| match ast.kind(id) {
-            Kind::Call { function, .. } => functions::native(function),
+        let functions = ast.ids().map(|id| match ast.kind(id) {
+            ExprKind::Call { function, .. } => functions::function_op(function),
             _ => None,
         });
-        let natives = natives.collect();
-        let constant = constants(ast);
-        Program { source: source.to_owned(), natives, constant, checked, variables }
+        let functions = functions.collect();
+        let is_constant_expr = find_constant_exprs(ast);
+        Program { source: source.to_owned(), functions, constant_exprs: is_constant_expr, checked, variables }
     }
 
     /// The expression.
@@ -140,9 +140,9 @@ impl Program {
     }
 
     /// Whether the expression reads the variable.
-    pub fn refers_to(&self, variable: &str) -> bool {
+    pub fn references_variable(&self, variable: &str) -> bool {
         let ast = &self.checked.ast;
-        ast.ids().any(|id| matches!(ast.kind(id), Kind::Ident(name) if name == variable))
+        ast.ids().any(|id| matches!(ast.kind(id), ExprKind::Ident(name) if name == variable))
     }
 
     /// What running it can cost at least and at most, judged by the sizes the variables' declarations allow.
@@ -152,7 +152,7 @@ impl Program {
 
     /// The value of the expression. What it cost is taken from `budget`; a single run never costs more than
     /// [`PER_CALL_LIMIT`](crate::PER_CALL_LIMIT).
-    pub fn run<'a>(&'a self, variables: &Variables<'a>, budget: &mut Budget) -> Result<Value<'a>, Failure> {
+    pub fn run<'a>(&'a self, variables: &Variables<'a>, budget: &mut Budget) -> Result<Value<'a>, EvalError> {
         eval::run(self, variables, budget)
     }
 
@@ -161,39 +161,40 @@ impl Program {
         !self.variables.contains_key(name) && type_ident(name).is_some()
     }
 
-    pub(crate) fn native(&self, id: Id) -> Option<Native> {
-        self.natives[id as usize]
+    pub(crate) fn native(&self, id: Id) -> Option<FunctionOp> {
+        self.functions[id as usize]
     }
 
     /// Whether it is a list or map of nothing but literals, or the conversion of one; such things cost nothing.
     pub(crate) fn is_constant(&self, id: Id) -> bool {
-        self.constant[id as usize]
+        self.constant_exprs[id as usize]
     }
 }
 
-fn constants(ast: &Ast) -> Vec<bool> {
-    let mut constant = vec![false; ast.len()];
+fn find_constant_exprs(ast: &Ast) -> Vec<bool> {
+    let mut is_constant_expr = vec![false; ast.len()];
     for id in ast.ids() {
         // Children are added before their parents, so they have been judged.
-        constant[id as usize] = match ast.kind(id) {
-            Kind::List { items, optional } => {
+        is_constant_expr[id as usize] = match ast.kind(id) {
+            ExprKind::List { items, optional } => {
                 !optional.contains(&true)
-                    && items
-                        .iter()
-                        .all(|item| matches!(ast.kind(*item), Kind::Literal(_)) || constant[*item as usize])
+                    && items.iter().all(|item| {
+                        matches!(ast.kind(*item), ExprKind::Literal(_)) || is_constant_expr[*item as usize]
+                    })
             }
-            Kind::Map(entries) => entries.iter().all(|entry| {
-                let fixed = |id: Id| matches!(ast.kind(id), Kind::Literal(_)) || constant[id as usize];
-                !entry.optional && fixed(entry.key) && fixed(entry.value)
+            ExprKind::Map(entries) => entries.iter().all(|entry| {
+                let is_constant_entry =
+                    |id: Id| matches!(ast.kind(id), ExprKind::Literal(_)) || is_constant_expr[id as usize];
+                !entry.optional && is_constant_entry(entry.key) && is_constant_entry(entry.value)
             }),
-            Kind::Call { function, target: None, args } => {
+            ExprKind::Call { function, target: None, args } => {
                 CONVERSIONS.contains(&function.as_str())
-                    && matches!(args[..], [arg] if matches!(ast.kind(arg), Kind::Literal(_)) || constant[arg as usize])
+                    && matches!(args[..], [arg] if matches!(ast.kind(arg), ExprKind::Literal(_)) || is_constant_expr[arg as usize])
             }
             _ => false,
         };
     }
-    constant
+    is_constant_expr
 }
 
 /// Conversions of literals are as good as literals.

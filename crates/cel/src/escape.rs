@@ -1,6 +1,6 @@
 //! Names of properties as expressions can write them.
 
-const RESERVED: &[&str] = &[
+const RESERVED_NAMES: &[&str] = &[
     "true",
     "false",
     "null",
@@ -26,10 +26,11 @@ const RESERVED: &[&str] = &[
 
 /// Whether the language keeps a word to itself.
 pub fn is_reserved(name: &str) -> bool {
-    RESERVED.contains(&name)
+    RESERVED_NAMES.contains(&name)
 }
 
-const SEQUENCES: &[(&str, &str)] = &[("__", "underscores"), (".", "dot"), ("-", "dash"), ("/", "slash")];
+const ESCAPE_SEQUENCES: &[(&str, &str)] =
+    &[("__", "underscores"), (".", "dot"), ("-", "dash"), ("/", "slash")];
 
 /// The identifier for a property: `x.y` is `x__dot__y`, `namespace` is `__namespace__`. None for a name that has no
 /// such form and so cannot be used in expressions.
@@ -43,7 +44,7 @@ pub fn escape(name: &str) -> Option<String> {
     let mut out = String::with_capacity(name.len());
     let mut rest = name;
     while let Some(c) = rest.chars().next() {
-        if let Some((text, word)) = SEQUENCES.iter().find(|(text, _)| rest.starts_with(text)) {
+        if let Some((text, word)) = ESCAPE_SEQUENCES.iter().find(|(text, _)| rest.starts_with(text)) {
             out.push_str("__");
             out.push_str(word);
             out.push_str("__");
@@ -73,7 +74,7 @@ pub fn unescape(identifier: &str) -> Option<String> {
         };
         let word = &inner[..length];
         out.push_str(&rest[..start]);
-        match SEQUENCES.iter().find(|(_, name)| *name == word) {
+        match ESCAPE_SEQUENCES.iter().find(|(_, name)| *name == word) {
             Some((text, _)) => out.push_str(text),
             None if is_reserved(word) && identifier.len() == length + 4 => out.push_str(word),
             None => return None,
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_a_form_expressions_can_write() {
+    fn escape_property_names() {
         check("a", "a");
         check("namespace", "__namespace__");
         check("x.y", "x__dot__y");

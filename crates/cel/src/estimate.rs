@@ -7,165 +7,167 @@ mod range;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-use crate::ast::{Fold, Id, Kind, Literal};
+use crate::ast::{Comprehension, ExprKind, Id, Literal};
 use crate::check::Checked;
 use crate::decl::Decl;
-use crate::eval::cost::{LIST, MAP, STRUCT};
+use crate::eval::cost::{LIST_CREATE_BASE_COST, MAP_CREATE_BASE_COST, STRUCT_CREATE_BASE_COST};
 use crate::types::Type;
-pub use range::Range as Cost;
-use range::Range;
+pub use range::Estimate as Cost;
+use range::Estimate;
 
 pub(crate) fn estimate(checked: &Checked, variables: &HashMap<String, Arc<Decl>>) -> Cost {
-    let mut estimation = Estimation {
+    let mut estimator = CostEstimator {
         checked,
         variables,
-        locals: Vec::new(),
-        origins: HashMap::new(),
-        sizes: HashMap::new(),
-        entries: HashMap::new(),
-        costs: HashMap::new(),
+        scope: Vec::new(),
+        path_decls: HashMap::new(),
+        size_cache: HashMap::new(),
+        entry_sizes: HashMap::new(),
+        cost_cache: HashMap::new(),
     };
-    estimation.cost(checked.ast.root)
+    estimator.cost(checked.ast.root)
 }
 
 /// The sizes of what is in a list or map.
 #[derive(Clone, Copy)]
-struct Entries {
+struct EntrySizes {
     list: bool,
-    key: Range,
-    value: Range,
+    key: Estimate,
+    value: Estimate,
 }
 
-impl Entries {
-    fn union(a: Option<Entries>, b: Option<Entries>) -> Option<Entries> {
+impl EntrySizes {
+    fn union(a: Option<EntrySizes>, b: Option<EntrySizes>) -> Option<EntrySizes> {
         let (a, b) = (a?, b?);
-        Some(Entries { list: a.list, key: a.key.union(b.key), value: a.value.union(b.value) })
+        Some(EntrySizes { list: a.list, key: a.key.union(b.key), value: a.value.union(b.value) })
     }
 }
 
 /// Where in the schemas a value comes from.
 #[derive(Clone, Copy)]
-enum Origin<'a> {
+enum DeclPath<'a> {
     /// It was made by the expression.
-    Nowhere,
+    NoPath,
     /// There, but the schemas say nothing about it.
     Unknown,
     Known(&'a Decl),
 }
 
-struct Local<'a> {
+struct ScopeEntry<'a> {
     name: &'a str,
-    origin: Origin<'a>,
-    size: Option<Range>,
-    entries: Option<Entries>,
+    path: DeclPath<'a>,
+    size: Option<Estimate>,
+    entry_sizes: Option<EntrySizes>,
 }
 
-struct Estimation<'a> {
+struct CostEstimator<'a> {
     checked: &'a Checked,
     variables: &'a HashMap<String, Arc<Decl>>,
-    locals: Vec<Local<'a>>,
-    origins: HashMap<Id, Origin<'a>>,
-    sizes: HashMap<Id, Range>,
-    entries: HashMap<Id, Entries>,
-    costs: HashMap<Id, Range>,
+    scope: Vec<ScopeEntry<'a>>,
+    path_decls: HashMap<Id, DeclPath<'a>>,
+    size_cache: HashMap<Id, Estimate>,
+    entry_sizes: HashMap<Id, EntrySizes>,
+    cost_cache: HashMap<Id, Estimate>,
 }
 
 /// Keys of maps have no length of their own in a schema.
-static KEY: LazyLock<Decl> = LazyLock::new(|| Decl { max: 0, ..Decl::new(Type::String) });
+static MAP_KEY_DECL: LazyLock<Decl> = LazyLock::new(|| Decl { max: 0, ..Decl::new(Type::String) });
 
-impl<'a> Estimation<'a> {
-    fn cost(&mut self, id: Id) -> Range {
-        if let Some(cost) = self.costs.get(&id) {
+impl<'a> CostEstimator<'a> {
+    fn cost(&mut self, id: Id) -> Estimate {
+        if let Some(cost) = self.cost_cache.get(&id) {
             return *cost;
         }
-        let cost = self.find(id);
-        self.costs.insert(id, cost);
+        let cost = self.estimate_expr(id);
+        self.cost_cache.insert(id, cost);
         cost
     }
 
-    fn find(&mut self, id: Id) -> Range {
+    fn estimate_expr(&mut self, id: Id) -> Estimate {
         match self.checked.ast.kind(id) {
-            Kind::Broken | Kind::Literal(_) => Range::ZERO,
-            Kind::Ident(_) => Range::fixed(1),
-            Kind::Select { operand, test: true, .. } => self.cost(*operand),
-            Kind::Select { operand, field, .. } => {
+            ExprKind::Unspecified | ExprKind::Literal(_) => Estimate::ZERO,
+            ExprKind::Ident(_) => Estimate::fixed(1),
+            ExprKind::Select { operand, test: true, .. } => self.cost(*operand),
+            ExprKind::Select { operand, field, .. } => {
                 let mut cost = self.cost(*operand);
                 if matches!(self.checked.ty(*operand), Type::Map(_) | Type::Object(_)) {
-                    cost = cost.add(Range::fixed(1));
+                    cost = cost.add(Estimate::fixed(1));
                 }
-                let origin = self.inside(*operand, |decl| decl.field(field).map(|field| &field.decl));
-                self.origins.insert(id, origin);
+                let path = self.path_inside(*operand, |decl| decl.field(field).map(|field| &field.decl));
+                self.path_decls.insert(id, path);
                 cost
             }
-            Kind::Call { function, target, args } => self.call(id, function, *target, args),
-            Kind::List { items, .. } => {
+            ExprKind::Call { function, target, args } => self.call(id, function, *target, args),
+            ExprKind::List { items, .. } => {
                 let (cost, value) = self.elements(items.iter().copied());
-                self.entries.insert(id, Entries { list: true, key: Range::fixed(1), value });
-                cost.add(Range::fixed(LIST))
+                self.entry_sizes.insert(id, EntrySizes { list: true, key: Estimate::fixed(1), value });
+                cost.add(Estimate::fixed(LIST_CREATE_BASE_COST))
             }
-            Kind::Map(entries) => {
+            ExprKind::Map(entries) => {
                 let (keys, key) = self.elements(entries.iter().map(|entry| entry.key));
                 let (values, value) = self.elements(entries.iter().map(|entry| entry.value));
-                self.entries.insert(id, Entries { list: false, key, value });
-                keys.add(values).add(Range::fixed(MAP))
+                self.entry_sizes.insert(id, EntrySizes { list: false, key, value });
+                keys.add(values).add(Estimate::fixed(MAP_CREATE_BASE_COST))
             }
-            Kind::Struct { fields, .. } => {
+            ExprKind::Struct { fields, .. } => {
                 let (cost, _) = self.elements(fields.iter().map(|field| field.value));
-                cost.add(Range::fixed(STRUCT))
+                cost.add(Estimate::fixed(STRUCT_CREATE_BASE_COST))
             }
-            Kind::Fold(fold) if self.is_binding(fold) => self.binding(id, fold),
-            Kind::Fold(fold) => self.fold(id, fold),
+            ExprKind::Comprehension(comprehension) if self.is_binding(comprehension) => {
+                self.binding_cost(id, comprehension)
+            }
+            ExprKind::Comprehension(comprehension) => self.comprehension_cost(id, comprehension),
         }
     }
 
     /// What the elements of a literal cost together, and what sizes they have.
-    fn elements(&mut self, ids: impl Iterator<Item = Id>) -> (Range, Range) {
-        let mut cost = Range::ZERO;
-        let mut size: Option<Range> = None;
+    fn elements(&mut self, ids: impl Iterator<Item = Id>) -> (Estimate, Estimate) {
+        let mut cost = Estimate::ZERO;
+        let mut size: Option<Estimate> = None;
         for id in ids {
             cost = cost.add(self.cost(id));
             let one = self.size_or_unknown(id);
             size = Some(size.map_or(one, |size| size.union(one)));
         }
-        (cost, size.unwrap_or(Range::ZERO))
+        (cost, size.unwrap_or(Estimate::ZERO))
     }
 
-    fn is_binding(&self, fold: &Fold) -> bool {
+    fn is_binding(&self, comprehension: &Comprehension) -> bool {
         let ast = &self.checked.ast;
-        matches!(ast.kind(fold.range), Kind::List { items, .. } if items.is_empty())
-            && matches!(ast.kind(fold.condition), Kind::Literal(Literal::Bool(false)))
-            && fold.accumulator != crate::ast::ACCUMULATOR
+        matches!(ast.kind(comprehension.iter_range), ExprKind::List { items, .. } if items.is_empty())
+            && matches!(ast.kind(comprehension.loop_condition), ExprKind::Literal(Literal::Bool(false)))
+            && comprehension.accu_var != crate::ast::ACCUMULATOR_NAME
     }
 
-    fn binding(&mut self, id: Id, fold: &'a Fold) -> Range {
-        let cost = self.cost(fold.range).add(self.cost(fold.init));
-        self.push_value(&fold.accumulator, fold.init);
-        let cost = cost.add(self.cost(fold.result));
-        self.locals.pop();
-        self.copy_sizes(id, fold.result);
+    fn binding_cost(&mut self, id: Id, comprehension: &'a Comprehension) -> Estimate {
+        let cost = self.cost(comprehension.iter_range).add(self.cost(comprehension.accu_init));
+        self.push_value(&comprehension.accu_var, comprehension.accu_init);
+        let cost = cost.add(self.cost(comprehension.result));
+        self.scope.pop();
+        self.copy_sizes(id, comprehension.result);
         cost
     }
 
-    fn fold(&mut self, id: Id, fold: &'a Fold) -> Range {
-        let cost = self.cost(fold.range).add(self.cost(fold.init));
-        self.push_value(&fold.accumulator, fold.init);
-        self.push_items(fold);
-        let each = self.cost(fold.condition).add(self.cost(fold.step));
-        self.locals.truncate(self.locals.len() - if fold.second.is_some() { 2 } else { 1 });
-        let cost = cost.add(self.cost(fold.result));
-        self.locals.pop();
-        let rounds = self.size_or_unknown(fold.range);
-        let cost = cost.add(rounds.multiply(each));
-        match self.checked.ast.kind(fold.init) {
-            Kind::Literal(_) => {
-                if let Some(size) = self.size(fold.init) {
-                    self.sizes.insert(id, size);
+    fn comprehension_cost(&mut self, id: Id, comprehension: &'a Comprehension) -> Estimate {
+        let cost = self.cost(comprehension.iter_range).add(self.cost(comprehension.accu_init));
+        self.push_value(&comprehension.accu_var, comprehension.accu_init);
+        self.push_items(comprehension);
+        let step_cost = self.cost(comprehension.loop_condition).add(self.cost(comprehension.loop_step));
+        self.scope.truncate(self.scope.len() - if comprehension.iter_var2.is_some() { 2 } else { 1 });
+        let cost = cost.add(self.cost(comprehension.result));
+        self.scope.pop();
+        let iterations = self.size_or_unknown(comprehension.iter_range);
+        let cost = cost.add(iterations.multiply(step_cost));
+        match self.checked.ast.kind(comprehension.accu_init) {
+            ExprKind::Literal(_) => {
+                if let Some(size) = self.size(comprehension.accu_init) {
+                    self.size_cache.insert(id, size);
                 }
             }
-            Kind::List { .. } | Kind::Map(_) => {
-                self.sizes.insert(id, rounds);
-                if let Some(entries) = self.entries_of(fold.step) {
-                    self.entries.insert(id, entries);
+            ExprKind::List { .. } | ExprKind::Map(_) => {
+                self.size_cache.insert(id, iterations);
+                if let Some(entries) = self.entries_of(comprehension.loop_step) {
+                    self.entry_sizes.insert(id, entries);
                 }
             }
             _ => {}
@@ -174,116 +176,121 @@ impl<'a> Estimation<'a> {
     }
 
     fn push_value(&mut self, name: &'a str, id: Id) {
-        let local =
-            Local { name, origin: self.origin(id), size: self.size(id), entries: self.entries_of(id) };
-        self.locals.push(local);
+        let local = ScopeEntry {
+            name,
+            path: self.path_of(id),
+            size: self.size(id),
+            entry_sizes: self.entries_of(id),
+        };
+        self.scope.push(local);
     }
 
-    fn push_items(&mut self, fold: &'a Fold) {
-        let entries = self.entries_of(fold.range);
+    fn push_items(&mut self, comprehension: &'a Comprehension) {
+        let entries = self.entries_of(comprehension.iter_range);
         let list = match entries {
             Some(entries) => entries.list,
-            None => matches!(self.checked.ty(fold.range), Type::List(_)),
+            None => matches!(self.checked.ty(comprehension.iter_range), Type::List(_)),
         };
-        let keys =
-            self.inside(fold.range, |decl| if list || decl.items.is_none() { None } else { Some(&*KEY) });
-        let items = self.inside(fold.range, |decl| decl.items.as_deref());
-        let key = Local {
-            name: &fold.variable,
-            origin: keys,
+        let keys = self.path_inside(comprehension.iter_range, |decl| {
+            if list || decl.items.is_none() { None } else { Some(&*MAP_KEY_DECL) }
+        });
+        let items = self.path_inside(comprehension.iter_range, |decl| decl.items.as_deref());
+        let key = ScopeEntry {
+            name: &comprehension.iter_var,
+            path: keys,
             size: entries.map(|entries| entries.key),
-            entries: None,
+            entry_sizes: None,
         };
-        let value = |name: &'a str| Local {
+        let value = |name: &'a str| ScopeEntry {
             name,
-            origin: items,
+            path: items,
             size: entries.map(|entries| entries.value),
-            entries: None,
+            entry_sizes: None,
         };
-        match &fold.second {
-            Some(second) => self.locals.extend([key, value(second)]),
-            None if list => self.locals.push(value(&fold.variable)),
-            None => self.locals.push(key),
+        match &comprehension.iter_var2 {
+            Some(second) => self.scope.extend([key, value(second)]),
+            None if list => self.scope.push(value(&comprehension.iter_var)),
+            None => self.scope.push(key),
         }
     }
 
-    fn local(&self, name: &str) -> Option<&Local<'a>> {
-        self.locals.iter().rev().find(|local| local.name == name)
+    fn local(&self, name: &str) -> Option<&ScopeEntry<'a>> {
+        self.scope.iter().rev().find(|local| local.name == name)
     }
 
-    fn origin(&self, id: Id) -> Origin<'a> {
-        if let Kind::Ident(name) = self.checked.ast.kind(id) {
+    fn path_of(&self, id: Id) -> DeclPath<'a> {
+        if let ExprKind::Ident(name) = self.checked.ast.kind(id) {
             return match self.local(name) {
-                Some(local) => local.origin,
-                None => self.variables.get(name).map_or_else(|| self.root(), |decl| Origin::Known(decl)),
+                Some(local) => local.path,
+                None => self.variables.get(name).map_or_else(|| self.root(), |decl| DeclPath::Known(decl)),
             };
         }
-        self.origins.get(&id).copied().unwrap_or(Origin::Nowhere)
+        self.path_decls.get(&id).copied().unwrap_or(DeclPath::NoPath)
     }
 
     /// Where a part of a value comes from. Upstream takes the first step of every path for the variable's name, so
     /// a part of something from nowhere counts as the rule's own value.
-    fn inside(&self, whole: Id, part: impl FnOnce(&'a Decl) -> Option<&'a Decl>) -> Origin<'a> {
-        match self.origin(whole) {
-            Origin::Nowhere => self.root(),
-            Origin::Unknown => Origin::Unknown,
-            Origin::Known(decl) => part(decl).map_or(Origin::Unknown, Origin::Known),
+    fn path_inside(&self, whole: Id, part: impl FnOnce(&'a Decl) -> Option<&'a Decl>) -> DeclPath<'a> {
+        match self.path_of(whole) {
+            DeclPath::NoPath => self.root(),
+            DeclPath::Unknown => DeclPath::Unknown,
+            DeclPath::Known(decl) => part(decl).map_or(DeclPath::Unknown, DeclPath::Known),
         }
     }
 
-    fn root(&self) -> Origin<'a> {
-        self.variables.get("self").map_or(Origin::Unknown, |decl| Origin::Known(decl))
+    fn root(&self) -> DeclPath<'a> {
+        self.variables.get("self").map_or(DeclPath::Unknown, |decl| DeclPath::Known(decl))
     }
 
-    fn size(&mut self, id: Id) -> Option<Range> {
-        if let Some(size) = self.sizes.get(&id) {
+    fn size(&mut self, id: Id) -> Option<Estimate> {
+        if let Some(size) = self.size_cache.get(&id) {
             return Some(*size);
         }
         let own = match self.checked.ast.kind(id) {
-            Kind::Literal(Literal::String(text)) => Some(text.chars().count() as u64),
-            Kind::Literal(Literal::Bytes(bytes)) => Some(bytes.len() as u64),
-            Kind::Literal(_) => Some(1),
-            Kind::List { items, .. } => Some(items.len() as u64),
-            Kind::Map(entries) => Some(entries.len() as u64),
+            ExprKind::Literal(Literal::String(text)) => Some(text.chars().count() as u64),
+            ExprKind::Literal(Literal::Bytes(bytes)) => Some(bytes.len() as u64),
+            ExprKind::Literal(_) => Some(1),
+            ExprKind::List { items, .. } => Some(items.len() as u64),
+            ExprKind::Map(entries) => Some(entries.len() as u64),
             _ => None,
         };
         if let Some(own) = own {
-            return Some(Range::fixed(own));
+            return Some(Estimate::fixed(own));
         }
-        if let Origin::Known(decl) = self.origin(id) {
-            let size = Range { min: 0, max: decl.max };
-            self.sizes.insert(id, size);
+        if let DeclPath::Known(decl) = self.path_of(id) {
+            let size = Estimate { min: 0, max: decl.max };
+            self.size_cache.insert(id, size);
             return Some(size);
         }
         if self.checked.ty(id).is_scalar() {
-            return Some(Range::fixed(1));
+            return Some(Estimate::fixed(1));
         }
         match self.checked.ast.kind(id) {
-            Kind::Ident(name) => self.local(name).and_then(|local| local.size),
+            ExprKind::Ident(name) => self.local(name).and_then(|local| local.size),
             _ => None,
         }
     }
 
-    fn size_or_unknown(&mut self, id: Id) -> Range {
-        self.size(id).unwrap_or(Range::UNKNOWN)
+    fn size_or_unknown(&mut self, id: Id) -> Estimate {
+        self.size(id).unwrap_or(Estimate::UNKNOWN)
     }
 
-    fn entries_of(&self, id: Id) -> Option<Entries> {
-        if let Some(entries) = self.entries.get(&id) {
+    fn entries_of(&self, id: Id) -> Option<EntrySizes> {
+        if let Some(entries) = self.entry_sizes.get(&id) {
             return Some(*entries);
         }
         match self.checked.ast.kind(id) {
-            Kind::Ident(name) => self.local(name).and_then(|local| local.entries),
+            ExprKind::Ident(name) => self.local(name).and_then(|local| local.entry_sizes),
             _ => None,
         }
     }
 
     fn copy_sizes(&mut self, to: Id, from: Id) {
         if let Some(size) = self.size(from) {
-            self.sizes.insert(to, size);
+            self.size_cache.insert(to, size);
         }
         if let Some(entries) = self.entries_of(from) {
-            self.entries.insert(to, entries);
+            self.entry_sizes.insert(to, entries);
         }
     }
 }

@@ -2,21 +2,21 @@
 //! they travel as `Err` and the logical operators and macros take them in.
 
 pub(crate) mod budget;
+mod comprehension;
 pub(crate) mod cost;
-mod fold;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::ast::{Entry, Id, Kind, Literal};
+use crate::ast::{Entry, ExprKind, Id, Literal};
 use crate::env::{Program, type_ident};
 use crate::functions;
 use crate::types::Type;
 use crate::value::{Key, Map, Text, Value};
-use budget::Meter;
-pub use budget::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET};
+use budget::CostTracker;
+pub use budget::{Budget, EvalError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET};
 
-pub(crate) type Evaluated<'a> = Result<Value<'a>, Failure>;
+pub(crate) type EvalResult<'a> = Result<Value<'a>, EvalError>;
 
 /// The values of an environment's variables. Results may borrow from the program as well as from them, so the
 /// program has to be there first.
@@ -50,82 +50,86 @@ impl<'a> Variables<'a> {
     }
 }
 
-struct Local<'a> {
+struct Binding<'a> {
     name: &'a str,
-    value: Evaluated<'a>,
+    value: EvalResult<'a>,
 }
 
-pub(crate) struct Evaluation<'a, 'b> {
+pub(crate) struct Evaluator<'a, 'b> {
     program: &'a Program,
     variables: &'b Variables<'a>,
-    locals: Vec<Local<'a>>,
+    activation: Vec<Binding<'a>>,
     constants: HashMap<Id, Value<'a>>,
     budget: &'b mut Budget,
-    cx: functions::Cx,
+    context: functions::EvalContext,
 }
 
 /// Evaluates the whole program and takes what it cost from the budget.
-pub(crate) fn run<'a>(program: &'a Program, variables: &Variables<'a>, budget: &mut Budget) -> Evaluated<'a> {
+pub(crate) fn run<'a>(
+    program: &'a Program,
+    variables: &Variables<'a>,
+    budget: &mut Budget,
+) -> EvalResult<'a> {
     let depth = budget.depth;
-    let cx = functions::Cx::new(Meter::new(PER_CALL_LIMIT));
-    let mut evaluation =
-        Evaluation { program, variables, locals: Vec::new(), constants: HashMap::new(), budget, cx };
-    let result = evaluation.eval(program.checked.ast.root);
-    let cost = evaluation.cx.meter.cost;
+    let context = functions::EvalContext::new(CostTracker::new(PER_CALL_LIMIT));
+    let mut evaluator =
+        Evaluator { program, variables, activation: Vec::new(), constants: HashMap::new(), budget, context };
+    let result = evaluator.eval(program.checked.ast.root);
+    let cost = evaluator.context.cost_tracker.cost;
     budget.depth = depth;
-    budget.spend(cost);
+    budget.subtract(cost);
     result
 }
 
-impl<'a> Evaluation<'a, '_> {
-    fn eval(&mut self, id: Id) -> Evaluated<'a> {
+impl<'a> Evaluator<'a, '_> {
+    fn eval(&mut self, id: Id) -> EvalResult<'a> {
         self.budget.enter()?;
-        let value = self.node(id);
+        let value = self.eval_node(id);
         self.budget.leave();
         value
     }
 
-    fn node(&mut self, id: Id) -> Evaluated<'a> {
+    fn eval_node(&mut self, id: Id) -> EvalResult<'a> {
         match self.program.checked.ast.kind(id) {
-            Kind::Broken => Err(Failure::error("broken expression")),
-            Kind::Literal(literal) => Ok(constant(literal)),
-            Kind::Ident(name) => self.ident(name),
-            Kind::Select { operand, field, test: true } => self.has(*operand, field),
-            Kind::Select { operand, field, test: false } => {
+            ExprKind::Unspecified => Err(EvalError::new("broken expression")),
+            ExprKind::Literal(literal) => Ok(literal_value(literal)),
+            ExprKind::Ident(name) => self.ident(name),
+            ExprKind::Select { operand, field, test: true } => self.has(*operand, field),
+            ExprKind::Select { operand, field, test: false } => {
                 let operand = self.eval(*operand)?;
-                self.charge(1)?;
+                self.add_cost(1)?;
                 self.select(&operand, field)
             }
-            Kind::Call { function, target, args } => self.call(id, function, *target, args),
-            Kind::List { items, optional } => self.list(id, items, optional),
-            Kind::Map(entries) => self.map(id, entries),
-            Kind::Struct { name, fields } => {
+            ExprKind::Call { function, target, args } => self.call(id, function, *target, args),
+            ExprKind::List { items, optional } => self.list(id, items, optional),
+            ExprKind::Map(entries) => self.map(id, entries),
+            ExprKind::Struct { name, fields } => {
                 let mut values = BTreeMap::new();
                 for field in fields {
                     let Some(value) = self.element(field.value, field.optional)? else { continue };
                     values.insert(Key::String(Text::Borrowed(&field.name)), value);
                 }
-                self.charge(cost::STRUCT)?;
+                self.add_cost(cost::STRUCT_CREATE_BASE_COST)?;
                 let name: Arc<str> = name.trim_start_matches('.').into();
                 Ok(Value::Map(Map::Message(name, Arc::new(values))))
             }
-            Kind::Fold(fold) => self.fold(fold),
+            ExprKind::Comprehension(fold) => self.eval_comprehension(fold),
         }
     }
 
-    fn charge(&mut self, cost: u64) -> Result<(), Failure> {
-        self.cx.meter.charge(cost)
+    fn add_cost(&mut self, cost: u64) -> Result<(), EvalError> {
+        self.context.cost_tracker.add_cost(cost)
     }
 
-    fn ident(&mut self, name: &'a str) -> Evaluated<'a> {
+    fn ident(&mut self, name: &'a str) -> EvalResult<'a> {
         if !self.program.is_type(name) {
-            self.charge(1)?;
+            self.add_cost(1)?;
         }
         self.lookup(name)
     }
 
-    fn lookup(&self, name: &'a str) -> Evaluated<'a> {
-        if let Some(local) = self.locals.iter().rev().find(|local| local.name == name) {
+    fn lookup(&self, name: &'a str) -> EvalResult<'a> {
+        if let Some(local) = self.activation.iter().rev().find(|local| local.name == name) {
             return local.value.clone();
         }
         let name = name.strip_prefix('.').unwrap_or(name);
@@ -134,26 +138,26 @@ impl<'a> Evaluation<'a, '_> {
         }
         match type_ident(name) {
             Some(ty) => Ok(Value::Type(ty)),
-            None => Err(Failure::error(format!("no such attribute(s): {name}"))),
+            None => Err(EvalError::new(format!("no such attribute(s): {name}"))),
         }
     }
 
-    fn has(&mut self, operand: Id, field: &str) -> Evaluated<'a> {
+    fn has(&mut self, operand: Id, field: &str) -> EvalResult<'a> {
         let operand = self.eval(operand)?;
         self.find(&operand, field).map(|found| Value::Bool(found.is_some()))
     }
 
-    fn select(&mut self, operand: &Value<'a>, field: &str) -> Evaluated<'a> {
+    fn select(&mut self, operand: &Value<'a>, field: &str) -> EvalResult<'a> {
         if let Value::Optional(inner) = operand {
             return match inner {
                 None => Ok(Value::Optional(None)),
                 Some(inner) => Ok(Value::Optional(self.find(inner, field)?.map(Arc::new))),
             };
         }
-        self.find(operand, field)?.ok_or_else(|| Failure::error(format!("no such key: {field}")))
+        self.find(operand, field)?.ok_or_else(|| EvalError::new(format!("no such key: {field}")))
     }
 
-    fn find(&mut self, operand: &Value<'a>, field: &str) -> Result<Option<Value<'a>>, Failure> {
+    fn find(&mut self, operand: &Value<'a>, field: &str) -> Result<Option<Value<'a>>, EvalError> {
         match operand {
             Value::Map(map) => Ok(map.field(field)),
             Value::Fields(fields) => {
@@ -162,36 +166,36 @@ impl<'a> Evaluation<'a, '_> {
             }
             Value::Optional(Some(inner)) => self.find(inner, field),
             Value::Optional(None) => Ok(None),
-            _ => Err(Failure::error("no such overload")),
+            _ => Err(EvalError::new("no such overload")),
         }
     }
 
-    fn call(&mut self, id: Id, function: &'a str, target: Option<Id>, args: &'a [Id]) -> Evaluated<'a> {
+    fn call(&mut self, id: Id, function: &'a str, target: Option<Id>, args: &'a [Id]) -> EvalResult<'a> {
         match (function, args) {
-            ("_&&_", [left, right]) => return self.logic(*left, *right, false),
-            ("_||_", [left, right]) => return self.logic(*left, *right, true),
+            ("_&&_", [left, right]) => return self.logical_operator(*left, *right, false),
+            ("_||_", [left, right]) => return self.logical_operator(*left, *right, true),
             ("_?_:_", [condition, truthy, falsy]) => {
                 return match self.eval(*condition)? {
                     Value::Bool(true) => self.attribute(*truthy),
                     Value::Bool(false) => self.attribute(*falsy),
-                    _ => Err(Failure::error("no such overload")),
+                    _ => Err(EvalError::new("no such overload")),
                 };
             }
             ("@not_strictly_false", [arg]) => {
                 let value = self.eval(*arg);
-                self.charge(1)?;
+                self.add_cost(1)?;
                 return match value {
-                    Err(Failure::Cost) => Err(Failure::Cost),
+                    Err(EvalError::CostLimitExceeded) => Err(EvalError::CostLimitExceeded),
                     value => Ok(Value::Bool(!matches!(value, Ok(Value::Bool(false))))),
                 };
             }
             ("_?._", [operand, field]) => {
                 let operand = self.eval(*operand)?;
-                let Kind::Literal(Literal::String(field)) = self.program.checked.ast.kind(*field) else {
-                    return Err(Failure::error("no such overload"));
+                let ExprKind::Literal(Literal::String(field)) = self.program.checked.ast.kind(*field) else {
+                    return Err(EvalError::new("no such overload"));
                 };
                 let found = self.find(&operand, field)?;
-                self.charge(u64::from(found.is_some()))?;
+                self.add_cost(u64::from(found.is_some()))?;
                 return Ok(Value::Optional(found.map(Arc::new)));
             }
             ("or" | "orValue", [other]) if target.is_some() => {
@@ -200,13 +204,13 @@ impl<'a> Evaluation<'a, '_> {
                     ("or", value @ Value::Optional(Some(_))) => Ok(value),
                     ("orValue", Value::Optional(Some(value))) => Ok(Arc::unwrap_or_clone(value)),
                     (_, Value::Optional(None)) => self.eval(*other),
-                    _ => Err(Failure::error("no such overload")),
+                    _ => Err(EvalError::new("no such overload")),
                 };
             }
             ("@in", [item, list]) if self.program.is_constant(*list) => {
                 let item = self.eval(*item)?;
                 let list = self.eval(*list)?;
-                return functions::contains(&mut self.cx, &item, &list);
+                return functions::contains(&mut self.context, &item, &list);
             }
             _ => {}
         }
@@ -219,7 +223,7 @@ impl<'a> Evaluation<'a, '_> {
             let value = if index == 1 && function == "_[_]" { self.attribute(*arg) } else { self.eval(*arg) };
             match value {
                 Ok(value) => values.push(value),
-                Err(Failure::Cost) => return Err(Failure::Cost),
+                Err(EvalError::CostLimitExceeded) => return Err(EvalError::CostLimitExceeded),
                 Err(other) => {
                     // The call is paid for though it is not made.
                     values.push(Value::Null);
@@ -227,62 +231,62 @@ impl<'a> Evaluation<'a, '_> {
                 }
             }
         }
-        let cost = cost::call(function, &values, &mut self.cx.meter)?;
-        self.charge(cost)?;
+        let cost = cost::call_cost(function, &values, &mut self.context.cost_tracker)?;
+        self.add_cost(cost)?;
         if let Some(failure) = failure {
             return Err(failure);
         }
         if let ("sum", [Value::List(list)]) = (function, &values[..])
             && list.is_empty()
         {
-            return Ok(zero(self.program.checked.ty(id)));
+            return Ok(zero_value(self.program.checked.ty(id)));
         }
         let Some(native) = self.program.native(id) else {
-            return Err(Failure::error(format!("no such overload: {function}")));
+            return Err(EvalError::new(format!("no such overload: {function}")));
         };
-        native(&mut self.cx, &values)
+        native(&mut self.context, &values)
     }
 
     /// A branch of a condition or an index. Reading a variable there costs nothing, since upstream sees it as part
     /// of what it belongs to.
-    fn attribute(&mut self, id: Id) -> Evaluated<'a> {
+    fn attribute(&mut self, id: Id) -> EvalResult<'a> {
         match self.program.checked.ast.kind(id) {
-            Kind::Ident(name) => self.lookup(name),
+            ExprKind::Ident(name) => self.lookup(name),
             _ => self.eval(id),
         }
     }
 
-    fn constant_call(&mut self, id: Id, args: &'a [Id]) -> Evaluated<'a> {
+    fn constant_call(&mut self, id: Id, args: &'a [Id]) -> EvalResult<'a> {
         if let Some(value) = self.constants.get(&id) {
             return Ok(value.clone());
         }
-        let Some(native) = self.program.native(id) else { return Err(Failure::error("no such overload")) };
+        let Some(native) = self.program.native(id) else { return Err(EvalError::new("no such overload")) };
         let arg = self.eval(args[0])?;
-        let value = native(&mut self.cx, &[arg])?;
+        let value = native(&mut self.context, &[arg])?;
         self.constants.insert(id, value.clone());
         Ok(value)
     }
 
     /// `&&` (ends at false) and `||` (ends at true): an error counts only if the other side does not decide.
-    fn logic(&mut self, left: Id, right: Id, decisive: bool) -> Evaluated<'a> {
+    fn logical_operator(&mut self, left: Id, right: Id, decisive: bool) -> EvalResult<'a> {
         let left = self.eval(left);
         match left {
             Ok(Value::Bool(value)) if value == decisive => return left,
-            Err(Failure::Cost) => return left,
+            Err(EvalError::CostLimitExceeded) => return left,
             _ => {}
         }
         let right = self.eval(right);
         match (&left, &right) {
             (_, Ok(Value::Bool(value))) if *value == decisive => right,
-            (_, Err(Failure::Cost)) => right,
+            (_, Err(EvalError::CostLimitExceeded)) => right,
             (Ok(Value::Bool(_)), Ok(Value::Bool(_))) => right,
             (Err(_), _) => left,
             (_, Err(_)) => right,
-            _ => Err(Failure::error("no such overload")),
+            _ => Err(EvalError::new("no such overload")),
         }
     }
 
-    fn list(&mut self, id: Id, items: &'a [Id], optional: &[bool]) -> Evaluated<'a> {
+    fn list(&mut self, id: Id, items: &'a [Id], optional: &[bool]) -> EvalResult<'a> {
         let constant = self.program.is_constant(id);
         if constant && let Some(value) = self.constants.get(&id) {
             return Ok(value.clone());
@@ -291,17 +295,17 @@ impl<'a> Evaluation<'a, '_> {
         for (item, optional) in items.iter().zip(optional) {
             values.extend(self.element(*item, *optional)?);
         }
-        self.cx.meter.values(values.len())?;
+        self.context.cost_tracker.add_values(values.len())?;
         let value = Value::list(values);
         if constant {
             self.constants.insert(id, value.clone());
         } else {
-            self.charge(cost::LIST)?;
+            self.add_cost(cost::LIST_CREATE_BASE_COST)?;
         }
         Ok(value)
     }
 
-    fn map(&mut self, id: Id, entries: &'a [Entry]) -> Evaluated<'a> {
+    fn map(&mut self, id: Id, entries: &'a [Entry]) -> EvalResult<'a> {
         let constant = self.program.is_constant(id);
         if constant && let Some(value) = self.constants.get(&id) {
             return Ok(value.clone());
@@ -311,40 +315,40 @@ impl<'a> Evaluation<'a, '_> {
             let key = self.eval(entry.key)?;
             let Some(value) = self.element(entry.value, entry.optional)? else { continue };
             let Some(key) = Key::of(&key) else {
-                return Err(Failure::error(format!("unsupported key type: {}", key.type_of().name())));
+                return Err(EvalError::new(format!("unsupported key type: {}", key.type_of().name())));
             };
             if map.insert(key, value).is_some() {
-                return Err(Failure::error("Failed with repeated key"));
+                return Err(EvalError::new("Failed with repeated key"));
             }
         }
-        self.cx.meter.values(map.len() * 2)?;
+        self.context.cost_tracker.add_values(map.len() * 2)?;
         let value = Value::Map(Map::Shared(Arc::new(map)));
         if constant {
             self.constants.insert(id, value.clone());
         } else {
-            self.charge(cost::MAP)?;
+            self.add_cost(cost::MAP_CREATE_BASE_COST)?;
         }
         Ok(value)
     }
 
     /// An element of a literal; none for an optional one that is missing.
-    fn element(&mut self, id: Id, optional: bool) -> Result<Option<Value<'a>>, Failure> {
+    fn element(&mut self, id: Id, optional: bool) -> Result<Option<Value<'a>>, EvalError> {
         let value = self.eval(id)?;
         match value {
             Value::Optional(inner) if optional => Ok(inner.map(Arc::unwrap_or_clone)),
             other if optional => {
                 let words =
                     format!("cannot initialize optional list element from non-optional value {other:?}");
-                Err(Failure::error(words))
+                Err(EvalError::new(words))
             }
             value => Ok(Some(value)),
         }
     }
 
-    fn items(&mut self, range: &Value<'a>, two: bool) -> Result<Vec<(Value<'a>, Value<'a>)>, Failure> {
+    fn items(&mut self, range: &Value<'a>, two: bool) -> Result<Vec<(Value<'a>, Value<'a>)>, EvalError> {
         match range {
             Value::List(list) => {
-                self.cx.meter.steps(list.len() as u64)?;
+                self.context.cost_tracker.add_steps(list.len() as u64)?;
                 let items = list.iter().enumerate();
                 Ok(items
                     .map(
@@ -355,16 +359,16 @@ impl<'a> Evaluation<'a, '_> {
                     .collect())
             }
             Value::Map(map) => {
-                self.cx.meter.steps(map.len() as u64)?;
+                self.context.cost_tracker.add_steps(map.len() as u64)?;
                 Ok(map.entries())
             }
-            other => Err(Failure::error(format!("got '{}', expected iterable type", other.type_of().name()))),
+            other => Err(EvalError::new(format!("got '{}', expected iterable type", other.type_of().name()))),
         }
     }
 }
 
 /// Nothing has no type of its own, so the sum of it has the one that was checked.
-fn zero<'a>(ty: &Type) -> Value<'a> {
+fn zero_value<'a>(ty: &Type) -> Value<'a> {
     match ty {
         Type::Uint => Value::Uint(0),
         Type::Double => Value::Double(0.0),
@@ -373,7 +377,7 @@ fn zero<'a>(ty: &Type) -> Value<'a> {
     }
 }
 
-fn constant(literal: &Literal) -> Value<'_> {
+fn literal_value(literal: &Literal) -> Value<'_> {
     match literal {
         Literal::Null => Value::Null,
         Literal::Bool(value) => Value::Bool(*value),

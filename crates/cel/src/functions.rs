@@ -11,8 +11,8 @@ mod optional;
 mod quantity;
 pub(crate) mod regex;
 mod semver;
+mod string_format;
 mod strings;
-mod template;
 mod timestamps;
 mod url;
 
@@ -21,77 +21,77 @@ pub use regex::compile as compile_regex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::eval::Evaluated;
-use crate::eval::budget::{Failure, Meter};
+use crate::eval::EvalResult;
+use crate::eval::budget::{CostTracker, EvalError};
 use crate::value::Value;
-pub use address::{Address, Block};
+pub use address::{CidrBlock, IpAddress};
 pub use named::Format;
 pub use semver::Version;
-pub use url::Web;
+pub use url::Url;
 
 /// A function over evaluated arguments, the receiver first.
-pub(crate) type Native = for<'a> fn(&mut Cx, &[Value<'a>]) -> Evaluated<'a>;
+pub(crate) type FunctionOp = for<'a> fn(&mut EvalContext, &[Value<'a>]) -> EvalResult<'a>;
 
 /// What functions share during one evaluation.
-pub(crate) struct Cx {
-    pub meter: Meter,
-    regexes: HashMap<String, Arc<::regex::Regex>>,
+pub(crate) struct EvalContext {
+    pub cost_tracker: CostTracker,
+    regex_cache: HashMap<String, Arc<::regex::Regex>>,
 }
 
-impl Cx {
-    pub fn new(meter: Meter) -> Cx {
-        Cx { meter, regexes: HashMap::new() }
+impl EvalContext {
+    pub fn new(meter: CostTracker) -> EvalContext {
+        EvalContext { cost_tracker: meter, regex_cache: HashMap::new() }
     }
 
     /// The compiled pattern, compiled once.
-    fn regex(&mut self, pattern: &str) -> Result<Arc<::regex::Regex>, Failure> {
-        if let Some(known) = self.regexes.get(pattern) {
+    fn regex(&mut self, pattern: &str) -> Result<Arc<::regex::Regex>, EvalError> {
+        if let Some(known) = self.regex_cache.get(pattern) {
             return Ok(known.clone());
         }
-        self.meter.steps(pattern.len() as u64 * 50)?;
-        let regex = Arc::new(regex::compile_in_expression(pattern).map_err(Failure::error)?);
-        self.regexes.insert(pattern.to_owned(), regex.clone());
+        self.cost_tracker.add_steps(pattern.len() as u64 * 50)?;
+        let regex = Arc::new(regex::compile_in_expression(pattern).map_err(EvalError::new)?);
+        self.regex_cache.insert(pattern.to_owned(), regex.clone());
         Ok(regex)
     }
 
-    fn text<'a>(&mut self, text: String) -> Evaluated<'a> {
-        self.meter.bytes(text.len())?;
+    fn text<'a>(&mut self, text: String) -> EvalResult<'a> {
+        self.cost_tracker.add_bytes(text.len())?;
         Ok(Value::text(text))
     }
 
-    fn equal<'a>(&mut self, a: &Value<'a>, b: &Value<'a>) -> Result<bool, Failure> {
+    fn equal<'a>(&mut self, a: &Value<'a>, b: &Value<'a>) -> Result<bool, EvalError> {
         let mut work = 0;
         let equal = a.equals(b, &mut work);
-        self.meter.steps(work)?;
+        self.cost_tracker.add_steps(work)?;
         Ok(equal)
     }
 }
 
-fn no_such_overload<'a>() -> Evaluated<'a> {
-    Err(Failure::error("no such overload"))
+fn overload_error<'a>() -> EvalResult<'a> {
+    Err(EvalError::new("no such overload"))
 }
 
 /// Whether a list or map has the item.
-pub(crate) fn contains<'a>(cx: &mut Cx, item: &Value<'a>, within: &Value<'a>) -> Evaluated<'a> {
+pub(crate) fn contains<'a>(cx: &mut EvalContext, item: &Value<'a>, within: &Value<'a>) -> EvalResult<'a> {
     operators::contains(cx, &[item.clone(), within.clone()])
 }
 
 /// The code of a function; none for those that evaluation itself knows.
-pub(crate) fn native(name: &str) -> Option<Native> {
+pub(crate) fn function_op(name: &str) -> Option<FunctionOp> {
     [
-        operators::native,
-        convert::native,
-        timestamps::native,
-        strings::native,
-        lists::native,
-        optional::native,
-        regex::native,
-        url::native,
-        quantity::native,
-        semver::native,
-        address::native,
-        named::native,
-        authz::native,
+        operators::function_op,
+        convert::function_op,
+        timestamps::function_op,
+        strings::function_op,
+        lists::function_op,
+        optional::function_op,
+        regex::function_op,
+        url::function_op,
+        quantity::function_op,
+        semver::function_op,
+        address::function_op,
+        named::function_op,
+        authz::function_op,
     ]
     .iter()
     .find_map(|module| module(name))

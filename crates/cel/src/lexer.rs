@@ -3,7 +3,7 @@
 use crate::source::Errors;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     Ident,
     /// Between backquotes.
     Escaped,
@@ -13,19 +13,19 @@ pub(crate) enum Kind {
     String,
     Bytes,
     /// An operator, bracket or keyword, known by its text.
-    Sign,
+    Operator,
     End,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Token<'s> {
-    pub kind: Kind,
+    pub kind: TokenKind,
     pub text: &'s str,
     /// In characters from the start.
-    pub at: u32,
+    pub offset: u32,
 }
 
-const SIGNS: &[&str] = &[
+const OPERATORS: &[&str] = &[
     "==", "!=", "<=", ">=", "&&", "||", "<", ">", "[", "]", "{", "}", "(", ")", ".", ",", "-", "!", "?", ":",
     "+", "*", "/", "%",
 ];
@@ -34,29 +34,30 @@ struct Lexer<'s> {
     source: &'s str,
     /// In bytes.
     position: usize,
-    at: u32,
+    offset: u32,
 }
 
 /// All tokens, the last of which is [`Kind::End`]. What is no token is complained about and left out.
 pub(crate) fn tokens<'s>(source: &'s str, errors: &mut Errors) -> Vec<Token<'s>> {
-    let mut lexer = Lexer { source, position: 0, at: 0 };
+    let mut lexer = Lexer { source, position: 0, offset: 0 };
     let mut tokens = Vec::new();
     loop {
         lexer.skip_blank();
         let rest = lexer.rest();
         if rest.is_empty() {
-            tokens.push(Token { kind: Kind::End, text: "<EOF>", at: lexer.at });
+            tokens.push(Token { kind: TokenKind::End, text: "<EOF>", offset: lexer.offset });
             return tokens;
         }
         match token(rest) {
             Some((kind, length)) => {
-                let (text, at) = (&rest[..length], lexer.at);
+                let (text, at) = (&rest[..length], lexer.offset);
                 lexer.advance(length);
-                tokens.push(Token { kind, text, at });
+                tokens.push(Token { kind, text, offset: at });
             }
             None => {
                 let bad = unknown(rest);
-                errors.report(Some(lexer.at), format!("Syntax error: token recognition error at: '{bad}'"));
+                errors
+                    .report(Some(lexer.offset), format!("Syntax error: token recognition error at: '{bad}'"));
                 lexer.advance(bad.len());
             }
         }
@@ -69,7 +70,7 @@ impl<'s> Lexer<'s> {
     }
 
     fn advance(&mut self, bytes: usize) {
-        self.at += self.source[self.position..self.position + bytes].chars().count() as u32;
+        self.offset += self.source[self.position..self.position + bytes].chars().count() as u32;
         self.position += bytes;
     }
 
@@ -89,28 +90,28 @@ impl<'s> Lexer<'s> {
     }
 }
 
-fn token(rest: &str) -> Option<(Kind, usize)> {
+fn token(rest: &str) -> Option<(TokenKind, usize)> {
     let first = rest.chars().next()?;
-    if let Some(found) = text(rest) {
+    if let Some(found) = string_literal(rest) {
         return Some(found);
     }
     if first.is_ascii_digit() || (first == '.' && rest[1..].starts_with(|c: char| c.is_ascii_digit())) {
-        return Some(number(rest));
+        return Some(number_literal(rest));
     }
     if first.is_ascii_alphabetic() || first == '_' {
-        let length = span(rest, |c| c.is_ascii_alphanumeric() || c == '_');
+        let length = prefix_length(rest, |c| c.is_ascii_alphanumeric() || c == '_');
         let kind = if matches!(&rest[..length], "true" | "false" | "null" | "in") {
-            Kind::Sign
+            TokenKind::Operator
         } else {
-            Kind::Ident
+            TokenKind::Ident
         };
         return Some((kind, length));
     }
     if first == '`' {
-        let inner = span(&rest[1..], |c| c.is_ascii_alphanumeric() || "_.-/ ".contains(c));
-        return (inner > 0 && rest[1 + inner..].starts_with('`')).then_some((Kind::Escaped, inner + 2));
+        let inner = prefix_length(&rest[1..], |c| c.is_ascii_alphanumeric() || "_.-/ ".contains(c));
+        return (inner > 0 && rest[1 + inner..].starts_with('`')).then_some((TokenKind::Escaped, inner + 2));
     }
-    SIGNS.iter().find(|sign| rest.starts_with(**sign)).map(|sign| (Kind::Sign, sign.len()))
+    OPERATORS.iter().find(|sign| rest.starts_with(**sign)).map(|sign| (TokenKind::Operator, sign.len()))
 }
 
 /// What the complaint shows: an unfinished string to the end of its line, else one character.
@@ -122,58 +123,61 @@ fn unknown(rest: &str) -> &str {
     &rest[..first]
 }
 
-fn span(text: &str, wanted: impl Fn(char) -> bool) -> usize {
-    text.find(|c| !wanted(c)).unwrap_or(text.len())
+fn prefix_length(text: &str, predicate: impl Fn(char) -> bool) -> usize {
+    text.find(|c| !predicate(c)).unwrap_or(text.len())
 }
 
-fn number(rest: &str) -> (Kind, usize) {
+fn number_literal(rest: &str) -> (TokenKind, usize) {
     if let Some(hex) = rest.strip_prefix("0x") {
-        let digits = span(hex, |c| c.is_ascii_hexdigit());
+        let digits = prefix_length(hex, |c| c.is_ascii_hexdigit());
         if digits > 0 {
             let unsigned = hex[digits..].starts_with(['u', 'U']);
-            return if unsigned { (Kind::Uint, digits + 3) } else { (Kind::Int, digits + 2) };
+            return if unsigned { (TokenKind::Uint, digits + 3) } else { (TokenKind::Int, digits + 2) };
         }
     }
-    let digits = |from: usize| span(&rest[from..], |c| c.is_ascii_digit());
+    let digits = |from: usize| prefix_length(&rest[from..], |c| c.is_ascii_digit());
     let mut length = digits(0);
-    let mut kind = Kind::Int;
+    let mut kind = TokenKind::Int;
     if rest[length..].starts_with('.') && digits(length + 1) > 0 {
-        kind = Kind::Double;
+        kind = TokenKind::Double;
         length += 1 + digits(length + 1);
     }
     if rest[length..].starts_with(['e', 'E']) {
         let sign = usize::from(rest[length + 1..].starts_with(['+', '-']));
         let exponent = digits(length + 1 + sign);
         if exponent > 0 {
-            return (Kind::Double, length + 1 + sign + exponent);
+            return (TokenKind::Double, length + 1 + sign + exponent);
         }
     }
-    if kind == Kind::Int && rest[length..].starts_with(['u', 'U']) {
-        return (Kind::Uint, length + 1);
+    if kind == TokenKind::Int && rest[length..].starts_with(['u', 'U']) {
+        return (TokenKind::Uint, length + 1);
     }
     (kind, length)
 }
 
 /// A string or bytes literal with its prefixes and quotes.
-fn text(rest: &str) -> Option<(Kind, usize)> {
+fn string_literal(rest: &str) -> Option<(TokenKind, usize)> {
     let bytes = rest.starts_with(['b', 'B']);
     let mut start = usize::from(bytes);
     let raw = rest[start..].starts_with(['r', 'R']);
     start += usize::from(raw);
     let body = &rest[start..];
     let quote = body.chars().next().filter(|c| matches!(c, '"' | '\''))?;
-    let kind = if bytes { Kind::Bytes } else { Kind::String };
-    let triple: String = [quote; 3].iter().collect();
-    let (open, close): (usize, &str) =
-        if body.starts_with(&triple) { (3, &triple) } else { (1, if quote == '"' { "\"" } else { "'" }) };
-    let length = closing(&body[open..], close, raw, open == 3)
+    let kind = if bytes { TokenKind::Bytes } else { TokenKind::String };
+    let long_quote: String = [quote; 3].iter().collect();
+    let (open, close): (usize, &str) = if body.starts_with(&long_quote) {
+        (3, &long_quote)
+    } else {
+        (1, if quote == '"' { "\"" } else { "'" })
+    };
+    let length = find_closing_quote(&body[open..], close, raw, open == 3)
         // `"""` without an end may still be an empty string and the start of another.
         .map(|inner| open + inner + close.len())
         .or_else(|| (open == 3).then_some(2))?;
     Some((kind, start + length))
 }
 
-fn closing(body: &str, close: &str, raw: bool, many_lines: bool) -> Option<usize> {
+fn find_closing_quote(body: &str, close: &str, raw: bool, many_lines: bool) -> Option<usize> {
     let mut chars = body.char_indices();
     while let Some((index, c)) = chars.next() {
         if body[index..].starts_with(close) {

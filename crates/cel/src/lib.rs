@@ -50,13 +50,13 @@ mod time;
 mod types;
 mod value;
 
-pub use authorizer::{Authorizer, Check, Decision, Question};
+pub use authorizer::{AuthorizationAttributes, Authorizer, AuthorizerCheck, Decision};
 pub use decl::{Decl, Field, ListType};
 pub use env::{Env, Program};
 pub use escape::{escape, is_reserved, unescape};
 pub use estimate::Cost;
-pub use eval::{Budget, Failure, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET, Variables};
+pub use eval::{Budget, EvalError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUNTIME_BUDGET, Variables};
 pub use functions::compile_regex;
-pub use source::{Complaint, Errors};
+pub use source::{CompileError, Errors};
 pub use types::{Object, Type};
-pub use value::{Fields, Key, Library, List, Map, Text, Value};
+pub use value::{Fields, Key, LibraryValue, List, Map, Text, Value};

@@ -5,15 +5,15 @@
 mod literal;
 mod macros;
 
-use crate::ast::{Ast, Entry, Field, Id, Kind, Literal};
+use crate::ast::{Ast, Entry, ExprKind, Field, Id, Literal};
 use crate::lexer::{self, Token};
 use crate::source::Errors;
 
-const LONGEST: usize = 100_000;
-const DEEPEST: u32 = 250;
-const TALLEST: u32 = 320;
+const MAX_EXPRESSION_CODE_POINTS: usize = 100_000;
+const MAX_RECURSION_DEPTH: u32 = 250;
+const MAX_AST_HEIGHT: u32 = 320;
 
-const RESERVED: &[&str] = &[
+const RESERVED_WORDS: &[&str] = &[
     "as",
     "break",
     "const",
@@ -38,7 +38,7 @@ const RESERVED: &[&str] = &[
 ];
 
 /// What an expression may begin with, as cel-go's parser lists it.
-const BEGINNINGS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, \
+const EXPRESSION_START_TOKENS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, \
                           STRING, BYTES, IDENTIFIER}";
 
 pub(crate) struct Parser<'s, 'e> {
@@ -52,52 +52,54 @@ pub(crate) struct Parser<'s, 'e> {
 }
 
 /// The first syntax error ends the parse; it has been reported.
-struct Stop;
+struct ParseStopped;
 
-type Parsed<T> = Result<T, Stop>;
+type ParseResult<T> = Result<T, ParseStopped>;
 
 /// The tree of `source`, or none with `errors` saying why.
 pub(crate) fn parse(source: &str, bindings: bool, errors: &mut Errors) -> Option<Ast> {
     let length = source.chars().count();
-    if length > LONGEST {
-        let words = format!("expression code point size exceeds limit: size: {length}, limit {LONGEST}");
-        errors.report(None, words);
+    if length > MAX_EXPRESSION_CODE_POINTS {
+        let message = format!(
+            "expression code point size exceeds limit: size: {length}, limit {MAX_EXPRESSION_CODE_POINTS}"
+        );
+        errors.report(None, message);
         return None;
     }
     let tokens = lexer::tokens(source, errors);
     let mut parser = Parser { tokens, next: 0, depth: 0, ast: Ast::default(), errors, bindings };
-    let root = parser.whole().ok()?;
+    let root = parser.parse_expression().ok()?;
     let Parser { mut ast, errors, .. } = parser;
     ast.root = root;
     errors.is_empty().then_some(ast)
 }
 
 impl<'s> Parser<'s, '_> {
-    fn whole(&mut self) -> Parsed<Id> {
+    fn parse_expression(&mut self) -> ParseResult<Id> {
         let root = self.expr()?;
         let token = self.peek();
-        if token.kind == lexer::Kind::End {
+        if token.kind == lexer::TokenKind::End {
             return Ok(root);
         }
-        let last = self.tokens.get(self.next + 1).is_some_and(|after| after.kind == lexer::Kind::End);
+        let last = self.tokens.get(self.next + 1).is_some_and(|after| after.kind == lexer::TokenKind::End);
         let word = if last { "extraneous" } else { "mismatched" };
-        Err(self.stop(token.at, format!("Syntax error: {word} input '{}' expecting <EOF>", token.text)))
+        Err(self.stop(token.offset, format!("Syntax error: {word} input '{}' expecting <EOF>", token.text)))
     }
 
-    fn expr(&mut self) -> Parsed<Id> {
+    fn expr(&mut self) -> ParseResult<Id> {
         self.depth += 1;
-        if self.depth > DEEPEST {
-            self.errors.report(None, format!("expression recursion limit exceeded: {DEEPEST}"));
-            return Err(Stop);
+        if self.depth > MAX_RECURSION_DEPTH {
+            self.errors.report(None, format!("expression recursion limit exceeded: {MAX_RECURSION_DEPTH}"));
+            return Err(ParseStopped);
         }
-        let condition = self.logic("||")?;
-        let result = match self.eat("?") {
+        let condition = self.logical_operator("||")?;
+        let result = match self.accept("?") {
             None => condition,
             Some(at) => {
-                let truthy = self.logic("||")?;
+                let if_true = self.logical_operator("||")?;
                 self.expect(":")?;
-                let falsy = self.expr()?;
-                self.call(at, "_?_:_", vec![condition, truthy, falsy])?
+                let if_false = self.expr()?;
+                self.call(at, "_?_:_", vec![condition, if_true, if_false])?
             }
         };
         self.depth -= 1;
@@ -105,48 +107,48 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// Terms joined by `||` or `&&`, as a balanced tree: long conjunctions are common and must not nest.
-    fn logic(&mut self, sign: &'static str) -> Parsed<Id> {
+    fn logical_operator(&mut self, sign: &'static str) -> ParseResult<Id> {
         let mut terms = Vec::new();
-        let mut signs = Vec::new();
+        let mut offsets = Vec::new();
         loop {
-            terms.push(if sign == "||" { self.logic("&&")? } else { self.relation()? });
-            match self.eat(sign) {
-                Some(at) => signs.push(at),
+            terms.push(if sign == "||" { self.logical_operator("&&")? } else { self.relation()? });
+            match self.accept(sign) {
+                Some(at) => offsets.push(at),
                 None => break,
             }
         }
-        if signs.is_empty() {
+        if offsets.is_empty() {
             return Ok(terms[0]);
         }
         let function = if sign == "||" { "_||_" } else { "_&&_" };
-        self.balanced(function, &terms, &signs, 0, signs.len() - 1)
+        self.balanced(function, &terms, &offsets, 0, offsets.len() - 1)
     }
 
     fn balanced(
         &mut self,
         function: &str,
         terms: &[Id],
-        signs: &[u32],
+        offsets: &[u32],
         low: usize,
         high: usize,
-    ) -> Parsed<Id> {
+    ) -> ParseResult<Id> {
         let middle = (low + high).div_ceil(2);
         let left = if middle == low {
             terms[middle]
         } else {
-            self.balanced(function, terms, signs, low, middle - 1)?
+            self.balanced(function, terms, offsets, low, middle - 1)?
         };
         let right = if middle == high {
             terms[middle + 1]
         } else {
-            self.balanced(function, terms, signs, middle + 1, high)?
+            self.balanced(function, terms, offsets, middle + 1, high)?
         };
-        self.call(signs[middle], function, vec![left, right])
+        self.call(offsets[middle], function, vec![left, right])
     }
 
-    fn relation(&mut self) -> Parsed<Id> {
+    fn relation(&mut self) -> ParseResult<Id> {
         let mut left = self.sum()?;
-        while let Some((at, function)) = self.eat_operator(&[
+        while let Some((at, function)) = self.accept_operator(&[
             ("<=", "_<=_"),
             (">=", "_>=_"),
             ("<", "_<_"),
@@ -161,34 +163,34 @@ impl<'s> Parser<'s, '_> {
         Ok(left)
     }
 
-    fn sum(&mut self) -> Parsed<Id> {
+    fn sum(&mut self) -> ParseResult<Id> {
         let mut left = self.product()?;
-        while let Some((at, function)) = self.eat_operator(&[("+", "_+_"), ("-", "_-_")]) {
+        while let Some((at, function)) = self.accept_operator(&[("+", "_+_"), ("-", "_-_")]) {
             let right = self.product()?;
             left = self.call(at, function, vec![left, right])?;
         }
         Ok(left)
     }
 
-    fn product(&mut self) -> Parsed<Id> {
+    fn product(&mut self) -> ParseResult<Id> {
         let mut left = self.unary()?;
-        while let Some((at, function)) = self.eat_operator(&[("*", "_*_"), ("/", "_/_"), ("%", "_%_")]) {
+        while let Some((at, function)) = self.accept_operator(&[("*", "_*_"), ("/", "_/_"), ("%", "_%_")]) {
             let right = self.unary()?;
             left = self.call(at, function, vec![left, right])?;
         }
         Ok(left)
     }
 
-    fn unary(&mut self) -> Parsed<Id> {
+    fn unary(&mut self) -> ParseResult<Id> {
         for (sign, function) in [("!", "!_"), ("-", "-_")] {
-            let Some(at) = self.eat(sign) else { continue };
+            let Some(at) = self.accept(sign) else { continue };
             let mut count = 1;
             // A minus before a number belongs to it: the smallest integer has no positive twin.
-            if sign == "-" && matches!(self.peek().kind, lexer::Kind::Int | lexer::Kind::Double) {
+            if sign == "-" && matches!(self.peek().kind, lexer::TokenKind::Int | lexer::TokenKind::Double) {
                 let number = self.number(at, true)?;
                 return self.members(number);
             }
-            while self.eat(sign).is_some() {
+            while self.accept(sign).is_some() {
                 count += 1;
             }
             let operand = self.primary()?;
@@ -200,31 +202,31 @@ impl<'s> Parser<'s, '_> {
     }
 
     /// `.field`, `.?field`, `.method(...)`, `[index]` and `[?index]` behind an operand.
-    fn members(&mut self, mut operand: Id) -> Parsed<Id> {
+    fn members(&mut self, mut operand: Id) -> ParseResult<Id> {
         loop {
-            if let Some(at) = self.eat(".") {
-                let optional = self.eat("?").is_some();
+            if let Some(at) = self.accept(".") {
+                let optional = self.accept("?").is_some();
                 let name = self.peek();
                 match name.kind {
-                    lexer::Kind::Ident => {}
-                    lexer::Kind::Escaped => {
-                        self.errors.report(Some(name.at), "unsupported syntax: '`'".to_owned());
+                    lexer::TokenKind::Ident => {}
+                    lexer::TokenKind::Escaped => {
+                        self.errors.report(Some(name.offset), "unsupported syntax: '`'".to_owned());
                     }
                     _ => {
-                        let words = match name.text {
+                        let message = match name.text {
                             "true" | "false" | "null" => {
                                 format!("Syntax error: mismatched input '{}' expecting IDENTIFIER", name.text)
                             }
                             _ => format!(
                                 "Syntax error: no viable alternative at input '.{}'",
-                                self.shown(name)
+                                self.token_text(name)
                             ),
                         };
-                        return Err(self.stop(name.at, words));
+                        return Err(self.stop(name.offset, message));
                     }
                 }
                 self.next += 1;
-                let open = if optional { None } else { self.eat("(") };
+                let open = if optional { None } else { self.accept("(") };
                 operand = match open {
                     Some(open) => {
                         let args = self.arguments(")")?;
@@ -232,8 +234,8 @@ impl<'s> Parser<'s, '_> {
                     }
                     None if optional => {
                         let field =
-                            self.add(name.at, Kind::Literal(Literal::String(name.text.to_owned())))?;
-                        let call = Kind::Call {
+                            self.add(name.offset, ExprKind::Literal(Literal::String(name.text.to_owned())))?;
+                        let call = ExprKind::Call {
                             function: "_?._".to_owned(),
                             target: None,
                             args: vec![operand, field],
@@ -241,11 +243,11 @@ impl<'s> Parser<'s, '_> {
                         self.add(at, call)?
                     }
                     None => {
-                        self.add(at, Kind::Select { operand, field: name.text.to_owned(), test: false })?
+                        self.add(at, ExprKind::Select { operand, field: name.text.to_owned(), test: false })?
                     }
                 };
-            } else if let Some(at) = self.eat("[") {
-                let function = if self.eat("?").is_some() { "_[?_]" } else { "_[_]" };
+            } else if let Some(at) = self.accept("[") {
+                let function = if self.accept("?").is_some() { "_[?_]" } else { "_[_]" };
                 let index = self.expr()?;
                 self.expect("]")?;
                 operand = self.call(at, function, vec![operand, index])?;
@@ -255,17 +257,17 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    fn primary(&mut self) -> Parsed<Id> {
+    fn primary(&mut self) -> ParseResult<Id> {
         let token = self.peek();
         match token.kind {
-            lexer::Kind::Ident => return self.name(),
-            lexer::Kind::Int | lexer::Kind::Uint | lexer::Kind::Double => {
-                return self.number(token.at, false);
+            lexer::TokenKind::Ident => return self.name(),
+            lexer::TokenKind::Int | lexer::TokenKind::Uint | lexer::TokenKind::Double => {
+                return self.number(token.offset, false);
             }
-            lexer::Kind::String | lexer::Kind::Bytes => return self.text(),
+            lexer::TokenKind::String | lexer::TokenKind::Bytes => return self.text(),
             _ => {}
         }
-        if token.kind == lexer::Kind::Sign {
+        if token.kind == lexer::TokenKind::Operator {
             let literal = match token.text {
                 "true" => Some(Literal::Bool(true)),
                 "false" => Some(Literal::Bool(false)),
@@ -274,7 +276,7 @@ impl<'s> Parser<'s, '_> {
             };
             if let Some(literal) = literal {
                 self.next += 1;
-                return self.add(token.at, Kind::Literal(literal));
+                return self.add(token.offset, ExprKind::Literal(literal));
             }
             match token.text {
                 "." => return self.name(),
@@ -289,131 +291,137 @@ impl<'s> Parser<'s, '_> {
                 _ => {}
             }
         }
-        let words = match token.kind {
-            lexer::Kind::End => format!("Syntax error: mismatched input '<EOF>' expecting {BEGINNINGS}"),
-            _ => format!("Syntax error: mismatched input '{}' expecting {BEGINNINGS}", token.text),
+        let message = match token.kind {
+            lexer::TokenKind::End => {
+                format!("Syntax error: mismatched input '<EOF>' expecting {EXPRESSION_START_TOKENS}")
+            }
+            _ => {
+                format!("Syntax error: mismatched input '{}' expecting {EXPRESSION_START_TOKENS}", token.text)
+            }
         };
-        Err(self.stop(token.at, words))
+        Err(self.stop(token.offset, message))
     }
 
     /// An identifier, a call of a function, or a message being built.
-    fn name(&mut self) -> Parsed<Id> {
-        let start = self.peek().at;
-        let dot = self.eat(".").is_some();
+    fn name(&mut self) -> ParseResult<Id> {
+        let start = self.peek().offset;
+        let dot = self.accept(".").is_some();
         let token = self.peek();
-        if token.kind != lexer::Kind::Ident {
-            let words = format!("Syntax error: no viable alternative at input '.{}'", self.shown(token));
-            return Err(self.stop(token.at, words));
+        if token.kind != lexer::TokenKind::Ident {
+            let message =
+                format!("Syntax error: no viable alternative at input '.{}'", self.token_text(token));
+            return Err(self.stop(token.offset, message));
         }
         if let Some(id) = self.message(dot)? {
             return Ok(id);
         }
         self.next += 1;
         let name = format!("{}{}", if dot { "." } else { "" }, token.text);
-        let open = self.eat("(");
+        let open = self.accept("(");
         let args = match open {
             Some(_) => self.arguments(")")?,
             None => Vec::new(),
         };
-        if RESERVED.contains(&token.text) {
+        if RESERVED_WORDS.contains(&token.text) {
             self.errors.report(Some(start), format!("reserved identifier: {}", token.text));
-            return self.add(start, Kind::Broken);
+            return self.add(start, ExprKind::Unspecified);
         }
         match open {
             Some(open) => self.call(open, &name, args),
-            None => self.add(token.at, Kind::Ident(name)),
+            None => self.add(token.offset, ExprKind::Ident(name)),
         }
     }
 
     /// `a.b.C{field: value}`, told from other names by the brace behind it.
-    fn message(&mut self, dot: bool) -> Parsed<Option<Id>> {
+    fn message(&mut self, dot: bool) -> ParseResult<Option<Id>> {
         let mut end = self.next + 1;
-        while self.sign_at(end, ".") && self.tokens.get(end + 1).is_some_and(|t| t.kind == lexer::Kind::Ident)
+        while self.is_operator_at(end, ".")
+            && self.tokens.get(end + 1).is_some_and(|t| t.kind == lexer::TokenKind::Ident)
         {
             end += 2;
         }
-        if !self.sign_at(end, "{") {
+        if !self.is_operator_at(end, "{") {
             return Ok(None);
         }
         let name: String = self.tokens[self.next..end].iter().map(|token| token.text).collect();
         let name = if dot { format!(".{name}") } else { name };
-        let at = self.tokens[end].at;
+        let at = self.tokens[end].offset;
         self.next = end + 1;
         let mut fields = Vec::new();
-        while self.eat("}").is_none() {
+        while self.accept("}").is_none() {
             if !fields.is_empty() {
                 self.separator("}")?;
-                if self.eat("}").is_some() {
+                if self.accept("}").is_some() {
                     break;
                 }
             }
-            let optional = self.eat("?").is_some();
+            let optional = self.accept("?").is_some();
             let field = self.peek();
-            if field.kind != lexer::Kind::Ident {
-                let words = format!("Syntax error: mismatched input '{}' expecting IDENTIFIER", field.text);
-                return Err(self.stop(field.at, words));
+            if field.kind != lexer::TokenKind::Ident {
+                let message = format!("Syntax error: mismatched input '{}' expecting IDENTIFIER", field.text);
+                return Err(self.stop(field.offset, message));
             }
             self.next += 1;
-            let at = self.peek().at;
+            let at = self.peek().offset;
             self.expect(":")?;
             let value = self.expr()?;
-            fields.push(Field { at, name: field.text.to_owned(), value, optional });
+            fields.push(Field { offset: at, name: field.text.to_owned(), value, optional });
         }
-        self.add(at, Kind::Struct { name, fields }).map(Some)
+        self.add(at, ExprKind::Struct { name, fields }).map(Some)
     }
 
-    fn list(&mut self) -> Parsed<Id> {
-        let at = self.peek().at;
+    fn list(&mut self) -> ParseResult<Id> {
+        let at = self.peek().offset;
         self.next += 1;
         let (mut items, mut optional) = (Vec::new(), Vec::new());
-        while self.eat("]").is_none() {
+        while self.accept("]").is_none() {
             if !items.is_empty() {
                 self.separator("]")?;
-                if self.eat("]").is_some() {
+                if self.accept("]").is_some() {
                     break;
                 }
             }
-            optional.push(self.eat("?").is_some());
+            optional.push(self.accept("?").is_some());
             items.push(self.expr()?);
         }
-        self.add(at, Kind::List { items, optional })
+        self.add(at, ExprKind::List { items, optional })
     }
 
-    fn map(&mut self) -> Parsed<Id> {
-        let at = self.peek().at;
+    fn map(&mut self) -> ParseResult<Id> {
+        let at = self.peek().offset;
         self.next += 1;
         let mut entries = Vec::new();
-        while self.eat("}").is_none() {
+        while self.accept("}").is_none() {
             if !entries.is_empty() {
                 self.separator("}")?;
-                if self.eat("}").is_some() {
+                if self.accept("}").is_some() {
                     break;
                 }
             }
-            let optional = self.eat("?").is_some();
+            let optional = self.accept("?").is_some();
             let key = self.expr()?;
             self.expect(":")?;
             let value = self.expr()?;
             entries.push(Entry { key, value, optional });
         }
-        self.add(at, Kind::Map(entries))
+        self.add(at, ExprKind::Map(entries))
     }
 
-    fn arguments(&mut self, close: &'static str) -> Parsed<Vec<Id>> {
+    fn arguments(&mut self, close: &'static str) -> ParseResult<Vec<Id>> {
         let mut args = Vec::new();
-        if self.eat(close).is_some() {
+        if self.accept(close).is_some() {
             return Ok(args);
         }
         loop {
             args.push(self.expr()?);
-            if self.eat(close).is_some() {
+            if self.accept(close).is_some() {
                 return Ok(args);
             }
             self.separator(close)?;
         }
     }
 
-    fn number(&mut self, at: u32, negative: bool) -> Parsed<Id> {
+    fn number(&mut self, at: u32, negative: bool) -> ParseResult<Id> {
         let token = self.peek();
         self.next += 1;
         let sign = if negative { "-" } else { "" };
@@ -422,10 +430,10 @@ impl<'s> Parser<'s, '_> {
             None => (10, token.text),
         };
         let (literal, name) = match token.kind {
-            lexer::Kind::Int => {
+            lexer::TokenKind::Int => {
                 (i64::from_str_radix(&format!("{sign}{digits}"), radix).ok().map(Literal::Int), "int")
             }
-            lexer::Kind::Uint => {
+            lexer::TokenKind::Uint => {
                 (u64::from_str_radix(&digits[..digits.len() - 1], radix).ok().map(Literal::Uint), "uint")
             }
             _ => {
@@ -434,86 +442,88 @@ impl<'s> Parser<'s, '_> {
             }
         };
         match literal {
-            Some(literal) => self.add(at, Kind::Literal(literal)),
+            Some(literal) => self.add(at, ExprKind::Literal(literal)),
             None => {
                 self.errors.report(Some(at), format!("invalid {name} literal"));
-                self.add(at, Kind::Broken)
+                self.add(at, ExprKind::Unspecified)
             }
         }
     }
 
-    fn text(&mut self) -> Parsed<Id> {
+    fn text(&mut self) -> ParseResult<Id> {
         let token = self.peek();
         self.next += 1;
-        let bytes = token.kind == lexer::Kind::Bytes;
-        let value = literal::unquote(&token.text[usize::from(bytes)..], bytes);
+        let bytes = token.kind == lexer::TokenKind::Bytes;
+        let value = literal::unescape_literal(&token.text[usize::from(bytes)..], bytes);
         let literal = match value {
             Ok(value) if bytes => Literal::Bytes(value),
             Ok(value) => Literal::String(String::from_utf8_lossy(&value).into_owned()),
-            Err(words) => {
-                self.errors.report(Some(token.at), words.to_owned());
-                return self.add(token.at, Kind::Broken);
+            Err(message) => {
+                self.errors.report(Some(token.offset), message.to_owned());
+                return self.add(token.offset, ExprKind::Unspecified);
             }
         };
-        self.add(token.at, Kind::Literal(literal))
+        self.add(token.offset, ExprKind::Literal(literal))
     }
 
     fn peek(&self) -> Token<'s> {
         self.tokens[self.next.min(self.tokens.len() - 1)]
     }
 
-    fn sign_at(&self, index: usize, sign: &str) -> bool {
-        self.tokens.get(index).is_some_and(|token| token.kind == lexer::Kind::Sign && token.text == sign)
+    fn is_operator_at(&self, index: usize, sign: &str) -> bool {
+        self.tokens
+            .get(index)
+            .is_some_and(|token| token.kind == lexer::TokenKind::Operator && token.text == sign)
     }
 
-    fn eat(&mut self, sign: &str) -> Option<u32> {
-        let found = self.sign_at(self.next, sign).then(|| self.peek().at)?;
+    fn accept(&mut self, sign: &str) -> Option<u32> {
+        let found = self.is_operator_at(self.next, sign).then(|| self.peek().offset)?;
         self.next += 1;
         Some(found)
     }
 
-    fn eat_operator(&mut self, operators: &[(&str, &'static str)]) -> Option<(u32, &'static str)> {
-        operators.iter().find_map(|(sign, function)| Some((self.eat(sign)?, *function)))
+    fn accept_operator(&mut self, operators: &[(&str, &'static str)]) -> Option<(u32, &'static str)> {
+        operators.iter().find_map(|(sign, function)| Some((self.accept(sign)?, *function)))
     }
 
-    fn expect(&mut self, sign: &str) -> Parsed<()> {
-        if self.eat(sign).is_some() {
+    fn expect(&mut self, sign: &str) -> ParseResult<()> {
+        if self.accept(sign).is_some() {
             return Ok(());
         }
         let token = self.peek();
-        let words = match token.kind {
-            lexer::Kind::End => format!("Syntax error: missing '{sign}' at '<EOF>'"),
+        let message = match token.kind {
+            lexer::TokenKind::End => format!("Syntax error: missing '{sign}' at '<EOF>'"),
             _ => format!("Syntax error: mismatched input '{}' expecting '{sign}'", token.text),
         };
-        Err(self.stop(token.at, words))
+        Err(self.stop(token.offset, message))
     }
 
-    fn separator(&mut self, close: &str) -> Parsed<()> {
-        if self.eat(",").is_some() {
+    fn separator(&mut self, close: &str) -> ParseResult<()> {
+        if self.accept(",").is_some() {
             return Ok(());
         }
         let token = self.peek();
-        let words = match token.kind {
-            lexer::Kind::End => format!("Syntax error: missing '{close}' at '<EOF>'"),
+        let message = match token.kind {
+            lexer::TokenKind::End => format!("Syntax error: missing '{close}' at '<EOF>'"),
             _ => format!("Syntax error: mismatched input '{}' expecting {{'{close}', ','}}", token.text),
         };
-        Err(self.stop(token.at, words))
+        Err(self.stop(token.offset, message))
     }
 
-    fn shown(&self, token: Token<'s>) -> &'s str {
-        if token.kind == lexer::Kind::End { "" } else { token.text }
+    fn token_text(&self, token: Token<'s>) -> &'s str {
+        if token.kind == lexer::TokenKind::End { "" } else { token.text }
     }
 
-    fn stop(&mut self, at: u32, message: String) -> Stop {
+    fn stop(&mut self, at: u32, message: String) -> ParseStopped {
         self.errors.report(Some(at), message);
-        Stop
+        ParseStopped
     }
 
-    fn add(&mut self, at: u32, kind: Kind) -> Parsed<Id> {
+    fn add(&mut self, at: u32, kind: ExprKind) -> ParseResult<Id> {
         let id = self.ast.add(at, kind);
-        if self.ast.node(id).height > TALLEST {
+        if self.ast.node(id).height > MAX_AST_HEIGHT {
             self.errors.report(None, "max recursion depth exceeded".to_owned());
-            return Err(Stop);
+            return Err(ParseStopped);
         }
         Ok(id)
     }

@@ -56,7 +56,7 @@ fn overload(text: &'static str) -> Overload {
         Some((id, rest)) if !id.contains(['(', ',']) => (id, rest),
         _ => ("", signature),
     };
-    let open = open_parenthesis(signature);
+    let open = open_paren_index(signature);
     let (receiver, args) = (&signature[..open], &signature[open + 1..signature.len() - 1]);
     let receiver = receiver.strip_suffix('.');
     let args: Vec<Type> = receiver.into_iter().chain(split(args)).map(parse).collect();
@@ -65,7 +65,7 @@ fn overload(text: &'static str) -> Overload {
 }
 
 /// Where the list of arguments begins: the parenthesis that the last one closes.
-fn open_parenthesis(signature: &str) -> usize {
+fn open_paren_index(signature: &str) -> usize {
     let mut depth = 0;
     for (index, c) in signature.char_indices().rev() {
         match c {

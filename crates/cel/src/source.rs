@@ -6,9 +6,9 @@ use std::fmt;
 
 /// One complaint with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Complaint {
+pub struct CompileError {
     /// Characters from the start of the expression; none when it is about the whole of it.
-    pub at: Option<u32>,
+    pub offset: Option<u32>,
     /// What is wrong.
     pub message: String,
 }
@@ -17,39 +17,39 @@ pub struct Complaint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Errors {
     source: String,
-    complaints: Vec<Complaint>,
-    beyond: usize,
+    errors: Vec<CompileError>,
+    truncated: usize,
 }
 
-const MOST: usize = 100;
+const MAX_ERRORS: usize = 100;
 /// Longer lines are not shown below a complaint.
-const LONGEST_LINE: usize = 16384;
+const MAX_SNIPPET_LENGTH: usize = 16384;
 
 impl Errors {
     pub(crate) fn new(source: &str) -> Errors {
-        Errors { source: source.to_owned(), complaints: Vec::new(), beyond: 0 }
+        Errors { source: source.to_owned(), errors: Vec::new(), truncated: 0 }
     }
 
     pub(crate) fn report(&mut self, at: Option<u32>, message: String) {
-        if self.complaints.len() < MOST {
-            self.complaints.push(Complaint { at, message });
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(CompileError { offset: at, message });
         } else {
-            self.beyond += 1;
+            self.truncated += 1;
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.complaints.is_empty()
+        self.errors.is_empty()
     }
 
     /// The complaints in the order of their positions.
-    pub fn complaints(&self) -> Vec<&Complaint> {
-        let mut sorted: Vec<&Complaint> = self.complaints.iter().collect();
-        sorted.sort_by_key(|complaint| complaint.at.map_or(0, |at| at + 1));
+    pub fn sorted_errors(&self) -> Vec<&CompileError> {
+        let mut sorted: Vec<&CompileError> = self.errors.iter().collect();
+        sorted.sort_by_key(|error| error.offset.map_or(0, |at| at + 1));
         sorted
     }
 
-    fn place(&self, at: Option<u32>) -> (usize, usize, Option<&str>) {
+    fn location(&self, at: Option<u32>) -> (usize, usize, Option<&str>) {
         let Some(at) = at else { return (0, 0, None) };
         let mut left = at as usize;
         let mut lines = self.source.split('\n').enumerate();
@@ -65,12 +65,12 @@ impl Errors {
         last
     }
 
-    fn show(&self, complaint: &Complaint, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (line, column, text) = self.place(complaint.at);
-        let (line_shown, column_shown) =
-            if complaint.at.is_some() { (line as i64, column as i64 + 1) } else { (-1, 0) };
-        write!(f, "ERROR: <input>:{line_shown}:{column_shown}: {}", complaint.message)?;
-        let Some(text) = text.filter(|text| text.len() <= LONGEST_LINE) else { return Ok(()) };
+    fn format_error(&self, error: &CompileError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (line, column, text) = self.location(error.offset);
+        let (display_line, display_column) =
+            if error.offset.is_some() { (line as i64, column as i64 + 1) } else { (-1, 0) };
+        write!(f, "ERROR: <input>:{display_line}:{display_column}: {}", error.message)?;
+        let Some(text) = text.filter(|text| text.len() <= MAX_SNIPPET_LENGTH) else { return Ok(()) };
         let text = text.replace('\t', " ");
         let dots: String =
             text.chars().take(column).map(|c| if c.len_utf8() > 1 { '\u{ff0e}' } else { '.' }).collect();
@@ -81,14 +81,14 @@ impl Errors {
 
 impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, complaint) in self.complaints().into_iter().enumerate() {
+        for (index, error) in self.sorted_errors().into_iter().enumerate() {
             if index > 0 {
                 f.write_str("\n")?;
             }
-            self.show(complaint, f)?;
+            self.format_error(error, f)?;
         }
-        if self.beyond > 0 {
-            write!(f, "\n{} more errors were truncated", self.beyond)?;
+        if self.truncated > 0 {
+            write!(f, "\n{} more errors were truncated", self.truncated)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use serde_json::json;
 use crate::{Budget, Decl, Env, RUNTIME_BUDGET, Type, Value, Variables};
 
 /// What an expression gives over a few variables, or what is wrong with it.
-fn evaluated(source: &str) -> String {
+fn evaluate(source: &str) -> String {
     let env = Env::new()
         .variable("x", Type::Dyn)
         .variable("authorizer", Type::opaque("kubernetes.authorization.Authorizer"));
@@ -22,18 +22,18 @@ fn evaluated(source: &str) -> String {
 
 #[track_caller]
 fn check(source: &str, expected: Expect) {
-    expected.assert_eq(&evaluated(source));
+    expected.assert_eq(&evaluate(source));
 }
 
 #[track_caller]
 fn all_true(sources: &[&str]) {
     for source in sources {
-        assert_eq!(evaluated(source), "true", "{source}");
+        assert_eq!(evaluate(source), "true", "{source}");
     }
 }
 
 #[test]
-fn operators_and_literals() {
+fn eval_operators_and_literals() {
     all_true(&[
         "1 + 2 * 3 == 7",
         "7 / 2 == 3 && 7 % 2 == 1 && -7 / 2 == -3",
@@ -69,7 +69,7 @@ fn operators_and_literals() {
 }
 
 #[test]
-fn dynamic_values_from_json() {
+fn eval_dynamic_json_values() {
     all_true(&[
         "x.a.size() == 3 && x.a[0] == 1 && x.pi == 3.5 && x.none == null",
         "has(x.name) && !has(x.missing) && has(x.nested.k) && 'name' in x",
@@ -87,7 +87,7 @@ fn dynamic_values_from_json() {
 }
 
 #[test]
-fn macros() {
+fn eval_macros() {
     all_true(&[
         "[1, 2, 3].all(i, i > 0) && ![1, 2].all(i, i > 1)",
         "[1, 2, 3].exists(i, i == 2) && [1, 2, 2].exists_one(i, i == 1)",
@@ -124,7 +124,7 @@ fn macros() {
 }
 
 #[test]
-fn libraries() {
+fn eval_library_functions() {
     all_true(&[
         "'a,b,c'.split(',') == ['a', 'b', 'c'] && 'abc'.split('', 2) == ['a', 'bc']",
         "'hello'.substring(1, 3) == 'el' && 'hello'.charAt(4) == 'o' && 'hello'.indexOf('l') == 2",
@@ -158,7 +158,7 @@ fn libraries() {
 }
 
 #[test]
-fn complaints_are_those_of_cel_go() {
+fn error_messages_match_cel_go() {
     check(
         "y.z",
         expect![[r#"
@@ -246,7 +246,7 @@ fn complaints_are_those_of_cel_go() {
 }
 
 #[test]
-fn nothing_explodes() {
+fn limits_cost_depth_and_type_size() {
     let list = "[1,2,3,4,5,6,7,8,9,10]";
     let nested = format!(
         "{list}.all(a, {list}.all(b, {list}.all(c, {list}.all(d, {list}.all(e, {list}.all(f, true))))))"
@@ -256,28 +256,28 @@ fn nothing_explodes() {
         "lists.range(100000000000).size()",
         expect!["error: operation cancelled: actual cost limit exceeded"],
     );
-    let doubling = format!("{list}.map(i, 'x').map(i, {list}.map(j, i + i + i + i))");
-    assert_ne!(evaluated(&doubling), "");
+    let exponential_list = format!("{list}.map(i, 'x').map(i, {list}.map(j, i + i + i + i))");
+    assert_ne!(evaluate(&exponential_list), "");
     check(&"(".repeat(300), expect!["ERROR: <input>:-1:0: expression recursion limit exceeded: 250"]);
     check(&format!("1{}", " + 1".repeat(400)), expect!["ERROR: <input>:-1:0: max recursion depth exceeded"]);
-    let doubled = format!("[[1]]{}", ".map(v, [v, v])".repeat(60));
+    let nested_list = format!("[[1]]{}", ".map(v, [v, v])".repeat(60));
     check(
-        &format!("dyn({doubled}) == dyn({doubled})"),
+        &format!("dyn({nested_list}) == dyn({nested_list})"),
         expect!["error: operation cancelled: actual cost limit exceeded"],
     );
-    check(&format!("{{'a': 1}}[dyn({doubled})]"), expect![[r#"error: no such key: <list(dyn)>"#]]);
+    check(&format!("{{'a': 1}}[dyn({nested_list})]"), expect![[r#"error: no such key: <list(dyn)>"#]]);
     check(
-        &format!("'%s'.format([{doubled}])"),
+        &format!("'%s'.format([{nested_list}])"),
         expect!["error: operation cancelled: actual cost limit exceeded"],
     );
     let types = format!("[1]{}", ".map(v, {v: v})".repeat(60));
-    assert!(evaluated(&types).contains("the type of the expression is too large"));
+    assert!(evaluate(&types).contains("the type of the expression is too large"));
     let optional = format!("optional.of(1){}", ".optMap(v, v)".repeat(60));
     check(&optional, expect!["error: operation cancelled: actual cost limit exceeded"]);
 }
 
 #[test]
-fn schemas_become_types() {
+fn types_from_schemas() {
     let schema = json!({"type": "object", "properties": {
         "when": {"type": "string", "format": "date-time"},
         "wait": {"type": "string", "format": "duration"},
@@ -288,7 +288,7 @@ fn schemas_become_types() {
         "labels": {"type": "object", "additionalProperties": {"type": "string"}},
         "blob": {"type": "string", "format": "byte"}
     }});
-    let decl = Decl::from_schema(&schema, true).expect("an object").named("self");
+    let decl = Decl::from_schema(&schema, true).expect("an object").with_type_name("self");
     let env = Env::new().variable("self", decl.clone());
     let object = json!({"when": "2024-01-02T03:04:05Z", "wait": "1h", "namespace": "x", "ratio": 2, "port": "80%",
         "tags": ["a", "b"], "labels": {"k": "v"}, "blob": "YQ==", "metadata": {"name": "n"}});
@@ -319,14 +319,14 @@ fn schemas_become_types() {
 mod fuzz;
 
 #[test]
-fn built_in_types_are_known() {
+fn resolves_fields_of_built_in_types() {
     let table = schema::kubernetes();
-    let ty = table.kind("apps", "v1", "Deployment").expect("there are Deployments");
-    let env = Env::new().variable("object", Decl::from_table(table, ty).named("Deployment"));
-    let fine = "object.spec.replicas <= 5 && object.spec.template.spec.containers.all(c, has(c.image)) \
+    let ty = table.type_by_kind("apps", "v1", "Deployment").expect("there are Deployments");
+    let env = Env::new().variable("object", Decl::from_table(table, ty).with_type_name("Deployment"));
+    let valid = "object.spec.replicas <= 5 && object.spec.template.spec.containers.all(c, has(c.image)) \
                 && object.metadata.__namespace__ == 'x' && object.metadata.creationTimestamp.getFullYear() > 2000 \
                 && object.kind == 'Deployment' && type(object.spec.strategy.rollingUpdate.maxSurge) == int";
-    assert_eq!(env.compile(fine).map(|program| program.output().clone()), Ok(Type::Bool));
+    assert_eq!(env.compile(valid).map(|program| program.output().clone()), Ok(Type::Bool));
     expect![[r#"
         ERROR: <input>:1:12: undefined field 'replica'
          | object.spec.replica > '1'
@@ -337,17 +337,17 @@ fn built_in_types_are_known() {
 /// What a run costs, and what it was judged to cost at most.
 #[track_caller]
 fn check_cost(schema: serde_json::Value, object: serde_json::Value, source: &str, actual: u64, most: u64) {
-    let decl = Decl::from_schema(&schema, false).expect("the schema is an object").named("self");
+    let decl = Decl::from_schema(&schema, false).expect("the schema is an object").with_type_name("self");
     let program = Env::new().variable("self", decl.clone()).compile(source).expect("the expression is fine");
     let variables = Variables::new().with("self", Value::from_declared(&object, &decl));
     let mut budget = Budget::new(RUNTIME_BUDGET);
     program.run(&variables, &mut budget).expect("nothing goes wrong");
-    let spent = RUNTIME_BUDGET - budget.remaining().expect("it is within the budget");
-    assert_eq!((spent, program.estimate().max), (actual, most), "{source}");
+    let actual_cost = RUNTIME_BUDGET - budget.remaining().expect("it is within the budget");
+    assert_eq!((actual_cost, program.estimate().max), (actual, most), "{source}");
 }
 
 #[test]
-fn costs_are_upstreams() {
+fn cost_matches_upstream() {
     let list = json!({"type": "object", "properties": {"l": {"type": "array", "maxItems": 10,
         "items": {"type": "string", "maxLength": 20}}}});
     let two = json!({"l": ["a", "b"]});

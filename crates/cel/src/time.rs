@@ -5,9 +5,9 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 /// The first second of year 1.
-pub(crate) const FIRST: i64 = -62_135_596_800;
+pub(crate) const MIN_UNIX_SECONDS: i64 = -62_135_596_800;
 /// The last second of year 9999.
-const LAST: i64 = 253_402_300_799;
+const MAX_UNIX_SECONDS: i64 = 253_402_300_799;
 
 const UNITS: &[(&str, f64)] = &[
     ("ns", 1.0),
@@ -21,7 +21,7 @@ const UNITS: &[(&str, f64)] = &[
 ];
 
 /// What schemas with `format: duration` allow beyond Go's units.
-const WORDS: &[(&str, f64)] = &[
+const LENIENT_UNITS: &[(&str, f64)] = &[
     ("nano", 1.0),
     ("micro", 1e3),
     ("milli", 1e6),
@@ -57,13 +57,13 @@ pub(crate) fn parse_duration(text: &str) -> Option<i64> {
         let after = &rest[number..];
         let unit = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
         let scale = UNITS.iter().find(|(name, _)| *name == &after[..unit])?.1;
-        total = total.checked_add(scaled(&rest[..number], scale)?)?;
+        total = total.checked_add(scale_number(&rest[..number], scale)?)?;
         rest = &after[unit..];
     }
     i64::try_from(if negative { -total } else { total }).ok()
 }
 
-fn scaled(number: &str, scale: f64) -> Option<i128> {
+fn scale_number(number: &str, scale: f64) -> Option<i128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || whole.len() > 19 {
         return None;
@@ -80,18 +80,18 @@ pub(crate) fn parse_lenient_duration(text: &str) -> Option<i64> {
         let number = text.find(|c: char| !c.is_ascii_digit()).filter(|length| *length > 0)?;
         let unit = text[number..].trim().to_ascii_lowercase();
         let unit = unit.strip_suffix('s').unwrap_or(&unit);
-        let scale = WORDS.iter().find(|(name, _)| *name == unit)?.1;
-        i64::try_from(scaled(&text[..number], scale)?).ok()
+        let scale = LENIENT_UNITS.iter().find(|(name, _)| *name == unit)?.1;
+        i64::try_from(scale_number(&text[..number], scale)?).ok()
     })
 }
 
 /// `5400s`.
-pub(crate) fn show_duration(nanos: i64) -> String {
-    format!("{}s", show_double(nanos as f64 / 1e9))
+pub(crate) fn format_duration(nanos: i64) -> String {
+    format!("{}s", format_double(nanos as f64 / 1e9))
 }
 
 /// Without an exponent, as short as it can be read back.
-fn show_double(value: f64) -> String {
+fn format_double(value: f64) -> String {
     format!("{value}")
 }
 
@@ -115,5 +115,5 @@ pub(crate) fn from_second(seconds: i64) -> Option<Timestamp> {
 }
 
 pub(crate) fn in_range(timestamp: Timestamp) -> Option<Timestamp> {
-    (FIRST..=LAST).contains(&timestamp.as_second()).then_some(timestamp)
+    (MIN_UNIX_SECONDS..=MAX_UNIX_SECONDS).contains(&timestamp.as_second()).then_some(timestamp)
 }

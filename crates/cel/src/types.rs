@@ -132,18 +132,20 @@ impl Type {
     }
 
     /// Whether the type is made of more than so many others.
-    pub(crate) fn is_larger_than(&self, most: usize) -> bool {
-        fn rest(ty: &Type, room: usize) -> Option<usize> {
-            let room = room.checked_sub(1)?;
+    pub(crate) fn exceeds_size(&self, max_size: usize) -> bool {
+        fn remaining_size(ty: &Type, remaining: usize) -> Option<usize> {
+            let remaining = remaining.checked_sub(1)?;
             match ty {
-                Type::List(item) => rest(item, room),
-                Type::Map(types) => rest(&types.1, rest(&types.0, room)?),
-                Type::Opaque(_, parameters) => parameters.iter().try_fold(room, |room, ty| rest(ty, room)),
-                Type::Type(Some(inner)) => rest(inner, room),
-                _ => Some(room),
+                Type::List(item) => remaining_size(item, remaining),
+                Type::Map(types) => remaining_size(&types.1, remaining_size(&types.0, remaining)?),
+                Type::Opaque(_, parameters) => {
+                    parameters.iter().try_fold(remaining, |remaining, ty| remaining_size(ty, remaining))
+                }
+                Type::Type(Some(inner)) => remaining_size(inner, remaining),
+                _ => Some(remaining),
             }
         }
-        rest(self, most).is_none()
+        remaining_size(self, max_size).is_none()
     }
 
     /// Of a fixed size that is known without looking.

@@ -1,7 +1,7 @@
 //! Values while an expression is evaluated. What comes from JSON stays a reference into it until somebody looks
 //! inside, one level at a time.
 
-mod equal;
+mod equality;
 mod json;
 
 use std::borrow::Borrow;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::Value as Json;
 
-use crate::authorizer::Check;
+use crate::authorizer::AuthorizerCheck;
 use crate::decl::{Decl, ListType};
-use crate::eval::{Budget, Failure};
-use crate::functions::{Address, Block, Format, Version, Web};
+use crate::eval::{Budget, EvalError};
+use crate::functions::{CidrBlock, Format, IpAddress, Url, Version};
 use crate::types::Type;
-pub(crate) use equal::same_element;
+pub(crate) use equality::same_element;
 pub(crate) use json::from_json;
 
 /// What an expression evaluates to.
@@ -54,32 +54,32 @@ pub enum Value<'a> {
     /// A type as a value.
     Type(Type),
     /// A value of one of Kubernetes' libraries.
-    Library(Library<'a>),
+    Library(LibraryValue<'a>),
 }
 
 /// Values of the libraries, as they are known to their functions.
 #[derive(Clone)]
-pub enum Library<'a> {
+pub enum LibraryValue<'a> {
     /// `quantity()`.
     Quantity(schema::quantity::Quantity),
     /// `semver()`.
     Version(Arc<Version>),
     /// `url()`.
-    Url(Arc<Web>),
+    Url(Arc<Url>),
     /// `ip()`.
-    Ip(Address),
+    Ip(IpAddress),
     /// `cidr()`.
-    Cidr(Block),
+    Cidr(CidrBlock),
     /// `format.named()`.
     Format(Format),
     /// `authorizer` and what is built from it.
-    Check(Arc<Check<'a>>),
+    Check(Arc<AuthorizerCheck<'a>>),
 }
 
 /// An object whose fields are computed when an expression reads them.
 pub trait Fields<'a>: Send + Sync {
     /// The field of this name, if there is one. What computing it costs is taken from `budget`.
-    fn get(&self, name: &str, budget: &mut Budget) -> Option<Result<Value<'a>, Failure>>;
+    fn get(&self, name: &str, budget: &mut Budget) -> Option<Result<Value<'a>, EvalError>>;
 
     /// The name of its type.
     fn type_name(&self) -> &str {
@@ -115,7 +115,7 @@ pub enum Map<'a> {
     /// Made by an expression that named its type.
     Message(Arc<str>, Arc<BTreeMap<Key<'a>, Value<'a>>>),
     /// Has an empty map at every key that it does not have.
-    Total(Arc<BTreeMap<Key<'a>, Value<'a>>>),
+    WithDefault(Arc<BTreeMap<Key<'a>, Value<'a>>>),
 }
 
 /// A key of a map.
@@ -149,7 +149,7 @@ impl<'a> Value<'a> {
 
     /// A semantic version; none if the text is not one.
     pub fn semver(text: &str) -> Option<Value<'a>> {
-        Version::parse(text).ok().map(|version| Value::Library(Library::Version(Arc::new(version))))
+        Version::parse(text).ok().map(|version| Value::Library(LibraryValue::Version(Arc::new(version))))
     }
 
     pub(crate) fn list(items: Vec<Value<'a>>) -> Value<'a> {
@@ -207,8 +207,8 @@ impl<'a> Value<'a> {
             Value::List(list) => list.len() as u64,
             Value::Map(map) => map.len() as u64,
             Value::Optional(Some(value)) => value.size(),
-            Value::Library(Library::Ip(address)) => address.bytes() as u64,
-            Value::Library(Library::Cidr(block)) => block.bytes() as u64,
+            Value::Library(LibraryValue::Ip(address)) => address.bytes() as u64,
+            Value::Library(LibraryValue::Cidr(block)) => block.bytes() as u64,
             _ => 1,
         }
     }
@@ -221,7 +221,7 @@ impl<'a> Value<'a> {
             (Value::Bytes(a), Value::Bytes(b)) => Some(a.cmp(b)),
             (Value::Duration(a), Value::Duration(b)) => Some(a.cmp(b)),
             (Value::Timestamp(a), Value::Timestamp(b)) => Some(a.cmp(b)),
-            _ => equal::compare_numbers(self, other),
+            _ => equality::compare_numbers(self, other),
         }
     }
 
@@ -237,7 +237,7 @@ impl<'a> Value<'a> {
             Value::Bytes(bytes) => bytes.is_empty(),
             Value::Duration(nanos) => *nanos == 0,
             Value::Timestamp(timestamp) => {
-                timestamp.as_second() == crate::time::FIRST && timestamp.subsec_nanosecond() == 0
+                timestamp.as_second() == crate::time::MIN_UNIX_SECONDS && timestamp.subsec_nanosecond() == 0
             }
             Value::List(list) => list.is_empty(),
             Value::Map(map) => map.is_empty(),
@@ -247,16 +247,16 @@ impl<'a> Value<'a> {
     }
 }
 
-impl Library<'_> {
+impl LibraryValue<'_> {
     fn type_name(&self) -> &'static str {
         match self {
-            Library::Quantity(_) => "kubernetes.Quantity",
-            Library::Version(_) => "kubernetes.Semver",
-            Library::Url(_) => "kubernetes.URL",
-            Library::Ip(_) => "net.IP",
-            Library::Cidr(_) => "net.CIDR",
-            Library::Format(_) => "kubernetes.NamedFormat",
-            Library::Check(check) => check.type_name(),
+            LibraryValue::Quantity(_) => "kubernetes.Quantity",
+            LibraryValue::Version(_) => "kubernetes.Semver",
+            LibraryValue::Url(_) => "kubernetes.URL",
+            LibraryValue::Ip(_) => "net.IP",
+            LibraryValue::Cidr(_) => "net.CIDR",
+            LibraryValue::Format(_) => "kubernetes.NamedFormat",
+            LibraryValue::Check(check) => check.type_name(),
         }
     }
 }
@@ -301,7 +301,7 @@ impl<'a> Map<'a> {
     pub fn len(&self) -> usize {
         match self {
             Map::Json(entries, _) => entries.len(),
-            Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries) => entries.len(),
+            Map::Shared(entries) | Map::Message(_, entries) | Map::WithDefault(entries) => entries.len(),
         }
     }
 
@@ -325,7 +325,7 @@ impl<'a> Map<'a> {
             Map::Shared(entries) | Map::Message(_, entries) => {
                 entries.get(&Key::String(Text::Shared(name.into()))).cloned()
             }
-            Map::Total(entries) => {
+            Map::WithDefault(entries) => {
                 let found = entries.get(&Key::String(Text::Shared(name.into()))).cloned();
                 Some(found.unwrap_or_else(|| Value::Map(Map::Shared(Arc::default()))))
             }
@@ -336,8 +336,8 @@ impl<'a> Map<'a> {
         match (self, key) {
             (_, Value::String(name)) => self.field(name),
             (Map::Json(..), _) => None,
-            (Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries), key) => {
-                Key::of(key)?.numerals().find_map(|key| entries.get(&key).cloned())
+            (Map::Shared(entries) | Map::Message(_, entries) | Map::WithDefault(entries), key) => {
+                Key::of(key)?.numeric_keys().find_map(|key| entries.get(&key).cloned())
             }
         }
     }
@@ -346,7 +346,7 @@ impl<'a> Map<'a> {
     pub fn keys(&self) -> Vec<Value<'a>> {
         match self {
             Map::Json(entries, _) => entries.keys().map(|key| Value::String(Text::Borrowed(key))).collect(),
-            Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries) => {
+            Map::Shared(entries) | Map::Message(_, entries) | Map::WithDefault(entries) => {
                 entries.keys().map(Key::value).collect()
             }
         }
@@ -366,7 +366,7 @@ impl<'a> Map<'a> {
                 });
                 entries.collect()
             }
-            Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries) => {
+            Map::Shared(entries) | Map::Message(_, entries) | Map::WithDefault(entries) => {
                 entries.iter().map(|(key, value)| (key.value(), value.clone())).collect()
             }
         }
@@ -388,7 +388,7 @@ impl<'a> Key<'a> {
     }
 
     /// The key and the same number in the other type.
-    fn numerals(self) -> impl Iterator<Item = Key<'a>> {
+    fn numeric_keys(self) -> impl Iterator<Item = Key<'a>> {
         let other = match &self {
             Key::Int(value) => u64::try_from(*value).ok().map(Key::Uint),
             Key::Uint(value) => i64::try_from(*value).ok().map(Key::Int),

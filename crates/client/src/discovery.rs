@@ -6,11 +6,11 @@ use serde::Deserialize;
 use crate::{Client, Error, Key};
 
 /// Requests under way at once.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_REQUESTS: usize = 8;
 
 /// One kind in one version of its group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Served {
+pub struct ApiResource {
     /// `""` for the oldest kinds.
     pub group: String,
     pub version: String,
@@ -24,13 +24,13 @@ pub struct Served {
 
 /// What a server serves, as far as it could be learned.
 #[derive(Debug, Default)]
-pub struct Discovered {
-    pub kinds: Vec<Served>,
+pub struct ServerResources {
+    pub kinds: Vec<ApiResource>,
     /// The groups and versions that did not answer, such as those of an API server that is away.
     pub failed: Vec<(String, Error)>,
 }
 
-impl Served {
+impl ApiResource {
     /// `apps/v1`, or `v1` where the group has no name.
     pub fn api_version(&self) -> String {
         match self.group.as_str() {
@@ -39,7 +39,7 @@ impl Served {
         }
     }
 
-    pub fn can(&self, verb: &str) -> bool {
+    pub fn supports_verb(&self, verb: &str) -> bool {
         self.verbs.iter().any(|known| known == verb)
     }
 
@@ -93,50 +93,54 @@ struct Resource {
 
 impl Client {
     /// All kinds that are served, preferred versions of a group first.
-    pub async fn discover(&self) -> Result<Discovered, Error> {
+    pub async fn discover(&self) -> Result<ServerResources, Error> {
         let groups: Groups = self.read("/apis").await?;
-        let mut wanted = vec![(String::new(), "v1".to_owned())];
+        let mut group_versions = vec![(String::new(), "v1".to_owned())];
         for group in groups.groups {
             let mut versions = group.versions;
             if let Some(preferred) = group.preferred_version {
                 versions.retain(|version| *version != preferred);
                 versions.insert(0, preferred);
             }
-            wanted.extend(versions.into_iter().map(|version| (group.name.clone(), version.version)));
+            group_versions.extend(versions.into_iter().map(|version| (group.name.clone(), version.version)));
         }
-        let ask = |(group, version): (String, String)| async move {
+        let fetch = |(group, version): (String, String)| async move {
             let path = match group.as_str() {
                 "" => format!("/api/{version}"),
                 group => format!("/apis/{group}/{version}"),
             };
             (group, version, self.read::<Resources>(&path).await)
         };
-        let mut answers = iter(wanted).map(ask).buffered(AT_ONCE);
-        let mut found = Discovered::default();
-        while let Some((group, version, answer)) = answers.next().await {
-            match answer {
-                Ok(answer) => found.add(&group, &version, answer.resources),
-                Err(error) => found.failed.push((format!("{group}/{version}"), error)),
+        let mut responses = iter(group_versions).map(fetch).buffered(MAX_CONCURRENT_REQUESTS);
+        let mut server_resources = ServerResources::default();
+        while let Some((group, version, response)) = responses.next().await {
+            match response {
+                Ok(response) => server_resources.add(&group, &version, response.resources),
+                Err(error) => server_resources.failed.push((format!("{group}/{version}"), error)),
             }
         }
-        Ok(found)
+        Ok(server_resources)
     }
 
     /// The kinds of one group in one version, such as `apps/v1`.
-    pub async fn serves(&self, api_version: &str) -> Result<Vec<Served>, Error> {
+    pub async fn resources_for_group_version(&self, api_version: &str) -> Result<Vec<ApiResource>, Error> {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let root = if group.is_empty() { "/api" } else { "/apis" };
-        let mut found = Discovered::default();
-        found.add(group, version, self.read::<Resources>(&format!("{root}/{api_version}")).await?.resources);
-        Ok(found.kinds)
+        let mut server_resources = ServerResources::default();
+        server_resources.add(
+            group,
+            version,
+            self.read::<Resources>(&format!("{root}/{api_version}")).await?.resources,
+        );
+        Ok(server_resources.kinds)
     }
 }
 
-impl Discovered {
+impl ServerResources {
     fn add(&mut self, group: &str, version: &str, resources: Vec<Resource>) {
         for resource in resources.into_iter().filter(|resource| !resource.name.contains('/')) {
-            let known = |other: &Served| other.group == group && other.plural == resource.name;
-            self.kinds.push(Served {
+            let known = |other: &ApiResource| other.group == group && other.plural == resource.name;
+            self.kinds.push(ApiResource {
                 preferred: !self.kinds.iter().any(known),
                 group: group.to_owned(),
                 version: version.to_owned(),

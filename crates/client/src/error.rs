@@ -11,11 +11,11 @@ pub enum Error {
     #[error("cannot reach the API server")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the answer to {request} cannot be understood")]
-    Answer { request: String, source: serde_json::Error },
+    Decode { request: String, source: serde_json::Error },
     #[error("the object cannot be written as JSON")]
     Encode(#[source] serde_json::Error),
     #[error("{0} did not show up in the cache in time")]
-    NotSeen(String),
+    NotCached(String),
 }
 
 /// `metav1.Status` of a failure, as far as clients look at it.

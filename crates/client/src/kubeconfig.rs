@@ -90,7 +90,7 @@ impl Kubeconfig {
     pub fn read(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
         let missing = |what: String| KubeconfigError::Missing { path: path.to_owned(), what };
         let text = read(path)?;
-        let file: File = schema::yaml::read(&String::from_utf8_lossy(&text))
+        let file: File = schema::yaml::from_str(&String::from_utf8_lossy(&text))
             .map_err(|source| KubeconfigError::Parse { path: path.to_owned(), source })?;
         let context = file.contexts.into_iter().find(|context| context.name == file.current_context);
         let Pair { cluster, user } = context.ok_or_else(|| missing("current context".into()))?.context;

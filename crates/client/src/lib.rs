@@ -15,12 +15,12 @@ pub mod review;
 
 use std::sync::Arc;
 
-pub use connection::{Change, Connection, Feed, News, Raw};
-pub use discovery::{Discovered, Served};
+pub use connection::{Connection, RawObject, Watch, WatchChange, WatchEvent};
+pub use discovery::{ApiResource, ServerResources};
 pub use error::{Cause, Details, Error, Failure};
 pub use kubeconfig::{Kubeconfig, KubeconfigError};
 pub use object::{Key, Object, Scope, collection_path, controller_of, object_path, revision_of};
-pub use requests::{Delete, Patch};
+pub use requests::{DeleteOptions, Patch};
 
 /// Typed requests to an API server. Cheap to clone.
 #[derive(Clone)]
@@ -37,9 +37,9 @@ impl Client {
     }
 
     /// The same client acting as the service account `name` in kube-system, where the connection can.
-    pub fn acting_as(&self, name: &str) -> Client {
+    pub fn impersonate(&self, name: &str) -> Client {
         Client {
-            connection: self.connection.acting_as(name).unwrap_or_else(|| self.connection.clone()),
+            connection: self.connection.impersonate(name).unwrap_or_else(|| self.connection.clone()),
             agent: self.agent.clone(),
         }
     }

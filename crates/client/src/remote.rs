@@ -19,23 +19,23 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::error::Failure;
-use crate::{Change, Connection, Error, Feed, Kubeconfig, News, Raw};
+use crate::{Connection, Error, Kubeconfig, RawObject, Watch, WatchChange, WatchEvent};
 
 /// How long a watch is asked to last; a new one goes on where it ended.
 const WATCH_SECONDS: u32 = 570;
 /// How long to wait after a watch that could not be begun.
-const PAUSE: Duration = Duration::from_secs(1);
+const WATCH_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How long to wait for a server to take a call, and for a sign of life on a connection that is in use.
-const CONNECT: Duration = Duration::from_secs(10);
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const HTTP2_KEEPALIVE: Duration = Duration::from_secs(10);
 
-type Https = Http<HttpsConnector<HttpConnector>, Full<Bytes>>;
+type HttpsTransport = Http<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// HTTPS to one server with one credential.
 #[derive(Clone)]
 pub struct Remote {
-    http: Arc<RwLock<Https>>,
+    http: Arc<RwLock<HttpsTransport>>,
     server: Arc<str>,
     token: Option<Arc<str>>,
 }
@@ -47,23 +47,24 @@ impl Remote {
 
     /// Whom a kubeconfig trusts, and what it shows.
     pub fn tls(config: &Kubeconfig) -> Result<rustls::ClientConfig, Error> {
-        let unusable = |error: Box<dyn std::error::Error + Send + Sync>| Error::Unreachable(error);
+        let connection_error = |error: Box<dyn std::error::Error + Send + Sync>| Error::Unreachable(error);
         let mut roots = rustls::RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&config.ca_pem) {
-            let certificate = certificate.map_err(|error| unusable(error.into()))?;
-            roots.add(certificate).map_err(|error| unusable(error.into()))?;
+            let certificate = certificate.map_err(|error| connection_error(error.into()))?;
+            roots.add(certificate).map_err(|error| connection_error(error.into()))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| unusable(error.into()))?
+            .map_err(|error| connection_error(error.into()))?
             .with_root_certificates(roots);
         Ok(match &config.certificate {
             Some((cert, key)) => {
                 let chain = CertificateDer::pem_slice_iter(cert).collect::<Result<Vec<_>, _>>();
-                let chain = chain.map_err(|error| unusable(error.into()))?;
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| unusable(error.into()))?;
-                builder.with_client_auth_cert(chain, key).map_err(|error| unusable(error.into()))?
+                let chain = chain.map_err(|error| connection_error(error.into()))?;
+                let key =
+                    PrivateKeyDer::from_pem_slice(key).map_err(|error| connection_error(error.into()))?;
+                builder.with_client_auth_cert(chain, key).map_err(|error| connection_error(error.into()))?
             }
             None => builder.with_no_client_auth(),
         })
@@ -72,7 +73,7 @@ impl Remote {
     /// For whoever has other reasons to trust a server. `server` is as in a kubeconfig.
     pub fn with_tls(server: &str, token: Option<&str>, tls: rustls::ClientConfig) -> Remote {
         Remote {
-            http: Arc::new(RwLock::new(https(tls))),
+            http: Arc::new(RwLock::new(https_client(tls))),
             server: server.trim_end_matches('/').into(),
             token: token.map(Into::into),
         }
@@ -80,10 +81,10 @@ impl Remote {
 
     /// From now on speaks in this way. Watches that are under way end in their time.
     pub fn replace_tls(&self, tls: rustls::ClientConfig) {
-        *self.http.write() = https(tls);
+        *self.http.write() = https_client(tls);
     }
 
-    async fn begin(&self, mut request: Request<Bytes>) -> Result<Response<Incoming>, Error> {
+    async fn send_request(&self, mut request: Request<Bytes>) -> Result<Response<Incoming>, Error> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
         let uri: Uri = format!("{}{path}", self.server)
             .parse()
@@ -104,15 +105,15 @@ impl Remote {
             .header(header::ACCEPT, "application/json")
             .body(Bytes::new())
             .map_err(|error| Error::Unreachable(error.into()))?;
-        self.begin(request).await
+        self.send_request(request).await
     }
 }
 
-fn https(tls: rustls::ClientConfig) -> Https {
+fn https_client(tls: rustls::ClientConfig) -> HttpsTransport {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(CONNECT));
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
     let connector = hyper_rustls::HttpsConnectorBuilder::new()
         .with_tls_config(tls)
         .https_only()
@@ -121,21 +122,21 @@ fn https(tls: rustls::ClientConfig) -> Https {
     Http::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .http2_only(true)
-        .http2_keep_alive_interval(SIGN_OF_LIFE)
-        .http2_keep_alive_timeout(SIGN_OF_LIFE)
+        .http2_keep_alive_interval(HTTP2_KEEPALIVE)
+        .http2_keep_alive_timeout(HTTP2_KEEPALIVE)
         .build(connector)
 }
 
 #[async_trait]
 impl Connection for Remote {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
-        let (parts, body) = self.begin(request).await?.into_parts();
+        let (parts, body) = self.send_request(request).await?.into_parts();
         let body = body.collect().await.map_err(|error| Error::Unreachable(error.into()))?.to_bytes();
         Ok(Response::from_parts(parts, body))
     }
 
-    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
-        Ok(Box::new(Following {
+    async fn watch(&self, collection: &str) -> Result<Box<dyn Watch>, Error> {
+        Ok(Box::new(ListWatch {
             remote: self.clone(),
             collection: collection.to_owned(),
             revision: None,
@@ -144,13 +145,13 @@ impl Connection for Remote {
         }))
     }
 
-    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+    fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
         None
     }
 }
 
 /// A list, then watches that go on from it.
-struct Following {
+struct ListWatch {
     remote: Remote,
     collection: String,
     /// Everything up to here has been told.
@@ -174,7 +175,7 @@ struct ListMeta {
 }
 
 #[derive(Deserialize)]
-struct Line<'a> {
+struct RawWatchEvent<'a> {
     #[serde(rename = "type")]
     what: &'a str,
     #[serde(borrow)]
@@ -187,16 +188,16 @@ struct Versioned {
 }
 
 #[async_trait]
-impl Feed for Following {
-    async fn next(&mut self) -> Result<News, Error> {
+impl Watch for ListWatch {
+    async fn next(&mut self) -> Result<WatchEvent, Error> {
         loop {
             let Some(revision) = self.revision else { return self.list().await };
             if self.watch.is_none() {
                 self.begin_watch(revision).await?;
                 continue;
             }
-            if let Some(news) = self.lines()? {
-                return Ok(news);
+            if let Some(event) = self.read_events()? {
+                return Ok(event);
             }
             let Some(watch) = &mut self.watch else { continue };
             match watch.frame().await {
@@ -212,8 +213,8 @@ impl Feed for Following {
     }
 }
 
-impl Following {
-    async fn list(&mut self) -> Result<News, Error> {
+impl ListWatch {
+    async fn list(&mut self) -> Result<WatchEvent, Error> {
         let response = self.remote.get(&self.collection).await?;
         let status = response.status();
         let body = response.into_body().collect().await.map_err(|error| Error::Unreachable(error.into()))?;
@@ -221,15 +222,15 @@ impl Following {
         if !status.is_success() {
             return Err(failure(status.as_u16(), &body));
         }
-        let understood = |source| Error::Answer { request: format!("list {}", self.collection), source };
-        let list: List<'_> = serde_json::from_slice(&body).map_err(understood)?;
+        let decode_error = |source| Error::Decode { request: format!("list {}", self.collection), source };
+        let list: List<'_> = serde_json::from_slice(&body).map_err(decode_error)?;
         let revision = list.metadata.resource_version.parse().unwrap_or(0);
         // Copied, since one that is kept would keep the whole list.
-        let raw = |item: &&RawValue| Raw::new(item.get().as_bytes().to_vec(), None);
+        let raw = |item: &&RawValue| RawObject::new(item.get().as_bytes().to_vec(), None);
         let objects = list.items.unwrap_or_default().iter().map(raw).collect();
         self.revision = Some(revision);
         self.buffer.clear();
-        Ok(News::Everything { objects, revision })
+        Ok(WatchEvent::Replace { objects, revision })
     }
 
     async fn begin_watch(&mut self, revision: u64) -> Result<(), Error> {
@@ -249,39 +250,40 @@ impl Following {
                 Ok(())
             }
             Ok(response) => {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(WATCH_RETRY_DELAY).await;
                 let code = response.status().as_u16();
                 let body = response.into_body().collect().await.map(|body| body.to_bytes());
                 Err(failure(code, &body.unwrap_or_default()))
             }
             Err(error) => {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(WATCH_RETRY_DELAY).await;
                 Err(error)
             }
         }
     }
 
     /// The changes in the lines that have been read whole.
-    fn lines(&mut self) -> Result<Option<News>, Error> {
+    fn read_events(&mut self) -> Result<Option<WatchEvent>, Error> {
         let Some(end) = self.buffer.iter().rposition(|byte| *byte == b'\n') else { return Ok(None) };
         let lines = self.buffer.split_to(end + 1).freeze();
         let mut changes = Vec::new();
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let understood = |source| Error::Answer { request: format!("watch {}", self.collection), source };
-            let Line { what, object } = serde_json::from_slice(line).map_err(understood)?;
+            let decode_error =
+                |source| Error::Decode { request: format!("watch {}", self.collection), source };
+            let RawWatchEvent { what, object } = serde_json::from_slice(line).map_err(decode_error)?;
             if what == "ERROR" {
                 // Most likely the revision is too old; whatever it is, a new list sets it right.
                 (self.revision, self.watch) = (None, None);
                 break;
             }
-            let version: Versioned = serde_json::from_str(object.get()).map_err(understood)?;
+            let version: Versioned = serde_json::from_str(object.get()).map_err(decode_error)?;
             self.revision = version.metadata.resource_version.parse().ok().or(self.revision);
             if what != "BOOKMARK" {
-                let object = Raw::new(object.get().as_bytes().to_vec(), None);
-                changes.push(Change { object, deleted: what == "DELETED" });
+                let object = RawObject::new(object.get().as_bytes().to_vec(), None);
+                changes.push(WatchChange { object, deleted: what == "DELETED" });
             }
         }
-        Ok(self.revision.map(|revision| News::Changes { changes, revision }))
+        Ok(self.revision.map(|revision| WatchEvent::Changes { changes, revision }))
     }
 }
 

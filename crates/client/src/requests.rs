@@ -23,7 +23,7 @@ pub enum Patch {
 
 /// How an object is deleted.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Delete {
+pub struct DeleteOptions {
     /// Only the object with this uid.
     pub uid: Option<String>,
     /// Only in this state.
@@ -33,10 +33,10 @@ pub struct Delete {
     pub grace_seconds: Option<i64>,
 }
 
-impl Delete {
+impl DeleteOptions {
     /// This very object, not another one of its name.
-    pub fn uid(uid: &str) -> Delete {
-        Delete { uid: Some(uid.to_owned()), ..Delete::default() }
+    pub fn uid(uid: &str) -> DeleteOptions {
+        DeleteOptions { uid: Some(uid.to_owned()), ..DeleteOptions::default() }
     }
 
     fn to_value(&self) -> Value {
@@ -59,7 +59,7 @@ impl Delete {
 
 impl Client {
     pub async fn get<T: Object>(&self, key: &Key) -> Result<T, Error> {
-        self.ask(Method::GET, &object_path::<T>(key), &[], Bytes::new(), JSON).await
+        self.execute(Method::GET, &object_path::<T>(key), &[], Bytes::new(), JSON).await
     }
 
     /// All objects of a kind, in one namespace unless that is `""`.
@@ -69,24 +69,24 @@ impl Client {
             items: Option<Vec<T>>,
         }
         let path = collection_path::<T>(namespace);
-        let list: List<T> = self.ask(Method::GET, &path, &[], Bytes::new(), JSON).await?;
+        let list: List<T> = self.execute(Method::GET, &path, &[], Bytes::new(), JSON).await?;
         Ok(list.items.unwrap_or_default())
     }
 
     pub async fn create<T: Object>(&self, object: &T) -> Result<T, Error> {
         let path = collection_path::<T>(object.namespace());
-        self.ask(Method::POST, &path, &[], encode(object)?, JSON).await
+        self.execute(Method::POST, &path, &[], encode(object)?, JSON).await
     }
 
     /// Replaces the object; a stale resourceVersion is a conflict.
     pub async fn replace<T: Object>(&self, object: &T) -> Result<T, Error> {
-        self.ask(Method::PUT, &object_path::<T>(&object.key()), &[], encode(object)?, JSON).await
+        self.execute(Method::PUT, &object_path::<T>(&object.key()), &[], encode(object)?, JSON).await
     }
 
     /// Replaces the object's status; a stale resourceVersion is a conflict.
     pub async fn replace_status<T: Object>(&self, object: &T) -> Result<T, Error> {
         let path = object_path::<T>(&object.key()) + "/status";
-        self.ask(Method::PUT, &path, &[], encode(object)?, JSON).await
+        self.execute(Method::PUT, &path, &[], encode(object)?, JSON).await
     }
 
     pub async fn patch<T: Object>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
@@ -97,7 +97,7 @@ impl Client {
         self.patch_at(&(object_path::<T>(key) + "/status"), patch).await
     }
 
-    pub async fn delete<T: Object>(&self, key: &Key, options: &Delete) -> Result<(), Error> {
+    pub async fn delete<T: Object>(&self, key: &Key, options: &DeleteOptions) -> Result<(), Error> {
         self.delete_at(&object_path::<T>(key), options).await
     }
 
@@ -115,12 +115,12 @@ impl Client {
     /// Any request, for kinds known only while running. `path` may have a query.
     pub async fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Error> {
         let body = body.map(encode).transpose()?.unwrap_or_default();
-        self.ask(method, path, &[], body, JSON).await
+        self.execute(method, path, &[], body, JSON).await
     }
 
     /// Reads whatever is at `path`, as much of it as `T` has.
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        self.ask(Method::GET, path, &[], Bytes::new(), JSON).await
+        self.execute(Method::GET, path, &[], Bytes::new(), JSON).await
     }
 
     /// Patches whatever is at `path`.
@@ -135,17 +135,17 @@ impl Client {
             Patch::Apply { manager, .. } => &[("fieldManager", manager), ("force", "true")],
             _ => &[],
         };
-        self.ask(Method::PATCH, path, query, encode(body)?, content_type).await
+        self.execute(Method::PATCH, path, query, encode(body)?, content_type).await
     }
 
     /// Deletes whatever is at `path`, be it an object or a collection.
-    pub async fn delete_at(&self, path: &str, options: &Delete) -> Result<(), Error> {
+    pub async fn delete_at(&self, path: &str, options: &DeleteOptions) -> Result<(), Error> {
         let body = encode(&options.to_value())?;
-        let _: serde::de::IgnoredAny = self.ask(Method::DELETE, path, &[], body, JSON).await?;
+        let _: serde::de::IgnoredAny = self.execute(Method::DELETE, path, &[], body, JSON).await?;
         Ok(())
     }
 
-    async fn ask<T: DeserializeOwned>(
+    async fn execute<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -153,9 +153,9 @@ impl Client {
         body: Bytes,
         content_type: &'static str,
     ) -> Result<T, Error> {
-        let shown = format!("{method} {path}");
-        let answer = self.exchange(method, path, query, body, content_type).await?;
-        serde_json::from_slice(&answer).map_err(|source| Error::Answer { request: shown, source })
+        let request_line = format!("{method} {path}");
+        let response = self.exchange(method, path, query, body, content_type).await?;
+        serde_json::from_slice(&response).map_err(|source| Error::Decode { request: request_line, source })
     }
 
     /// The body of the answer to one request. Apart from [`Client::ask`], so that it is compiled once, not for
@@ -172,7 +172,7 @@ impl Client {
         for (i, (name, value)) in query.iter().enumerate() {
             uri += &format!("{}{name}={value}", if i == 0 { '?' } else { '&' });
         }
-        let shown = format!("{method} {path}");
+        let request_line = format!("{method} {path}");
         let request = Request::builder()
             .method(method)
             .uri(uri)
@@ -188,7 +188,7 @@ impl Client {
         let mut failure: Failure = serde_json::from_slice(response.body()).unwrap_or_default();
         failure.code = response.status().as_u16();
         if failure.message.is_empty() {
-            failure.message = format!("{shown}: the server answered {}", response.status());
+            failure.message = format!("{request_line}: the server answered {}", response.status());
         }
         Err(Error::Api(Box::new(failure)))
     }

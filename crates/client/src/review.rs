@@ -15,12 +15,12 @@ use tokio::time::Instant;
 use crate::{Client, Error};
 
 /// Who may do everything, whatever roles say.
-const MASTERS: &str = "system:masters";
-const KNOWN_FOR: Duration = Duration::from_secs(120);
-const ALLOWED_FOR: Duration = Duration::from_secs(300);
-const REFUSED_FOR: Duration = Duration::from_secs(30);
+const SYSTEM_PRIVILEGED_GROUP: &str = "system:masters";
+const TOKEN_CACHE_TTL: Duration = Duration::from_secs(120);
+const ALLOWED_CACHE_TTL: Duration = Duration::from_secs(300);
+const DENIED_CACHE_TTL: Duration = Duration::from_secs(30);
 /// Answers that are kept at most; then all are forgotten.
-const MOST_KEPT: usize = 1000;
+const MAX_CACHE_ENTRIES: usize = 1000;
 
 /// Whoever asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -46,11 +46,11 @@ impl User {
     }
 
     /// Whether there is nothing they may not.
-    pub fn is_master(&self) -> bool {
-        self.groups.iter().any(|group| group == MASTERS)
+    pub fn is_privileged(&self) -> bool {
+        self.groups.iter().any(|group| group == SYSTEM_PRIVILEGED_GROUP)
     }
 
-    fn read(user: &Value) -> User {
+    fn from_review(user: &Value) -> User {
         let text = |field: &str| user[field].as_str().unwrap_or_default().to_owned();
         let groups = user["groups"].as_array().into_iter().flatten();
         User {
@@ -68,15 +68,15 @@ impl User {
 
 /// What the API server has said lately.
 #[derive(Default)]
-pub struct Reviews {
-    tokens: Kept<String, Option<User>>,
+pub struct ReviewClient {
+    tokens: TtlCache<String, Option<User>>,
     /// By user and, as JSON, what they want.
-    verdicts: Kept<(User, String), bool>,
+    access_reviews: TtlCache<(User, String), bool>,
 }
 
-impl Reviews {
+impl ReviewClient {
     /// Whose a token is; `None` if nobody's.
-    pub async fn whose(&self, client: &Client, token: &str) -> Result<Option<User>, Error> {
+    pub async fn authenticate(&self, client: &Client, token: &str) -> Result<Option<User>, Error> {
         if let Some(known) = self.tokens.get(&token.to_owned()) {
             return Ok(known);
         }
@@ -84,57 +84,57 @@ impl Reviews {
         let path = "/apis/authentication.k8s.io/v1/tokenreviews";
         let answer = client.request(Method::POST, path, Some(&review)).await?;
         let status = &answer["status"];
-        let user = (status["authenticated"] == true).then(|| User::read(&status["user"]));
-        self.tokens.put(token.to_owned(), user.clone(), KNOWN_FOR);
+        let user = (status["authenticated"] == true).then(|| User::from_review(&status["user"]));
+        self.tokens.put(token.to_owned(), user.clone(), TOKEN_CACHE_TTL);
         Ok(user)
     }
 
     /// Whether a user may do what the attributes say: `resourceAttributes` or `nonResourceAttributes` with theirs.
-    pub async fn may(
+    pub async fn authorize(
         &self,
         client: &Client,
         user: &User,
-        (what, attributes): (&str, Value),
+        (attributes_field, attributes): (&str, Value),
     ) -> Result<bool, Error> {
-        let key = (user.clone(), format!("{what} {attributes}"));
-        if let Some(known) = self.verdicts.get(&key) {
+        let key = (user.clone(), format!("{attributes_field} {attributes}"));
+        if let Some(known) = self.access_reviews.get(&key) {
             return Ok(known);
         }
         let mut spec = json!({
             "user": user.name, "groups": user.groups, "uid": user.uid,
             "extra": serde_json::from_str::<Value>(&user.extra).unwrap_or(Value::Null),
         });
-        spec[what] = attributes;
+        spec[attributes_field] = attributes;
         let review =
             json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let answer = client.request(Method::POST, path, Some(&review)).await?;
         let allowed = answer["status"]["allowed"] == true;
-        self.verdicts.put(key, allowed, if allowed { ALLOWED_FOR } else { REFUSED_FOR });
+        self.access_reviews.put(key, allowed, if allowed { ALLOWED_CACHE_TTL } else { DENIED_CACHE_TTL });
         Ok(allowed)
     }
 }
 
 /// Answers that hold for a while.
-struct Kept<K, V>(Mutex<HashMap<K, (V, Instant)>>);
+struct TtlCache<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
-impl<K, V> Default for Kept<K, V> {
-    fn default() -> Kept<K, V> {
-        Kept(Mutex::default())
+impl<K, V> Default for TtlCache<K, V> {
+    fn default() -> TtlCache<K, V> {
+        TtlCache(Mutex::default())
     }
 }
 
-impl<K: Hash + Eq, V: Clone> Kept<K, V> {
+impl<K: Hash + Eq, V: Clone> TtlCache<K, V> {
     fn get(&self, key: &K) -> Option<V> {
         self.0.lock().get(key).filter(|(_, until)| *until > Instant::now()).map(|(value, _)| value.clone())
     }
 
     fn put(&self, key: K, value: V, time: Duration) {
-        let mut kept = self.0.lock();
-        if kept.len() >= MOST_KEPT {
-            kept.clear();
+        let mut entries = self.0.lock();
+        if entries.len() >= MAX_CACHE_ENTRIES {
+            entries.clear();
         }
-        kept.insert(key, (value, Instant::now() + time));
+        entries.insert(key, (value, Instant::now() + time));
     }
 }
 
@@ -143,19 +143,19 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn answers_hold_for_a_while() {
-        let kept: Kept<u32, bool> = Kept::default();
-        kept.put(1, true, Duration::from_secs(30));
-        assert_eq!((kept.get(&1), kept.get(&2)), (Some(true), None));
+    async fn cache_entries_expire() {
+        let cache: TtlCache<u32, bool> = TtlCache::default();
+        cache.put(1, true, Duration::from_secs(30));
+        assert_eq!((cache.get(&1), cache.get(&2)), (Some(true), None));
         tokio::time::advance(Duration::from_secs(31)).await;
-        assert_eq!(kept.get(&1), None);
+        assert_eq!(cache.get(&1), None);
     }
 
     #[test]
-    fn users_are_read_as_reviews_tell_them() {
+    fn user_is_parsed_from_token_review() {
         let user = json!({"username": "jane", "groups": ["a", "system:masters"], "extra": {"k": ["v"]}});
-        let user = User::read(&user);
+        let user = User::from_review(&user);
         assert_eq!((user.name.as_str(), user.extra.as_str()), ("jane", r#"{"k":["v"]}"#));
-        assert!(user.is_master() && !User::anonymous().is_master());
+        assert!(user.is_privileged() && !User::anonymous().is_privileged());
     }
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use testkit::Server;
 
 /// No answer takes longer.
-const LONG: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn the_kube_crate_works() -> Result<()> {
@@ -37,17 +37,17 @@ async fn config_maps(client: Client) -> Result<()> {
     let map: ConfigMap = serde_json::from_value(json!({
         "metadata": {"name": "a", "labels": {"app": "web"}}, "data": {"key": "value"},
     }))?;
-    let made = api.create(&PostParams::default(), &map).await?;
+    let created = api.create(&PostParams::default(), &map).await?;
     assert_eq!(event(&mut watch).await?, "added a");
     let patch = json!({"data": {"key": "other"}});
     let patched = api.patch("a", &PatchParams::default(), &Patch::Merge(patch)).await?;
-    assert_ne!(patched.resource_version(), made.resource_version());
+    assert_ne!(patched.resource_version(), created.resource_version());
     assert_eq!(event(&mut watch).await?, "modified a");
     let listed = api.list(&ListParams::default().labels("app=web").limit(1)).await?;
     assert_eq!(listed.items, [patched]);
     // Old news: what was made is not what is there.
-    let refused = api.replace("a", &PostParams::default(), &made).await.unwrap_err();
-    assert!(matches!(refused, kube::Error::Api(status) if status.code == 409 && status.reason == "Conflict"));
+    let error = api.replace("a", &PostParams::default(), &created).await.unwrap_err();
+    assert!(matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "Conflict"));
     api.delete("a", &DeleteParams::default()).await?;
     assert_eq!(event(&mut watch).await?, "deleted a");
     assert!(api.get_opt("a").await?.is_none());
@@ -88,7 +88,7 @@ async fn streaming_lists(client: Client) -> Result<()> {
     let mut events = Box::pin(watcher(api.clone(), watcher::Config::default().streaming_lists()));
     let mut seen = Vec::new();
     loop {
-        let event = tokio::time::timeout(LONG, events.try_next()).await??.context("the watch ended")?;
+        let event = tokio::time::timeout(TIMEOUT, events.try_next()).await??.context("the watch ended")?;
         match event {
             watcher::Event::Init => seen.push("init".to_owned()),
             watcher::Event::InitApply(map) => seen.push(map.name_any()),
@@ -100,7 +100,7 @@ async fn streaming_lists(client: Client) -> Result<()> {
     seen.retain(|name| name != "kube-root-ca.crt");
     assert_eq!(seen, ["init", "x", "y"]);
     api.delete("x", &DeleteParams::default()).await?;
-    let event = tokio::time::timeout(LONG, events.try_next()).await??;
+    let event = tokio::time::timeout(TIMEOUT, events.try_next()).await??;
     assert!(matches!(event, Some(watcher::Event::Delete(map)) if map.name_any() == "x"));
     Ok(())
 }
@@ -121,12 +121,12 @@ async fn apply(client: Client) -> Result<()> {
     let first = api.patch("web", &params, &Patch::Apply(&deployment)).await?;
     let second = api.patch("web", &params, &Patch::Apply(&deployment)).await?;
     assert_eq!(first, second, "the same again is no change");
-    let theirs = json!({"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"replicas": 3}});
+    let conflicting = json!({"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"replicas": 3}});
     let other = PatchParams::apply("somebody-else");
-    let refused = api.patch("web", &other, &Patch::Apply(&theirs)).await.unwrap_err();
-    let kube::Error::Api(status) = refused else { bail!("{refused}") };
+    let error = api.patch("web", &other, &Patch::Apply(&conflicting)).await.unwrap_err();
+    let kube::Error::Api(status) = error else { bail!("{error}") };
     assert_eq!(status.message, "Apply failed with 1 conflict: conflict with \"kube-test\": .spec.replicas");
-    let forced = api.patch("web", &other.force(), &Patch::Apply(&theirs)).await?;
+    let forced = api.patch("web", &other.force(), &Patch::Apply(&conflicting)).await?;
     assert_eq!(forced.spec.context("no spec")?.replicas, Some(3));
     let scale = api.get_scale("web").await?;
     assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));
@@ -138,7 +138,7 @@ async fn event(
     watch: &mut (impl Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Unpin),
 ) -> Result<String> {
     loop {
-        let event = tokio::time::timeout(LONG, watch.next()).await?.context("the watch ended")??;
+        let event = tokio::time::timeout(TIMEOUT, watch.next()).await?.context("the watch ended")??;
         return Ok(match event {
             WatchEvent::Added(map) => format!("added {}", map.name_any()),
             WatchEvent::Modified(map) => format!("modified {}", map.name_any()),

@@ -20,27 +20,27 @@ use serde_json::json;
 use testkit::Server;
 
 /// Nothing takes longer.
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const FINALIZER: &str = "harbor.example.com/log";
 
 #[tokio::test]
-async fn an_operator_reconciles_a_custom_kind() -> Result<()> {
+async fn operator_can_reconcile_custom_resource() -> Result<()> {
     let server = Server::start();
     let kubeconfig = Kubeconfig::read_from(server.kubeconfig())?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let client = Client::try_from(config)?;
-    define(client.clone()).await.context("the definition")?;
+    create_crd(client.clone()).await.context("the definition")?;
     let operator = tokio::spawn(run(client.clone()));
-    let result = tokio::time::timeout(LONG, sail(client)).await;
+    let result = tokio::time::timeout(TIMEOUT, run_user_scenario(client)).await;
     operator.abort();
     result.context("the operator takes too long")?
 }
 
-fn boats() -> ApiResource {
+fn custom_resource() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("harbor.example.com", "v1", "Boat"))
 }
 
-async fn define(client: Client) -> Result<()> {
+async fn create_crd(client: Client) -> Result<()> {
     let api: Api<CustomResourceDefinition> = Api::all(client);
     let crd: CustomResourceDefinition = serde_json::from_value(json!({
         "metadata": {"name": "boats.harbor.example.com"},
@@ -57,14 +57,14 @@ async fn define(client: Client) -> Result<()> {
     }))?;
     api.create(&PostParams::default(), &crd).await?;
     let established = await_condition(api, "boats.harbor.example.com", conditions::is_crd_established());
-    tokio::time::timeout(LONG, established).await??;
+    tokio::time::timeout(TIMEOUT, established).await??;
     Ok(())
 }
 
 async fn run(client: Client) {
-    let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &boats());
+    let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &custom_resource());
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
-    let controller = Controller::new_with(api, watcher::Config::default(), boats());
+    let controller = Controller::new_with(api, watcher::Config::default(), custom_resource());
     let owned = controller.owns(maps, watcher::Config::default());
     let client = Arc::new(client);
     owned
@@ -78,29 +78,30 @@ async fn run(client: Client) {
 }
 
 async fn reconcile(
-    boat: Arc<DynamicObject>,
+    object: Arc<DynamicObject>,
     client: Arc<Client>,
 ) -> Result<Action, kube::runtime::finalizer::Error<kube::Error>> {
-    let api: Api<DynamicObject> = Api::default_namespaced_with((*client).clone(), &boats());
+    let api: Api<DynamicObject> = Api::default_namespaced_with((*client).clone(), &custom_resource());
     let maps: Api<ConfigMap> = Api::default_namespaced((*client).clone());
-    finalizer(&api.clone(), FINALIZER, boat, |event| async move {
+    finalizer(&api.clone(), FINALIZER, object, |event| async move {
         match event {
-            Event::Apply(boat) => {
-                let crew = boat.data["spec"]["crew"].clone();
-                let owner = boat.controller_owner_ref(&boats());
+            Event::Apply(object) => {
+                let value = object.data["spec"]["crew"].clone();
+                let owner = object.controller_owner_ref(&custom_resource());
                 let map = json!({
                     "apiVersion": "v1", "kind": "ConfigMap",
-                    "metadata": {"name": format!("{}-log", boat.name_any()), "ownerReferences": [owner]},
-                    "data": {"crew": crew.to_string()},
+                    "metadata": {"name": format!("{}-log", object.name_any()), "ownerReferences": [owner]},
+                    "data": {"crew": value.to_string()},
                 });
                 let params = PatchParams::apply("harbor").force();
-                maps.patch(&format!("{}-log", boat.name_any()), &params, &Patch::Apply(map)).await?;
-                let status = json!({"status": {"aboard": crew}});
-                api.patch_status(&boat.name_any(), &PatchParams::default(), &Patch::Merge(status)).await?;
+                maps.patch(&format!("{}-log", object.name_any()), &params, &Patch::Apply(map)).await?;
+                let status = json!({"status": {"aboard": value}});
+                api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(status)).await?;
             }
-            Event::Cleanup(boat) => {
-                let gone = maps.delete(&format!("{}-log", boat.name_any()), &DeleteParams::default()).await;
-                if let Err(error) = gone
+            Event::Cleanup(object) => {
+                let deleted =
+                    maps.delete(&format!("{}-log", object.name_any()), &DeleteParams::default()).await;
+                if let Err(error) = deleted
                     && !matches!(&error, kube::Error::Api(status) if status.code == 404)
                 {
                     return Err(error);
@@ -113,19 +114,22 @@ async fn reconcile(
 }
 
 /// What a user does, and what is to come of it.
-async fn sail(client: Client) -> Result<()> {
-    let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &boats());
+async fn run_user_scenario(client: Client) -> Result<()> {
+    let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &custom_resource());
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
-    api.create(&PostParams::default(), &DynamicObject::new("tern", &boats()).data(json!({"spec": {}})))
-        .await?;
-    aboard(&api, 2).await?;
+    api.create(
+        &PostParams::default(),
+        &DynamicObject::new("tern", &custom_resource()).data(json!({"spec": {}})),
+    )
+    .await?;
+    wait_for_status(&api, 2).await?;
     let map = maps.get("tern-log").await?;
     if map.owner_references().iter().all(|owner| owner.kind != "Boat") {
         bail!("the log has no owner: {map:?}");
     }
     let patch = json!({"spec": {"crew": 5}});
     api.patch("tern", &PatchParams::default(), &Patch::Merge(patch)).await?;
-    aboard(&api, 5).await?;
+    wait_for_status(&api, 5).await?;
     assert_eq!(maps.get("tern-log").await?.data.unwrap_or_default()["crew"], "5");
     // What somebody deletes of what is owned comes back.
     maps.delete("tern-log", &DeleteParams::default()).await?;
@@ -135,13 +139,13 @@ async fn sail(client: Client) -> Result<()> {
     await_condition(api.clone(), "tern", conditions::is_deleted(&uid)).await?;
     assert_eq!(api.list(&ListParams::default()).await?.items.len(), 0);
     assert!(maps.get_opt("tern-log").await?.is_none());
-    assert_eq!(boats().plural, "boats");
+    assert_eq!(custom_resource().plural, "boats");
     Ok(())
 }
 
-async fn aboard(api: &Api<DynamicObject>, wanted: i64) -> Result<()> {
-    let is = move |boat: Option<&DynamicObject>| {
-        boat.is_some_and(|boat| boat.data["status"]["aboard"].as_i64() == Some(wanted))
+async fn wait_for_status(api: &Api<DynamicObject>, expected: i64) -> Result<()> {
+    let is = move |object: Option<&DynamicObject>| {
+        object.is_some_and(|object| object.data["status"]["aboard"].as_i64() == Some(expected))
     };
     await_condition(api.clone(), "tern", is).await?;
     Ok(())

@@ -10,63 +10,70 @@ use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
-use reconcile::{Changed, Controller, Ctx, Delete, Error, Key, Next, Object, Patch, keys};
+use reconcile::{
+    Controller, Ctx, DeleteOptions, Error, Key, Object, ObjectUpdate, Patch, ReconcileAction, keys,
+};
 use serde_json::json;
 
-use plan::{Cleaning, Filling};
+use plan::{CleanupAction, TokenAction};
 
 const WORKERS: usize = 2;
 /// How often tokens are looked at that may have fallen out of use.
-const DAILY: Duration = Duration::from_secs(24 * 3600);
+const SYNC_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
 
 pub async fn fill(ctx: Ctx) {
     let Some(keys) = ctx.settings.account_tokens.clone() else { return };
     // As upstream, where it comes before there are accounts for control loops.
-    let ctx = Ctx { client: ctx.client.acting_as("system:kube-controller-manager"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("system:kube-controller-manager"), ..ctx };
     let controller = Controller::new("serviceaccount_tokens_secret", &ctx);
     controller.on(ctx.caches.account_tokens(), keys::own::<Secret>);
     let secrets = ctx.caches.account_tokens().clone();
-    controller.on(ctx.caches.service_accounts(), move |changed: &Changed<'_, ServiceAccount>, enqueue| {
-        let account = changed.newest();
-        let belongs = |secret: &&Arc<Secret>| plan::account_name(secret) == Some(account.name());
-        secrets
-            .in_namespace(account.namespace())
-            .iter()
-            .filter(belongs)
-            .for_each(|secret| enqueue(secret.key()));
-    });
+    controller.on(
+        ctx.caches.service_accounts(),
+        move |changed: &ObjectUpdate<'_, ServiceAccount>, enqueue| {
+            let account = changed.latest();
+            let is_account_token = |secret: &&Arc<Secret>| plan::account_name(secret) == Some(account.name());
+            secrets
+                .in_namespace(account.namespace())
+                .iter()
+                .filter(is_account_token)
+                .for_each(|secret| enqueue(secret.key()));
+        },
+    );
     let work = ctx.clone();
     let reconcile = move |key: Key| {
         let (ctx, keys) = (work.clone(), keys.clone());
-        async move { fill_one(&ctx, &keys, &key).await }
+        async move { fill_token(&ctx, &keys, &key).await }
     };
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-async fn fill_one(ctx: &Ctx, keys: &pki::token::Keys, key: &Key) -> Result<Next, Error> {
-    let Some(secret) = ctx.caches.account_tokens().get(key) else { return forget(ctx, key).await };
-    let Some(name) = plan::account_name(&secret) else { return Ok(Next::Change) };
-    let place = Key::new(secret.namespace(), name);
-    let account = match ctx.caches.service_accounts().get(&place) {
+async fn fill_token(ctx: &Ctx, keys: &pki::token::Keys, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(secret) = ctx.caches.account_tokens().get(key) else {
+        return remove_secret_reference(ctx, key).await;
+    };
+    let Some(name) = plan::account_name(&secret) else { return Ok(ReconcileAction::AwaitChange) };
+    let account_key = Key::new(secret.namespace(), name);
+    let account = match ctx.caches.service_accounts().get(&account_key) {
         Some(account) => Some(account),
         // Secrets are deleted by this, so the server itself is asked.
-        None => match ctx.client.get::<ServiceAccount>(&place).await {
+        None => match ctx.client.get::<ServiceAccount>(&account_key).await {
             Ok(account) => Some(Arc::new(account)),
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(error),
         },
     };
-    match plan::filling(&secret, account.as_deref(), &ctx.settings.root_ca) {
-        Filling::Nothing => {}
-        Filling::Delete => ctx.delete(&*secret).await?,
-        Filling::Fill { mut secret, claims } => {
+    match plan::plan_token(&secret, account.as_deref(), &ctx.settings.root_ca) {
+        TokenAction::Nothing => {}
+        TokenAction::Delete => ctx.delete(&*secret).await?,
+        TokenAction::Fill { mut secret, claims } => {
             if let Some(claims) = claims {
                 let Ok(token) = keys.sign(&claims) else {
                     tracing::error!(secret = %key, "a token cannot be signed");
-                    return Ok(Next::After(Duration::from_secs(10)));
+                    return Ok(ReconcileAction::RequeueAfter(Duration::from_secs(10)));
                 };
-                plan::put(&mut secret, "token", &token);
+                plan::set_data(&mut secret, "token", &token);
             }
             match ctx.replace(&*secret).await {
                 Err(error) if error.is_not_found() => {}
@@ -74,13 +81,13 @@ async fn fill_one(ctx: &Ctx, keys: &pki::token::Keys, key: &Key) -> Result<Next,
             }
         }
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 /// A Secret that is gone is no longer its account's.
-async fn forget(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+async fn remove_secret_reference(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     for account in ctx.caches.service_accounts().in_namespace(&key.namespace) {
-        if let Some(account) = plan::without(&account, &key.name) {
+        if let Some(account) = plan::without_secret(&account, &key.name) {
             // Other Secrets of that name may be there, of another type.
             match ctx.client.get::<Secret>(key).await {
                 Err(error) if error.is_not_found() => drop(ctx.replace(&account).await?),
@@ -89,31 +96,31 @@ async fn forget(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
             }
         }
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 pub async fn clean(ctx: Ctx) {
-    let ctx = Ctx { client: ctx.client.acting_as("legacy-service-account-token-cleaner"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("legacy-service-account-token-cleaner"), ..ctx };
     let controller = Controller::new("legacy_service_account_token_cleaner", &ctx);
     controller.on(ctx.caches.account_tokens(), keys::own::<Secret>);
     let _ = (ctx.caches.service_accounts(), ctx.caches.pods());
     let work = ctx.clone();
     let reconcile = move |key: Key| {
         let ctx = work.clone();
-        async move { clean_one(&ctx, &key).await }
+        async move { clean_token(&ctx, &key).await }
     };
     controller.run(&ctx, 1, reconcile).await
 }
 
-async fn clean_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+async fn clean_token(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     let caches = &ctx.caches;
-    let Some(secret) = caches.account_tokens().get(key) else { return Ok(Next::Forget) };
+    let Some(secret) = caches.account_tokens().get(key) else { return Ok(ReconcileAction::Forget) };
     let name = plan::account_name(&secret).unwrap_or_default();
     let account = caches.service_accounts().get(&Key::new(secret.namespace(), name));
-    let today = ctx.clock.now().to_zoned(TimeZone::UTC).date();
+    let current_date = ctx.clock.now().to_zoned(TimeZone::UTC).date();
     // Most tokens are not for this loop; only for the rest is the server asked since when it has kept track.
-    if !plan::may_be_cleaned(&secret, account.as_deref(), today) {
-        return Ok(Next::After(DAILY));
+    if !plan::may_be_cleaned(&secret, account.as_deref(), current_date) {
+        return Ok(ReconcileAction::RequeueAfter(SYNC_INTERVAL));
     }
     let tracking = match ctx.client.get::<ConfigMap>(&Key::new("kube-system", TRACKING)).await {
         Ok(map) => map.data.as_ref().and_then(|data| data.get("since")?.parse().ok()),
@@ -121,21 +128,21 @@ async fn clean_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
         Err(error) => return Err(error),
     };
     let pods: Vec<Arc<Pod>> = caches.pods().in_namespace(secret.namespace());
-    let mounted = pods.iter().any(|pod| plan::mentions(pod, secret.name()));
-    match plan::cleaning(&secret, tracking, mounted, today) {
-        Cleaning::Nothing => {}
-        Cleaning::Mark => {
-            let labels = json!({plan::INVALID_SINCE: today.to_string()});
+    let mounted = pods.iter().any(|pod| plan::references_secret(pod, secret.name()));
+    match plan::plan_cleanup(&secret, tracking, mounted, current_date) {
+        CleanupAction::Nothing => {}
+        CleanupAction::MarkInvalid => {
+            let labels = json!({plan::INVALID_SINCE: current_date.to_string()});
             let patch = Patch::Merge(json!({"metadata": {"uid": secret.uid(), "labels": labels}}));
             match ctx.patch::<Secret>(key, &patch).await {
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 other => drop(other?),
             }
         }
-        Cleaning::Delete => {
-            let options = Delete {
+        CleanupAction::Delete => {
+            let options = DeleteOptions {
                 resource_version: secret.metadata.resource_version.clone(),
-                ..Delete::uid(secret.uid())
+                ..DeleteOptions::uid(secret.uid())
             };
             match ctx.delete_with::<Secret>(key, &options).await {
                 Err(error) if !error.is_conflict() => return Err(error),
@@ -143,5 +150,5 @@ async fn clean_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
             }
         }
     }
-    Ok(Next::After(DAILY))
+    Ok(ReconcileAction::RequeueAfter(SYNC_INTERVAL))
 }

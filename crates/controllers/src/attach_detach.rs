@@ -17,24 +17,25 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use parking_lot::Mutex;
 use reconcile::{
-    Caches, Changed, Controller, Ctx, Enqueue, Error, Key, Next, Object, Patch, claims_of, keys,
+    Caches, Controller, Ctx, Enqueue, Error, Key, Object, ObjectUpdate, Patch, ReconcileAction, claims_of,
+    keys,
 };
 use serde_json::json;
 
 use crate::pod;
-use plan::{Action, Wanted};
+use plan::{Action, VolumeToAttach};
 
 const WORKERS: usize = 4;
 
 pub async fn run(ctx: Ctx) {
     let name = "attachdetach-controller";
-    let ctx = Ctx { client: ctx.client.acting_as(name), events: ctx.events.from(name), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate(name), events: ctx.events.from(name), ..ctx };
     let controller = Controller::new("attach_detach", &ctx);
     let caches = ctx.caches.clone();
-    controller.on(ctx.caches.nodes(), move |changed: &Changed<'_, Node>, enqueue| {
+    controller.on(ctx.caches.nodes(), move |changed: &ObjectUpdate<'_, Node>, enqueue| {
         keys::own::<Node>(changed, enqueue);
         let disks = |node: Option<&Arc<Node>>| {
-            let names = node.map(|node| disks::on_node(node)).unwrap_or_default();
+            let names = node.map(|node| disks::attached_disks(node)).unwrap_or_default();
             names.into_iter().map(str::to_owned).collect::<BTreeSet<String>>()
         };
         // Another node may be waiting for it.
@@ -42,7 +43,7 @@ pub async fn run(ctx: Ctx) {
             caches.nodes().all().iter().for_each(|node| enqueue(node.key()));
         }
     });
-    controller.on(ctx.caches.pods(), |changed: &Changed<'_, Pod>, enqueue| {
+    controller.on(ctx.caches.pods(), |changed: &ObjectUpdate<'_, Pod>, enqueue| {
         for pod in [changed.before, changed.after].into_iter().flatten() {
             if !pod::node(pod).is_empty() && claims_of(pod).next().is_some() {
                 enqueue(Key::new("", pod::node(pod)));
@@ -52,15 +53,15 @@ pub async fn run(ctx: Ctx) {
     let caches = ctx.caches.clone();
     controller.on(
         ctx.caches.persistent_volume_claims(),
-        move |changed: &Changed<'_, PersistentVolumeClaim>, enqueue| {
-            nodes_of_claim(&caches, &changed.newest().key(), enqueue);
+        move |changed: &ObjectUpdate<'_, PersistentVolumeClaim>, enqueue| {
+            nodes_of_claim(&caches, &changed.latest().key(), enqueue);
         },
     );
     let caches = ctx.caches.clone();
     controller.on(
         ctx.caches.persistent_volumes(),
-        move |changed: &Changed<'_, PersistentVolume>, enqueue| {
-            plan::claim_of(changed.newest())
+        move |changed: &ObjectUpdate<'_, PersistentVolume>, enqueue| {
+            plan::claim_of(changed.latest())
                 .into_iter()
                 .for_each(|claim| nodes_of_claim(&caches, &claim, enqueue));
         },
@@ -68,8 +69,8 @@ pub async fn run(ctx: Ctx) {
     let caches = ctx.caches.clone();
     controller.on(
         ctx.caches.volume_attachments(),
-        move |changed: &Changed<'_, VolumeAttachment>, enqueue| {
-            let attachment = changed.newest();
+        move |changed: &ObjectUpdate<'_, VolumeAttachment>, enqueue| {
+            let attachment = changed.latest();
             enqueue(Key::new("", &attachment.spec.node_name));
             // Another node may be waiting for it.
             if changed.after.is_none() {
@@ -81,19 +82,19 @@ pub async fn run(ctx: Ctx) {
         },
     );
     let nodes = ctx.caches.nodes().clone();
-    controller.on(ctx.caches.csi_drivers(), move |_: &Changed<'_, CSIDriver>, enqueue| {
+    controller.on(ctx.caches.csi_drivers(), move |_: &ObjectUpdate<'_, CSIDriver>, enqueue| {
         nodes.all().iter().for_each(|node| enqueue(node.key()));
     });
-    let desk = Desk {
+    let reconciler = Reconciler {
         ctx: ctx.clone(),
         enqueue: controller.enqueue(),
-        unwanted: Mutex::default(),
-        given: Mutex::default(),
+        unused_since: Mutex::default(),
+        assigned_disks: Mutex::default(),
     };
-    let desk = Arc::new(desk);
+    let reconciler = Arc::new(reconciler);
     let reconcile = move |key: Key| {
-        let desk = desk.clone();
-        async move { desk.reconcile(&key).await }
+        let reconciler = reconciler.clone();
+        async move { reconciler.reconcile(&key).await }
     };
     controller.run(&ctx, WORKERS, reconcile).await
 }
@@ -107,66 +108,71 @@ fn nodes_of_claim(caches: &Caches, claim: &Key, enqueue: &mut dyn FnMut(Key)) {
     }
 }
 
-struct Desk {
+struct Reconciler {
     ctx: Ctx,
     enqueue: Enqueue,
     /// Since when nobody wants what is attached, by the names of attachments.
-    unwanted: Mutex<HashMap<String, Timestamp>>,
+    unused_since: Mutex<HashMap<String, Timestamp>>,
     /// The nodes that were given disks, which not everybody has seen yet.
-    given: Mutex<HashMap<String, String>>,
+    assigned_disks: Mutex<HashMap<String, String>>,
 }
 
-impl Desk {
-    async fn reconcile(&self, key: &Key) -> Result<Next, Error> {
+impl Reconciler {
+    async fn reconcile(&self, key: &Key) -> Result<ReconcileAction, Error> {
         let (ctx, now) = (&self.ctx, self.ctx.clock.now());
         let node = ctx.caches.nodes().get(key);
         let attachments = ctx.caches.volume_attachments().indexed("node", &key.name);
-        let (wanted, disks) = self.wanted(&key.name);
-        let elsewhere: Vec<_> =
-            wanted.iter().flat_map(|wanted| self.elsewhere(&wanted.volume, &key.name)).collect();
+        let (to_attach, disks) = self.volumes_to_attach(&key.name);
+        let other_attachments: Vec<_> = to_attach
+            .iter()
+            .flat_map(|to_attach| self.attachments_on_other_nodes(&to_attach.volume, &key.name))
+            .collect();
         let since = {
-            let mut unwanted = self.unwanted.lock();
+            let mut unused_since = self.unused_since.lock();
             for attachment in &attachments {
-                match wanted.iter().any(|wanted| plan::name(wanted, &key.name) == attachment.name()) {
-                    true => drop(unwanted.remove(attachment.name())),
-                    false => drop(unwanted.entry(attachment.name().to_owned()).or_insert(now)),
+                match to_attach
+                    .iter()
+                    .any(|to_attach| plan::csi_attachment_name(to_attach, &key.name) == attachment.name())
+                {
+                    true => drop(unused_since.remove(attachment.name())),
+                    false => drop(unused_since.entry(attachment.name().to_owned()).or_insert(now)),
                 }
             }
-            let wanted: BTreeSet<String> =
+            let to_attach: BTreeSet<String> =
                 disks.iter().filter_map(|disk| disks::unique_name(&disk.volume)).collect();
-            for name in node.as_deref().map(disks::on_node).unwrap_or_default() {
-                match wanted.contains(name) {
-                    true => drop(unwanted.remove(&disks::mark(name, &key.name))),
-                    false => drop(unwanted.entry(disks::mark(name, &key.name)).or_insert(now)),
+            for name in node.as_deref().map(disks::attached_disks).unwrap_or_default() {
+                match to_attach.contains(name) {
+                    true => drop(unused_since.remove(&disks::disk_key(name, &key.name))),
+                    false => drop(unused_since.entry(disks::disk_key(name, &key.name)).or_insert(now)),
                 }
             }
-            unwanted.clone()
+            unused_since.clone()
         };
         let actions = {
             // Two nodes must not be given the same disk, though neither sees yet that the other was.
-            let mut given = self.given.lock();
-            let taken = self.taken(&disks, &key.name, &given);
+            let mut assigned_disks = self.assigned_disks.lock();
+            let taken = self.disks_on_other_nodes(&disks, &key.name, &assigned_disks);
             let state =
                 plan::NodeState { name: &key.name, node: node.as_deref(), disks: &disks, taken: &taken };
-            let actions = plan::plan(&state, &wanted, &attachments, &elsewhere, &since, now);
-            if disks::remember(&mut given, &state, &actions) {
+            let actions = plan::plan(&state, &to_attach, &attachments, &other_attachments, &since, now);
+            if disks::record_assigned_disks(&mut assigned_disks, &state, &actions) {
                 let others = ctx.caches.nodes().all().into_iter().map(|node| node.key());
                 others.filter(|other| other != key).for_each(|other| self.enqueue.now(other));
             }
             actions
         };
-        let mut next = Next::Change;
+        let mut next = ReconcileAction::AwaitChange;
         for action in actions {
             match action {
                 Action::Attach(attachment) => match ctx.create(&*attachment).await {
                     Err(error) if !error.is_already_exists() => return Err(error),
                     _ => {}
                 },
-                Action::Report(volumes) => {
+                Action::UpdateVolumesAttached(volumes) => {
                     let mut patch = json!({"status": {"volumesAttached": volumes}});
                     let stays = |name: &str| volumes.iter().any(|volume| volume.name == name);
                     if let Some(node) = &node
-                        && !disks::on_node(node).into_iter().all(stays)
+                        && !disks::attached_disks(node).into_iter().all(stays)
                     {
                         // The node may have said meanwhile that it uses a disk again.
                         patch["metadata"] = json!({"resourceVersion": node.metadata.resource_version});
@@ -176,29 +182,29 @@ impl Desk {
                         Err(error) if !error.is_not_found() => return Err(error),
                         _ => {}
                     }
-                    let here = disks::mark("", &key.name);
-                    self.unwanted.lock().retain(|mark, _| match mark.strip_suffix(&here) {
+                    let here = disks::disk_key("", &key.name);
+                    self.unused_since.lock().retain(|mark, _| match mark.strip_suffix(&here) {
                         Some(name) if disks::is_disk(name) => stays(name),
                         _ => true,
                     });
                 }
                 Action::Detach(attachment) => {
                     ctx.delete(&*attachment).await?;
-                    self.unwanted.lock().remove(attachment.name());
+                    self.unused_since.lock().remove(attachment.name());
                 }
-                Action::Tell { pod, severity, reason, message } => {
+                Action::Event { pod, severity, reason, message } => {
                     ctx.events.record(reconcile::reference(&*pod), severity, reason, message);
                 }
-                Action::RecheckAt(at) => next = Next::At(at),
+                Action::RequeueAt(at) => next = ReconcileAction::RequeueAt(at),
             }
         }
         Ok(next)
     }
 
     /// The volumes that pods on a node use and that have to be attached for that, and the disks it has to log in to.
-    fn wanted(&self, node: &str) -> (Vec<Wanted>, Vec<Wanted>) {
+    fn volumes_to_attach(&self, node: &str) -> (Vec<VolumeToAttach>, Vec<VolumeToAttach>) {
         let caches = &self.ctx.caches;
-        let (mut wanted, mut disks) = (Vec::new(), Vec::new());
+        let (mut to_attach, mut disks) = (Vec::new(), Vec::new());
         for pod in caches.pods().indexed("node", node) {
             if pod::is_terminal(&pod) {
                 continue;
@@ -210,35 +216,41 @@ impl Desk {
                 let Some(volume) = caches.persistent_volumes().get(&Key::new("", &name)) else { continue };
                 let driver =
                     plan::driver(&volume).and_then(|name| caches.csi_drivers().get(&Key::new("", name)));
-                let all: &mut Vec<Wanted> = if plan::is_attachable(&claim, &volume, driver.as_deref()) {
-                    &mut wanted
+                let all: &mut Vec<VolumeToAttach> = if plan::is_attachable(&claim, &volume, driver.as_deref())
+                {
+                    &mut to_attach
                 } else if plan::is_owned(&claim, &volume) && disks::unique_name(&volume).is_some() {
                     &mut disks
                 } else {
                     continue;
                 };
-                match all.iter_mut().find(|wanted| wanted.volume.name() == volume.name()) {
-                    Some(wanted) => wanted.pods.push(pod.clone()),
+                match all.iter_mut().find(|to_attach| to_attach.volume.name() == volume.name()) {
+                    Some(to_attach) => to_attach.pods.push(pod.clone()),
                     None => {
-                        let rivals = self.rivals(&claim, node);
-                        all.push(Wanted { volume, pods: vec![pod.clone()], rivals });
+                        let pods_on_other_nodes = self.pods_on_other_nodes(&claim, node);
+                        all.push(VolumeToAttach { volume, pods: vec![pod.clone()], pods_on_other_nodes });
                     }
                 }
             }
         }
-        (wanted, disks)
+        (to_attach, disks)
     }
 
     /// The disks that are for one node alone and that another has.
-    fn taken(&self, disks: &[Wanted], node: &str, given: &HashMap<String, String>) -> BTreeSet<String> {
-        let mut names: BTreeSet<String> = disks::exclusive(disks).collect();
+    fn disks_on_other_nodes(
+        &self,
+        disks: &[VolumeToAttach],
+        node: &str,
+        assigned_disks: &HashMap<String, String>,
+    ) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> = disks::exclusive_disk_names(disks).collect();
         if !names.is_empty() {
             let others: Vec<Arc<Node>> =
                 self.ctx.caches.nodes().all().into_iter().filter(|other| other.name() != node).collect();
             let is_taken = |name: &String| {
                 let has = |other: &Arc<Node>| {
-                    given.get(name).is_some_and(|node| node == other.name())
-                        || disks::on_node(other).contains(name.as_str())
+                    assigned_disks.get(name).is_some_and(|node| node == other.name())
+                        || disks::attached_disks(other).contains(name.as_str())
                 };
                 others.iter().any(has)
             };
@@ -248,14 +260,18 @@ impl Desk {
     }
 
     /// The pods on other nodes that use a claim.
-    fn rivals(&self, claim: &PersistentVolumeClaim, node: &str) -> Vec<String> {
+    fn pods_on_other_nodes(&self, claim: &PersistentVolumeClaim, node: &str) -> Vec<String> {
         let mut pods = self.ctx.caches.pods().indexed("claim", &claim.key().to_string());
         pods.retain(|pod| !pod::is_terminal(pod) && !pod::node(pod).is_empty() && pod::node(pod) != node);
         pods.iter().map(|pod| pod.name().to_owned()).collect()
     }
 
     /// The attachments of a volume to other nodes.
-    fn elsewhere(&self, volume: &PersistentVolume, node: &str) -> Vec<Arc<VolumeAttachment>> {
+    fn attachments_on_other_nodes(
+        &self,
+        volume: &PersistentVolume,
+        node: &str,
+    ) -> Vec<Arc<VolumeAttachment>> {
         if !plan::is_exclusive(volume) {
             return Vec::new();
         }

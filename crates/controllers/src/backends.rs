@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use parking_lot::Mutex;
-use reconcile::{Cache, Changed, Key, Object};
+use reconcile::{Cache, Key, Object, ObjectUpdate};
 
 use crate::pod;
 
@@ -17,14 +17,14 @@ pub const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// The specification of a Service whose pods are found by labels.
-pub fn selecting(service: &Service) -> Option<&ServiceSpec> {
+pub fn spec_with_selector(service: &Service) -> Option<&ServiceSpec> {
     let spec = service.spec.as_ref()?;
     let external = spec.type_.as_deref() == Some("ExternalName");
     (!external && spec.selector.is_some()).then_some(spec)
 }
 
-pub fn selects<'a>(service: &Service, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-    selecting(service)
+pub fn matches_selector<'a>(service: &Service, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+    spec_with_selector(service)
         .and_then(|spec| spec.selector.as_ref())
         .is_some_and(|selector| selector.iter().all(|(name, value)| label(name) == Some(value)))
 }
@@ -44,17 +44,17 @@ pub fn reference(pod: &Pod) -> ObjectReference {
 /// The Services a pod stands behind, before and after a change that concerns them.
 pub fn services_of(
     services: &Arc<Cache<Service>>,
-) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
+) -> impl Fn(&ObjectUpdate<'_, Pod>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
     let services = services.clone();
     move |changed, enqueue| {
         if let (Some(before), Some(after)) = (changed.before, changed.after)
-            && shown(before) == shown(after)
+            && endpoint_fields(before) == endpoint_fields(after)
         {
             return;
         }
-        for service in services.in_namespace(changed.newest().namespace()) {
+        for service in services.in_namespace(changed.latest().namespace()) {
             let states = [changed.before, changed.after];
-            if states.into_iter().flatten().any(|pod| selects(&service, |name| pod.label(name))) {
+            if states.into_iter().flatten().any(|pod| matches_selector(&service, |name| pod.label(name))) {
                 enqueue(service.key());
             }
         }
@@ -62,7 +62,7 @@ pub fn services_of(
 }
 
 /// What Services show of a pod.
-fn shown(pod: &Pod) -> impl PartialEq + '_ {
+fn endpoint_fields(pod: &Pod) -> impl PartialEq + '_ {
     let spec = pod.spec.as_ref();
     (
         &pod.metadata.labels,
@@ -77,12 +77,12 @@ fn shown(pod: &Pod) -> impl PartialEq + '_ {
 }
 
 /// Whether a pod has an address that others may be told of.
-pub fn is_listed(pod: &Pod, with_terminating: bool) -> bool {
-    let addressed = pod.status.as_ref().is_some_and(|status| {
+pub fn should_be_endpoint(pod: &Pod, with_terminating: bool) -> bool {
+    let has_ip = pod.status.as_ref().is_some_and(|status| {
         status.pod_ip.as_ref().is_some_and(|ip| !ip.is_empty())
             || status.pod_ips.as_ref().is_some_and(|ips| !ips.is_empty())
     });
-    !pod::is_terminal(pod) && addressed && (with_terminating || !pod.is_deleting())
+    !pod::is_terminal(pod) && has_ip && (with_terminating || !pod.is_deleting())
 }
 
 /// The addresses of a pod of one family, in their usual form.
@@ -93,7 +93,7 @@ pub fn addresses(pod: &Pod, v6: bool) -> Vec<String> {
 }
 
 /// The port of a pod that a port of a Service leads to.
-pub fn port_of(pod: &Pod, port: &ServicePort) -> Option<i32> {
+pub fn find_pod_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
     let name = match &port.target_port {
         Some(IntOrString::Int(number)) => return Some(*number),
         Some(IntOrString::String(name)) => name,
@@ -124,17 +124,17 @@ pub fn has_address(spec: &ServiceSpec) -> bool {
 
 /// Remembers of each Service when it and its pods last changed.
 #[derive(Default)]
-pub struct Triggers(Mutex<HashMap<Key, Seen>>);
+pub struct TriggerTimeTracker(Mutex<HashMap<Key, ServiceTriggerTimes>>);
 
 #[derive(Default)]
-struct Seen {
+struct ServiceTriggerTimes {
     service: Option<Timestamp>,
     pods: HashMap<String, Timestamp>,
 }
 
-impl Triggers {
+impl TriggerTimeTracker {
     /// When the first thing happened that was not known yet.
-    pub fn learn(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+    pub fn trigger_time(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
         let created = service.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let mut known = self.0.lock();
         let before = known.remove(&service.key());
@@ -144,7 +144,7 @@ impl Triggers {
                 first = Some(first.map_or(time, |first| first.min(time)));
             }
         };
-        let mut seen = Seen { service: created, ..Seen::default() };
+        let mut seen = ServiceTriggerTimes { service: created, ..ServiceTriggerTimes::default() };
         for pod in pods {
             let ready = pod::condition(pod, "Ready").and_then(|ready| ready.last_transition_time.as_ref());
             let Some(time) = ready.map(|time| time.0) else { continue };
@@ -164,7 +164,7 @@ impl Triggers {
 }
 
 /// Writes a trigger time into annotations, or takes it out.
-pub fn set_trigger(
+pub fn set_trigger_annotation(
     annotations: &mut Option<std::collections::BTreeMap<String, String>>,
     at: Option<Timestamp>,
 ) {

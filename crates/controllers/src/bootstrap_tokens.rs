@@ -7,47 +7,49 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction, keys};
 
 const NAMESPACE: &str = "kube-system";
-const PREFIX: &str = "bootstrap-token-";
-const SIGNATURE: &str = "jws-kubeconfig-";
+const SECRET_NAME_PREFIX: &str = "bootstrap-token-";
+const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
-fn info() -> Key {
+fn cluster_info_key() -> Key {
     Key::new("kube-public", "cluster-info")
 }
 
-fn data(secret: &Secret, name: &str) -> String {
+fn secret_data(secret: &Secret, name: &str) -> String {
     let value = secret.data.as_ref().and_then(|data| data.get(name));
     value.map(|value| String::from_utf8_lossy(&value.0).into_owned()).unwrap_or_default()
 }
 
 /// When a token expires; one whose time cannot be read has expired, one without lasts.
 fn expires(secret: &Secret) -> Option<Timestamp> {
-    let text = data(secret, "expiration");
+    let text = secret_data(secret, "expiration");
     (!text.is_empty()).then(|| text.parse().unwrap_or(Timestamp::MIN))
 }
 
 pub async fn clean(ctx: Ctx) {
-    let ctx = Ctx { client: ctx.client.acting_as("token-cleaner"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("token-cleaner"), ..ctx };
     let controller = Controller::new("token_cleaner", &ctx);
-    controller.on(ctx.caches.bootstrap_tokens(), |changed: &Changed<'_, Secret>, enqueue| {
-        if changed.newest().namespace() == NAMESPACE {
-            enqueue(changed.newest().key());
+    controller.on(ctx.caches.bootstrap_tokens(), |changed: &ObjectUpdate<'_, Secret>, enqueue| {
+        if changed.latest().namespace() == NAMESPACE {
+            enqueue(changed.latest().key());
         }
     });
     let work = ctx.clone();
     let reconcile = move |key: Key| {
         let ctx = work.clone();
         async move {
-            let Some(token) = ctx.caches.bootstrap_tokens().get(&key) else { return Ok(Next::Forget) };
+            let Some(token) = ctx.caches.bootstrap_tokens().get(&key) else {
+                return Ok(ReconcileAction::Forget);
+            };
             match expires(&token) {
                 Some(at) if at <= ctx.clock.now() => match ctx.delete(&*token).await {
                     Err(error) if !error.is_conflict() => Err(error),
-                    _ => Ok(Next::Change),
+                    _ => Ok(ReconcileAction::AwaitChange),
                 },
-                Some(at) => Ok(Next::At(at)),
-                None => Ok(Next::Change),
+                Some(at) => Ok(ReconcileAction::RequeueAt(at)),
+                None => Ok(ReconcileAction::AwaitChange),
             }
         }
     };
@@ -55,10 +57,12 @@ pub async fn clean(ctx: Ctx) {
 }
 
 pub async fn sign(ctx: Ctx) {
-    let ctx = Ctx { client: ctx.client.acting_as("bootstrap-signer"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("bootstrap-signer"), ..ctx };
     let controller = Controller::new("bootstrap_signer_queue", &ctx);
     controller.on(ctx.caches.cluster_infos(), keys::own::<ConfigMap>);
-    controller.on(ctx.caches.bootstrap_tokens(), |_: &Changed<'_, Secret>, enqueue| enqueue(info()));
+    controller.on(ctx.caches.bootstrap_tokens(), |_: &ObjectUpdate<'_, Secret>, enqueue| {
+        enqueue(cluster_info_key())
+    });
     let work = ctx.clone();
     let reconcile = move |key: Key| {
         let ctx = work.clone();
@@ -67,15 +71,15 @@ pub async fn sign(ctx: Ctx) {
     controller.run(&ctx, 1, reconcile).await
 }
 
-async fn sign_info(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(map) = ctx.caches.cluster_infos().get(key) else { return Ok(Next::Forget) };
+async fn sign_info(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(map) = ctx.caches.cluster_infos().get(key) else { return Ok(ReconcileAction::Forget) };
     let tokens = ctx.caches.bootstrap_tokens().in_namespace(NAMESPACE);
     let now = ctx.clock.now();
     if let Some(signed) = plan(&map, &tokens, now) {
         ctx.replace(&signed).await?;
     }
     let next = tokens.iter().filter_map(|token| expires(token)).filter(|at| *at > now).min();
-    Ok(next.map_or(Next::Change, Next::At))
+    Ok(next.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }
 
 /// The map with the signatures it should have, where it has others.
@@ -83,22 +87,22 @@ fn plan(map: &ConfigMap, tokens: &[Arc<Secret>], now: Timestamp) -> Option<Confi
     let content = map.data.as_ref()?.get("kubeconfig")?;
     let mut signed = map.clone();
     let data = signed.data.get_or_insert_default();
-    data.retain(|name, _| !name.starts_with(SIGNATURE));
-    for (id, secret) in tokens.iter().filter_map(|token| for_signing(token, now)) {
-        data.entry(format!("{SIGNATURE}{id}")).or_insert_with(|| signature(content, &id, &secret));
+    data.retain(|name, _| !name.starts_with(SIGNATURE_PREFIX));
+    for (id, secret) in tokens.iter().filter_map(|token| signing_token(token, now)) {
+        data.entry(format!("{SIGNATURE_PREFIX}{id}")).or_insert_with(|| signature(content, &id, &secret));
     }
     (signed.data != map.data).then_some(signed)
 }
 
 /// Id and secret of a token that may be used to sign.
-fn for_signing(token: &Secret, now: Timestamp) -> Option<(String, String)> {
-    let id = token.name().strip_prefix(PREFIX)?.to_owned();
-    let form = id.len() == 6 && id.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let secret = data(token, "token-secret");
-    let usable = form
-        && data(token, "token-id") == id
+fn signing_token(token: &Secret, now: Timestamp) -> Option<(String, String)> {
+    let id = token.name().strip_prefix(SECRET_NAME_PREFIX)?.to_owned();
+    let is_valid_id = id.len() == 6 && id.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let secret = secret_data(token, "token-secret");
+    let usable = is_valid_id
+        && secret_data(token, "token-id") == id
         && !secret.is_empty()
-        && data(token, "usage-bootstrap-signing") == "true"
+        && secret_data(token, "usage-bootstrap-signing") == "true"
         && expires(token).is_none_or(|at| at > now);
     usable.then_some((id, secret))
 }
@@ -117,7 +121,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::rig::{Rig, until};
+    use crate::test_cluster::{TestCluster, wait_for};
 
     fn secret(id: &str, more: serde_json::Value) -> serde_json::Value {
         let mut data =
@@ -125,11 +129,11 @@ mod tests {
         for (name, value) in more.as_object().into_iter().flatten() {
             data[name] = value.clone();
         }
-        json!({"metadata": {"name": format!("{PREFIX}{id}"), "namespace": NAMESPACE}, "type": "bootstrap.kubernetes.io/token", "stringData": data})
+        json!({"metadata": {"name": format!("{SECRET_NAME_PREFIX}{id}"), "namespace": NAMESPACE}, "type": "bootstrap.kubernetes.io/token", "stringData": data})
     }
 
     #[test]
-    fn signatures_are_detached() {
+    fn signature_does_not_contain_payload() {
         // As in RFC 7515, A.1, but for the key and the header.
         let signed = signature("payload", "abcdef", "secret");
         let parts: Vec<&str> = signed.split('.').collect();
@@ -140,32 +144,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_clusters_description_is_signed_with_every_good_token() {
-        let rig = Rig::start(&["bootstrap-signer-controller", "token-cleaner-controller"]).await;
+    async fn cluster_info_is_signed_with_valid_tokens_only() {
+        let test_cluster =
+            TestCluster::start(&["bootstrap-signer-controller", "token-cleaner-controller"]).await;
         let path = "/api/v1/namespaces/kube-system/secrets";
-        let make = async |path: &str, value: serde_json::Value| {
-            rig.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
+        let create = async |path: &str, value: serde_json::Value| {
+            test_cluster.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
         };
-        make(
+        create(
             "/api/v1/namespaces/kube-public/configmaps",
             json!({"metadata": {"name": "cluster-info"}, "data": {"kubeconfig": "x"}}),
         )
         .await;
-        make(path, secret("aaaaaa", json!({}))).await;
-        make(path, secret("bbbbbb", json!({"usage-bootstrap-signing": "false"}))).await;
-        make(path, secret("cccccc", json!({"expiration": "2020-01-01T00:00:00Z"}))).await;
+        create(path, secret("aaaaaa", json!({}))).await;
+        create(path, secret("bbbbbb", json!({"usage-bootstrap-signing": "false"}))).await;
+        create(path, secret("cccccc", json!({"expiration": "2020-01-01T00:00:00Z"}))).await;
         let signed = || async {
-            let map: ConfigMap = rig.client.get(&info()).await.ok()?;
+            let map: ConfigMap = test_cluster.client.get(&cluster_info_key()).await.ok()?;
             let names: Vec<String> =
-                map.data?.into_keys().filter(|name| name.starts_with(SIGNATURE)).collect();
+                map.data?.into_keys().filter(|name| name.starts_with(SIGNATURE_PREFIX)).collect();
             (names == ["jws-kubeconfig-aaaaaa"]).then_some(())
         };
-        until("one signature", signed).await;
-        let gone = || async {
+        wait_for("one signature", signed).await;
+        let deleted = || async {
             let key = Key::new(NAMESPACE, "bootstrap-token-cccccc");
-            rig.client.get::<Secret>(&key).await.is_err().then_some(())
+            test_cluster.client.get::<Secret>(&key).await.is_err().then_some(())
         };
-        until("the end of the expired token", gone).await;
-        assert!(rig.client.get::<Secret>(&Key::new(NAMESPACE, "bootstrap-token-bbbbbb")).await.is_ok());
+        wait_for("the end of the expired token", deleted).await;
+        assert!(
+            test_cluster.client.get::<Secret>(&Key::new(NAMESPACE, "bootstrap-token-bbbbbb")).await.is_ok()
+        );
     }
 }

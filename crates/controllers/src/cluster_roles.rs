@@ -5,7 +5,7 @@ mod plan;
 use std::sync::Arc;
 
 use k8s_openapi::api::rbac::v1::ClusterRole;
-use reconcile::{Cache, Changed, Controller, Ctx, Error, Key, Next, Object, Patch};
+use reconcile::{Cache, Controller, Ctx, Error, Key, Object, ObjectUpdate, Patch, ReconcileAction};
 use serde_json::json;
 
 use plan::plan;
@@ -14,7 +14,7 @@ const NAME: &str = "clusterrole-aggregation-controller";
 
 pub async fn run(ctx: Ctx) {
     let controller = Controller::new("ClusterRoleAggregator", &ctx);
-    controller.on(ctx.caches.cluster_roles(), gathering(ctx.caches.cluster_roles().clone()));
+    controller.on(ctx.caches.cluster_roles(), enqueue_aggregated_roles(ctx.caches.cluster_roles().clone()));
     let work = ctx.clone();
     let reconcile = move |key: Key| {
         let ctx = work.clone();
@@ -24,28 +24,30 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// Any role may be part of any role that gathers.
-fn gathering(
+fn enqueue_aggregated_roles(
     roles: Arc<Cache<ClusterRole>>,
-) -> impl Fn(&Changed<'_, ClusterRole>, &mut dyn FnMut(Key)) + Send + Sync {
+) -> impl Fn(&ObjectUpdate<'_, ClusterRole>, &mut dyn FnMut(Key)) + Send + Sync {
     move |changed, enqueue| {
-        let newest = changed.newest();
-        if newest.aggregation_rule.is_some() {
-            enqueue(newest.key());
+        let latest = changed.latest();
+        if latest.aggregation_rule.is_some() {
+            enqueue(latest.key());
         }
-        let gathering = roles.all().into_iter().filter(|role| role.aggregation_rule.is_some());
-        gathering.for_each(|role| enqueue(role.key()));
+        let aggregated = roles.all().into_iter().filter(|role| role.aggregation_rule.is_some());
+        aggregated.for_each(|role| enqueue(role.key()));
     }
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(role) = ctx.caches.cluster_roles().get(key) else { return Ok(Next::Forget) };
-    let Some(rules) = plan(&role, &ctx.caches.cluster_roles().all()) else { return Ok(Next::Change) };
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(role) = ctx.caches.cluster_roles().get(key) else { return Ok(ReconcileAction::Forget) };
+    let Some(rules) = plan(&role, &ctx.caches.cluster_roles().all()) else {
+        return Ok(ReconcileAction::AwaitChange);
+    };
     let object = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": role.name()}, "rules": rules,
     });
     match ctx.patch::<ClusterRole>(key, &Patch::Apply { manager: NAME, object }).await {
         Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(Next::Change),
+        _ => Ok(ReconcileAction::AwaitChange),
     }
 }

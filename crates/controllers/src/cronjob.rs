@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
-use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _, keys};
+use reconcile::{Controller, Ctx, DeleteOptions, Error, Key, Object as _, ReconcileAction, keys};
 
-use plan::{Plan, Start, plan};
+use plan::{JobStart, Plan, plan};
 
 const WORKERS: usize = 5;
 
@@ -19,10 +19,10 @@ pub async fn run(ctx: Ctx) {
     let controller = Controller::new("cronjob", &ctx);
     let (later, clock, zone) = (controller.enqueue(), ctx.clock.clone(), local.clone());
     controller.on(ctx.caches.cron_jobs(), move |changed, enqueue| {
-        let timing = |cron: &Arc<CronJob>| (cron.spec.schedule.clone(), cron.spec.time_zone.clone());
+        let schedule_fields = |cron: &Arc<CronJob>| (cron.spec.schedule.clone(), cron.spec.time_zone.clone());
         match (changed.before, changed.after) {
             // A new schedule begins now: what it would have started before does not count.
-            (Some(before), Some(after)) if timing(before) != timing(after) => {
+            (Some(before), Some(after)) if schedule_fields(before) != schedule_fields(after) => {
                 let now = clock.now();
                 if let Some(next) = plan::next_run(after, now, &zone) {
                     let pause = Duration::try_from(next.duration_since(now)).unwrap_or_default();
@@ -42,19 +42,19 @@ pub async fn run(ctx: Ctx) {
         .await;
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key, local: &TimeZone) -> Result<Next, Error> {
-    let Some(cron) = ctx.caches.cron_jobs().get(key) else { return Ok(Next::Forget) };
+async fn reconcile(ctx: &Ctx, key: &Key, local: &TimeZone) -> Result<ReconcileAction, Error> {
+    let Some(cron) = ctx.caches.cron_jobs().get(key) else { return Ok(ReconcileAction::Forget) };
     let jobs = jobs(ctx, &cron).await?;
-    let Plan { events, delete, start, mut status, recheck } = plan(&cron, &jobs, ctx.clock.now(), local);
+    let Plan { events, delete, start, mut status, requeue_at } = plan(&cron, &jobs, ctx.clock.now(), local);
     for (severity, reason, message) in events {
         ctx.events.record(reconcile::reference(&*cron), severity, reason, message);
     }
-    let done = act(ctx, &cron, &delete, start, &mut status).await;
+    let done = apply(ctx, &cron, &delete, start, &mut status).await;
     if cron.status.clone().unwrap_or_default() != status {
         ctx.replace_status(&CronJob { status: Some(status), ..CronJob::clone(&cron) }).await?;
     }
     done?;
-    Ok(recheck.map_or(Next::Change, Next::At))
+    Ok(requeue_at.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }
 
 /// The Jobs of a CronJob, also those its status lists but the cache does not have yet.
@@ -75,31 +75,31 @@ async fn jobs(ctx: &Ctx, cron: &CronJob) -> Result<Vec<Arc<Job>>, Error> {
 }
 
 /// Deletes and starts Jobs; the status tells how far it got.
-async fn act(
+async fn apply(
     ctx: &Ctx,
     cron: &CronJob,
     delete: &[Arc<Job>],
-    start: Option<Start>,
+    start: Option<JobStart>,
     status: &mut CronJobStatus,
 ) -> Result<(), Error> {
     for job in delete {
-        let options = Delete { propagation: Some("Background"), ..Delete::uid(job.uid()) };
+        let options = DeleteOptions { propagation: Some("Background"), ..DeleteOptions::uid(job.uid()) };
         if let Err(error) = ctx.delete_with::<Job>(&job.key(), &options).await {
             ctx.events.warning(cron, "FailedDelete", format!("Deleted job: {error}"));
             return Err(error);
         }
-        plan::forget(status, job);
+        plan::remove_active_job(status, job);
         ctx.events.normal(cron, "SuccessfulDelete", format!("Deleted job {}", job.name()));
     }
-    let Some(Start { job, is_there, at }) = start else { return Ok(()) };
-    if is_there {
-        *status = plan::started(std::mem::take(status), &job, at);
+    let Some(JobStart { job, exists, at }) = start else { return Ok(()) };
+    if exists {
+        *status = plan::status_after_start(std::mem::take(status), &job, at);
         return Ok(());
     }
     match ctx.create(&job).await {
         Ok(job) => {
             ctx.events.normal(cron, "SuccessfulCreate", format!("Created job {}", job.name()));
-            *status = plan::started(std::mem::take(status), &job, at);
+            *status = plan::status_after_start(std::mem::take(status), &job, at);
             Ok(())
         }
         // Somebody else has made it, and looks after it.

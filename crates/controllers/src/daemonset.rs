@@ -14,13 +14,15 @@ use futures_util::future::join_all;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
-use reconcile::{Caches, Changed, Controller, Ctx, Error, Key, Next, Object as _, Patch, keys};
+use reconcile::{
+    Caches, Controller, Ctx, Error, Key, Object as _, ObjectUpdate, Patch, ReconcileAction, keys,
+};
 use serde_json::json;
 
-use crate::batches::slow_start;
 use crate::history::{self, History, POD_REVISION};
+use crate::slow_start::slow_start;
 use crate::{ownership, template};
-use plan::{Plan, Pods, Retries, Sight, Step, plan};
+use plan::{DaemonSetSnapshot, Plan, PodChanges, Retries, Step, plan};
 
 const WORKERS: usize = 2;
 
@@ -29,7 +31,7 @@ type AllRetries = Mutex<HashMap<String, Retries>>;
 
 pub async fn run(ctx: Ctx) {
     // Its service account is spelled otherwise than its name.
-    let ctx = Ctx { client: ctx.client.acting_as("daemon-set-controller"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("daemon-set-controller"), ..ctx };
     let controller = Controller::new("daemonset", &ctx);
     let sets = ctx.caches.daemon_sets();
     controller.on(sets, keys::own);
@@ -41,13 +43,13 @@ pub async fn run(ctx: Ctx) {
             owners(changed, enqueue);
         }
     });
-    let adopters = keys::in_namespace(sets, |pod: &Pod, set: &DaemonSet| {
+    let matching_sets = keys::in_namespace(sets, |pod: &Pod, set: &DaemonSet| {
         let selector = reconcile::selector(set.spec.as_ref().map(|spec| &spec.selector));
         selector.matches(|name| pod.label(name))
     });
     controller.on(ctx.caches.pods(), move |changed, enqueue| {
         if changed.after.is_some_and(|pod| pod.controller().is_none()) {
-            adopters(changed, enqueue);
+            matching_sets(changed, enqueue);
         }
     });
     let caches = ctx.caches.clone();
@@ -63,45 +65,45 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// The sets that want something else of a node than before.
-fn on_node(caches: &Caches, changed: &Changed<'_, Node>, enqueue: &mut dyn FnMut(Key)) {
-    let place = |node: &Arc<Node>| {
+fn on_node(caches: &Caches, changed: &ObjectUpdate<'_, Node>, enqueue: &mut dyn FnMut(Key)) {
+    let labels_and_taints = |node: &Arc<Node>| {
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
         (node.metadata.labels.clone(), taints)
     };
     // Heartbeats change neither.
     if let (Some(before), Some(after)) = (changed.before, changed.after)
-        && place(before) == place(after)
+        && labels_and_taints(before) == labels_and_taints(after)
     {
         return;
     }
     for set in caches.daemon_sets().all() {
-        let wish = |node: &Arc<Node>| pods::wish(&set, node);
-        if changed.before.map(wish) != changed.after.map(wish) {
+        let decision = |node: &Arc<Node>| pods::node_should_run_daemon_pod(&set, node);
+        if changed.before.map(decision) != changed.after.map(decision) {
             enqueue(set.key());
         }
     }
 }
 
-async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<Next, Error> {
-    let Some(set) = ctx.caches.daemon_sets().get(key) else { return Ok(Next::Forget) };
-    let Some(spec) = &set.spec else { return Ok(Next::Change) };
+async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(set) = ctx.caches.daemon_sets().get(key) else { return Ok(ReconcileAction::Forget) };
+    let Some(spec) = &set.spec else { return Ok(ReconcileAction::AwaitChange) };
     let selector = reconcile::selector(Some(&spec.selector));
     let pods = ownership::claim(&*set, &selector, ownership::candidates(&*set, ctx.caches.pods()));
-    ownership::settle(ctx, &*set, &pods).await?;
+    ownership::adopt_and_release(ctx, &*set, &pods).await?;
     let revisions = ownership::candidates(&*set, ctx.caches.controller_revisions());
-    ownership::settle(ctx, &*set, &ownership::claim(&*set, &selector, revisions)).await?;
-    let (mut manage, mut failure) = (true, None);
+    ownership::adopt_and_release(ctx, &*set, &ownership::claim(&*set, &selector, revisions)).await?;
+    let (mut may_change_pods, mut failure) = (true, None);
     loop {
         let Some(set) = ctx.caches.daemon_sets().get_exactly(key, set.uid()) else {
             all.lock().remove(set.uid());
-            return Ok(Next::Change);
+            return Ok(ReconcileAction::AwaitChange);
         };
-        let Some(spec) = &set.spec else { return Ok(Next::Change) };
+        let Some(spec) = &set.spec else { return Ok(ReconcileAction::AwaitChange) };
         let nodes = ctx.caches.nodes().all();
         let pods = ctx.caches.pods().owned_by(set.uid());
         let history = History::of(&spec.template, ctx.caches.controller_revisions().owned_by(set.uid()));
         let retries = all.lock().get(set.uid()).cloned().unwrap_or_default();
-        let sight = Sight {
+        let snapshot = DaemonSetSnapshot {
             set: &set,
             spec,
             nodes: &nodes,
@@ -110,47 +112,47 @@ async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<Next, Error
             retries: &retries,
             now: ctx.clock.now(),
         };
-        let Plan { step, recheck } = plan(&sight, manage);
+        let Plan { step, requeue_at } = plan(&snapshot, may_change_pods);
         match step {
-            Step::Rest => {
+            Step::Done => {
                 return match failure {
                     Some(error) => Err(error),
-                    None => Ok(recheck.map_or(Next::Change, Next::At)),
+                    None => Ok(requeue_at.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt)),
                 };
             }
             Step::Pods(change)
                 if !change.create.is_empty()
-                    && !ownership::may_have_more(ctx, &*set, &pods, told(&set)).await? =>
+                    && !ownership::may_create_pods(ctx, &*set, &pods, reported_scheduled(&set)).await? =>
             {
-                return Ok(Next::Change);
+                return Ok(ReconcileAction::AwaitChange);
             }
             Step::Pods(pods) => {
-                manage = false;
-                let hash = history.newest().and_then(|revision| revision.label(POD_REVISION));
+                may_change_pods = false;
+                let hash = history.latest().and_then(|revision| revision.label(POD_REVISION));
                 all.lock().entry(set.uid().to_owned()).or_default().extend(pods.retries.iter().cloned());
-                failure = change(ctx, &set, hash.unwrap_or_default(), pods).await.err();
+                failure = apply_pod_changes(ctx, &set, hash.unwrap_or_default(), pods).await.err();
             }
             Step::Status(status) => write_status(ctx, &set, status).await?,
-            other => revise(ctx, &set, other).await?,
+            other => sync_revisions(ctx, &set, other).await?,
         }
     }
 }
 
 /// How many pods there are by the set's status.
-fn told(set: &DaemonSet) -> Option<i32> {
+fn reported_scheduled(set: &DaemonSet) -> Option<i32> {
     set.status.as_ref().map(|status| status.current_number_scheduled)
 }
 
-async fn change(ctx: &Ctx, set: &DaemonSet, hash: &str, pods: Pods) -> Result<(), Error> {
+async fn apply_pod_changes(ctx: &Ctx, set: &DaemonSet, hash: &str, pods: PodChanges) -> Result<(), Error> {
     for (severity, reason, message) in pods.events {
         ctx.events.record(reconcile::reference(set), severity, reason, message);
     }
     let create = &pods.create;
-    let births = slow_start(create.len(), |i| async move {
-        template::create(ctx, set, &pods::pod(set, &create[i], hash)).await.map(drop)
+    let creation = slow_start(create.len(), |i| async move {
+        template::create_pod(ctx, set, &pods::pod(set, &create[i], hash)).await.map(drop)
     });
-    let (_, failure) = births.await;
-    for deleted in join_all(pods.delete.iter().map(|pod| template::delete(ctx, set, pod))).await {
+    let (_, failure) = creation.await;
+    for deleted in join_all(pods.delete.iter().map(|pod| template::delete_pod(ctx, set, pod))).await {
         deleted?;
     }
     match failure {
@@ -163,27 +165,28 @@ async fn write_status(ctx: &Ctx, set: &DaemonSet, status: DaemonSetStatus) -> Re
     ctx.replace_status(&DaemonSet { status: Some(status), ..set.clone() }).await.map(drop)
 }
 
-async fn revise(ctx: &Ctx, set: &DaemonSet, step: Step) -> Result<(), Error> {
+async fn sync_revisions(ctx: &Ctx, set: &DaemonSet, step: Step) -> Result<(), Error> {
     match step {
-        Step::Revise(lacking) => {
+        Step::Revise(missing_revision) => {
             let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
             let mut status = set.status.clone().unwrap_or_default();
             let collisions = &mut status.collision_count;
-            let made = |number| history::revision(set, &template, POD_REVISION, number, *collisions);
-            if !history::revise(ctx, lacking, made).await? {
+            let new_revision =
+                |number| history::new_revision(set, &template, POD_REVISION, number, *collisions);
+            if !history::sync_revision(ctx, missing_revision, new_revision).await? {
                 *collisions = Some(collisions.unwrap_or(0).saturating_add(1));
                 write_status(ctx, set, status).await?;
             }
         }
-        Step::Merge { keep, drop, relabel } => {
-            for pod in relabel {
+        Step::MergeRevisions { keep, drop, pods_to_label } => {
+            for pod in pods_to_label {
                 let labels = json!({POD_REVISION: keep.label(POD_REVISION)});
                 ctx.patch::<Pod>(&pod.key(), &Patch::Merge(json!({"metadata": {"labels": labels}}))).await?;
             }
             history::remove(ctx, &drop).await?;
         }
-        Step::Trim(old) => history::remove(ctx, &old).await?,
-        Step::Rest | Step::Pods(_) | Step::Status(_) => {}
+        Step::TruncateHistory(old) => history::remove(ctx, &old).await?,
+        Step::Done | Step::Pods(_) | Step::Status(_) => {}
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ mod plan;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object as _, Severity, keys};
+use reconcile::{Controller, Ctx, Error, EventType, Key, Object as _, ObjectUpdate, ReconcileAction, keys};
 
 use crate::{ownership, pod};
 use plan::Action;
@@ -16,8 +16,8 @@ pub async fn run(ctx: Ctx) {
     let controller = Controller::new("deployment", &ctx);
     controller.on(ctx.caches.deployments(), keys::own);
     controller.on(ctx.caches.replica_sets(), keys::owner_of_kind("Deployment"));
-    controller.on(ctx.caches.replica_sets(), adopters(&ctx));
-    controller.on(ctx.caches.pods(), waiting(&ctx));
+    controller.on(ctx.caches.replica_sets(), on_orphaned_replica_set(&ctx));
+    controller.on(ctx.caches.pods(), on_pod_finished(&ctx));
     let work = ctx.clone();
     let reconcile = move |key: Key| {
         let ctx = work.clone();
@@ -27,14 +27,14 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// Who may want a ReplicaSet that nobody controls.
-fn adopters(ctx: &Ctx) -> impl Fn(&Changed<'_, ReplicaSet>, &mut dyn FnMut(Key)) + use<> {
+fn on_orphaned_replica_set(ctx: &Ctx) -> impl Fn(&ObjectUpdate<'_, ReplicaSet>, &mut dyn FnMut(Key)) + use<> {
     let deployments = ctx.caches.deployments().clone();
     move |changed, enqueue| {
         let Some(set) = changed.after.filter(|set| set.controller().is_none()) else { return };
-        let is_news = changed.before.is_none_or(|before| {
+        let labels_or_owner_changed = changed.before.is_none_or(|before| {
             before.metadata.labels != set.metadata.labels || before.controller().is_some()
         });
-        if !is_news || set.metadata.labels.is_none() {
+        if !labels_or_owner_changed || set.metadata.labels.is_none() {
             return;
         }
         for deployment in deployments.in_namespace(set.namespace()) {
@@ -47,10 +47,10 @@ fn adopters(ctx: &Ctx) -> impl Fn(&Changed<'_, ReplicaSet>, &mut dyn FnMut(Key))
 
 /// Who waits for the end of a pod: a Deployment that recreates its pods begins anew when the last one is
 /// over.
-fn waiting(ctx: &Ctx) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnMut(Key)) + use<> {
+fn on_pod_finished(ctx: &Ctx) -> impl Fn(&ObjectUpdate<'_, Pod>, &mut dyn FnMut(Key)) + use<> {
     let (deployments, sets) = (ctx.caches.deployments().clone(), ctx.caches.replica_sets().clone());
     move |changed, enqueue| {
-        let pod = changed.newest();
+        let pod = changed.latest();
         if changed.after.is_some_and(|pod| !pod::is_terminal(pod)) {
             return;
         }
@@ -58,55 +58,57 @@ fn waiting(ctx: &Ctx) -> impl Fn(&Changed<'_, Pod>, &mut dyn FnMut(Key)) + use<>
         let set = sets.get_exactly(&Key::new(pod.namespace(), &owner.name), &owner.uid);
         let Some(owner) = set.as_ref().and_then(|set| set.controller()) else { return };
         let key = Key::new(pod.namespace(), &owner.name);
-        let recreates = |deployment: &Deployment| {
+        let is_recreate = |deployment: &Deployment| {
             let strategy = deployment.spec.as_ref().and_then(|spec| spec.strategy.as_ref());
             strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("Recreate")
         };
-        if deployments.get_exactly(&key, &owner.uid).is_some_and(|deployment| recreates(&deployment)) {
+        if deployments.get_exactly(&key, &owner.uid).is_some_and(|deployment| is_recreate(&deployment)) {
             enqueue(key);
         }
     }
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(deployment) = ctx.caches.deployments().get(key) else { return Ok(Next::Forget) };
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(deployment) = ctx.caches.deployments().get(key) else { return Ok(ReconcileAction::Forget) };
     let selector = selector(&deployment);
     let candidates = || {
         let sets = ownership::candidates(deployment.as_ref(), ctx.caches.replica_sets());
         ownership::claim(deployment.as_ref(), &selector, sets)
     };
-    ownership::settle(ctx, deployment.as_ref(), &candidates()).await?;
+    ownership::adopt_and_release(ctx, deployment.as_ref(), &candidates()).await?;
     let runs_pods =
         |set: &ReplicaSet| ctx.caches.pods().owned_by(set.uid()).iter().any(|pod| !pod::is_terminal(pod));
     let actions = plan::plan(&deployment, &candidates().owned, runs_pods, ctx.clock.now());
     match apply(ctx, &deployment, actions).await {
         // Nothing more can come of it.
-        Err(error) if error.is_namespace_terminating() => Ok(Next::Change),
+        Err(error) if error.is_namespace_terminating() => Ok(ReconcileAction::AwaitChange),
         result => result,
     }
 }
 
-async fn apply(ctx: &Ctx, deployment: &Deployment, actions: Vec<Action>) -> Result<Next, Error> {
-    let mut next = Next::Change;
+async fn apply(ctx: &Ctx, deployment: &Deployment, actions: Vec<Action>) -> Result<ReconcileAction, Error> {
+    let mut next = ReconcileAction::AwaitChange;
     for action in actions {
         match action {
             Action::CreateSet(set) => {
                 if !create(ctx, deployment, &set).await? {
-                    return Ok(Next::Change);
+                    return Ok(ReconcileAction::AwaitChange);
                 }
             }
             Action::UpdateSet { set, from } => {
                 ctx.replace(set.as_ref()).await?;
-                tell_scaled(ctx, deployment, &set, from);
+                record_scale_event(ctx, deployment, &set, from);
             }
             Action::DeleteSet(set) => ctx.delete(set.as_ref()).await?,
-            Action::WriteStatus(told) => _ = ctx.replace_status(told.as_ref()).await?,
+            Action::WriteStatus(updated) => _ = ctx.replace_status(updated.as_ref()).await?,
             Action::WriteSpec(written) => _ = ctx.replace(written.as_ref()).await?,
-            Action::Tell(Severity::Normal, reason, message) => ctx.events.normal(deployment, reason, message),
-            Action::Tell(Severity::Warning, reason, message) => {
+            Action::Event(EventType::Normal, reason, message) => {
+                ctx.events.normal(deployment, reason, message)
+            }
+            Action::Event(EventType::Warning, reason, message) => {
                 ctx.events.warning(deployment, reason, message)
             }
-            Action::LookAt(at) => next = Next::At(at),
+            Action::RequeueAt(at) => next = ReconcileAction::RequeueAt(at),
         }
     }
     Ok(next)
@@ -116,26 +118,26 @@ async fn apply(ctx: &Ctx, deployment: &Deployment, actions: Vec<Action>) -> Resu
 async fn create(ctx: &Ctx, deployment: &Deployment, set: &ReplicaSet) -> Result<bool, Error> {
     match ctx.create(set).await {
         Ok(_) => {
-            tell_scaled(ctx, deployment, set, 0);
+            record_scale_event(ctx, deployment, set, 0);
             Ok(true)
         }
         Err(error) if error.is_already_exists() => {
             let other: ReplicaSet = ctx.client.get(&set.key()).await?;
-            let is_ours = other.controller().is_some_and(|owner| owner.uid == deployment.uid());
-            if is_ours && plan::is_new(deployment, &other) {
+            let is_owned = other.controller().is_some_and(|owner| owner.uid == deployment.uid());
+            if is_owned && plan::is_new(deployment, &other) {
                 // The cache is behind; the plan will know it once it has caught up.
-                ctx.caches.replica_sets().seen(other.revision()).await?;
+                ctx.caches.replica_sets().wait_until_revision(other.revision()).await?;
                 return Err(error);
             }
-            ctx.replace_status(&plan::collided(deployment)).await?;
+            ctx.replace_status(&plan::increment_collision_count(deployment)).await?;
             Ok(false)
         }
         Err(error) if error.is_namespace_terminating() => Err(error),
         Err(error) => {
             let message = format!("Failed to create new replica set {:?}: {error}", set.name());
-            let told = plan::creation_failed(deployment, message.clone(), ctx.clock.now());
-            if told != *deployment {
-                ctx.replace_status(&told).await?;
+            let updated = plan::creation_failed(deployment, message.clone(), ctx.clock.now());
+            if updated != *deployment {
+                ctx.replace_status(&updated).await?;
             }
             ctx.events.warning(deployment, "ReplicaSetCreateError", message);
             Err(error)
@@ -143,14 +145,14 @@ async fn create(ctx: &Ctx, deployment: &Deployment, set: &ReplicaSet) -> Result<
     }
 }
 
-fn tell_scaled(ctx: &Ctx, deployment: &Deployment, set: &ReplicaSet, from: i32) {
+fn record_scale_event(ctx: &Ctx, deployment: &Deployment, set: &ReplicaSet, from: i32) {
     let to = set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
-    let way = match to.cmp(&from) {
+    let direction = match to.cmp(&from) {
         std::cmp::Ordering::Greater => "up",
         std::cmp::Ordering::Less => "down",
         std::cmp::Ordering::Equal => return,
     };
-    let message = format!("Scaled {way} replica set {} from {from} to {to}", set.name());
+    let message = format!("Scaled {direction} replica set {} from {from} to {to}", set.name());
     ctx.events.normal(deployment, "ScalingReplicaSet", message);
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use parking_lot::Mutex;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction};
 
 use crate::disruption_condition::{disruption_target, patch_pod_status};
 use crate::pod;
@@ -24,24 +24,24 @@ const REASON: &str = "DeviceTaintManagerEviction";
 pub async fn run(ctx: Ctx) {
     let name = "device-taint-eviction-controller";
     let ctx =
-        Ctx { events: ctx.events.from("device-taint-eviction"), client: ctx.client.acting_as(name), ..ctx };
+        Ctx { events: ctx.events.from("device-taint-eviction"), client: ctx.client.impersonate(name), ..ctx };
     let controller = Controller::new("device_taint_eviction", &ctx);
-    controller.on(ctx.caches.pods(), |changed: &Changed<'_, Pod>, enqueue| {
-        let pod = changed.newest();
+    controller.on(ctx.caches.pods(), |changed: &ObjectUpdate<'_, Pod>, enqueue| {
+        let pod = changed.latest();
         if !pod::node(pod).is_empty() && claim_names(pod).next().is_some() {
             enqueue(pod.key());
         }
     });
-    controller.on(ctx.caches.resource_claims(), |changed: &Changed<'_, ResourceClaim>, enqueue| {
-        users(changed.newest(), enqueue);
+    controller.on(ctx.caches.resource_claims(), |changed: &ObjectUpdate<'_, ResourceClaim>, enqueue| {
+        enqueue_reserved_pods(changed.latest(), enqueue);
     });
     let claims = ctx.caches.resource_claims().clone();
-    controller.on(ctx.caches.resource_slices(), move |changed: &Changed<'_, ResourceSlice>, enqueue| {
-        let slice = changed.newest();
-        let concerned = |claim: &&Arc<ResourceClaim>| plan::uses_pool(claim, slice);
-        claims.all().iter().filter(concerned).for_each(|claim| users(claim, enqueue));
+    controller.on(ctx.caches.resource_slices(), move |changed: &ObjectUpdate<'_, ResourceSlice>, enqueue| {
+        let slice = changed.latest();
+        let is_affected = |claim: &&Arc<ResourceClaim>| plan::uses_pool(claim, slice);
+        claims.all().iter().filter(is_affected).for_each(|claim| enqueue_reserved_pods(claim, enqueue));
     });
-    let work = Arc::new(Evictions { ctx: ctx.clone(), due: Mutex::default() });
+    let work = Arc::new(Evictions { ctx: ctx.clone(), scheduled_evictions: Mutex::default() });
     let reconcile = move |key: Key| {
         let work = work.clone();
         async move { work.reconcile(&key).await }
@@ -50,7 +50,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// The pods a claim is reserved for.
-fn users(claim: &ResourceClaim, enqueue: &mut dyn FnMut(Key)) {
+fn enqueue_reserved_pods(claim: &ResourceClaim, enqueue: &mut dyn FnMut(Key)) {
     let users = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
     users
         .filter(|user| user.resource == "pods")
@@ -60,32 +60,32 @@ fn users(claim: &ResourceClaim, enqueue: &mut dyn FnMut(Key)) {
 struct Evictions {
     ctx: Ctx,
     /// The pods that have to go some time.
-    due: Mutex<HashSet<Key>>,
+    scheduled_evictions: Mutex<HashSet<Key>>,
 }
 
 impl Evictions {
-    async fn reconcile(&self, key: &Key) -> Result<Next, Error> {
+    async fn reconcile(&self, key: &Key) -> Result<ReconcileAction, Error> {
         let caches = &self.ctx.caches;
         let pod = caches.pods().get(key).filter(|pod| !pod.is_deleting() && !pod::is_terminal(pod));
         let Some(pod) = pod else {
-            self.due.lock().remove(key);
-            return Ok(Next::Change);
+            self.scheduled_evictions.lock().remove(key);
+            return Ok(ReconcileAction::AwaitChange);
         };
         let claims = claim_names(&pod)
             .filter_map(|name| caches.resource_claims().get(&Key::new(pod.namespace(), name)));
         let claims: Vec<Arc<ResourceClaim>> = claims.collect();
         let slices = if claims.is_empty() { Vec::new() } else { caches.resource_slices().all() };
         let now = self.ctx.clock.now();
-        match plan::leaves_at(&pod, &claims, &slices, now) {
+        match plan::eviction_time(&pod, &claims, &slices, now) {
             None => {
-                if self.due.lock().remove(key) {
+                if self.scheduled_evictions.lock().remove(key) {
                     self.ctx.events.normal(&*pod, REASON, "Cancelling deletion");
                 }
-                Ok(Next::Change)
+                Ok(ReconcileAction::AwaitChange)
             }
             Some(at) if at > now => {
-                self.due.lock().insert(key.clone());
-                Ok(Next::At(at))
+                self.scheduled_evictions.lock().insert(key.clone());
+                Ok(ReconcileAction::RequeueAt(at))
             }
             Some(_) => {
                 self.ctx.events.normal(&*pod, REASON, "Marking for deletion");
@@ -94,13 +94,13 @@ impl Evictions {
                 {
                     let status = serde_json::json!({"conditions": [condition]});
                     match patch_pod_status(&self.ctx, &pod, status).await {
-                        Err(error) if error.is_not_found() => return Ok(Next::Change),
+                        Err(error) if error.is_not_found() => return Ok(ReconcileAction::AwaitChange),
                         other => other?,
                     }
                 }
                 self.ctx.delete(&*pod).await?;
-                self.due.lock().remove(key);
-                Ok(Next::Change)
+                self.scheduled_evictions.lock().remove(key);
+                Ok(ReconcileAction::AwaitChange)
             }
         }
     }

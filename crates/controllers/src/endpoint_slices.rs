@@ -14,13 +14,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use parking_lot::Mutex;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction, keys};
 
-use crate::backends::{self, Triggers};
+use crate::backends::{self, TriggerTimeTracker};
 use crate::node;
-use hints::Wish;
-use pack::{Changes, MANAGED_BY, SERVICE_NAME};
-use plan::{MANAGER, Observed, plan};
+use hints::TrafficDistribution;
+use pack::{MANAGED_BY, SERVICE_NAME, SliceChanges};
+use plan::{MANAGER, ServiceSnapshot, plan};
 
 const WORKERS: usize = 5;
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -30,10 +30,13 @@ pub async fn run(ctx: Ctx) {
     let controller = Controller::new("endpoint_slice", &ctx);
     controller.on(ctx.caches.services(), keys::own::<Service>);
     controller.on(ctx.caches.pods(), backends::services_of(ctx.caches.services()));
-    controller.on(ctx.caches.endpoint_slices(), service_of);
-    controller.on(ctx.caches.nodes(), services_near(&ctx));
-    let slices =
-        Arc::new(Slices { ctx: ctx.clone(), triggers: Triggers::default(), hinted: Mutex::default() });
+    controller.on(ctx.caches.endpoint_slices(), enqueue_service_of_slice);
+    controller.on(ctx.caches.nodes(), enqueue_services_of_node(&ctx));
+    let slices = Arc::new(SliceReconciler {
+        ctx: ctx.clone(),
+        triggers: TriggerTimeTracker::default(),
+        services_with_hints: Mutex::default(),
+    });
     let reconcile = move |key: Key| {
         let slices = slices.clone();
         async move { slices.reconcile(&key).await }
@@ -42,7 +45,7 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// The Services of a slice of ours, before and after.
-fn service_of(changed: &Changed<'_, EndpointSlice>, enqueue: &mut dyn FnMut(Key)) {
+fn enqueue_service_of_slice(changed: &ObjectUpdate<'_, EndpointSlice>, enqueue: &mut dyn FnMut(Key)) {
     for slice in [changed.before, changed.after].into_iter().flatten() {
         if slice.label(MANAGED_BY) == Some(MANAGER)
             && let Some(service) = slice.label(SERVICE_NAME)
@@ -54,98 +57,105 @@ fn service_of(changed: &Changed<'_, EndpointSlice>, enqueue: &mut dyn FnMut(Key)
 
 /// A node that comes or goes, or changes its zone, concerns the Services of its pods; one that becomes ready, also
 /// those whose endpoints are shared out among zones.
-fn services_near(ctx: &Ctx) -> impl Fn(&Changed<'_, Node>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
+fn enqueue_services_of_node(
+    ctx: &Ctx,
+) -> impl Fn(&ObjectUpdate<'_, Node>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
     let caches = ctx.caches.clone();
     move |changed, enqueue| {
         let zone = |node: Option<&Arc<Node>>| node.map(|node| node.label(ZONE).map(str::to_owned));
         let ready = |node: Option<&Arc<Node>>| node.is_some_and(|node| node::is_ready(node));
-        let moved = zone(changed.before) != zone(changed.after);
-        if moved {
-            let pods = caches.pods().indexed("node", changed.newest().name());
+        let zone_changed = zone(changed.before) != zone(changed.after);
+        if zone_changed {
+            let pods = caches.pods().indexed("node", changed.latest().name());
             for pod in pods {
                 for service in caches.services().in_namespace(pod.namespace()) {
-                    if backends::selects(&service, |name| pod.label(name)) {
+                    if backends::matches_selector(&service, |name| pod.label(name)) {
                         enqueue(service.key());
                     }
                 }
             }
         }
-        if moved || ready(changed.before) != ready(changed.after) {
+        if zone_changed || ready(changed.before) != ready(changed.after) {
             let services = caches.services().all().into_iter();
-            let shared = services.filter(|service| Wish::of(service) == Wish::Proportional);
+            let shared = services
+                .filter(|service| TrafficDistribution::of(service) == TrafficDistribution::Proportional);
             shared.for_each(|service| enqueue(service.key()));
         }
     }
 }
 
-struct Slices {
+struct SliceReconciler {
     ctx: Ctx,
-    triggers: Triggers,
+    triggers: TriggerTimeTracker,
     /// The Services whose endpoints are meant for zones.
-    hinted: Mutex<HashSet<Key>>,
+    services_with_hints: Mutex<HashSet<Key>>,
 }
 
-impl Slices {
-    async fn reconcile(&self, key: &Key) -> Result<Next, Error> {
+impl SliceReconciler {
+    async fn reconcile(&self, key: &Key) -> Result<ReconcileAction, Error> {
         let caches = &self.ctx.caches;
         let Some(service) = caches.services().get(key) else {
             self.triggers.forget(key);
-            self.hinted.lock().remove(key);
-            return Ok(Next::Change);
+            self.services_with_hints.lock().remove(key);
+            return Ok(ReconcileAction::AwaitChange);
         };
-        let Some(spec) = backends::selecting(&service) else { return Ok(Next::Change) };
-        let pods = caches
-            .pods()
-            .labelled(service.namespace(), |labels| backends::selects(&service, |name| labels.get(name)));
+        let Some(spec) = backends::spec_with_selector(&service) else {
+            return Ok(ReconcileAction::AwaitChange);
+        };
+        let pods = caches.pods().list_by_labels(service.namespace(), |labels| {
+            backends::matches_selector(&service, |name| labels.get(name))
+        });
         let mut slices = caches.endpoint_slices().indexed("service", &key.to_string());
         slices.retain(|slice| slice.label(MANAGED_BY) == Some(MANAGER) && !slice.is_deleting());
-        let trigger = self.triggers.learn(&service, &pods);
-        let shares = match Wish::of(&service) {
-            Wish::Proportional => hints::shares(caches.nodes().all().iter().map(Arc::as_ref)),
+        let trigger = self.triggers.trigger_time(&service, &pods);
+        let shares = match TrafficDistribution::of(&service) {
+            TrafficDistribution::Proportional => {
+                hints::cpu_share_by_zone(caches.nodes().all().iter().map(Arc::as_ref))
+            }
             _ => None,
         };
         let node = |name: &str| caches.nodes().get(&Key::new("", name));
-        let hinted = self.hinted.lock().contains(key);
-        let observed = Observed {
+        let had_hints = self.services_with_hints.lock().contains(key);
+        let observed = ServiceSnapshot {
             service: &service,
             spec,
             pods: &pods,
             slices: &slices,
             node: &node,
             shares: shares.as_ref(),
-            hinted,
+            had_hints,
         };
         let plan = plan(&observed);
         let result = self.apply(plan.changes, trigger).await;
-        match plan.hinted {
-            true => self.hinted.lock().insert(key.clone()),
-            false => self.hinted.lock().remove(key),
+        match plan.has_hints {
+            true => self.services_with_hints.lock().insert(key.clone()),
+            false => self.services_with_hints.lock().remove(key),
         };
-        for told in plan.told {
-            match plan.hinted {
+        for told in plan.events {
+            match plan.has_hints {
                 true => self.ctx.events.normal(&*service, "TopologyAwareHintsEnabled", told),
                 false => self.ctx.events.warning(&*service, "TopologyAwareHintsDisabled", told),
             }
         }
         match result {
-            Err(error) if error.is_namespace_terminating() => Ok(Next::Change),
+            Err(error) if error.is_namespace_terminating() => Ok(ReconcileAction::AwaitChange),
             Err(error) if error.is_conflict() => Err(error),
             Err(error) => {
                 let message = format!("Error updating Endpoint Slices for Service {key}: {error}");
                 self.ctx.events.warning(&*service, "FailedToUpdateEndpointSlices", message);
                 Err(error)
             }
-            Ok(()) => Ok(Next::Change),
+            Ok(()) => Ok(ReconcileAction::AwaitChange),
         }
     }
 
-    async fn apply(&self, changes: Changes, trigger: Option<jiff::Timestamp>) -> Result<(), Error> {
+    async fn apply(&self, changes: SliceChanges, trigger: Option<jiff::Timestamp>) -> Result<(), Error> {
         for mut slice in changes.create {
-            backends::set_trigger(&mut slice.metadata.annotations, trigger);
+            backends::set_trigger_annotation(&mut slice.metadata.annotations, trigger);
             self.ctx.create(&slice).await?;
         }
         for mut slice in changes.update {
-            backends::set_trigger(&mut slice.metadata.annotations, trigger);
+            backends::set_trigger_annotation(&mut slice.metadata.annotations, trigger);
             self.ctx.replace(&slice).await?;
         }
         for slice in changes.delete {

@@ -7,9 +7,9 @@ pub mod subsets;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Endpoints, Service};
-use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object, keys};
+use reconcile::{Controller, Ctx, DeleteOptions, Error, Key, Object, ReconcileAction, keys};
 
-use crate::backends::{self, Triggers};
+use crate::backends::{self, TriggerTimeTracker};
 use plan::plan;
 
 const WORKERS: usize = 5;
@@ -17,7 +17,7 @@ const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
 pub async fn run(ctx: Ctx) {
     let ctx = Ctx {
-        client: ctx.client.acting_as("endpoint-controller"),
+        client: ctx.client.impersonate("endpoint-controller"),
         events: ctx.events.from("endpoint-controller"),
         ..ctx
     };
@@ -27,57 +27,58 @@ pub async fn run(ctx: Ctx) {
     // Those that somebody makes without a Service are theirs.
     controller.on(ctx.caches.endpoints(), |changed, enqueue| {
         if changed.after.is_none() {
-            enqueue(changed.newest().key());
+            enqueue(changed.latest().key());
         }
     });
     let enqueue = controller.enqueue();
     let endpoints = ctx.caches.endpoints().clone();
     // Services may have gone while nobody was looking.
-    let leftovers = async {
-        endpoints.filled().await;
-        endpoints.all().iter().for_each(|left| enqueue.now(left.key()));
+    let initial_cleanup = async {
+        endpoints.wait_for_sync().await;
+        endpoints.all().iter().for_each(|endpoints_object| enqueue.now(endpoints_object.key()));
         std::future::pending::<()>().await
     };
-    let state = Arc::new((ctx.clone(), Triggers::default()));
+    let state = Arc::new((ctx.clone(), TriggerTimeTracker::default()));
     let reconcile = move |key: Key| {
         let state = state.clone();
         async move { reconcile(&state.0, &state.1, &key).await }
     };
     tokio::select! {
         () = controller.run(&ctx, WORKERS, reconcile) => {}
-        () = leftovers => {}
+        () = initial_cleanup => {}
     }
 }
 
-async fn reconcile(ctx: &Ctx, triggers: &Triggers, key: &Key) -> Result<Next, Error> {
+async fn reconcile(ctx: &Ctx, triggers: &TriggerTimeTracker, key: &Key) -> Result<ReconcileAction, Error> {
     let current = ctx.caches.endpoints().get(key);
     let Some(service) = ctx.caches.services().get(key) else {
         triggers.forget(key);
         // Some hold elections on Endpoints that no Service has.
-        if let Some(left) = current.filter(|left| left.annotation(LEADER).is_none()) {
-            ctx.delete_with::<Endpoints>(key, &Delete::uid(left.uid())).await?;
+        if let Some(endpoints_object) =
+            current.filter(|endpoints_object| endpoints_object.annotation(LEADER).is_none())
+        {
+            ctx.delete_with::<Endpoints>(key, &DeleteOptions::uid(endpoints_object.uid())).await?;
         }
-        return Ok(Next::Change);
+        return Ok(ReconcileAction::AwaitChange);
     };
-    let Some(spec) = backends::selecting(&service) else { return Ok(Next::Change) };
-    let pods = ctx
-        .caches
-        .pods()
-        .labelled(service.namespace(), |labels| backends::selects(&service, |name| labels.get(name)));
-    let trigger = triggers.learn(&service, &pods);
-    let Some(wanted) = plan(&service, spec, &pods, current.as_deref(), trigger) else {
-        return Ok(Next::Change);
+    let Some(spec) = backends::spec_with_selector(&service) else { return Ok(ReconcileAction::AwaitChange) };
+    let pods = ctx.caches.pods().list_by_labels(service.namespace(), |labels| {
+        backends::matches_selector(&service, |name| labels.get(name))
+    });
+    let trigger = triggers.trigger_time(&service, &pods);
+    let Some(desired) = plan(&service, spec, &pods, current.as_deref(), trigger) else {
+        return Ok(ReconcileAction::AwaitChange);
     };
     let (written, reason, what) = match current {
-        Some(_) => (ctx.replace(&wanted).await, "FailedToUpdateEndpoint", "update endpoint"),
-        None => (ctx.create(&wanted).await, "FailedToCreateEndpoint", "create endpoint for service"),
+        Some(_) => (ctx.replace(&desired).await, "FailedToUpdateEndpoint", "update endpoint"),
+        None => (ctx.create(&desired).await, "FailedToCreateEndpoint", "create endpoint for service"),
     };
     match written {
-        Ok(_) => Ok(Next::Change),
-        Err(error) if error.is_namespace_terminating() => Ok(Next::Change),
+        Ok(_) => Ok(ReconcileAction::AwaitChange),
+        Err(error) if error.is_namespace_terminating() => Ok(ReconcileAction::AwaitChange),
         Err(error) if error.is_conflict() => Err(error),
         Err(error) => {
-            ctx.events.warning(&wanted, reason, format!("Failed to {what} {key}: {error}"));
+            ctx.events.warning(&desired, reason, format!("Failed to {what} {key}: {error}"));
             Err(error)
         }
     }

@@ -12,12 +12,12 @@ use reconcile::{Ctx, Error, Object};
 use serde_json::{Value, json};
 
 use crate::hash;
-use crate::template::controlled_by;
+use crate::template::new_controller_ref;
 
 /// The label by which pods tell which revision they were made from.
 pub const POD_REVISION: &str = "controller-revision-hash";
 /// What is left of a name for the part before the hash.
-const LONGEST_NAME: usize = 223;
+const MAX_NAME_BYTES: usize = 223;
 
 /// What a template has been and has become.
 #[derive(Debug, PartialEq)]
@@ -30,11 +30,11 @@ pub struct History {
 
 /// What a history lacks.
 #[derive(Debug, PartialEq)]
-pub enum Revise {
+pub enum MissingRevision {
     /// The present template has no revision yet.
-    Remember { number: i64 },
+    Create { number: i64 },
     /// The one it has is of too low a number.
-    Renumber { revision: Arc<ControllerRevision>, number: i64 },
+    SetNumber { revision: Arc<ControllerRevision>, number: i64 },
 }
 
 impl History {
@@ -44,7 +44,7 @@ impl History {
             let created = revision.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (revision.revision, created, revision.name().to_owned())
         });
-        let data = data(template);
+        let data = template_patch(template);
         let same = |revision: &Arc<ControllerRevision>| {
             revision.data.as_ref().is_some_and(|RawExtension(known)| *known == data)
         };
@@ -53,30 +53,30 @@ impl History {
     }
 
     /// The revision to use.
-    pub fn newest(&self) -> Option<&Arc<ControllerRevision>> {
+    pub fn latest(&self) -> Option<&Arc<ControllerRevision>> {
         self.current.last()
     }
 
     /// The revision to use, or what is to be done first.
-    pub fn settled(&self) -> Result<&Arc<ControllerRevision>, Revise> {
-        let number = self.number();
-        match self.newest() {
-            None => Err(Revise::Remember { number }),
-            Some(newest) if newest.revision < number => {
-                Err(Revise::Renumber { revision: newest.clone(), number })
+    pub fn current_revision(&self) -> Result<&Arc<ControllerRevision>, MissingRevision> {
+        let number = self.next_number();
+        match self.latest() {
+            None => Err(MissingRevision::Create { number }),
+            Some(latest) if latest.revision < number => {
+                Err(MissingRevision::SetNumber { revision: latest.clone(), number })
             }
-            Some(newest) => Ok(newest),
+            Some(latest) => Ok(latest),
         }
     }
 
     /// The number the present template must have at least: higher than all past ones.
-    pub fn number(&self) -> i64 {
+    pub fn next_number(&self) -> i64 {
         self.old.last().map_or(0, |revision| revision.revision).saturating_add(1)
     }
 }
 
 /// The patch that brings a template back.
-pub fn data(template: &PodTemplateSpec) -> Value {
+pub fn template_patch(template: &PodTemplateSpec) -> Value {
     let mut template = serde_json::to_value(template).unwrap_or_default();
     template["$patch"] = json!("replace");
     json!({"spec": {"template": template}})
@@ -91,40 +91,40 @@ pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
 }
 
 /// A revision of the owner's template; `label` is what its hash is written under.
-pub fn revision<T: Object>(
+pub fn new_revision<T: Object>(
     owner: &T,
     template: &PodTemplateSpec,
     label: &str,
     number: i64,
     collisions: Option<i32>,
 ) -> ControllerRevision {
-    let data = data(template);
-    let hash = hash::of(&data, collisions);
+    let data = template_patch(template);
+    let hash = hash::hash_object(&data, collisions);
     let mut labels = template.metadata.as_ref().and_then(|meta| meta.labels.clone()).unwrap_or_default();
     labels.insert(label.to_owned(), hash.clone());
-    let name = owner.name().get(..LONGEST_NAME).unwrap_or(owner.name());
+    let name = owner.name().get(..MAX_NAME_BYTES).unwrap_or(owner.name());
     let metadata = ObjectMeta {
         name: Some(format!("{name}-{hash}")),
         namespace: Some(owner.namespace().to_owned()),
         labels: Some(labels),
         annotations: owner.metadata().annotations.clone(),
-        owner_references: Some(vec![controlled_by(owner)]),
+        owner_references: Some(vec![new_controller_ref(owner)]),
         ..ObjectMeta::default()
     };
     ControllerRevision { metadata, data: Some(RawExtension(data)), revision: number }
 }
 
 /// Does what is lacking, with `remembered` for the template. `false` where the hash has to change.
-pub async fn revise(
+pub async fn sync_revision(
     ctx: &Ctx,
-    lacking: Revise,
-    remembered: impl FnOnce(i64) -> ControllerRevision,
+    missing_revision: MissingRevision,
+    new_revision: impl FnOnce(i64) -> ControllerRevision,
 ) -> Result<bool, Error> {
-    match lacking {
-        Revise::Remember { number } => create(ctx, &remembered(number)).await,
-        Revise::Renumber { revision, number } => {
-            let renumbered = ControllerRevision { revision: number, ..(*revision).clone() };
-            ctx.replace(&renumbered).await.map(|_| true)
+    match missing_revision {
+        MissingRevision::Create { number } => create(ctx, &new_revision(number)).await,
+        MissingRevision::SetNumber { revision, number } => {
+            let updated = ControllerRevision { revision: number, ..(*revision).clone() };
+            ctx.replace(&updated).await.map(|_| true)
         }
     }
 }
@@ -143,16 +143,16 @@ async fn create(ctx: &Ctx, revision: &ControllerRevision) -> Result<bool, Error>
         Err(error) if error.is_already_exists() => {}
         other => return other.map(|_| true),
     }
-    let there = ctx.client.get::<ControllerRevision>(&revision.key()).await?;
-    if there.data != revision.data {
+    let existing = ctx.client.get::<ControllerRevision>(&revision.key()).await?;
+    if existing.data != revision.data {
         return Ok(false);
     }
-    ctx.caches.controller_revisions().seen(there.revision()).await?;
+    ctx.caches.controller_revisions().wait_until_revision(existing.revision()).await?;
     Ok(true)
 }
 
 /// The oldest revisions that are neither used nor among the `limit` to keep.
-pub fn surplus(
+pub fn revisions_over_limit(
     old: &[Arc<ControllerRevision>],
     limit: Option<i32>,
     used: impl Fn(&ControllerRevision) -> bool,
@@ -179,31 +179,36 @@ mod tests {
             .expect("a set")
     }
 
-    fn made(image: &str, number: i64) -> Arc<ControllerRevision> {
-        Arc::new(revision(&owner(), &template_of(image), POD_REVISION, number, None))
+    fn test_revision(image: &str, number: i64) -> Arc<ControllerRevision> {
+        Arc::new(new_revision(&owner(), &template_of(image), POD_REVISION, number, None))
     }
 
     #[test]
-    fn revisions_remember_templates() {
-        let made = made("one", 1);
-        assert_eq!(template(&made), Some(template_of("one")));
-        assert_eq!(made.name(), format!("set-{}", made.label(POD_REVISION).expect("a hash")));
-        assert_eq!(made.label("a"), Some("b"));
-        let again = revision(&owner(), &template_of("one"), POD_REVISION, 1, Some(1));
-        assert_ne!(again.name(), made.name());
+    fn revision_roundtrips_template() {
+        let first = test_revision("one", 1);
+        assert_eq!(template(&first), Some(template_of("one")));
+        assert_eq!(first.name(), format!("set-{}", first.label(POD_REVISION).expect("a hash")));
+        assert_eq!(first.label("a"), Some("b"));
+        let again = new_revision(&owner(), &template_of("one"), POD_REVISION, 1, Some(1));
+        assert_ne!(again.name(), first.name());
     }
 
     #[test]
-    fn history_is_in_order() {
-        let history =
-            History::of(&template_of("two"), vec![made("three", 3), made("two", 2), made("one", 1)]);
-        assert_eq!(history.newest(), Some(&made("two", 2)));
-        assert_eq!(history.old, vec![made("one", 1), made("three", 3)]);
-        assert_eq!(history.number(), 4);
-        assert_eq!(History::of(&template_of("new"), vec![]).number(), 1);
-        let (old, one) = (&history.old, made("one", 1));
-        assert_eq!(surplus(old, Some(1), |_| false), vec![&one]);
-        assert_eq!(surplus(old, Some(0), |revision| *revision == *one), vec![&made("three", 3)]);
-        assert!(surplus(old, Some(2), |_| false).is_empty());
+    fn history_is_sorted_by_revision() {
+        let history = History::of(
+            &template_of("two"),
+            vec![test_revision("three", 3), test_revision("two", 2), test_revision("one", 1)],
+        );
+        assert_eq!(history.latest(), Some(&test_revision("two", 2)));
+        assert_eq!(history.old, vec![test_revision("one", 1), test_revision("three", 3)]);
+        assert_eq!(history.next_number(), 4);
+        assert_eq!(History::of(&template_of("new"), vec![]).next_number(), 1);
+        let (old, one) = (&history.old, test_revision("one", 1));
+        assert_eq!(revisions_over_limit(old, Some(1), |_| false), vec![&one]);
+        assert_eq!(
+            revisions_over_limit(old, Some(0), |revision| *revision == *one),
+            vec![&test_revision("three", 3)]
+        );
+        assert!(revisions_over_limit(old, Some(2), |_| false).is_empty());
     }
 }

@@ -8,7 +8,6 @@ mod account_tokens;
 mod attach_detach;
 mod autoscaler;
 mod backends;
-mod batches;
 mod bootstrap_tokens;
 mod cluster_roles;
 mod cronjob;
@@ -40,8 +39,6 @@ mod quota;
 mod replicaset;
 mod replicationcontroller;
 mod resource_claims;
-#[cfg(test)]
-mod rig;
 mod root_ca;
 mod routes;
 mod scale;
@@ -50,9 +47,12 @@ mod service_accounts;
 pub mod service_balancer;
 mod service_cidrs;
 mod signing_requests;
+mod slow_start;
 mod statefulset;
 mod taint_eviction;
 mod template;
+#[cfg(test)]
+mod test_cluster;
 mod ttl;
 mod ttl_after_finished;
 mod volume_binder;
@@ -65,7 +65,7 @@ use reconcile::Ctx;
 use tokio::task::JoinSet;
 
 /// One control loop.
-pub struct Loop {
+pub struct ControllerDescriptor {
     /// Upstream's name, as `--controllers` takes it.
     pub name: &'static str,
     /// Works until the context's shutdown.
@@ -73,117 +73,171 @@ pub struct Loop {
 }
 
 /// All control loops, by name.
-pub const CONTROLLERS: &[Loop] = &[
-    Loop { name: "bootstrap-signer-controller", run: |ctx| Box::pin(bootstrap_tokens::sign(ctx)) },
-    Loop {
+pub const CONTROLLERS: &[ControllerDescriptor] = &[
+    ControllerDescriptor {
+        name: "bootstrap-signer-controller",
+        run: |ctx| Box::pin(bootstrap_tokens::sign(ctx)),
+    },
+    ControllerDescriptor {
         name: "certificatesigningrequest-approving-controller",
-        run: |ctx| Box::pin(signing_requests::approve(ctx)),
+        run: |ctx| Box::pin(signing_requests::run_approval(ctx)),
     },
-    Loop {
+    ControllerDescriptor {
         name: "certificatesigningrequest-cleaner-controller",
-        run: |ctx| Box::pin(signing_requests::clean(ctx)),
+        run: |ctx| Box::pin(signing_requests::run_cleanup(ctx)),
     },
-    Loop {
+    ControllerDescriptor {
         name: "certificatesigningrequest-signing-controller",
-        run: |ctx| Box::pin(signing_requests::sign(ctx)),
+        run: |ctx| Box::pin(signing_requests::run_signing(ctx)),
     },
-    Loop { name: "clusterrole-aggregation-controller", run: |ctx| Box::pin(cluster_roles::run(ctx)) },
-    Loop { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
-    Loop { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
-    Loop { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
-    Loop { name: "device-taint-eviction-controller", run: |ctx| Box::pin(device_taints::run(ctx)) },
-    Loop { name: "disruption-controller", run: |ctx| Box::pin(disruption::run(ctx)) },
-    Loop { name: "endpoints-controller", run: |ctx| Box::pin(endpoints::run(ctx)) },
-    Loop { name: "endpointslice-controller", run: |ctx| Box::pin(endpoint_slices::run(ctx)) },
-    Loop { name: "endpointslice-mirroring-controller", run: |ctx| Box::pin(mirroring::run(ctx)) },
-    Loop { name: "ephemeral-volume-controller", run: |ctx| Box::pin(ephemeral_volumes::run(ctx)) },
-    Loop { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
-    Loop { name: "horizontal-pod-autoscaler-controller", run: |ctx| Box::pin(autoscaler::run(ctx)) },
-    Loop { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
-    Loop {
+    ControllerDescriptor {
+        name: "clusterrole-aggregation-controller",
+        run: |ctx| Box::pin(cluster_roles::run(ctx)),
+    },
+    ControllerDescriptor { name: "cronjob-controller", run: |ctx| Box::pin(cronjob::run(ctx)) },
+    ControllerDescriptor { name: "daemonset-controller", run: |ctx| Box::pin(daemonset::run(ctx)) },
+    ControllerDescriptor { name: "deployment-controller", run: |ctx| Box::pin(deployment::run(ctx)) },
+    ControllerDescriptor {
+        name: "device-taint-eviction-controller",
+        run: |ctx| Box::pin(device_taints::run(ctx)),
+    },
+    ControllerDescriptor { name: "disruption-controller", run: |ctx| Box::pin(disruption::run(ctx)) },
+    ControllerDescriptor { name: "endpoints-controller", run: |ctx| Box::pin(endpoints::run(ctx)) },
+    ControllerDescriptor { name: "endpointslice-controller", run: |ctx| Box::pin(endpoint_slices::run(ctx)) },
+    ControllerDescriptor {
+        name: "endpointslice-mirroring-controller",
+        run: |ctx| Box::pin(mirroring::run(ctx)),
+    },
+    ControllerDescriptor {
+        name: "ephemeral-volume-controller",
+        run: |ctx| Box::pin(ephemeral_volumes::run(ctx)),
+    },
+    ControllerDescriptor { name: "garbage-collector-controller", run: |ctx| Box::pin(garbage::run(ctx)) },
+    ControllerDescriptor {
+        name: "horizontal-pod-autoscaler-controller",
+        run: |ctx| Box::pin(autoscaler::run(ctx)),
+    },
+    ControllerDescriptor { name: "job-controller", run: |ctx| Box::pin(job::run(ctx)) },
+    ControllerDescriptor {
         name: "legacy-serviceaccount-token-cleaner-controller",
         run: |ctx| Box::pin(account_tokens::clean(ctx)),
     },
-    Loop { name: "local-storage-controller", run: |ctx| Box::pin(local_storage::run(ctx)) },
-    Loop { name: "namespace-controller", run: |ctx| Box::pin(namespace::run(ctx)) },
-    Loop { name: "node-ipam-controller", run: |ctx| Box::pin(node_ipam::run(ctx)) },
-    Loop { name: "node-lifecycle-controller", run: |ctx| Box::pin(node_lifecycle::run(ctx)) },
-    Loop { name: "node-route-controller", run: |ctx| Box::pin(routes::run(ctx)) },
-    Loop { name: "persistentvolume-attach-detach-controller", run: |ctx| Box::pin(attach_detach::run(ctx)) },
-    Loop { name: "persistentvolume-binder-controller", run: |ctx| Box::pin(volume_binder::run(ctx)) },
-    Loop { name: "persistentvolume-expander-controller", run: |ctx| Box::pin(volume_expand::run(ctx)) },
-    Loop { name: "persistentvolume-protection-controller", run: |ctx| Box::pin(protection::volumes(ctx)) },
-    Loop {
-        name: "persistentvolumeclaim-protection-controller",
-        run: |ctx| Box::pin(protection::claims(ctx)),
+    ControllerDescriptor { name: "local-storage-controller", run: |ctx| Box::pin(local_storage::run(ctx)) },
+    ControllerDescriptor { name: "namespace-controller", run: |ctx| Box::pin(namespace::run(ctx)) },
+    ControllerDescriptor { name: "node-ipam-controller", run: |ctx| Box::pin(node_ipam::run(ctx)) },
+    ControllerDescriptor { name: "node-lifecycle-controller", run: |ctx| Box::pin(node_lifecycle::run(ctx)) },
+    ControllerDescriptor { name: "node-route-controller", run: |ctx| Box::pin(routes::run(ctx)) },
+    ControllerDescriptor {
+        name: "persistentvolume-attach-detach-controller",
+        run: |ctx| Box::pin(attach_detach::run(ctx)),
     },
-    Loop { name: "pod-garbage-collector-controller", run: |ctx| Box::pin(pod_garbage::run(ctx)) },
-    Loop { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
-    Loop { name: "replicationcontroller-controller", run: |ctx| Box::pin(replicationcontroller::run(ctx)) },
-    Loop { name: "resourceclaim-controller", run: |ctx| Box::pin(resource_claims::run(ctx)) },
-    Loop { name: "resourcequota-controller", run: |ctx| Box::pin(quota::run(ctx)) },
-    Loop { name: "root-ca-certificate-publisher-controller", run: |ctx| Box::pin(root_ca::run(ctx)) },
-    Loop { name: "service-cidr-controller", run: |ctx| Box::pin(service_cidrs::run(ctx)) },
-    Loop { name: "service-lb-controller", run: |ctx| Box::pin(service_balancer::run(ctx)) },
-    Loop { name: "serviceaccount-controller", run: |ctx| Box::pin(service_accounts::run(ctx)) },
-    Loop { name: "serviceaccount-token-controller", run: |ctx| Box::pin(account_tokens::fill(ctx)) },
-    Loop { name: "statefulset-controller", run: |ctx| Box::pin(statefulset::run(ctx)) },
-    Loop { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },
-    Loop { name: "token-cleaner-controller", run: |ctx| Box::pin(bootstrap_tokens::clean(ctx)) },
-    Loop { name: "ttl-after-finished-controller", run: |ctx| Box::pin(ttl_after_finished::run(ctx)) },
-    Loop { name: "ttl-controller", run: |ctx| Box::pin(ttl::run(ctx)) },
-    Loop { name: "validatingadmissionpolicy-status-controller", run: |ctx| Box::pin(policy_types::run(ctx)) },
-    Loop {
+    ControllerDescriptor {
+        name: "persistentvolume-binder-controller",
+        run: |ctx| Box::pin(volume_binder::run(ctx)),
+    },
+    ControllerDescriptor {
+        name: "persistentvolume-expander-controller",
+        run: |ctx| Box::pin(volume_expand::run(ctx)),
+    },
+    ControllerDescriptor {
+        name: "persistentvolume-protection-controller",
+        run: |ctx| Box::pin(protection::protect_volumes(ctx)),
+    },
+    ControllerDescriptor {
+        name: "persistentvolumeclaim-protection-controller",
+        run: |ctx| Box::pin(protection::protect_claims(ctx)),
+    },
+    ControllerDescriptor {
+        name: "pod-garbage-collector-controller",
+        run: |ctx| Box::pin(pod_garbage::run(ctx)),
+    },
+    ControllerDescriptor { name: "replicaset-controller", run: |ctx| Box::pin(replicaset::run(ctx)) },
+    ControllerDescriptor {
+        name: "replicationcontroller-controller",
+        run: |ctx| Box::pin(replicationcontroller::run(ctx)),
+    },
+    ControllerDescriptor { name: "resourceclaim-controller", run: |ctx| Box::pin(resource_claims::run(ctx)) },
+    ControllerDescriptor { name: "resourcequota-controller", run: |ctx| Box::pin(quota::run(ctx)) },
+    ControllerDescriptor {
+        name: "root-ca-certificate-publisher-controller",
+        run: |ctx| Box::pin(root_ca::run(ctx)),
+    },
+    ControllerDescriptor { name: "service-cidr-controller", run: |ctx| Box::pin(service_cidrs::run(ctx)) },
+    ControllerDescriptor { name: "service-lb-controller", run: |ctx| Box::pin(service_balancer::run(ctx)) },
+    ControllerDescriptor {
+        name: "serviceaccount-controller",
+        run: |ctx| Box::pin(service_accounts::run(ctx)),
+    },
+    ControllerDescriptor {
+        name: "serviceaccount-token-controller",
+        run: |ctx| Box::pin(account_tokens::fill(ctx)),
+    },
+    ControllerDescriptor { name: "statefulset-controller", run: |ctx| Box::pin(statefulset::run(ctx)) },
+    ControllerDescriptor { name: "taint-eviction-controller", run: |ctx| Box::pin(taint_eviction::run(ctx)) },
+    ControllerDescriptor {
+        name: "token-cleaner-controller",
+        run: |ctx| Box::pin(bootstrap_tokens::clean(ctx)),
+    },
+    ControllerDescriptor {
+        name: "ttl-after-finished-controller",
+        run: |ctx| Box::pin(ttl_after_finished::run(ctx)),
+    },
+    ControllerDescriptor { name: "ttl-controller", run: |ctx| Box::pin(ttl::run(ctx)) },
+    ControllerDescriptor {
+        name: "validatingadmissionpolicy-status-controller",
+        run: |ctx| Box::pin(policy_types::run(ctx)),
+    },
+    ControllerDescriptor {
         name: "volumeattributesclass-protection-controller",
-        run: |ctx| Box::pin(protection::attributes_classes(ctx)),
+        run: |ctx| Box::pin(protection::protect_attributes_classes(ctx)),
     },
 ];
 
 /// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.
 #[derive(Clone, Debug)]
-pub struct Chosen(Vec<String>);
+pub struct EnabledControllers(Vec<String>);
 
 /// A name in `--controllers` that is none.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("{0:?} is not in the list of known controllers")]
-pub struct Unknown(String);
+pub struct UnknownController(String);
 
-impl Chosen {
-    pub fn parse(names: &[String]) -> Result<Chosen, Unknown> {
+impl EnabledControllers {
+    pub fn parse(names: &[String]) -> Result<EnabledControllers, UnknownController> {
         for name in names {
-            let known = CONTROLLERS.iter().any(|row| row.name == name.trim_start_matches('-'));
+            let known = CONTROLLERS.iter().any(|descriptor| descriptor.name == name.trim_start_matches('-'));
             if name != "*" && !known {
-                return Err(Unknown(name.clone()));
+                return Err(UnknownController(name.clone()));
             }
         }
-        Ok(Chosen(if names.is_empty() { vec!["*".into()] } else { names.to_vec() }))
+        Ok(EnabledControllers(if names.is_empty() { vec!["*".into()] } else { names.to_vec() }))
     }
 
-    fn has(&self, name: &str) -> bool {
-        let listed = |wanted: &str| self.0.iter().any(|entry| entry == wanted);
-        !listed(&format!("-{name}")) && (listed(name) || listed("*"))
+    fn is_enabled(&self, name: &str) -> bool {
+        let contains = |entry_name: &str| self.0.iter().any(|entry| entry == entry_name);
+        !contains(&format!("-{name}")) && (contains(name) || contains("*"))
     }
 }
 
 /// Runs the chosen control loops until the context's shutdown.
-pub async fn run(ctx: Ctx, chosen: Chosen) {
-    let mut loops = JoinSet::new();
-    for row in CONTROLLERS.iter().filter(|row| chosen.has(row.name)) {
-        loops.spawn(keep(row, ctx.clone()));
+pub async fn run(ctx: Ctx, enabled: EnabledControllers) {
+    let mut tasks = JoinSet::new();
+    for descriptor in CONTROLLERS.iter().filter(|descriptor| enabled.is_enabled(descriptor.name)) {
+        tasks.spawn(run_with_restart(descriptor, ctx.clone()));
     }
-    loops.join_all().await;
+    tasks.join_all().await;
 }
 
 /// Runs one control loop, and runs it anew if a defect of ours has ended it: the others must not suffer.
-async fn keep(row: &Loop, ctx: Ctx) {
+async fn run_with_restart(descriptor: &ControllerDescriptor, ctx: Ctx) {
     loop {
         // On a task of its own, which a panic ends and nothing else.
         let mut work = JoinSet::new();
-        work.spawn((row.run)(ctx.named(row.name)));
+        work.spawn((descriptor.run)(ctx.for_controller(descriptor.name)));
         match work.join_next().await {
             Some(Err(error)) if error.is_panic() && !*ctx.shutdown.borrow() => {
-                tracing::error!(controller = row.name, %error, "a control loop has panicked, starting it again");
-                tokio::time::sleep(AFTER_PANIC).await;
+                tracing::error!(controller = descriptor.name, %error, "a control loop has panicked, starting it again");
+                tokio::time::sleep(PANIC_RESTART_DELAY).await;
             }
             _ => return,
         }
@@ -191,7 +245,7 @@ async fn keep(row: &Loop, ctx: Ctx) {
 }
 
 /// How long a control loop that has panicked stays down.
-const AFTER_PANIC: Duration = Duration::from_secs(1);
+const PANIC_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -9,25 +9,25 @@ mod plan;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, keys};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction, keys};
 
-use plan::{Claim, PROVISIONER, SELECTED_NODE};
+use plan::{PROVISIONER, ProvisionAction, SELECTED_NODE};
 
 pub async fn run(ctx: Ctx) {
     if ctx.settings.local_storage.is_empty() {
         return;
     }
     let ctx = Ctx {
-        client: ctx.client.acting_as("persistent-volume-binder"),
+        client: ctx.client.impersonate("persistent-volume-binder"),
         events: ctx.events.from(PROVISIONER),
         ..ctx
     };
     let claims = Controller::new("local_storage_claims", &ctx);
     claims.on(
         ctx.caches.persistent_volume_claims(),
-        |changed: &Changed<'_, PersistentVolumeClaim>, enqueue| {
-            if plan::is_asked(changed.newest()) {
-                enqueue(changed.newest().key());
+        |changed: &ObjectUpdate<'_, PersistentVolumeClaim>, enqueue| {
+            if plan::should_provision(changed.latest()) {
+                enqueue(changed.latest().key());
             }
         },
     );
@@ -47,28 +47,28 @@ pub async fn run(ctx: Ctx) {
     tokio::join!(claims.run(&ctx, 2, provision), volumes.run(&ctx, 2, reclaim));
 }
 
-async fn provision(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
+async fn provision(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     let caches = &ctx.caches;
-    let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Forget) };
+    let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(ReconcileAction::Forget) };
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default();
     let class = caches.storage_classes().get(&Key::new("", class));
     let node = claim.annotation(SELECTED_NODE).unwrap_or_default();
     let node = caches.nodes().get(&Key::new("", node));
-    let made = caches.persistent_volumes().get(&Key::new("", &plan::volume_name(&claim))).is_some();
-    if made {
-        return Ok(Next::Change);
+    let exists = caches.persistent_volumes().get(&Key::new("", &plan::volume_name(&claim))).is_some();
+    if exists {
+        return Ok(ReconcileAction::AwaitChange);
     }
-    match plan::claim(&claim, class.as_deref(), node.as_deref(), &ctx.settings.local_storage) {
-        Claim::Nothing => {}
-        Claim::Refuse(why) => {
-            ctx.events.warning(&*claim, "ProvisioningFailed", why);
+    match plan::plan_provision(&claim, class.as_deref(), node.as_deref(), &ctx.settings.local_storage) {
+        ProvisionAction::Nothing => {}
+        ProvisionAction::Reject(reason) => {
+            ctx.events.warning(&*claim, "ProvisioningFailed", reason);
         }
-        Claim::Reschedule => {
+        ProvisionAction::Reschedule => {
             let mut claim = (*claim).clone();
             claim.metadata.annotations.get_or_insert_default().remove(SELECTED_NODE);
             ctx.replace(&claim).await?;
         }
-        Claim::Make(volume) => {
+        ProvisionAction::Provision(volume) => {
             let message =
                 format!("External provisioner is provisioning volume for claim {:?}", key.to_string());
             ctx.events.normal(&*claim, "Provisioning", message);
@@ -80,19 +80,19 @@ async fn provision(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
             ctx.events.normal(&*claim, "ProvisioningSucceeded", message);
         }
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-async fn reclaim(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(volume) = ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Forget) };
-    if plan::is_to_go(&volume) {
+async fn reclaim(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(volume) = ctx.caches.persistent_volumes().get(key) else { return Ok(ReconcileAction::Forget) };
+    if plan::should_delete(&volume) {
         ctx.delete(&*volume).await?;
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 /// The built-in storage class, which claims that name none get.
-pub fn class() -> StorageClass {
+pub fn default_storage_class() -> StorageClass {
     let annotations = [("storageclass.kubernetes.io/is-default-class", "true")];
     StorageClass {
         metadata: ObjectMeta {

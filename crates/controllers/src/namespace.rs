@@ -7,21 +7,23 @@
 mod plan;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use reconcile::{Changed, Controller, Ctx, Delete, Error, Key, Next, Object, Served, keys};
+use reconcile::{
+    ApiResource, Controller, Ctx, DeleteOptions, Error, Key, Object, ObjectUpdate, ReconcileAction, keys,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use plan::Rest;
+use plan::RemainingContent;
 
-const FINALIZER: &str = "kubernetes";
+const NAMESPACE_FINALIZER: &str = "kubernetes";
 const WORKERS: usize = 10;
 
 pub async fn run(ctx: Ctx) {
     let controller = Controller::new("namespace", &ctx);
     controller.on(ctx.caches.namespaces(), keys::own::<Namespace>);
-    controller.on(ctx.caches.pods(), |changed: &Changed<'_, Pod>, enqueue| {
+    controller.on(ctx.caches.pods(), |changed: &ObjectUpdate<'_, Pod>, enqueue| {
         if changed.after.is_none() {
-            enqueue(Key::new("", changed.newest().namespace()));
+            enqueue(Key::new("", changed.latest().namespace()));
         }
     });
     let work = ctx.clone();
@@ -32,45 +34,49 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(Next::Forget) };
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(namespace) = ctx.caches.namespaces().get(key) else { return Ok(ReconcileAction::Forget) };
     let finalizers = namespace.spec.as_ref().and_then(|spec| spec.finalizers.as_deref()).unwrap_or_default();
-    let held = finalizers.iter().any(|finalizer| finalizer == FINALIZER);
-    let Some(since) = namespace.metadata.deletion_timestamp.as_ref().filter(|_| held) else {
-        return Ok(Next::Change);
+    let has_finalizer = finalizers.iter().any(|finalizer| finalizer == NAMESPACE_FINALIZER);
+    let Some(since) = namespace.metadata.deletion_timestamp.as_ref().filter(|_| has_finalizer) else {
+        return Ok(ReconcileAction::AwaitChange);
     };
     let found = ctx.client.discover().await?;
-    let mut rest = Rest {
+    let mut remaining = RemainingContent {
         unknown: found.failed.iter().map(|(group, error)| format!("{group}: {error}")).collect(),
-        ..Rest::default()
+        ..RemainingContent::default()
     };
-    let deletable =
-        |kind: &Served| kind.preferred && kind.namespaced && kind.can("delete") && kind.can("list");
-    let mut kinds: Vec<Served> = found.kinds.into_iter().filter(deletable).collect();
+    let can_delete = |kind: &ApiResource| {
+        kind.preferred && kind.namespaced && kind.supports_verb("delete") && kind.supports_verb("list")
+    };
+    let mut kinds: Vec<ApiResource> = found.kinds.into_iter().filter(can_delete).collect();
     kinds.sort_by_key(|kind| !is_pods(kind));
     for kind in kinds {
         let name = namespace.name();
-        match empty(ctx, name, &kind, &mut rest).await {
+        match delete_all_of_kind(ctx, name, &kind, &mut remaining).await {
             Ok(()) => {}
-            Err(error) => rest.errors.push(error.to_string()),
+            Err(error) => remaining.errors.push(error.to_string()),
         }
-        if is_pods(&kind) && !rest.objects.is_empty() {
+        if is_pods(&kind) && !remaining.objects.is_empty() {
             // Nothing else goes before them, nor is it told what is left then.
-            let waiting =
-                Rest { objects: Default::default(), finalizers: Default::default(), ..rest.clone() };
-            tell(ctx, &namespace, &waiting).await?;
-            return Ok(Next::After(plan::pause(since.0, ctx.clock.now())));
+            let waiting = RemainingContent {
+                objects: Default::default(),
+                finalizers: Default::default(),
+                ..remaining.clone()
+            };
+            update_conditions(ctx, &namespace, &waiting).await?;
+            return Ok(ReconcileAction::RequeueAfter(plan::requeue_delay(since.0, ctx.clock.now())));
         }
     }
-    let namespace = tell(ctx, &namespace, &rest).await?;
-    if rest.is_clear() {
+    let namespace = update_conditions(ctx, &namespace, &remaining).await?;
+    if remaining.is_empty() {
         finalize(ctx, &namespace).await?;
-        return Ok(Next::Change);
+        return Ok(ReconcileAction::AwaitChange);
     }
-    Ok(Next::After(plan::pause(since.0, ctx.clock.now())))
+    Ok(ReconcileAction::RequeueAfter(plan::requeue_delay(since.0, ctx.clock.now())))
 }
 
-fn is_pods(kind: &Served) -> bool {
+fn is_pods(kind: &ApiResource) -> bool {
     kind.group.is_empty() && kind.plural == "pods"
 }
 
@@ -95,7 +101,12 @@ struct Metadata {
 }
 
 /// Deletes all objects of a kind in a namespace and notes what is left.
-async fn empty(ctx: &Ctx, namespace: &str, kind: &Served, rest: &mut Rest) -> Result<(), Error> {
+async fn delete_all_of_kind(
+    ctx: &Ctx,
+    namespace: &str,
+    kind: &ApiResource,
+    remaining: &mut RemainingContent,
+) -> Result<(), Error> {
     let path = kind.collection(namespace);
     let list = || async {
         match ctx.client.read::<Items>(&path).await {
@@ -107,8 +118,8 @@ async fn empty(ctx: &Ctx, namespace: &str, kind: &Served, rest: &mut Rest) -> Re
     };
     let mut items = list().await?;
     if items.iter().any(|item| item.metadata.deletion_timestamp.is_none()) {
-        let options = Delete { propagation: Some("Background"), ..Delete::default() };
-        if kind.can("deletecollection") {
+        let options = DeleteOptions { propagation: Some("Background"), ..DeleteOptions::default() };
+        if kind.supports_verb("deletecollection") {
             ctx.client.delete_at(&path, &options).await?;
         } else {
             for item in &items {
@@ -119,19 +130,23 @@ async fn empty(ctx: &Ctx, namespace: &str, kind: &Served, rest: &mut Rest) -> Re
         items = list().await?;
     }
     if !items.is_empty() {
-        rest.objects.insert(format!("{}.{}", kind.plural, kind.group), items.len());
+        remaining.objects.insert(format!("{}.{}", kind.plural, kind.group), items.len());
     }
     for finalizer in items.into_iter().flat_map(|item| item.metadata.finalizers) {
-        *rest.finalizers.entry(finalizer).or_default() += 1;
+        *remaining.finalizers.entry(finalizer).or_default() += 1;
     }
     Ok(())
 }
 
-async fn tell(ctx: &Ctx, namespace: &Namespace, rest: &Rest) -> Result<Namespace, Error> {
+async fn update_conditions(
+    ctx: &Ctx,
+    namespace: &Namespace,
+    remaining: &RemainingContent,
+) -> Result<Namespace, Error> {
     let mut namespace = namespace.clone();
     let status = namespace.status.get_or_insert_default();
     let before = status.conditions.as_deref().unwrap_or_default();
-    let after = plan::conditions(before, rest, ctx.clock.now());
+    let after = plan::conditions(before, remaining, ctx.clock.now());
     match after {
         Some(conditions) => {
             status.conditions = Some(conditions);
@@ -145,7 +160,7 @@ async fn tell(ctx: &Ctx, namespace: &Namespace, rest: &Rest) -> Result<Namespace
 async fn finalize(ctx: &Ctx, namespace: &Namespace) -> Result<(), Error> {
     let mut namespace = namespace.clone();
     if let Some(finalizers) = namespace.spec.as_mut().and_then(|spec| spec.finalizers.as_mut()) {
-        finalizers.retain(|finalizer| finalizer != FINALIZER);
+        finalizers.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
     }
     let path = format!("/api/v1/namespaces/{}/finalize", namespace.name());
     let body: Value = json!(namespace);
@@ -163,42 +178,45 @@ mod tests {
     use reconcile::Patch;
 
     use super::*;
-    use crate::rig::{Rig, until};
+    use crate::test_cluster::{TestCluster, wait_for};
 
-    async fn make(rig: &Rig, path: &str, value: Value) {
-        rig.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
+    async fn create(test_cluster: &TestCluster, path: &str, value: Value) {
+        test_cluster.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
     }
 
     #[tokio::test]
-    async fn a_deleted_namespace_takes_everything_with_it() {
-        let rig = Rig::start(&["namespace-controller"]).await;
-        make(&rig, "/api/v1/namespaces", json!({"metadata": {"name": "n"}})).await;
-        make(&rig, "/api/v1/namespaces/n/configmaps", json!({"metadata": {"name": "plain"}})).await;
-        let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/x"]}});
-        make(&rig, "/api/v1/namespaces/n/configmaps", held).await;
+    async fn all_content_is_deleted_before_namespace() {
+        let test_cluster = TestCluster::start(&["namespace-controller"]).await;
+        create(&test_cluster, "/api/v1/namespaces", json!({"metadata": {"name": "n"}})).await;
+        create(&test_cluster, "/api/v1/namespaces/n/configmaps", json!({"metadata": {"name": "plain"}}))
+            .await;
+        let with_finalizer = json!({"metadata": {"name": "held", "finalizers": ["example.com/x"]}});
+        create(&test_cluster, "/api/v1/namespaces/n/configmaps", with_finalizer).await;
         let key = Key::new("", "n");
-        rig.client.delete::<Namespace>(&key, &Delete::default()).await.expect("a deletion");
-        let told = || async {
-            let namespace: Namespace = rig.client.get(&key).await.ok()?;
+        test_cluster.client.delete::<Namespace>(&key, &DeleteOptions::default()).await.expect("a deletion");
+        let true_conditions = || async {
+            let namespace: Namespace = test_cluster.client.get(&key).await.ok()?;
             let conditions = namespace.status?.conditions?;
-            let told = conditions.into_iter().filter(|condition| condition.status == "True");
-            let told: BTreeMap<String, Option<String>> = told.map(|c| (c.type_, c.message)).collect();
-            (told.len() == 2).then_some(told)
+            let true_conditions = conditions.into_iter().filter(|condition| condition.status == "True");
+            let true_conditions: BTreeMap<String, Option<String>> =
+                true_conditions.map(|c| (c.type_, c.message)).collect();
+            (true_conditions.len() == 2).then_some(true_conditions)
         };
-        let told = until("the conditions", told).await;
+        let true_conditions = wait_for("the conditions", true_conditions).await;
         assert_eq!(
-            told["NamespaceContentRemaining"].as_deref(),
+            true_conditions["NamespaceContentRemaining"].as_deref(),
             Some("Some resources are remaining: configmaps. has 1 resource instances")
         );
         assert_eq!(
-            told["NamespaceFinalizersRemaining"].as_deref(),
+            true_conditions["NamespaceFinalizersRemaining"].as_deref(),
             Some(
                 "Some content in the namespace has finalizers remaining: example.com/x in 1 resource instances"
             )
         );
         let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        let _: ConfigMap = rig.client.patch(&Key::new("n", "held"), &release).await.expect("a release");
-        let gone = || async { rig.client.get::<Namespace>(&key).await.is_err().then_some(()) };
-        until("the end of the namespace", gone).await;
+        let _: ConfigMap =
+            test_cluster.client.patch(&Key::new("n", "held"), &release).await.expect("a release");
+        let deleted = || async { test_cluster.client.get::<Namespace>(&key).await.is_err().then_some(()) };
+        wait_for("the end of the namespace", deleted).await;
     }
 }

@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use reconcile::{Cache, Cached, Ctx, Error, Object, Patch};
 use serde_json::json;
 
-use crate::template::controlled_by;
+use crate::template::new_controller_ref;
 
 /// Objects as an owner sees them.
 #[derive(Debug, PartialEq)]
-pub struct Claim<T> {
+pub struct ClaimResult<T> {
     /// Its own, and matching.
     pub owned: Vec<Arc<T>>,
     /// Nobody's, but matching.
@@ -20,8 +20,8 @@ pub struct Claim<T> {
     pub release: Vec<Arc<T>>,
 }
 
-impl<T> Claim<T> {
-    pub fn is_settled(&self) -> bool {
+impl<T> ClaimResult<T> {
+    pub fn has_no_changes(&self) -> bool {
         self.adopt.is_empty() && self.release.is_empty()
     }
 }
@@ -38,8 +38,8 @@ pub fn claim<O: Object, T: Object>(
     owner: &O,
     selector: &LabelSelector,
     objects: impl IntoIterator<Item = Arc<T>>,
-) -> Claim<T> {
-    let mut claim = Claim { owned: Vec::new(), adopt: Vec::new(), release: Vec::new() };
+) -> ClaimResult<T> {
+    let mut claim = ClaimResult { owned: Vec::new(), adopt: Vec::new(), release: Vec::new() };
     for object in objects {
         let matches = selector.matches(|name| object.label(name));
         let controller = object.controller().map(|controller| controller.uid == owner.uid());
@@ -54,18 +54,22 @@ pub fn claim<O: Object, T: Object>(
 }
 
 /// Carries out what a claim asks for. Whoever looks next sees it.
-pub async fn settle<O: Object, T: Cached>(ctx: &Ctx, owner: &O, claim: &Claim<T>) -> Result<(), Error> {
-    settle_with(ctx, owner, claim, &[]).await
+pub async fn adopt_and_release<O: Object, T: Cached>(
+    ctx: &Ctx,
+    owner: &O,
+    claim: &ClaimResult<T>,
+) -> Result<(), Error> {
+    adopt_and_release_with_finalizers(ctx, owner, claim, &[]).await
 }
 
 /// The same for an owner whose objects have finalizers of its own.
-pub async fn settle_with<O: Object, T: Cached>(
+pub async fn adopt_and_release_with_finalizers<O: Object, T: Cached>(
     ctx: &Ctx,
     owner: &O,
-    claim: &Claim<T>,
+    claim: &ClaimResult<T>,
     finalizers: &[&str],
 ) -> Result<(), Error> {
-    if claim.is_settled() {
+    if claim.has_no_changes() {
         return Ok(());
     }
     for object in &claim.release {
@@ -76,10 +80,10 @@ pub async fn settle_with<O: Object, T: Cached>(
     }
     if !is_alive(ctx, owner).await? {
         // What it may not adopt it must not replace either: it waits for its own end to show up.
-        return Err(Error::NotSeen(format!("the end of {}", owner.key())));
+        return Err(Error::NotCached(format!("the end of {}", owner.key())));
     }
     for object in &claim.adopt {
-        let mut metadata = json!({"ownerReferences": [controlled_by(owner)], "uid": object.uid()});
+        let mut metadata = json!({"ownerReferences": [new_controller_ref(owner)], "uid": object.uid()});
         if !finalizers.is_empty() {
             metadata["finalizers"] = json!(finalizers);
         }
@@ -98,8 +102,8 @@ async fn release<O: Object, T: Cached>(
     object: &T,
     finalizers: &[&str],
 ) -> Result<(), Error> {
-    let gone = json!([{"$patch": "delete", "uid": owner.uid()}]);
-    let mut metadata = json!({"ownerReferences": gone, "uid": object.uid()});
+    let owner_removal = json!([{"$patch": "delete", "uid": owner.uid()}]);
+    let mut metadata = json!({"ownerReferences": owner_removal, "uid": object.uid()});
     if !finalizers.is_empty() {
         metadata["$deleteFromPrimitiveList/finalizers"] = json!(finalizers);
     }
@@ -122,14 +126,14 @@ pub async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
 
 /// Whether an owner of these pods, of which its status tells so many, may be given more. Where some have come to an end,
 /// it may be gone as well, and its cache has yet to hear of it: then the server is asked.
-pub async fn may_have_more<O: Object>(
+pub async fn may_create_pods<O: Object>(
     ctx: &Ctx,
     owner: &O,
     pods: &[Arc<Pod>],
-    told: Option<i32>,
+    reported: Option<i32>,
 ) -> Result<bool, Error> {
-    let told = told.and_then(|told| usize::try_from(told).ok()).unwrap_or(0);
-    if pods.len() >= told && !pods.iter().any(|pod| pod.is_deleting()) {
+    let reported = reported.and_then(|reported| usize::try_from(reported).ok()).unwrap_or(0);
+    if pods.len() >= reported && !pods.iter().any(|pod| pod.is_deleting()) {
         return Ok(true);
     }
     is_alive(ctx, owner).await
@@ -154,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_take_what_matches_and_leave_what_is_others() {
+    fn matching_orphans_and_mismatched_pods_change_owner() {
         let selector = LabelSelector::parse("app=a").expect("a selector");
         let pods: Vec<Arc<Pod>> = vec![
             Arc::new(object("mine", "a", "set", false)),
@@ -166,14 +170,14 @@ mod tests {
             Arc::new(object("taken", "a", "other", false)),
         ];
         let names = |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>();
-        let told = |owner: &ReplicaSet| {
+        let names_for = |owner: &ReplicaSet| {
             let claim = claim(owner, &selector, pods.clone());
             (names(&claim.owned), names(&claim.adopt), names(&claim.release))
         };
         let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let mine = list(&["mine", "mine-ending"]);
-        let alive = (mine.clone(), list(&["orphan"]), list(&["lost"]));
-        assert_eq!(told(&object("set", "", "", false)), alive);
-        assert_eq!(told(&object("set", "", "", true)), (mine, vec![], vec![]));
+        let owned = list(&["mine", "mine-ending"]);
+        let alive = (owned.clone(), list(&["orphan"]), list(&["lost"]));
+        assert_eq!(names_for(&object("set", "", "", false)), alive);
+        assert_eq!(names_for(&object("set", "", "", true)), (owned, vec![], vec![]));
     }
 }

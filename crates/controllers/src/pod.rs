@@ -77,9 +77,9 @@ pub fn next_available(pods: &[Arc<Pod>], min_ready_seconds: i32, now: Timestamp)
 /// a shorter time, restarted more often, created later. Times count by orders of magnitude, so that pods of
 /// about the same age go in an order that tells nothing (their uids).
 pub fn sort_for_deletion(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
-    let mut beside: HashMap<&str, usize> = HashMap::new();
+    let mut active_on_node: HashMap<&str, usize> = HashMap::new();
     for pod in related.iter().filter(|pod| is_active(pod)) {
-        *beside.entry(node(pod)).or_default() += 1;
+        *active_on_node.entry(node(pod)).or_default() += 1;
     }
     pods.sort_by_cached_key(|pod| {
         let phase = match phase(pod) {
@@ -88,13 +88,13 @@ pub fn sort_for_deletion(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Times
             _ => 0,
         };
         let ready = is_ready(pod);
-        let ready_for = ready.then(|| magnitude(ready_since(pod), now));
+        let ready_for = ready.then(|| age_bucket(ready_since(pod), now));
         let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let rank = Reverse(beside.get(node(pod)).copied().unwrap_or(0));
+        let rank = Reverse(active_on_node.get(node(pod)).copied().unwrap_or(0));
         let (restarts, sidecar_restarts) = restarts(pod);
         (
             (!node(pod).is_empty(), phase, ready, deletion_cost(pod)),
-            (rank, ready_for, Reverse(restarts), Reverse(sidecar_restarts), magnitude(created, now)),
+            (rank, ready_for, Reverse(restarts), Reverse(sidecar_restarts), age_bucket(created, now)),
             pod.uid().to_owned(),
         )
     });
@@ -103,13 +103,13 @@ pub fn sort_for_deletion(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Times
 /// The cost a pod's annotation states; 0 without one and for what is no number as upstream takes it.
 pub fn deletion_cost(pod: &Pod) -> i32 {
     let Some(text) = pod.annotation(DELETION_COST) else { return 0 };
-    let starts_well =
+    let has_valid_prefix =
         text == "0" || text.starts_with(|first: char| first == '-' || ('1'..='9').contains(&first));
-    if starts_well { text.parse().unwrap_or(0) } else { 0 }
+    if has_valid_prefix { text.parse().unwrap_or(0) } else { 0 }
 }
 
 /// The order of magnitude of an age; no time at all is younger than any.
-fn magnitude(time: Option<Timestamp>, now: Timestamp) -> i64 {
+fn age_bucket(time: Option<Timestamp>, now: Timestamp) -> i64 {
     let Some(time) = time else { return -2 };
     match u128::try_from(now.duration_since(time).as_nanos()) {
         Ok(age) if age > 0 => age.ilog2().into(),
@@ -120,7 +120,7 @@ fn magnitude(time: Option<Timestamp>, now: Timestamp) -> i64 {
 /// The most restarts of one container, and of one sidecar.
 fn restarts(pod: &Pod) -> (i32, i32) {
     let Some(status) = &pod.status else { return (0, 0) };
-    let most = |statuses: &Option<Vec<ContainerStatus>>, counts: &dyn Fn(&str) -> bool| {
+    let max_restarts = |statuses: &Option<Vec<ContainerStatus>>, counts: &dyn Fn(&str) -> bool| {
         let statuses = statuses.iter().flatten().filter(|status| counts(&status.name));
         statuses.map(|status| status.restart_count).max().unwrap_or(0)
     };
@@ -130,7 +130,10 @@ fn restarts(pod: &Pod) -> (i32, i32) {
         .map(|container| container.name.as_str())
         .collect();
     let PodStatus { container_statuses, init_container_statuses, .. } = status;
-    (most(container_statuses, &|_| true), most(init_container_statuses, &|name| sidecars.contains(&name)))
+    (
+        max_restarts(container_statuses, &|_| true),
+        max_restarts(init_container_statuses, &|name| sidecars.contains(&name)),
+    )
 }
 
 #[cfg(test)]

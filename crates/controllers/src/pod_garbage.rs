@@ -9,47 +9,47 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use parking_lot::Mutex;
-use reconcile::{Changed, Controller, Ctx, Delete, Error, Key, Next, Object};
+use reconcile::{Controller, Ctx, DeleteOptions, Error, Key, Object, ObjectUpdate, ReconcileAction};
 
 use crate::disruption_condition::{disruption_target, patch_pod_status};
 use crate::pod;
-use plan::{Action, plan, surplus};
+use plan::{Action, plan, terminated_over_threshold};
 
 /// How many pods that are over are kept.
-const MOST: usize = 12_500;
+const TERMINATED_POD_THRESHOLD: usize = 12_500;
 /// How long to wait before counting, since pods often end together.
-const COUNTING_PAUSE: Duration = Duration::from_secs(20);
+const COUNT_DELAY: Duration = Duration::from_secs(20);
 const WORKERS: usize = 4;
 
 pub async fn run(ctx: Ctx) {
-    let ctx = Ctx { client: ctx.client.acting_as("pod-garbage-collector"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("pod-garbage-collector"), ..ctx };
     let controller = Controller::new("orphaned_pods_nodes", &ctx);
     let count = controller.enqueue();
-    controller.on(ctx.caches.pods(), move |changed: &Changed<'_, Pod>, enqueue| {
-        let over = |pod: Option<&Arc<Pod>>| pod.is_some_and(|pod| pod::is_terminal(pod));
-        if over(changed.after) && !over(changed.before) {
-            count.after(everything(), COUNTING_PAUSE);
+    controller.on(ctx.caches.pods(), move |changed: &ObjectUpdate<'_, Pod>, enqueue| {
+        let is_terminal = |pod: Option<&Arc<Pod>>| pod.is_some_and(|pod| pod::is_terminal(pod));
+        if is_terminal(changed.after) && !is_terminal(changed.before) {
+            count.after(all_pods_key(), COUNT_DELAY);
         }
         if changed.after.is_some() {
-            enqueue(changed.newest().key());
+            enqueue(changed.latest().key());
         }
     });
     let pods = ctx.caches.pods().clone();
-    controller.on(ctx.caches.nodes(), move |changed: &Changed<'_, Node>, enqueue| {
+    controller.on(ctx.caches.nodes(), move |changed: &ObjectUpdate<'_, Node>, enqueue| {
         let taints = |node: &Arc<Node>| node.spec.as_ref().and_then(|spec| spec.taints.clone());
         if changed.before.map(taints) != changed.after.map(taints) {
-            let there = pods.indexed("node", changed.newest().name());
+            let there = pods.indexed("node", changed.latest().name());
             there.iter().for_each(|pod| enqueue(pod.key()));
         }
     });
-    let missed = Arc::new(Mutex::new(HashMap::new()));
+    let missing_nodes = Arc::new(Mutex::new(HashMap::new()));
     let work = ctx.clone();
     let reconcile = move |key: Key| {
-        let (ctx, missed) = (work.clone(), missed.clone());
+        let (ctx, missing_nodes) = (work.clone(), missing_nodes.clone());
         async move {
-            match key == everything() {
-                true => count_all(&ctx).await,
-                false => reconcile(&ctx, &missed, &key).await,
+            match key == all_pods_key() {
+                true => delete_surplus_pods(&ctx).await,
+                false => reconcile(&ctx, &missing_nodes, &key).await,
             }
         }
     };
@@ -57,52 +57,60 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// Stands for all pods together.
-fn everything() -> Key {
+fn all_pods_key() -> Key {
     Key::new("", "")
 }
 
-async fn reconcile(ctx: &Ctx, missed: &Mutex<HashMap<String, Timestamp>>, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
+async fn reconcile(
+    ctx: &Ctx,
+    missing_nodes: &Mutex<HashMap<String, Timestamp>>,
+    key: &Key,
+) -> Result<ReconcileAction, Error> {
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(ReconcileAction::Forget) };
     let name = pod::node(&pod);
     let node = ctx.caches.nodes().get(&Key::new("", name));
     let now = ctx.clock.now();
     let since = match &node {
         Some(_) => {
-            missed.lock().remove(name);
+            missing_nodes.lock().remove(name);
             now
         }
-        None => *missed.lock().entry(name.to_owned()).or_insert(now),
+        None => *missing_nodes.lock().entry(name.to_owned()).or_insert(now),
     };
     match plan(&pod, node.as_deref(), since, now) {
         Action::Nothing => {}
-        Action::Delete => give_up(ctx, &pod, None).await?,
+        Action::Delete => mark_failed_and_delete_pod(ctx, &pod, None).await?,
         Action::DeleteWithNode => match ctx.client.get::<Node>(&Key::new("", name)).await {
             Err(error) if error.is_not_found() => {
                 let condition =
                     disruption_target(&pod, "DeletionByPodGC", "PodGC: node no longer exists", now);
-                give_up(ctx, &pod, condition).await?;
+                mark_failed_and_delete_pod(ctx, &pod, condition).await?;
             }
             Err(error) => return Err(error),
             Ok(_) => {}
         },
-        Action::RecheckAt(at) => return Ok(Next::At(at)),
+        Action::RecheckAt(at) => return Ok(ReconcileAction::RequeueAt(at)),
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-async fn count_all(ctx: &Ctx) -> Result<Next, Error> {
+async fn delete_surplus_pods(ctx: &Ctx) -> Result<ReconcileAction, Error> {
     // Most of the time there are fewer pods than may be over, and none needs to be looked at.
-    if ctx.caches.pods().len() <= MOST {
-        return Ok(Next::Change);
+    if ctx.caches.pods().len() <= TERMINATED_POD_THRESHOLD {
+        return Ok(ReconcileAction::AwaitChange);
     }
-    for pod in surplus(&ctx.caches.pods().all(), MOST) {
-        give_up(ctx, &pod, None).await?;
+    for pod in terminated_over_threshold(&ctx.caches.pods().all(), TERMINATED_POD_THRESHOLD) {
+        mark_failed_and_delete_pod(ctx, &pod, None).await?;
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 /// The pod has failed, and goes without anybody ending it.
-async fn give_up(ctx: &Ctx, pod: &Pod, condition: Option<PodCondition>) -> Result<(), Error> {
+async fn mark_failed_and_delete_pod(
+    ctx: &Ctx,
+    pod: &Pod,
+    condition: Option<PodCondition>,
+) -> Result<(), Error> {
     if !pod::is_terminal(pod) {
         let conditions: Vec<PodCondition> = condition.into_iter().collect();
         let status = serde_json::json!({
@@ -113,7 +121,7 @@ async fn give_up(ctx: &Ctx, pod: &Pod, condition: Option<PodCondition>) -> Resul
             other => other?,
         }
     }
-    let now = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
+    let now = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::uid(pod.uid()) };
     ctx.delete_with::<Pod>(&pod.key(), &now).await
 }
 
@@ -122,23 +130,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::rig::{Rig, until};
+    use crate::test_cluster::{TestCluster, wait_for};
 
     #[tokio::test]
-    async fn pods_that_wait_for_nobody_go() {
-        let rig = Rig::start(&["pod-garbage-collector-controller"]).await;
+    async fn deletes_terminating_unscheduled_pods() {
+        let test_cluster = TestCluster::start(&["pod-garbage-collector-controller"]).await;
         let spec = json!({"schedulingGates": [{"name": "x/y"}], "containers": [{"name": "c", "image": "i"}]});
         let value = json!({"metadata": {"name": "p", "finalizers": ["x/hold"]}, "spec": spec});
-        rig.client
+        test_cluster
+            .client
             .request(http::Method::POST, "/api/v1/namespaces/default/pods", Some(&value))
             .await
             .expect("a pod");
         let key = Key::new("default", "p");
-        rig.client.delete::<Pod>(&key, &Delete::default()).await.expect("a deletion");
+        test_cluster.client.delete::<Pod>(&key, &DeleteOptions::default()).await.expect("a deletion");
         let failed = || async {
-            let pod: Pod = rig.client.get(&key).await.ok()?;
+            let pod: Pod = test_cluster.client.get(&key).await.ok()?;
             (pod::phase(&pod) == "Failed").then_some(())
         };
-        until("the pod being given up", failed).await;
+        wait_for("the pod being given up", failed).await;
     }
 }

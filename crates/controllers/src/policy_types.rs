@@ -4,7 +4,7 @@ mod openapi;
 
 use api::admissionregistration::type_check::{self, CustomKind};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
-use reconcile::{Controller, Ctx, Error, Key, Next, Patch, keys};
+use reconcile::{Controller, Ctx, Error, Key, Patch, ReconcileAction, keys};
 use serde_json::{Value, json};
 
 const NAME: &str = "validatingadmissionpolicy-status";
@@ -13,7 +13,7 @@ const WORKERS: usize = 5;
 pub async fn run(ctx: Ctx) {
     let controller = Controller::new(NAME, &ctx);
     controller.on(ctx.caches.validating_policies(), |changed, enqueue| {
-        if changed.after.is_some_and(|policy| is_behind(policy)) {
+        if changed.after.is_some_and(|policy| needs_type_check(policy)) {
             keys::own(changed, enqueue);
         }
     });
@@ -26,14 +26,14 @@ pub async fn run(ctx: Ctx) {
         .await;
 }
 
-fn is_behind(policy: &ValidatingAdmissionPolicy) -> bool {
-    let seen = policy.status.as_ref().and_then(|status| status.observed_generation).unwrap_or(0);
-    policy.metadata.generation.unwrap_or(0) > seen
+fn needs_type_check(policy: &ValidatingAdmissionPolicy) -> bool {
+    let observed = policy.status.as_ref().and_then(|status| status.observed_generation).unwrap_or(0);
+    policy.metadata.generation.unwrap_or(0) > observed
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(policy) = ctx.caches.validating_policies().get(key) else { return Ok(Next::Forget) };
-    if is_behind(&policy) {
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(policy) = ctx.caches.validating_policies().get(key) else { return Ok(ReconcileAction::Forget) };
+    if needs_type_check(&policy) {
         // What was decoded can be encoded.
         let object = serde_json::to_value(&*policy).unwrap_or_default();
         let mut custom = Vec::new();
@@ -44,13 +44,13 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
                 Err(error) => tracing::debug!(api_version, %error, "no schemas for type checking"),
             }
         }
-        let patch = Patch::Apply { manager: NAME, object: status(&policy, &object, &custom) };
+        let patch = Patch::Apply { manager: NAME, object: status_patch(&policy, &object, &custom) };
         ctx.patch_status::<ValidatingAdmissionPolicy>(key, &patch).await?;
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-fn status(policy: &ValidatingAdmissionPolicy, object: &Value, custom: &[CustomKind]) -> Value {
+fn status_patch(policy: &ValidatingAdmissionPolicy, object: &Value, custom: &[CustomKind]) -> Value {
     let warnings: Vec<Value> = type_check::warnings(object, custom)
         .into_iter()
         .map(|(field, warning)| json!({"fieldRef": field, "warning": warning}))
@@ -68,11 +68,11 @@ mod tests {
     use http::Method;
 
     use super::*;
-    use crate::rig::{Rig, until};
+    use crate::test_cluster::{TestCluster, wait_for};
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_status_says_what_is_odd() {
-        let rig = Rig::start(&["validatingadmissionpolicy-status-controller"]).await;
+    async fn status_contains_type_check_warnings() {
+        let test_cluster = TestCluster::start(&["validatingadmissionpolicy-status-controller"]).await;
         let policy = json!({
             "metadata": {"name": "p"},
             "spec": {
@@ -84,9 +84,9 @@ mod tests {
             },
         });
         let policy: ValidatingAdmissionPolicy = serde_json::from_value(policy).expect("a policy");
-        rig.client.create(&policy).await.expect("the policy is made");
-        let checked = until("type checking", || async {
-            let policy: ValidatingAdmissionPolicy = rig.client.get(&Key::new("", "p")).await.ok()?;
+        test_cluster.client.create(&policy).await.expect("the policy is made");
+        let checked = wait_for("type checking", || async {
+            let policy: ValidatingAdmissionPolicy = test_cluster.client.get(&Key::new("", "p")).await.ok()?;
             policy.status?.type_checking
         })
         .await;
@@ -99,8 +99,8 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn policies_on_custom_kinds_are_type_checked() {
-        let rig = Rig::start(&["validatingadmissionpolicy-status-controller"]).await;
+    async fn type_checks_policies_for_custom_resources() {
+        let test_cluster = TestCluster::start(&["validatingadmissionpolicy-status-controller"]).await;
         let definition = json!({
             "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
             "metadata": {"name": "things.example.com"},
@@ -113,8 +113,15 @@ mod tests {
             },
         });
         let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        rig.client.request(Method::POST, definitions, Some(&definition)).await.expect("a definition");
-        until("discovery", || async { rig.client.serves("example.com/v1").await.ok() }).await;
+        test_cluster
+            .client
+            .request(Method::POST, definitions, Some(&definition))
+            .await
+            .expect("a definition");
+        wait_for("discovery", || async {
+            test_cluster.client.resources_for_group_version("example.com/v1").await.ok()
+        })
+        .await;
         let policy = json!({
             "metadata": {"name": "p"},
             "spec": {
@@ -130,9 +137,9 @@ mod tests {
             },
         });
         let policy: ValidatingAdmissionPolicy = serde_json::from_value(policy).expect("a policy");
-        rig.client.create(&policy).await.expect("the policy is created");
-        let checked = until("type checking", || async {
-            let policy: ValidatingAdmissionPolicy = rig.client.get(&Key::new("", "p")).await.ok()?;
+        test_cluster.client.create(&policy).await.expect("the policy is created");
+        let checked = wait_for("type checking", || async {
+            let policy: ValidatingAdmissionPolicy = test_cluster.client.get(&Key::new("", "p")).await.ok()?;
             policy.status?.type_checking
         })
         .await;

@@ -5,72 +5,81 @@
 //! has just been granted may not be stored yet ([`grants`]). Only kinds that some quota limits are followed, and of their objects
 //! only what they use is kept ([`ledger`]).
 
-mod grants;
-mod ledger;
+mod pending_usage;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod usage_cache;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction};
 
-use grants::Grants;
-use ledger::Ledger;
+use pending_usage::PendingUsage;
+use usage_cache::UsageCache;
 
 /// How long after a grant it must have come to something.
-const GRANTED: Duration = Duration::from_secs(2);
+const RESYNC_AFTER_INCREASE: Duration = Duration::from_secs(2);
 
 pub async fn run(ctx: Ctx) {
-    let ctx = Ctx { client: ctx.client.acting_as("resourcequota-controller"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("resourcequota-controller"), ..ctx };
     let controller = Controller::new("resource_quota_controller_resource_changes", &ctx);
     let later = controller.enqueue();
-    let grants = Arc::new(Grants::default());
-    let granted = grants.clone();
-    controller.on(ctx.caches.resource_quotas(), move |changed: &Changed<'_, ResourceQuota>, enqueue| {
-        let (quota, key) = (changed.newest(), changed.newest().key());
+    let pending_usage = Arc::new(PendingUsage::default());
+    let usage_recorder = pending_usage.clone();
+    controller.on(ctx.caches.resource_quotas(), move |changed: &ObjectUpdate<'_, ResourceQuota>, enqueue| {
+        let (quota, key) = (changed.latest(), changed.latest().key());
         match changed.before {
             // Somebody was granted something, or this loop has just written.
-            Some(before) if before.spec == quota.spec && plan::used(before) != plan::used(quota) => {
-                if plan::is_less(&plan::used(before), &plan::used(quota)) {
-                    granted.granted(key.clone());
+            Some(before)
+                if before.spec == quota.spec && plan::status_used(before) != plan::status_used(quota) =>
+            {
+                if plan::any_less(&plan::status_used(before), &plan::status_used(quota)) {
+                    usage_recorder.record(key.clone());
                 }
-                later.after(key, GRANTED)
+                later.after(key, RESYNC_AFTER_INCREASE)
             }
             _ => enqueue(key),
         }
     });
-    let open = Ledger::open(ctx.clone(), controller.enqueue());
-    let (work, ledger) = (ctx.clone(), open.0.clone());
+    let guard = UsageCache::start(ctx.clone(), controller.enqueue());
+    let (work, usage_cache) = (ctx.clone(), guard.0.clone());
     let reconcile = move |key: Key| {
-        let (ctx, ledger, grants) = (work.clone(), ledger.clone(), grants.clone());
-        async move { reconcile(&ctx, &ledger, &grants, &key).await }
+        let (ctx, usage_cache, pending_usage) = (work.clone(), usage_cache.clone(), pending_usage.clone());
+        async move { reconcile(&ctx, &usage_cache, &pending_usage, &key).await }
     };
     controller.run(&ctx, 2, reconcile).await
 }
 
-async fn reconcile(ctx: &Ctx, ledger: &Arc<Ledger>, grants: &Grants, key: &Key) -> Result<Next, Error> {
+async fn reconcile(
+    ctx: &Ctx,
+    usage_cache: &Arc<UsageCache>,
+    pending_usage: &PendingUsage,
+    key: &Key,
+) -> Result<ReconcileAction, Error> {
     let quotas = ctx.caches.resource_quotas();
-    ledger.follow_only(plan::kinds(&quotas.all()));
+    usage_cache.watch_only(plan::limited_resources(&quotas.all()));
     let Some(quota) = quotas.get(key) else {
-        grants.forget(key);
-        return Ok(Next::Change);
+        pending_usage.forget(key);
+        return Ok(ReconcileAction::AwaitChange);
     };
     let now = ctx.clock.now();
     // Kinds that are not known yet ask for another look once they are.
-    let Some((used, recheck)) = ledger.count(&quota, now) else { return Ok(Next::Change) };
-    if let Some(counted) = plan::counted(&quota, &used) {
-        if plan::is_less(&used, &plan::used(&quota))
-            && let Some(pause) = grants.pause(key)
+    let Some((used, requeue_at)) = usage_cache.count(&quota, now) else {
+        return Ok(ReconcileAction::AwaitChange);
+    };
+    if let Some(counted) = plan::updated_status(&quota, &used) {
+        if plan::any_less(&used, &plan::status_used(&quota))
+            && let Some(pause) = pending_usage.update_delay(key)
         {
-            return Ok(Next::After(pause));
+            return Ok(ReconcileAction::RequeueAfter(pause));
         }
         match ctx.replace_status(&counted).await {
             Err(error) if error.is_not_found() => {}
             other => drop(other?),
         }
     }
-    Ok(recheck.map_or(Next::Change, Next::At))
+    Ok(requeue_at.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }

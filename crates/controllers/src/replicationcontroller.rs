@@ -10,15 +10,15 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use reconcile::{Cache, Ctx};
 
-use crate::replicaset::{Replicated, keep};
+use crate::replicaset::{ReplicaOwner, run_controller};
 
 pub async fn run(ctx: Ctx) {
     // Upstream calls it so as a service account and in events, and otherwise as the row says.
-    let ctx = ctx.named("replication-controller");
-    keep::<ReplicationController>(ctx, "replicationmanager").await;
+    let ctx = ctx.for_controller("replication-controller");
+    run_controller::<ReplicationController>(ctx, "replicationmanager").await;
 }
 
-impl Replicated for ReplicationController {
+impl ReplicaOwner for ReplicationController {
     fn all(ctx: &Ctx) -> &Arc<Cache<ReplicationController>> {
         ctx.caches.replication_controllers()
     }

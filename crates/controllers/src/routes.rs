@@ -8,16 +8,16 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::cloud::CloudError;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, Patch};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, Patch, ReconcileAction};
 use serde_json::json;
 
 use crate::node;
 
-const UNAVAILABLE: &str = "NetworkUnavailable";
+const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 
 /// Why routes are not as they should be.
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+enum RouteError {
     #[error(transparent)]
     Api(#[from] Error),
     #[error("routes")]
@@ -29,16 +29,17 @@ pub async fn run(ctx: Ctx) {
         return;
     }
     let ctx = Ctx {
-        client: ctx.client.acting_as("route-controller"),
+        client: ctx.client.impersonate("route-controller"),
         events: ctx.events.from("route_controller"),
         ..ctx
     };
     let controller = Controller::new("Routes", &ctx);
-    controller.on(ctx.caches.nodes(), |changed: &Changed<'_, Node>, enqueue| {
+    controller.on(ctx.caches.nodes(), |changed: &ObjectUpdate<'_, Node>, enqueue| {
         // The condition too: whoever replaces a node's status may have dropped it.
-        let said = |node: &Node| node::condition(node, UNAVAILABLE).map(|said| said.status.clone());
-        let concerns = |node: &Node| (plan::routes(node, &[]), said(node));
-        if changed.before.map(|node| concerns(node)) != changed.after.map(|node| concerns(node)) {
+        let current =
+            |node: &Node| node::condition(node, NETWORK_UNAVAILABLE).map(|current| current.status.clone());
+        let route_inputs = |node: &Node| (plan::routes(node, &[]), current(node));
+        if changed.before.map(|node| route_inputs(node)) != changed.after.map(|node| route_inputs(node)) {
             enqueue(Key::new("", "routes"));
         }
     });
@@ -51,12 +52,14 @@ pub async fn run(ctx: Ctx) {
 }
 
 /// All routes at once: which one is nobody's any more shows only among all nodes.
-async fn reconcile(ctx: &Ctx) -> Result<Next, Failed> {
+async fn reconcile(ctx: &Ctx) -> Result<ReconcileAction, RouteError> {
     let cloud = ctx.settings.cloud.0.clone();
-    let Some(routes) = cloud.as_ref().and_then(|cloud| cloud.routes()) else { return Ok(Next::Change) };
+    let Some(routes) = cloud.as_ref().and_then(|cloud| cloud.routes()) else {
+        return Ok(ReconcileAction::AwaitChange);
+    };
     let nodes = ctx.caches.nodes().all();
-    let there = routes.list().await?;
-    let plan = plan::plan(&nodes, &there, &ctx.settings.cluster_cidrs);
+    let existing = routes.list().await?;
+    let plan = plan::plan(&nodes, &existing, &ctx.settings.cluster_cidrs);
     for route in &plan.delete {
         routes.delete(route).await?;
     }
@@ -73,9 +76,9 @@ async fn reconcile(ctx: &Ctx) -> Result<Next, Failed> {
     }
     let now = ctx.clock.now();
     for node in &nodes {
-        let routed = failed.as_ref().is_none_or(|(name, _)| name != node.name())
+        let has_route = failed.as_ref().is_none_or(|(name, _)| name != node.name())
             && !plan::routes(node, &ctx.settings.cluster_cidrs).is_empty();
-        if let Some(condition) = condition(node, routed, now) {
+        if let Some(condition) = condition(node, has_route, now) {
             let patch = json!({"status": {"conditions": [condition]}});
             match ctx.patch_status::<Node>(&node.key(), &Patch::Strategic(patch)).await {
                 Err(error) if !error.is_not_found() => return Err(error.into()),
@@ -85,22 +88,22 @@ async fn reconcile(ctx: &Ctx) -> Result<Next, Failed> {
     }
     match failed {
         Some((_, error)) => Err(error.into()),
-        None => Ok(Next::Change),
+        None => Ok(ReconcileAction::AwaitChange),
     }
 }
 
 /// What a node has to say about its network, where it says something else.
-fn condition(node: &Node, routed: bool, now: Timestamp) -> Option<NodeCondition> {
-    let (status, reason, message) = match routed {
+fn condition(node: &Node, has_route: bool, now: Timestamp) -> Option<NodeCondition> {
+    let (status, reason, message) = match has_route {
         true => ("False", "RouteCreated", "RouteController created a route"),
         false => ("True", "NoRouteCreated", "RouteController failed to create a route"),
     };
-    let said = node::condition(node, UNAVAILABLE);
-    if said.is_some_and(|said| said.status == status && said.reason.as_deref() == Some(reason)) {
+    let current = node::condition(node, NETWORK_UNAVAILABLE);
+    if current.is_some_and(|current| current.status == status && current.reason.as_deref() == Some(reason)) {
         return None;
     }
     Some(NodeCondition {
-        type_: UNAVAILABLE.into(),
+        type_: NETWORK_UNAVAILABLE.into(),
         status: status.into(),
         reason: Some(reason.into()),
         message: Some(message.into()),

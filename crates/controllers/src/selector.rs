@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// `&LabelSelector{MatchLabels:...}`, or `nil` where there is none.
-pub fn shown(selector: Option<&LabelSelector>) -> String {
+pub fn format_selector(selector: Option<&LabelSelector>) -> String {
     let Some(selector) = selector else { return "nil".to_owned() };
     let mut text = "&LabelSelector{MatchLabels:map[string]string{".to_owned();
     for (name, value) in selector.match_labels.iter().flatten() {

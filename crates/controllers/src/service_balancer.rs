@@ -13,18 +13,18 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use reconcile::cloud::{Around, Cloud, CloudError};
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, Patch};
+use reconcile::cloud::{Cloud, CloudError, LoadBalancerContext};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, Patch, ReconcileAction};
 use serde_json::json;
 
-use plan::Wanted;
+use plan::LoadBalancerOperation;
 
 /// Keeps a Service until what was made for it outside the cluster is gone.
-const CLEANUP: &str = "service.kubernetes.io/load-balancer-cleanup";
+const CLEANUP_FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 
 /// Why a Service is not balanced.
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+enum BalancerError {
     #[error(transparent)]
     Api(#[from] Error),
     #[error("load balancer")]
@@ -32,46 +32,52 @@ enum Failed {
 }
 
 pub async fn run(ctx: Ctx) {
-    let Some(cloud) = ctx.settings.cloud.0.clone().filter(|cloud| cloud.balancer().is_some()) else { return };
+    let Some(cloud) = ctx.settings.cloud.0.clone().filter(|cloud| cloud.load_balancer().is_some()) else {
+        return;
+    };
     let ctx = Ctx {
-        client: ctx.client.acting_as("service-controller"),
+        client: ctx.client.impersonate("service-controller"),
         events: ctx.events.from("service-controller"),
         ..ctx
     };
     let controller = Controller::new("service", &ctx);
     let known = ctx.caches.services().clone();
-    controller.on(ctx.caches.services(), move |changed: &Changed<'_, Service>, enqueue| {
-        let concerned = [changed.before, changed.after].into_iter().flatten();
-        if !concerned.clone().any(|service| plan::is_balanced(service)) {
+    controller.on(ctx.caches.services(), move |changed: &ObjectUpdate<'_, Service>, enqueue| {
+        let states = [changed.before, changed.after].into_iter().flatten();
+        if !states.clone().any(|service| plan::needs_balancer(service)) {
             return;
         }
-        enqueue(changed.newest().key());
+        enqueue(changed.latest().key());
         // What one gives up another may have been waiting for.
-        if changed.before.is_some_and(|before| !plan::addresses(before).is_empty()) {
-            let waiting =
-                |service: &&Arc<Service>| plan::is_balanced(service) && plan::addresses(service).is_empty();
+        if changed.before.is_some_and(|before| !plan::ingress_addresses(before).is_empty()) {
+            let waiting = |service: &&Arc<Service>| {
+                plan::needs_balancer(service) && plan::ingress_addresses(service).is_empty()
+            };
             known.all().iter().filter(waiting).for_each(|service| enqueue(service.key()));
         }
     });
     let known = ctx.caches.services().clone();
-    controller.on(ctx.caches.nodes(), move |changed: &Changed<'_, Node>, enqueue| {
-        let suited = |node: Option<&Arc<Node>>| {
-            node.filter(|node| plan::takes_traffic(node)).map(|node| plan::reached_at(node))
+    controller.on(ctx.caches.nodes(), move |changed: &ObjectUpdate<'_, Node>, enqueue| {
+        let usable_addresses = |node: Option<&Arc<Node>>| {
+            node.filter(|node| plan::include_node(node)).map(|node| plan::external_addresses(node))
         };
-        if suited(changed.before) != suited(changed.after) {
+        if usable_addresses(changed.before) != usable_addresses(changed.after) {
             known
                 .all()
                 .iter()
-                .filter(|service| plan::is_balanced(service))
+                .filter(|service| plan::needs_balancer(service))
                 .for_each(|service| enqueue(service.key()));
         }
     });
     let known = ctx.caches.services().clone();
-    controller.on(ctx.caches.endpoint_slices(), move |changed: &Changed<'_, EndpointSlice>, enqueue| {
-        let slice = changed.newest();
+    controller.on(ctx.caches.endpoint_slices(), move |changed: &ObjectUpdate<'_, EndpointSlice>, enqueue| {
+        let slice = changed.latest();
         let Some(name) = slice.label("kubernetes.io/service-name") else { return };
         let key = Key::new(slice.namespace(), name);
-        if known.get(&key).is_some_and(|service| plan::is_balanced(&service) && plan::is_local(&service)) {
+        if known
+            .get(&key)
+            .is_some_and(|service| plan::needs_balancer(&service) && plan::is_local_traffic_policy(&service))
+        {
             enqueue(key);
         }
     });
@@ -83,54 +89,55 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, 1, reconcile).await
 }
 
-async fn reconcile(ctx: &Ctx, cloud: &dyn Cloud, key: &Key) -> Result<Next, Failed> {
-    let Some(service) = ctx.caches.services().get(key) else { return Ok(Next::Forget) };
-    let Some(balancer) = cloud.balancer() else { return Ok(Next::Change) };
-    let held = service.metadata.finalizers.iter().flatten().any(|name| name == CLEANUP);
-    match plan::wanted(&service) {
-        Wanted::Nothing => {}
-        Wanted::Removed => {
-            if held || !plan::addresses(&service).is_empty() {
+async fn reconcile(ctx: &Ctx, cloud: &dyn Cloud, key: &Key) -> Result<ReconcileAction, BalancerError> {
+    let Some(service) = ctx.caches.services().get(key) else { return Ok(ReconcileAction::Forget) };
+    let Some(balancer) = cloud.load_balancer() else { return Ok(ReconcileAction::AwaitChange) };
+    let has_finalizer = service.metadata.finalizers.iter().flatten().any(|name| name == CLEANUP_FINALIZER);
+    match plan::load_balancer_operation(&service) {
+        LoadBalancerOperation::Ignore => {}
+        LoadBalancerOperation::Delete => {
+            if has_finalizer || !plan::ingress_addresses(&service).is_empty() {
                 ctx.events.normal(&*service, "DeletingLoadBalancer", "Deleting load balancer");
                 if let Err(error) = balancer.remove(&service).await {
                     let message =
                         format!("Error syncing load balancer: failed to delete load balancer: {error}");
                     ctx.events.warning(&*service, "SyncLoadBalancerFailed", message);
-                    return Err(Failed::Cloud(error));
+                    return Err(BalancerError::Cloud(error));
                 }
-                write(ctx, &service, &LoadBalancerStatus::default(), held.then_some(false)).await?;
+                patch_status(ctx, &service, &LoadBalancerStatus::default(), has_finalizer.then_some(false))
+                    .await?;
                 ctx.events.normal(&*service, "DeletedLoadBalancer", "Deleted load balancer");
             }
         }
-        Wanted::Balanced => {
-            let around = around(ctx, &service);
-            if around.nodes.is_empty() {
+        LoadBalancerOperation::Ensure => {
+            let cluster_state = cluster_state(ctx, &service);
+            if cluster_state.nodes.is_empty() {
                 let message = "There are no available nodes for LoadBalancer";
                 ctx.events.warning(&*service, "UnAvailableLoadBalancer", message);
             }
-            if balancer.needs_cleanup() && !held {
+            if balancer.needs_cleanup() && !has_finalizer {
                 let now = service.status.as_ref().and_then(|status| status.load_balancer.clone());
-                write(ctx, &service, &now.unwrap_or_default(), Some(true)).await?;
+                patch_status(ctx, &service, &now.unwrap_or_default(), Some(true)).await?;
             }
-            let status = match balancer.ensure(&service, &around).await {
+            let status = match balancer.ensure(&service, &cluster_state).await {
                 Ok(status) => status,
                 Err(error) => {
                     let message =
                         format!("Error syncing load balancer: failed to ensure load balancer: {error}");
                     ctx.events.warning(&*service, "SyncLoadBalancerFailed", message);
-                    return Err(Failed::Cloud(error));
+                    return Err(BalancerError::Cloud(error));
                 }
             };
             let before =
-                plan::ingress(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()));
-            if before == plan::ingress(Some(&status)) {
-                return Ok(Next::Change);
+                plan::ingress_pairs(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()));
+            if before == plan::ingress_pairs(Some(&status)) {
+                return Ok(ReconcileAction::AwaitChange);
             }
             let first = before.is_empty();
             if first {
                 ctx.events.normal(&*service, "EnsuringLoadBalancer", "Ensuring load balancer");
             }
-            write(ctx, &service, &status, None).await?;
+            patch_status(ctx, &service, &status, None).await?;
             match first {
                 true => ctx.events.normal(&*service, "EnsuredLoadBalancer", "Ensured load balancer"),
                 false => ctx.events.normal(
@@ -141,32 +148,33 @@ async fn reconcile(ctx: &Ctx, cloud: &dyn Cloud, key: &Key) -> Result<Next, Fail
             }
         }
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-fn around(ctx: &Ctx, service: &Service) -> Around {
+fn cluster_state(ctx: &Ctx, service: &Service) -> LoadBalancerContext {
     let mut nodes = ctx.caches.nodes().all();
-    nodes.retain(|node| plan::takes_traffic(node));
+    nodes.retain(|node| plan::include_node(node));
     let mut others = ctx.caches.services().all();
-    others.retain(|other| other.key() != service.key() && plan::is_balanced(other));
+    others.retain(|other| other.key() != service.key() && plan::needs_balancer(other));
     let slices = ctx.caches.endpoint_slices().indexed("service", &service.key().to_string());
-    let serving: BTreeSet<String> = slices.iter().flat_map(|slice| plan::serving(slice)).collect();
-    Around { nodes, serving, others }
+    let serving: BTreeSet<String> =
+        slices.iter().flat_map(|slice| plan::nodes_with_ready_endpoints(slice)).collect();
+    LoadBalancerContext { nodes, serving, others }
 }
 
 /// Writes where the Service is reached, and whether it has to be cleaned up after.
-async fn write(
+async fn patch_status(
     ctx: &Ctx,
     service: &Service,
     status: &LoadBalancerStatus,
-    held: Option<bool>,
+    has_finalizer: Option<bool>,
 ) -> Result<(), Error> {
     let mut patch = json!({"status": {"loadBalancer": {"ingress": status.ingress}}});
-    if let Some(held) = held {
+    if let Some(has_finalizer) = has_finalizer {
         let mut finalizers = service.metadata.finalizers.clone().unwrap_or_default();
-        finalizers.retain(|name| name != CLEANUP);
-        if held {
-            finalizers.push(CLEANUP.into());
+        finalizers.retain(|name| name != CLEANUP_FINALIZER);
+        if has_finalizer {
+            finalizers.push(CLEANUP_FINALIZER.into());
         }
         patch["metadata"] =
             json!({"finalizers": finalizers, "resourceVersion": service.metadata.resource_version});

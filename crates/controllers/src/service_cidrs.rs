@@ -8,29 +8,29 @@ use api::networking::ip::Cidr;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction};
 
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 /// How long a network that nobody needs is kept, for those who have not heard yet that it goes.
-const GRACE: Duration = Duration::from_secs(10);
+const DELETION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 pub async fn run(ctx: Ctx) {
     let ctx = Ctx {
-        client: ctx.client.acting_as("service-cidrs-controller"),
+        client: ctx.client.impersonate("service-cidrs-controller"),
         events: ctx.events.from("service-cidrs-controller"),
         ..ctx
     };
     let controller = Controller::new("service_cidrs", &ctx);
     // What happens to one network may matter to others that lie in it or around it.
     let all = ctx.caches.service_cidrs().clone();
-    controller.on(ctx.caches.service_cidrs(), move |changed: &Changed<'_, ServiceCIDR>, enqueue| {
-        enqueue(changed.newest().key());
+    controller.on(ctx.caches.service_cidrs(), move |changed: &ObjectUpdate<'_, ServiceCIDR>, enqueue| {
+        enqueue(changed.latest().key());
         all.all().iter().filter(|cidr| cidr.is_deleting()).for_each(|cidr| enqueue(cidr.key()));
     });
     let all = ctx.caches.service_cidrs().clone();
-    controller.on(ctx.caches.ip_addresses(), move |changed: &Changed<'_, IPAddress>, enqueue| {
+    controller.on(ctx.caches.ip_addresses(), move |changed: &ObjectUpdate<'_, IPAddress>, enqueue| {
         if changed.after.is_none() {
             all.all().iter().filter(|cidr| cidr.is_deleting()).for_each(|cidr| enqueue(cidr.key()));
         }
@@ -45,11 +45,11 @@ pub async fn run(ctx: Ctx) {
 
 #[derive(Debug, PartialEq)]
 enum Action {
-    Hold,
-    Ready,
-    StillUsed,
+    AddFinalizer,
+    SetReady,
+    InUse,
     Wait(Timestamp),
-    LetGo,
+    RemoveFinalizer,
 }
 
 fn plan(
@@ -58,15 +58,15 @@ fn plan(
     addresses: &[Arc<IPAddress>],
     now: Timestamp,
 ) -> Action {
-    let held = cidr.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER);
+    let has_finalizer = cidr.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER);
     let Some(deleted) = &cidr.metadata.deletion_timestamp else {
-        return if held { Action::Ready } else { Action::Hold };
+        return if has_finalizer { Action::SetReady } else { Action::AddFinalizer };
     };
     if is_needed(cidr, all, addresses) {
-        return Action::StillUsed;
+        return Action::InUse;
     }
-    let end = deleted.0.checked_add(GRACE).unwrap_or(now);
-    if end > now { Action::Wait(end) } else { Action::LetGo }
+    let end = deleted.0.checked_add(DELETION_GRACE_PERIOD).unwrap_or(now);
+    if end > now { Action::Wait(end) } else { Action::RemoveFinalizer }
 }
 
 fn networks(cidr: &ServiceCIDR) -> impl Iterator<Item = Cidr> + '_ {
@@ -83,30 +83,31 @@ fn is_needed(cidr: &ServiceCIDR, all: &[Arc<ServiceCIDR>], addresses: &[Arc<IPAd
     own.any(|ip| !others.iter().any(|network| network.contains(ip)))
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(cidr) = ctx.caches.service_cidrs().get(key) else { return Ok(Next::Forget) };
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(cidr) = ctx.caches.service_cidrs().get(key) else { return Ok(ReconcileAction::Forget) };
     let now = ctx.clock.now();
     let (all, addresses) = (ctx.caches.service_cidrs().all(), ctx.caches.ip_addresses().all());
     match plan(&cidr, &all, &addresses, now) {
-        Action::Hold => {
-            let mut held = (*cidr).clone();
-            held.metadata.finalizers.get_or_insert_default().push(FINALIZER.into());
-            ctx.replace(&held).await?;
+        Action::AddFinalizer => {
+            let mut with_finalizer = (*cidr).clone();
+            with_finalizer.metadata.finalizers.get_or_insert_default().push(FINALIZER.into());
+            ctx.replace(&with_finalizer).await?;
         }
-        Action::Ready => {
-            let told = tell(ctx, &cidr, "True", "", "Kubernetes Service CIDR is ready", now).await;
-            if let Err(error) = told {
+        Action::SetReady => {
+            let result =
+                update_ready_condition(ctx, &cidr, "True", "", "Kubernetes Service CIDR is ready", now).await;
+            if let Err(error) = result {
                 let message = "The ServiceCIDR Status can not be set to Ready=True";
                 ctx.events.warning(&*cidr, "KubernetesServiceCIDRError", message);
                 return Err(error);
             }
         }
-        Action::StillUsed => {
+        Action::InUse => {
             let message = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
-            tell(ctx, &cidr, "False", "Terminating", message, now).await?;
+            update_ready_condition(ctx, &cidr, "False", "Terminating", message, now).await?;
         }
-        Action::Wait(end) => return Ok(Next::At(end)),
-        Action::LetGo => {
+        Action::Wait(end) => return Ok(ReconcileAction::RequeueAt(end)),
+        Action::RemoveFinalizer => {
             let mut free = (*cidr).clone();
             if let Some(finalizers) = &mut free.metadata.finalizers {
                 let before = finalizers.len();
@@ -120,10 +121,10 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
             }
         }
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-async fn tell(
+async fn update_ready_condition(
     ctx: &Ctx,
     cidr: &ServiceCIDR,
     status: &str,
@@ -155,13 +156,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_go_when_their_addresses_are_gone_or_elsewhere() {
-        let cidr = |name: &str, cidr: &str, deleted: bool, held: bool| {
+    fn cidr_is_released_when_no_address_needs_it() {
+        let cidr = |name: &str, cidr: &str, deleted: bool, has_finalizer: bool| {
             let mut value = json!({"metadata": {"name": name, "uid": name}, "spec": {"cidrs": [cidr]}});
             if deleted {
                 value["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             }
-            if held {
+            if has_finalizer {
                 value["metadata"]["finalizers"] = json!([FINALIZER]);
             }
             Arc::new(serde_json::from_value::<ServiceCIDR>(value).expect("a network"))
@@ -172,15 +173,21 @@ mod tests {
         };
         let now: Timestamp = "2026-01-01T00:00:05Z".parse().expect("a time");
         let later: Timestamp = "2026-01-01T00:00:10Z".parse().expect("a time");
-        let going = cidr("a", "10.1.0.0/24", true, true);
-        let around = cidr("b", "10.0.0.0/8", false, true);
-        assert_eq!(plan(&cidr("a", "10.1.0.0/24", false, false), &[], &[], now), Action::Hold);
-        assert_eq!(plan(&cidr("a", "10.1.0.0/24", false, true), &[], &[], now), Action::Ready);
-        assert_eq!(plan(&going, std::slice::from_ref(&going), &address("10.1.0.7"), now), Action::StillUsed);
+        let deleting = cidr("a", "10.1.0.0/24", true, true);
+        let containing = cidr("b", "10.0.0.0/8", false, true);
+        assert_eq!(plan(&cidr("a", "10.1.0.0/24", false, false), &[], &[], now), Action::AddFinalizer);
+        assert_eq!(plan(&cidr("a", "10.1.0.0/24", false, true), &[], &[], now), Action::SetReady);
         assert_eq!(
-            plan(&going, std::slice::from_ref(&going), &address("10.2.0.7"), now),
+            plan(&deleting, std::slice::from_ref(&deleting), &address("10.1.0.7"), now),
+            Action::InUse
+        );
+        assert_eq!(
+            plan(&deleting, std::slice::from_ref(&deleting), &address("10.2.0.7"), now),
             Action::Wait(later)
         );
-        assert_eq!(plan(&going, &[going.clone(), around], &address("10.1.0.7"), later), Action::LetGo);
+        assert_eq!(
+            plan(&deleting, &[deleting.clone(), containing], &address("10.1.0.7"), later),
+            Action::RemoveFinalizer
+        );
     }
 }

@@ -12,38 +12,43 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pki::Request;
-use reconcile::{Controller, Ctx, Error, Key, Next, Object, keys};
+use reconcile::{Controller, Ctx, Error, Key, Object, ReconcileAction, keys};
 use serde_json::{Value, json};
 
-use plan::{check, condition, is_issued, kept_until, lifetime, recognized, usages};
+use plan::{
+    check_request, condition, expires_at, has_certificate, lifetime, matching_approval_rules, usages,
+};
 
-const PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-const ACCOUNT: &str = "certificate-controller";
+const CSR_PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const CONTROLLER_ACCOUNT: &str = "certificate-controller";
 const WORKERS: usize = 5;
 
-pub async fn approve(ctx: Ctx) {
-    look(ctx, "csrapproving", |ctx, key| Box::pin(async move { approve_one(&ctx, &key).await })).await
+pub async fn run_approval(ctx: Ctx) {
+    run_controller(ctx, "csrapproving", |ctx, key| Box::pin(async move { sync_approval(&ctx, &key).await }))
+        .await
 }
 
-pub async fn sign(ctx: Ctx) {
-    look(ctx, "csrsigning", |ctx, key| Box::pin(async move { sign_one(&ctx, &key).await })).await
+pub async fn run_signing(ctx: Ctx) {
+    run_controller(ctx, "csrsigning", |ctx, key| Box::pin(async move { sync_signing(&ctx, &key).await }))
+        .await
 }
 
-pub async fn clean(ctx: Ctx) {
-    look(ctx, "csrcleaner", |ctx, key| Box::pin(async move { clean_one(&ctx, &key).await })).await
+pub async fn run_cleanup(ctx: Ctx) {
+    run_controller(ctx, "csrcleaner", |ctx, key| Box::pin(async move { sync_cleanup(&ctx, &key).await }))
+        .await
 }
 
-type Work = futures_util::future::BoxFuture<'static, Result<Next, Error>>;
+type Work = futures_util::future::BoxFuture<'static, Result<ReconcileAction, Error>>;
 
-async fn look(ctx: Ctx, queue: &'static str, work: fn(Ctx, Key) -> Work) {
-    let ctx = Ctx { client: ctx.client.acting_as(ACCOUNT), ..ctx };
+async fn run_controller(ctx: Ctx, queue: &'static str, work: fn(Ctx, Key) -> Work) {
+    let ctx = Ctx { client: ctx.client.impersonate(CONTROLLER_ACCOUNT), ..ctx };
     let controller = Controller::new(queue, &ctx);
     controller.on(ctx.caches.signing_requests(), keys::own::<CertificateSigningRequest>);
     let own = ctx.clone();
     controller.run(&ctx, WORKERS, move |key: Key| work(own.clone(), key)).await
 }
 
-fn decided(
+fn new_condition(
     kind: &str,
     reason: &str,
     message: &str,
@@ -59,11 +64,11 @@ fn decided(
     }
 }
 
-async fn approve_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Forget) };
-    let Ok(parsed) = Request::parse(&request.spec.request.0) else { return Ok(Next::Change) };
+async fn sync_approval(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(ReconcileAction::Forget) };
+    let Ok(parsed) = Request::parse(&request.spec.request.0) else { return Ok(ReconcileAction::AwaitChange) };
     let nodes = ctx.caches.nodes();
-    nodes.filled().await;
+    nodes.wait_for_sync().await;
     let taken = |ip: IpAddr, name: &str| {
         let text = ip.to_string();
         nodes.all().iter().filter(|node| node.name() != name).any(|node| {
@@ -71,24 +76,28 @@ async fn approve_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
             status.into_iter().flatten().any(|known| known.address == text)
         })
     };
-    for way in recognized(&request, &parsed, taken) {
-        if !may(ctx, &request, way.subresource).await? {
+    for rule in matching_approval_rules(&request, &parsed, taken) {
+        if !is_authorized(ctx, &request, rule.subresource).await? {
             continue;
         }
         let mut request = (*request).clone();
         let conditions = request.status.get_or_insert_default().conditions.get_or_insert_default();
-        conditions.push(decided("Approved", "AutoApproved", way.message, ctx.clock.now()));
-        let path = format!("{PATH}/{}/approval", request.name());
+        conditions.push(new_condition("Approved", "AutoApproved", rule.message, ctx.clock.now()));
+        let path = format!("{CSR_PATH}/{}/approval", request.name());
         ctx.client.request(Method::PUT, &path, Some(&json!(request))).await?;
         break;
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 /// Whether whoever made the request is allowed what it is recognized as.
-async fn may(ctx: &Ctx, request: &CertificateSigningRequest, subresource: &str) -> Result<bool, Error> {
+async fn is_authorized(
+    ctx: &Ctx,
+    request: &CertificateSigningRequest,
+    subresource: &str,
+) -> Result<bool, Error> {
     let spec = &request.spec;
-    let asked = json!({
+    let attributes = json!({
         "group": "certificates.k8s.io", "resource": "certificatesigningrequests", "version": "*",
         "verb": "create", "subresource": subresource,
     });
@@ -96,7 +105,7 @@ async fn may(ctx: &Ctx, request: &CertificateSigningRequest, subresource: &str) 
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
         "spec": {
             "user": spec.username, "uid": spec.uid, "groups": spec.groups, "extra": spec.extra,
-            "resourceAttributes": asked,
+            "resourceAttributes": attributes,
         },
     });
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -104,19 +113,19 @@ async fn may(ctx: &Ctx, request: &CertificateSigningRequest, subresource: &str) 
     Ok(answer.pointer("/status/allowed") == Some(&Value::Bool(true)))
 }
 
-async fn sign_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Forget) };
+async fn sync_signing(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(ReconcileAction::Forget) };
     let approved = condition(&request, "Approved").is_some() && condition(&request, "Denied").is_none();
     let failed = condition(&request, "Failed").is_some();
     let signer = ctx.settings.signers.get(&request.spec.signer_name);
-    let (Some(authority), true, false, false) = (signer, approved, failed, is_issued(&request)) else {
-        return Ok(Next::Change);
+    let (Some(authority), true, false, false) = (signer, approved, failed, has_certificate(&request)) else {
+        return Ok(ReconcileAction::AwaitChange);
     };
     let now = ctx.clock.now();
     let usages = usages(&request);
     let signed = match Request::parse(&request.spec.request.0) {
         Err(error) => Err(error.to_string()),
-        Ok(parsed) => check(&request.spec.signer_name, &parsed, &usages).and_then(|()| {
+        Ok(parsed) => check_request(&request.spec.signer_name, &parsed, &usages).and_then(|()| {
             authority
                 .sign_request(&parsed, &usages, lifetime(&request), now)
                 .map_err(|error| error.to_string())
@@ -126,22 +135,24 @@ async fn sign_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
     let status = request.status.get_or_insert_default();
     match signed {
         Ok(certificate) => status.certificate = Some(ByteString(certificate.into_bytes())),
-        Err(why) => {
-            let failed = decided("Failed", "SignerValidationFailure", &why, now);
+        Err(reason) => {
+            let failed = new_condition("Failed", "SignerValidationFailure", &reason, now);
             status.conditions.get_or_insert_default().push(failed);
         }
     }
     ctx.replace_status(&request).await?;
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-async fn clean_one(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(Next::Forget) };
+async fn sync_cleanup(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(request) = ctx.caches.signing_requests().get(key) else { return Ok(ReconcileAction::Forget) };
     let certificate = request.status.as_ref().and_then(|status| status.certificate.as_ref());
-    let ends = certificate.and_then(|pem| pki::ends(std::str::from_utf8(&pem.0).ok()?));
-    match kept_until(&request, ends) {
-        Some(until) if until <= ctx.clock.now() => ctx.delete(&*request).await.map(|()| Next::Change),
-        Some(until) => Ok(Next::At(until)),
-        None => Ok(Next::Change),
+    let ends = certificate.and_then(|pem| pki::expiry(std::str::from_utf8(&pem.0).ok()?));
+    match expires_at(&request, ends) {
+        Some(until) if until <= ctx.clock.now() => {
+            ctx.delete(&*request).await.map(|()| ReconcileAction::AwaitChange)
+        }
+        Some(until) => Ok(ReconcileAction::RequeueAt(until)),
+        None => Ok(ReconcileAction::AwaitChange),
     }
 }

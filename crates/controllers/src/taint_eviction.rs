@@ -8,34 +8,36 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Taint};
 use parking_lot::Mutex;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, Severity};
+use reconcile::{Controller, Ctx, Error, EventType, Key, Object, ObjectUpdate, ReconcileAction};
 
 use crate::disruption_condition::{disruption_target, patch_pod_status};
 use crate::pod;
-use plan::{Stay, evicting, stay};
+use plan::{TolerationTime, min_toleration_time, no_execute_taints};
 
 const WORKERS: usize = 8;
 
 pub async fn run(ctx: Ctx) {
-    let ctx = Ctx { client: ctx.client.acting_as("node-controller"), ..ctx };
+    let ctx = Ctx { client: ctx.client.impersonate("node-controller"), ..ctx };
     let controller = Controller::new("noexec_taint_pod", &ctx);
-    controller.on(ctx.caches.pods(), |changed: &Changed<'_, Pod>, enqueue| {
-        let judged = |pod: &Arc<Pod>| {
+    controller.on(ctx.caches.pods(), |changed: &ObjectUpdate<'_, Pod>, enqueue| {
+        let eviction_inputs = |pod: &Arc<Pod>| {
             let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.clone());
             (pod::node(pod).to_owned(), tolerations)
         };
-        if changed.before.map(judged) != changed.after.map(judged) {
-            enqueue(changed.newest().key());
+        if changed.before.map(eviction_inputs) != changed.after.map(eviction_inputs) {
+            enqueue(changed.latest().key());
         }
     });
     let pods = ctx.caches.pods().clone();
-    controller.on(ctx.caches.nodes(), move |changed: &Changed<'_, Node>, enqueue| {
-        if changed.before.map(|node| taints(node)) != changed.after.map(|node| taints(node)) {
-            let there = pods.indexed("node", changed.newest().name());
+    controller.on(ctx.caches.nodes(), move |changed: &ObjectUpdate<'_, Node>, enqueue| {
+        if changed.before.map(|node| no_execute_taints_of(node))
+            != changed.after.map(|node| no_execute_taints_of(node))
+        {
+            let there = pods.indexed("node", changed.latest().name());
             there.iter().for_each(|pod| enqueue(pod.key()));
         }
     });
-    let evictions = Arc::new(Evictions { ctx: ctx.clone(), due: Mutex::default() });
+    let evictions = Arc::new(Evictions { ctx: ctx.clone(), scheduled_evictions: Mutex::default() });
     let reconcile = move |key: Key| {
         let evictions = evictions.clone();
         async move { evictions.reconcile(&key).await }
@@ -43,49 +45,49 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-fn taints(node: &Node) -> Vec<Taint> {
-    evicting(node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default())
+fn no_execute_taints_of(node: &Node) -> Vec<Taint> {
+    no_execute_taints(node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default())
 }
 
 struct Evictions {
     ctx: Ctx,
     /// When pods have to go that may stay for a while.
-    due: Mutex<HashMap<Key, Timestamp>>,
+    scheduled_evictions: Mutex<HashMap<Key, Timestamp>>,
 }
 
 impl Evictions {
-    async fn reconcile(&self, key: &Key) -> Result<Next, Error> {
+    async fn reconcile(&self, key: &Key) -> Result<ReconcileAction, Error> {
         let Some(pod) = self.ctx.caches.pods().get(key) else {
             self.cancel(key);
-            return Ok(Next::Change);
+            return Ok(ReconcileAction::AwaitChange);
         };
         let node = self.ctx.caches.nodes().get(&Key::new("", pod::node(&pod)));
-        let taints = node.map(|node| taints(&node)).unwrap_or_default();
+        let taints = node.map(|node| no_execute_taints_of(&node)).unwrap_or_default();
         let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
         let now = self.ctx.clock.now();
-        match stay(tolerations, &taints) {
-            Stay::Forever => self.cancel(key),
-            Stay::Not => {
+        match min_toleration_time(tolerations, &taints) {
+            TolerationTime::Forever => self.cancel(key),
+            TolerationTime::Not => {
                 self.cancel(key);
                 self.evict(&pod, now).await?;
             }
-            Stay::For(time) => {
+            TolerationTime::For(time) => {
                 let at = now.checked_add(time).unwrap_or(Timestamp::MAX);
                 // Whatever was decided first stays.
-                let due = *self.due.lock().entry(key.clone()).or_insert(at);
-                if due > now {
-                    return Ok(Next::At(due));
+                let deadline = *self.scheduled_evictions.lock().entry(key.clone()).or_insert(at);
+                if deadline > now {
+                    return Ok(ReconcileAction::RequeueAt(deadline));
                 }
                 self.evict(&pod, now).await?;
-                self.due.lock().remove(key);
+                self.scheduled_evictions.lock().remove(key);
             }
         }
-        Ok(Next::Change)
+        Ok(ReconcileAction::AwaitChange)
     }
 
     fn cancel(&self, key: &Key) {
-        if self.due.lock().remove(key).is_some() {
-            self.tell(key, format!("Cancelling deletion of Pod {key}"));
+        if self.scheduled_evictions.lock().remove(key).is_some() {
+            self.record_event(key, format!("Cancelling deletion of Pod {key}"));
         }
     }
 
@@ -94,7 +96,7 @@ impl Evictions {
             return Ok(());
         }
         let key = pod.key();
-        self.tell(&key, format!("Marking for deletion Pod {key}"));
+        self.record_event(&key, format!("Marking for deletion Pod {key}"));
         let message = "Taint manager: deleting due to NoExecute taint";
         if let Some(condition) = disruption_target(pod, "DeletionByTaintManager", message, now) {
             let status = serde_json::json!({"conditions": [condition]});
@@ -106,7 +108,7 @@ impl Evictions {
         self.ctx.delete(pod).await
     }
 
-    fn tell(&self, key: &Key, message: String) {
+    fn record_event(&self, key: &Key, message: String) {
         let about = ObjectReference {
             api_version: Some("v1".into()),
             kind: Some("Pod".into()),
@@ -114,7 +116,7 @@ impl Evictions {
             namespace: Some(key.namespace.to_string()),
             ..ObjectReference::default()
         };
-        self.ctx.events.record(about, Severity::Normal, "TaintManagerEviction", message);
+        self.ctx.events.record(about, EventType::Normal, "TaintManagerEviction", message);
     }
 }
 
@@ -124,16 +126,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::rig::{Rig, until};
+    use crate::test_cluster::{TestCluster, wait_for};
 
-    async fn make(rig: &Rig, path: &str, value: Value) {
-        rig.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
+    async fn create(test_cluster: &TestCluster, path: &str, value: Value) {
+        test_cluster.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
     }
 
     #[tokio::test]
-    async fn pods_leave_tainted_nodes_unless_they_tolerate_it() {
-        let rig = Rig::start(&["taint-eviction-controller"]).await;
-        make(&rig, "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await;
+    async fn pods_without_toleration_are_deleted_from_tainted_node() {
+        let test_cluster = TestCluster::start(&["taint-eviction-controller"]).await;
+        create(&test_cluster, "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await;
         for (name, tolerations) in [
             ("leaves", json!([])),
             ("stays", json!([{"operator": "Exists"}])),
@@ -143,20 +145,25 @@ mod tests {
             ),
         ] {
             let spec = json!({"nodeName": "n", "tolerations": tolerations, "containers": [{"name": "c", "image": "i"}]});
-            make(&rig, "/api/v1/namespaces/default/pods", json!({"metadata": {"name": name}, "spec": spec}))
-                .await;
+            create(
+                &test_cluster,
+                "/api/v1/namespaces/default/pods",
+                json!({"metadata": {"name": name}, "spec": spec}),
+            )
+            .await;
         }
         let taint = json!({"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}});
-        let _: Node = rig.client.patch(&Key::new("", "n"), &Patch::Merge(taint)).await.expect("a taint");
-        let leaving = || async {
-            let pod: Pod = rig.client.get(&Key::new("default", "leaves")).await.ok()?;
+        let _: Node =
+            test_cluster.client.patch(&Key::new("", "n"), &Patch::Merge(taint)).await.expect("a taint");
+        let deleting = || async {
+            let pod: Pod = test_cluster.client.get(&Key::new("default", "leaves")).await.ok()?;
             pod.is_deleting().then_some(pod)
         };
-        let pod = until("a pod leaving", leaving).await;
+        let pod = wait_for("a pod leaving", deleting).await;
         let reason = pod::condition(&pod, "DisruptionTarget").and_then(|condition| condition.reason.clone());
         assert_eq!(reason.as_deref(), Some("DeletionByTaintManager"));
         for name in ["stays", "waits"] {
-            let pod: Pod = rig.client.get(&Key::new("default", name)).await.expect("a pod");
+            let pod: Pod = test_cluster.client.get(&Key::new("default", name)).await.expect("a pod");
             assert!(!pod.is_deleting(), "{name}");
         }
     }

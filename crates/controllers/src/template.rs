@@ -5,10 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use reconcile::{Ctx, Error, Object};
 
 /// A generated name gets no dash where the owner's name is so long that there is no room for one.
-const LONGEST_NAME: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 
 /// The reference that makes `owner` the controller.
-pub fn controlled_by<T: Object>(owner: &T) -> OwnerReference {
+pub fn new_controller_ref<T: Object>(owner: &T) -> OwnerReference {
     OwnerReference {
         api_version: T::API_VERSION.to_owned(),
         kind: T::KIND.to_owned(),
@@ -20,16 +20,16 @@ pub fn controlled_by<T: Object>(owner: &T) -> OwnerReference {
 }
 
 /// The pod a template describes, controlled by `owner` and named after it by the server.
-pub fn pod<T: Object>(owner: &T, template: &PodTemplateSpec) -> Pod {
+pub fn pod_from_template<T: Object>(owner: &T, template: &PodTemplateSpec) -> Pod {
     let (name, template_meta) = (owner.name(), template.metadata.as_ref());
-    let dash = if name.len() < LONGEST_NAME { "-" } else { "" };
+    let dash = if name.len() < MAX_NAME_BYTES { "-" } else { "" };
     let metadata = ObjectMeta {
         generate_name: Some(format!("{name}{dash}")),
         namespace: Some(owner.namespace().to_owned()),
         labels: template_meta.and_then(|meta| meta.labels.clone()),
         annotations: template_meta.and_then(|meta| meta.annotations.clone()),
         finalizers: template_meta.and_then(|meta| meta.finalizers.clone()),
-        owner_references: Some(vec![controlled_by(owner)]),
+        owner_references: Some(vec![new_controller_ref(owner)]),
         ..ObjectMeta::default()
     };
     Pod { metadata, spec: template.spec.clone(), status: None }
@@ -37,12 +37,12 @@ pub fn pod<T: Object>(owner: &T, template: &PodTemplateSpec) -> Pod {
 
 /// Creates a pod for `owner` and tells so. In a namespace that goes away nothing can be created, so nothing
 /// is told then.
-pub async fn create<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<Pod, Error> {
+pub async fn create_pod<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<Pod, Error> {
     let created = ctx.create(pod).await;
     match &created {
         Ok(pod) => ctx.events.normal(owner, "SuccessfulCreate", format!("Created pod: {}", pod.name())),
         // It is there; only the cache does not know yet.
-        Err(Error::NotSeen(_)) => {}
+        Err(Error::NotCached(_)) => {}
         Err(error) if error.is_namespace_terminating() => {}
         Err(error) => ctx.events.warning(owner, "FailedCreate", format!("Error creating: {error}")),
     }
@@ -50,17 +50,17 @@ pub async fn create<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<Pod, E
 }
 
 /// Deletes a pod of `owner` and tells so. One that is gone already is no failure and no news.
-pub async fn delete<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<(), Error> {
-    let options = reconcile::Delete::uid(pod.uid());
+pub async fn delete_pod<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<(), Error> {
+    let options = reconcile::DeleteOptions::uid(pod.uid());
     let deleted = ctx.client.delete::<Pod>(&pod.key(), &options).await;
     match deleted {
         Ok(()) => {
             ctx.events.normal(owner, "SuccessfulDelete", format!("Deleted pod: {}", pod.name()));
-            ctx.caches.pods().seen_deleted(&pod.key(), pod.uid()).await
+            ctx.caches.pods().wait_until_deleted(&pod.key(), pod.uid()).await
         }
         // Gone, or another pod has its name.
         Err(error) if error.is_not_found() || error.is_conflict() => {
-            ctx.caches.pods().seen_deleted(&pod.key(), pod.uid()).await
+            ctx.caches.pods().wait_until_deleted(&pod.key(), pod.uid()).await
         }
         Err(error) => {
             ctx.events.warning(owner, "FailedDelete", format!("Error deleting: {error}"));
@@ -76,7 +76,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_has_what_its_template_says_and_an_owner() {
+    fn pod_has_template_fields_and_controller() {
         let set: ReplicaSet = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
             "spec": {"selector": {}, "template": {
@@ -86,7 +86,7 @@ mod tests {
         .expect("a set");
         let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref()).expect("a template");
         assert_eq!(
-            serde_json::to_value(pod(&set, template)).expect("a pod"),
+            serde_json::to_value(pod_from_template(&set, template)).expect("a pod"),
             json!({"apiVersion": "v1", "kind": "Pod",
                 "metadata": {"generateName": "web-", "namespace": "shop", "labels": {"app": "web"},
                     "annotations": {"a": "b"}, "ownerReferences": [{"apiVersion": "apps/v1",

@@ -4,59 +4,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use k8s_openapi::api::core::v1::Node;
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object, Patch};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, Patch, ReconcileAction};
 use serde_json::json;
 
-const ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
+const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 const WORKERS: usize = 5;
 /// From how many nodes on, up to how many, and the seconds then. They overlap, so that a node more or less does not
 /// change all of them back and forth.
-const STEPS: &[(usize, usize, u32)] =
+const TTL_BOUNDARIES: &[(usize, usize, u32)] =
     &[(0, 100, 0), (90, 500, 15), (450, 1000, 30), (900, 2000, 60), (1800, usize::MAX, 300)];
 
 pub async fn run(ctx: Ctx) {
     let controller = Controller::new("ttlcontroller", &ctx);
-    let step = Arc::new(AtomicUsize::new(0));
-    let (nodes, known) = (ctx.caches.nodes().clone(), step.clone());
-    controller.on(ctx.caches.nodes(), move |changed: &Changed<'_, Node>, enqueue| {
+    let boundary = Arc::new(AtomicUsize::new(0));
+    let (nodes, known) = (ctx.caches.nodes().clone(), boundary.clone());
+    controller.on(ctx.caches.nodes(), move |changed: &ObjectUpdate<'_, Node>, enqueue| {
         let before = known.load(Relaxed);
-        let after = next_step(before, nodes.len());
+        let after = next_boundary(before, nodes.len());
         known.store(after, Relaxed);
         if before != after {
             nodes.all().iter().for_each(|node| enqueue(node.key()));
         }
         if changed.after.is_some() {
-            enqueue(changed.newest().key());
+            enqueue(changed.latest().key());
         }
     });
     let work = ctx.clone();
     let reconcile = move |key: Key| {
-        let (ctx, step) = (work.clone(), step.clone());
-        async move { reconcile(&ctx, STEPS[step.load(Relaxed)].2, &key).await }
+        let (ctx, boundary) = (work.clone(), boundary.clone());
+        async move { reconcile(&ctx, TTL_BOUNDARIES[boundary.load(Relaxed)].2, &key).await }
     };
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
 /// The step that holds for this many nodes, coming from another.
-fn next_step(mut step: usize, nodes: usize) -> usize {
-    while nodes > STEPS[step].1 {
-        step += 1;
+fn next_boundary(mut boundary: usize, nodes: usize) -> usize {
+    while nodes > TTL_BOUNDARIES[boundary].1 {
+        boundary += 1;
     }
-    while nodes < STEPS[step].0 {
-        step -= 1;
+    while nodes < TTL_BOUNDARIES[boundary].0 {
+        boundary -= 1;
     }
-    step
+    boundary
 }
 
-async fn reconcile(ctx: &Ctx, seconds: u32, key: &Key) -> Result<Next, Error> {
-    let Some(node) = ctx.caches.nodes().get(key) else { return Ok(Next::Forget) };
-    if node.annotation(ANNOTATION).and_then(|text| text.parse().ok()) == Some(seconds) {
-        return Ok(Next::Change);
+async fn reconcile(ctx: &Ctx, seconds: u32, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(node) = ctx.caches.nodes().get(key) else { return Ok(ReconcileAction::Forget) };
+    if node.annotation(TTL_ANNOTATION).and_then(|text| text.parse().ok()) == Some(seconds) {
+        return Ok(ReconcileAction::AwaitChange);
     }
-    let patch = json!({"metadata": {"annotations": {ANNOTATION: seconds.to_string()}}});
+    let patch = json!({"metadata": {"annotations": {TTL_ANNOTATION: seconds.to_string()}}});
     match ctx.patch::<Node>(key, &Patch::Strategic(patch)).await {
         Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(Next::Change),
+        _ => Ok(ReconcileAction::AwaitChange),
     }
 }
 
@@ -65,14 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_overlap() {
+    fn boundaries_overlap() {
         let walk = [1, 100, 101, 95, 89, 1000, 1001, 900, 899, 5000, 0];
-        let mut step = 0;
+        let mut boundary = 0;
         let seconds: Vec<u32> = walk
             .iter()
             .map(|nodes| {
-                step = next_step(step, *nodes);
-                STEPS[step].2
+                boundary = next_boundary(boundary, *nodes);
+                TTL_BOUNDARIES[boundary].2
             })
             .collect();
         assert_eq!(seconds, [0, 0, 15, 15, 0, 30, 60, 60, 30, 300, 0]);

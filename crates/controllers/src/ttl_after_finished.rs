@@ -3,7 +3,7 @@
 pub mod plan;
 
 use k8s_openapi::api::batch::v1::Job;
-use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _, keys};
+use reconcile::{Controller, Ctx, DeleteOptions, Error, Key, Object as _, ReconcileAction, keys};
 
 use plan::expires_at;
 
@@ -25,20 +25,20 @@ pub async fn run(ctx: Ctx) {
         .await;
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(Next::Forget) };
-    let Some(at) = expires_at(&job) else { return Ok(Next::Change) };
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(job) = ctx.caches.jobs().get(key) else { return Ok(ReconcileAction::Forget) };
+    let Some(at) = expires_at(&job) else { return Ok(ReconcileAction::AwaitChange) };
     if at > ctx.clock.now() {
-        return Ok(Next::At(at));
+        return Ok(ReconcileAction::RequeueAt(at));
     }
     // In this very state only, since its time to live may just have been changed.
-    let options = Delete {
+    let options = DeleteOptions {
         propagation: Some("Foreground"),
         resource_version: job.metadata.resource_version.clone(),
-        ..Delete::uid(job.uid())
+        ..DeleteOptions::uid(job.uid())
     };
     ctx.delete_with::<Job>(key, &options).await?;
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 #[cfg(test)]

@@ -13,37 +13,41 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use reconcile::{Changed, Controller, Ctx, Enqueue, Error, Key, Next, Object, keys};
+use reconcile::{Controller, Ctx, Enqueue, Error, Key, Object, ObjectUpdate, ReconcileAction, keys};
 
 use crate::pod;
 use matching::{claim_class, claim_ref, volume_class};
-use plan::{ClaimAction, PROVISIONER, Surroundings, VolumeAction};
+use plan::{BinderState, ClaimAction, PROVISIONER, VolumeAction};
 
 const WORKERS: usize = 4;
 
 pub async fn run(ctx: Ctx) {
     let ctx = Ctx {
-        client: ctx.client.acting_as("persistent-volume-binder"),
+        client: ctx.client.impersonate("persistent-volume-binder"),
         events: ctx.events.from("persistentvolume-controller"),
         ..ctx
     };
     let claims = Controller::new("claims", &ctx);
     claims.on(ctx.caches.persistent_volume_claims(), keys::own::<PersistentVolumeClaim>);
     let known = ctx.caches.persistent_volume_claims().clone();
-    claims.on(ctx.caches.persistent_volumes(), move |changed: &Changed<'_, PersistentVolume>, enqueue| {
-        let volume = changed.newest();
-        if let Some(reference) = claim_ref(volume) {
-            let part = |part: &Option<String>| part.clone().unwrap_or_default();
-            enqueue(Key::new(&part(&reference.namespace), &part(&reference.name)));
-        }
-        let named = |claim: &PersistentVolumeClaim| {
-            let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
-            name == volume.name() || name.is_empty() && claim_class(claim) == volume_class(volume)
-        };
-        known.all().iter().filter(|claim| named(claim)).for_each(|claim| enqueue(claim.key()));
-    });
+    claims.on(
+        ctx.caches.persistent_volumes(),
+        move |changed: &ObjectUpdate<'_, PersistentVolume>, enqueue| {
+            let volume = changed.latest();
+            if let Some(reference) = claim_ref(volume) {
+                let part = |part: &Option<String>| part.clone().unwrap_or_default();
+                enqueue(Key::new(&part(&reference.namespace), &part(&reference.name)));
+            }
+            let named = |claim: &PersistentVolumeClaim| {
+                let name =
+                    claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+                name == volume.name() || name.is_empty() && claim_class(claim) == volume_class(volume)
+            };
+            known.all().iter().filter(|claim| named(claim)).for_each(|claim| enqueue(claim.key()));
+        },
+    );
     let known = ctx.caches.persistent_volume_claims().clone();
-    claims.on(ctx.caches.storage_classes(), move |_: &Changed<'_, StorageClass>, enqueue| {
+    claims.on(ctx.caches.storage_classes(), move |_: &ObjectUpdate<'_, StorageClass>, enqueue| {
         let waiting = |claim: &&Arc<PersistentVolumeClaim>| {
             claim.spec.as_ref().is_none_or(|spec| spec.volume_name.is_none())
         };
@@ -54,22 +58,22 @@ pub async fn run(ctx: Ctx) {
     let known = ctx.caches.persistent_volumes().clone();
     volumes.on(
         ctx.caches.persistent_volume_claims(),
-        move |changed: &Changed<'_, PersistentVolumeClaim>, enqueue| {
-            let claim = changed.newest();
+        move |changed: &ObjectUpdate<'_, PersistentVolumeClaim>, enqueue| {
+            let claim = changed.latest();
             known.indexed("claim", &claim.key().to_string()).iter().for_each(|volume| enqueue(volume.key()));
         },
     );
     let binder = Arc::new(Binder { ctx: ctx.clone(), claims: claims.enqueue() });
     let other = binder.clone();
-    let look_at_claim = move |key: Key| {
+    let sync_claim = move |key: Key| {
         let binder = binder.clone();
-        async move { binder.claim(&key).await }
+        async move { binder.sync_claim(&key).await }
     };
-    let look_at_volume = move |key: Key| {
+    let sync_volume = move |key: Key| {
         let binder = other.clone();
-        async move { binder.volume(&key).await }
+        async move { binder.sync_volume(&key).await }
     };
-    tokio::join!(claims.run(&ctx, WORKERS, look_at_claim), volumes.run(&ctx, WORKERS, look_at_volume));
+    tokio::join!(claims.run(&ctx, WORKERS, sync_claim), volumes.run(&ctx, WORKERS, sync_volume));
 }
 
 struct Binder {
@@ -78,25 +82,28 @@ struct Binder {
 }
 
 impl Binder {
-    async fn claim(&self, key: &Key) -> Result<Next, Error> {
+    async fn sync_claim(&self, key: &Key) -> Result<ReconcileAction, Error> {
         let caches = &self.ctx.caches;
-        let Some(claim) = caches.persistent_volume_claims().get(key) else { return Ok(Next::Forget) };
+        let Some(claim) = caches.persistent_volume_claims().get(key) else {
+            return Ok(ReconcileAction::Forget);
+        };
         let pods = caches.pods().indexed("claim", &key.to_string());
-        let waits = |pod: &&Arc<Pod>| pod::node(pod).is_empty();
-        let waiting_pods: Vec<String> = pods.iter().filter(waits).map(|pod| pod.name().to_owned()).collect();
-        let around = Surroundings {
+        let is_unscheduled = |pod: &&Arc<Pod>| pod::node(pod).is_empty();
+        let waiting_pods: Vec<String> =
+            pods.iter().filter(is_unscheduled).map(|pod| pod.name().to_owned()).collect();
+        let state = BinderState {
             volumes: &caches.persistent_volumes().all(),
             classes: &caches.storage_classes().all(),
             waiting_pods: &waiting_pods,
         };
-        for action in plan::claim(&claim, &around) {
+        for action in plan::plan_claim(&claim, &state) {
             match action {
                 ClaimAction::Bind(volume) => self.bind(&claim, &volume).await?,
-                ClaimAction::Pending => self.status(&claim, "Pending").await?,
+                ClaimAction::Pending => self.update_claim_phase(&claim, "Pending").await?,
                 ClaimAction::Lost { reason, message } => {
                     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
                     if phase != Some("Lost") {
-                        self.status(&claim, "Lost").await?;
+                        self.update_claim_phase(&claim, "Lost").await?;
                         self.ctx.events.warning(&*claim, reason, message);
                     }
                 }
@@ -105,40 +112,40 @@ impl Binder {
                     claim.spec.get_or_insert_default().storage_class_name = Some(class);
                     self.ctx.replace(&claim).await?;
                 }
-                ClaimAction::AskProvisioner(name) => self.ask(&claim, &name).await?,
-                ClaimAction::Tell { severity, reason, message } => {
+                ClaimAction::SetProvisioner(name) => self.set_provisioner(&claim, &name).await?,
+                ClaimAction::Event { severity, reason, message } => {
                     self.ctx.events.record(reconcile::reference(&*claim), severity, reason, message);
                 }
             }
         }
-        Ok(Next::Change)
+        Ok(ReconcileAction::AwaitChange)
     }
 
     async fn bind(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), Error> {
-        let volume = match bound::volume(volume, claim) {
+        let volume = match bound::bind_volume(volume, claim) {
             Some(bound) => self.ctx.replace(&bound).await?,
             None => volume.clone(),
         };
-        let volume = self.phase(&volume, "Bound", "").await?;
-        let claim = match bound::claim(claim, &volume) {
+        let volume = self.update_volume_phase(&volume, "Bound", "").await?;
+        let claim = match bound::bind_claim(claim, &volume) {
             Some(bound) => self.ctx.replace(&bound).await?,
             None => claim.clone(),
         };
-        if let Some(bound) = bound::status(&claim, "Bound", Some(&volume)) {
+        if let Some(bound) = bound::claim_status(&claim, "Bound", Some(&volume)) {
             self.ctx.replace_status(&bound).await?;
         }
         Ok(())
     }
 
-    async fn status(&self, claim: &PersistentVolumeClaim, phase: &str) -> Result<(), Error> {
-        match bound::status(claim, phase, None) {
+    async fn update_claim_phase(&self, claim: &PersistentVolumeClaim, phase: &str) -> Result<(), Error> {
+        match bound::claim_status(claim, phase, None) {
             Some(claim) => self.ctx.replace_status(&claim).await.map(drop),
             None => Ok(()),
         }
     }
 
     /// Names the provisioner in the claim, so that it knows that it is meant.
-    async fn ask(&self, claim: &PersistentVolumeClaim, name: &str) -> Result<(), Error> {
+    async fn set_provisioner(&self, claim: &PersistentVolumeClaim, name: &str) -> Result<(), Error> {
         if PROVISIONER.iter().all(|annotation| claim.annotation(annotation) == Some(name)) {
             return Ok(());
         }
@@ -150,22 +157,24 @@ impl Binder {
         self.ctx.replace(&claim).await.map(drop)
     }
 
-    async fn volume(&self, key: &Key) -> Result<Next, Error> {
-        let Some(volume) = self.ctx.caches.persistent_volumes().get(key) else { return Ok(Next::Forget) };
+    async fn sync_volume(&self, key: &Key) -> Result<ReconcileAction, Error> {
+        let Some(volume) = self.ctx.caches.persistent_volumes().get(key) else {
+            return Ok(ReconcileAction::Forget);
+        };
         let claim = self.claim_of(&volume).await?;
-        match plan::volume(&volume, claim.as_ref()) {
+        match plan::plan_volume(&volume, claim.as_ref()) {
             VolumeAction::Nothing => {}
-            VolumeAction::Phase(phase) => drop(self.phase(&volume, phase, "").await?),
-            VolumeAction::Release => drop(self.phase(&volume, "Released", "").await?),
+            VolumeAction::SetPhase(phase) => drop(self.update_volume_phase(&volume, phase, "").await?),
+            VolumeAction::Release => drop(self.update_volume_phase(&volume, "Released", "").await?),
             VolumeAction::Fail { reason, message } => {
-                self.phase(&volume, "Failed", &message).await?;
+                self.update_volume_phase(&volume, "Failed", &message).await?;
                 self.ctx.events.warning(&*volume, reason, message);
             }
             VolumeAction::Unbind => {
-                let free = self.ctx.replace(&bound::unbound(&volume)).await?;
-                self.phase(&free, "Available", "").await?;
+                let free = self.ctx.replace(&bound::release_volume(&volume)).await?;
+                self.update_volume_phase(&free, "Available", "").await?;
             }
-            VolumeAction::WakeClaim => {
+            VolumeAction::EnqueueClaim => {
                 if let Some(claim) = claim {
                     self.claims.now(claim.key());
                 }
@@ -184,7 +193,7 @@ impl Binder {
                 }
             }
         }
-        Ok(Next::Change)
+        Ok(ReconcileAction::AwaitChange)
     }
 
     /// The claim a volume names. One that seems gone is asked for anew, since volumes are given up for that.
@@ -203,7 +212,7 @@ impl Binder {
         }
     }
 
-    async fn phase(
+    async fn update_volume_phase(
         &self,
         volume: &PersistentVolume,
         phase: &str,

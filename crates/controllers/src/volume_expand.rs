@@ -3,23 +3,25 @@
 //! All volumes that can grow are other people's by now (CSI), and so is making them grow.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use reconcile::{Changed, Controller, Ctx, Error, Key, Next, Object};
+use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction};
 use schema::quantity::Quantity;
 
 const MESSAGE: &str = "waiting for an external controller to expand this PVC";
 
 pub async fn run(ctx: Ctx) {
-    let client = ctx.client.acting_as("expand-controller");
+    let client = ctx.client.impersonate("expand-controller");
     let ctx = Ctx { client, events: ctx.events.from("volume_expand"), ..ctx };
     let controller = Controller::new("volume_expand", &ctx);
     controller.on(
         ctx.caches.persistent_volume_claims(),
-        |changed: &Changed<'_, PersistentVolumeClaim>, enqueue| {
-            let wish = |claim: &std::sync::Arc<PersistentVolumeClaim>| grows(claim).then(|| asked(claim));
-            if changed.after.is_some_and(|claim| grows(claim))
-                && changed.before.map(wish) != changed.after.map(wish)
+        |changed: &ObjectUpdate<'_, PersistentVolumeClaim>, enqueue| {
+            let expansion_request = |claim: &std::sync::Arc<PersistentVolumeClaim>| {
+                needs_expansion(claim).then(|| requested_size(claim))
+            };
+            if changed.after.is_some_and(|claim| needs_expansion(claim))
+                && changed.before.map(expansion_request) != changed.after.map(expansion_request)
             {
-                enqueue(changed.newest().key());
+                enqueue(changed.latest().key());
             }
         },
     );
@@ -33,35 +35,36 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, 1, reconcile).await
 }
 
-fn asked(claim: &PersistentVolumeClaim) -> Option<Quantity> {
+fn requested_size(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     let requests = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?;
     Quantity::parse(&requests.get("storage")?.0).ok()
 }
 
 /// The claim is bound and asks for more than it has.
-fn grows(claim: &PersistentVolumeClaim) -> bool {
+fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
     let has = || {
         let capacity = claim.status.as_ref()?.capacity.as_ref()?;
         Quantity::parse(&capacity.get("storage")?.0).ok()
     };
     let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
-    bound && matches!((asked(claim), has()), (Some(asked), Some(has)) if asked > has)
+    bound && matches!((requested_size(claim), has()), (Some(requested), Some(has)) if requested > has)
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(claim) = ctx.caches.persistent_volume_claims().get(key).filter(|claim| grows(claim)) else {
-        return Ok(Next::Change);
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(claim) = ctx.caches.persistent_volume_claims().get(key).filter(|claim| needs_expansion(claim))
+    else {
+        return Ok(ReconcileAction::AwaitChange);
     };
     let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     let volume = ctx.caches.persistent_volumes().get(&Key::new("", name));
-    let is_its = |volume: &PersistentVolume| {
+    let is_bound_to_claim = |volume: &PersistentVolume| {
         let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
         reference.is_some_and(|reference| reference.uid.as_deref() == Some(claim.uid()))
     };
-    if volume.is_some_and(|volume| is_its(&volume)) {
+    if volume.is_some_and(|volume| is_bound_to_claim(&volume)) {
         ctx.events.normal(&*claim, "ExternalExpanding", MESSAGE);
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
 #[cfg(test)]
@@ -71,16 +74,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_bound_claims_that_want_more_grow() {
-        let check = |asked: &str, has: &str, phase: &str, expected: bool| {
+    fn only_bound_claims_with_greater_request_need_expansion() {
+        let check = |requested: &str, has: &str, phase: &str, expected: bool| {
             let value = json!({
-                "metadata": {"name": "c"}, "spec": {"resources": {"requests": {"storage": asked}}},
+                "metadata": {"name": "c"}, "spec": {"resources": {"requests": {"storage": requested}}},
                 "status": {"phase": phase, "capacity": {"storage": has}},
             });
             assert_eq!(
-                grows(&serde_json::from_value(value).expect("a claim")),
+                needs_expansion(&serde_json::from_value(value).expect("a claim")),
                 expected,
-                "{asked} {has} {phase}"
+                "{requested} {has} {phase}"
             );
         };
         check("2Gi", "1Gi", "Bound", true);

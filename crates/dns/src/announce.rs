@@ -14,17 +14,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use reconcile::{Client, Error, Key, Object as _};
 
 /// The Service's namespace and name.
-pub const SERVICE: &str = "kube-system/kube-dns";
-pub(crate) const NAMESPACE: &str = "kube-system";
-pub(crate) const NAME: &str = "kube-dns";
-const PORT: i32 = 53;
+pub const SERVICE_KEY: &str = "kube-system/kube-dns";
+pub(crate) const SERVICE_NAMESPACE: &str = "kube-system";
+pub(crate) const SERVICE_NAME: &str = "kube-dns";
+const DNS_PORT: i32 = 53;
 
 /// On a node that answers for names at its address: the ports for UDP and TCP, as in `"5300,5300"`.
-pub const ANSWERS: &str = "skiff.dev/dns";
+pub const DNS_PORTS_ANNOTATION: &str = "skiff.dev/dns";
 
 /// Where a server is reached.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct DnsEndpoint {
     pub node: String,
     pub udp: SocketAddr,
     pub tcp: SocketAddr,
@@ -34,33 +34,33 @@ pub struct Place {
 
 /// Makes the Service with these cluster IPs, and this place one of its endpoints. A Service that selects pods belongs
 /// to another server, which is then left to do the work.
-pub async fn announce(client: &Client, cluster_ips: &[IpAddr], place: &Place) -> Result<(), Error> {
+pub async fn publish(client: &Client, cluster_ips: &[IpAddr], endpoint: &DnsEndpoint) -> Result<(), Error> {
     // Asked for first: one that is made again is refused for its addresses, which it has itself.
-    let service = match client.get::<Service>(&Key::new(NAMESPACE, NAME)).await {
+    let service = match client.get::<Service>(&Key::new(SERVICE_NAMESPACE, SERVICE_NAME)).await {
         Err(error) if error.is_not_found() => client.create(&service(cluster_ips)).await?,
         found => found?,
     };
-    if selects(&service) {
+    if has_selector(&service) {
         tracing::info!("the Service kube-dns selects pods, so names are left to them");
         return Ok(());
     }
-    put(client, &slice(place, None)).await
+    apply_slice(client, &endpoint_slice(endpoint, None)).await
 }
 
 /// Whether the Service is one of pods, which then answer for names.
-pub(crate) fn selects(service: &Service) -> bool {
+pub(crate) fn has_selector(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.selector.is_some())
 }
 
 /// Makes these the endpoints at a place.
-pub(crate) async fn put(client: &Client, wanted: &EndpointSlice) -> Result<(), Error> {
-    let mut found: EndpointSlice = match client.get(&wanted.key()).await {
-        Err(error) if error.is_not_found() => return client.create(wanted).await.map(drop),
+pub(crate) async fn apply_slice(client: &Client, desired: &EndpointSlice) -> Result<(), Error> {
+    let mut found: EndpointSlice = match client.get(&desired.key()).await {
+        Err(error) if error.is_not_found() => return client.create(desired).await.map(drop),
         found => found?,
     };
-    if (&found.endpoints, &found.ports) != (&wanted.endpoints, &wanted.ports) {
-        found.endpoints = wanted.endpoints.clone();
-        found.ports = wanted.ports.clone();
+    if (&found.endpoints, &found.ports) != (&desired.endpoints, &desired.ports) {
+        found.endpoints = desired.endpoints.clone();
+        found.ports = desired.ports.clone();
         client.replace(&found).await?;
     }
     Ok(())
@@ -70,7 +70,7 @@ fn metadata(name: String, labels: &[(&str, &str)]) -> ObjectMeta {
     let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     ObjectMeta {
         name: Some(name),
-        namespace: Some(NAMESPACE.to_owned()),
+        namespace: Some(SERVICE_NAMESPACE.to_owned()),
         labels: Some(labels),
         ..ObjectMeta::default()
     }
@@ -79,7 +79,7 @@ fn metadata(name: String, labels: &[(&str, &str)]) -> ObjectMeta {
 fn service(cluster_ips: &[IpAddr]) -> Service {
     let port = |name: &str, protocol: &str| ServicePort {
         name: Some(name.to_owned()),
-        port: PORT,
+        port: DNS_PORT,
         protocol: Some(protocol.to_owned()),
         ..ServicePort::default()
     };
@@ -90,7 +90,7 @@ fn service(cluster_ips: &[IpAddr]) -> Service {
         ("kubernetes.io/name", "CoreDNS"),
     ];
     Service {
-        metadata: metadata(NAME.to_owned(), &labels),
+        metadata: metadata(SERVICE_NAME.to_owned(), &labels),
         spec: Some(ServiceSpec {
             cluster_ip: ips.first().cloned(),
             ip_family_policy: (ips.len() > 1).then(|| "RequireDualStack".to_owned()),
@@ -104,37 +104,39 @@ fn service(cluster_ips: &[IpAddr]) -> Service {
 }
 
 /// The endpoints at a place. Those of an owner go when it does.
-pub(crate) fn slice(place: &Place, owner: Option<OwnerReference>) -> EndpointSlice {
+pub(crate) fn endpoint_slice(endpoint: &DnsEndpoint, owner: Option<OwnerReference>) -> EndpointSlice {
     let port = |name: &str, protocol: &str, address: SocketAddr| EndpointPort {
         name: Some(name.to_owned()),
         port: Some(i32::from(address.port())),
         protocol: Some(protocol.to_owned()),
         ..EndpointPort::default()
     };
-    let labels =
-        [("kubernetes.io/service-name", NAME), ("endpointslice.kubernetes.io/managed-by", "dns.skiff")];
-    let conditions = EndpointConditions { ready: Some(place.ready), ..EndpointConditions::default() };
+    let labels = [
+        ("kubernetes.io/service-name", SERVICE_NAME),
+        ("endpointslice.kubernetes.io/managed-by", "dns.skiff"),
+    ];
+    let conditions = EndpointConditions { ready: Some(endpoint.ready), ..EndpointConditions::default() };
     let hints = EndpointHints {
-        for_nodes: Some(vec![ForNode { name: place.node.clone() }]),
+        for_nodes: Some(vec![ForNode { name: endpoint.node.clone() }]),
         ..EndpointHints::default()
     };
     EndpointSlice {
         metadata: ObjectMeta {
             owner_references: owner.map(|owner| vec![owner]),
-            ..metadata(slice_name(&place.node), &labels)
+            ..metadata(slice_name(&endpoint.node), &labels)
         },
-        address_type: if place.udp.is_ipv6() { "IPv6" } else { "IPv4" }.to_owned(),
+        address_type: if endpoint.udp.is_ipv6() { "IPv6" } else { "IPv4" }.to_owned(),
         endpoints: Some(vec![Endpoint {
-            addresses: vec![place.udp.ip().to_string()],
+            addresses: vec![endpoint.udp.ip().to_string()],
             conditions: Some(conditions),
             hints: Some(hints),
-            node_name: Some(place.node.clone()),
+            node_name: Some(endpoint.node.clone()),
             ..Endpoint::default()
         }]),
-        ports: Some(vec![port("dns", "UDP", place.udp), port("dns-tcp", "TCP", place.tcp)]),
+        ports: Some(vec![port("dns", "UDP", endpoint.udp), port("dns-tcp", "TCP", endpoint.tcp)]),
     }
 }
 
 pub(crate) fn slice_name(node: &str) -> String {
-    format!("{NAME}-{node}")
+    format!("{SERVICE_NAME}-{node}")
 }

@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use reconcile::Object as _;
 
-use crate::wire::{Code, kind};
+use crate::wire::{Rcode, record_type};
 
 /// How long clients may keep what we say, in seconds.
-pub const TTL: u32 = 5;
+pub const RECORD_TTL_SECONDS: u32 = 5;
 /// The version of the rules of names that this follows.
-const SCHEMA: &str = "1.1.0";
+const DNS_SCHEMA_VERSION: &str = "1.1.0";
 /// How often one name may lead to another.
-const MOST_HOPS: usize = 8;
+const MAX_ALIAS_DEPTH: usize = 8;
 
 /// What there is in a cluster.
 pub trait View {
@@ -23,9 +23,9 @@ pub trait View {
     fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>>;
     fn has_namespace(&self, name: &str) -> bool;
     /// The Services with this cluster IP.
-    fn services_at(&self, address: IpAddr) -> Vec<Arc<Service>>;
+    fn services_by_ip(&self, address: IpAddr) -> Vec<Arc<Service>>;
     /// The slices with an endpoint at this address.
-    fn slices_at(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>>;
+    fn slices_by_address(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>>;
     /// Changes whenever something else does.
     fn serial(&self) -> u32;
 }
@@ -35,11 +35,11 @@ pub trait View {
 pub struct Record {
     pub name: String,
     pub ttl: u32,
-    pub data: Data,
+    pub data: RecordData,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Data {
+pub enum RecordData {
     A(Ipv4Addr),
     Aaaa(Ipv6Addr),
     Cname(String),
@@ -50,24 +50,24 @@ pub enum Data {
     Soa { server: String, person: String, serial: u32, minimum: u32 },
 }
 
-impl Data {
-    pub fn kind(&self) -> u16 {
+impl RecordData {
+    pub fn record_type(&self) -> u16 {
         match self {
-            Data::A(_) => kind::A,
-            Data::Aaaa(_) => kind::AAAA,
-            Data::Cname(_) => kind::CNAME,
-            Data::Ptr(_) => kind::PTR,
-            Data::Ns(_) => kind::NS,
-            Data::Srv { .. } => kind::SRV,
-            Data::Txt(_) => kind::TXT,
-            Data::Soa { .. } => kind::SOA,
+            RecordData::A(_) => record_type::A,
+            RecordData::Aaaa(_) => record_type::AAAA,
+            RecordData::Cname(_) => record_type::CNAME,
+            RecordData::Ptr(_) => record_type::PTR,
+            RecordData::Ns(_) => record_type::NS,
+            RecordData::Srv { .. } => record_type::SRV,
+            RecordData::Txt(_) => record_type::TXT,
+            RecordData::Soa { .. } => record_type::SOA,
         }
     }
 
-    fn address(address: IpAddr) -> Data {
+    fn from_address(address: IpAddr) -> RecordData {
         match address {
-            IpAddr::V4(v4) => Data::A(v4),
-            IpAddr::V6(v6) => Data::Aaaa(v6),
+            IpAddr::V4(v4) => RecordData::A(v4),
+            IpAddr::V6(v6) => RecordData::Aaaa(v6),
         }
     }
 }
@@ -75,45 +75,45 @@ impl Data {
 /// What a question is answered with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    pub code: Code,
+    pub code: Rcode,
     pub authoritative: bool,
     pub answers: Vec<Record>,
     pub authority: Vec<Record>,
     pub additional: Vec<Record>,
     /// A name outside the cluster that the last record leads to: others have to say what is there.
-    pub elsewhere: Option<String>,
+    pub external_name: Option<String>,
 }
 
 impl Answer {
-    pub fn empty(code: Code) -> Answer {
+    pub fn empty(code: Rcode) -> Answer {
         Answer {
             code,
             authoritative: true,
             answers: Vec::new(),
             authority: Vec::new(),
             additional: Vec::new(),
-            elsewhere: None,
+            external_name: None,
         }
     }
 }
 
 /// What is at a name of the cluster.
-enum Found {
+enum LookupResult {
     /// Nothing, and no name below it either as far as one can tell.
-    Nothing,
+    NotFound,
     /// A name without records of its own.
-    Bare,
+    NoData,
     /// Places to go to, each with the name it has itself.
-    Places(Vec<Place>),
+    Addresses(Vec<ServiceAddress>),
     /// Another name.
     Alias(String),
     Text(String),
-    Apex,
+    ZoneRoot,
 }
 
 /// An address and a port behind a name.
 #[derive(Clone, Debug, PartialEq)]
-struct Place {
+struct ServiceAddress {
     name: String,
     address: IpAddr,
     /// None where no port is declared.
@@ -129,85 +129,104 @@ pub struct Zone<'a> {
 
 impl Zone<'_> {
     /// The answer, or `None` where the name is for others to know.
-    pub fn answer(&self, name: &str, wanted: u16) -> Option<Answer> {
-        if let Some(address) = reversed(name) {
-            return self.reverse(name, address, wanted);
+    pub fn answer(&self, name: &str, record_type: u16) -> Option<Answer> {
+        if let Some(address) = parse_reverse_name(name) {
+            return self.reverse_lookup(name, address, record_type);
         }
-        let inside = self.inside(name)?;
-        Some(self.forward(name, inside, wanted))
+        let relative_name = self.strip_domain(name)?;
+        Some(self.forward_lookup(name, relative_name, record_type))
     }
 
     /// The part of a name before the domain.
-    fn inside<'n>(&self, name: &'n str) -> Option<&'n str> {
+    fn strip_domain<'n>(&self, name: &'n str) -> Option<&'n str> {
         let rest = name.strip_suffix(self.domain)?;
         if rest.is_empty() { Some("") } else { rest.strip_suffix('.') }
     }
 
-    fn forward(&self, name: &str, inside: &str, wanted: u16) -> Answer {
-        let mut answer = Answer::empty(Code::Ok);
-        let (mut at, mut found) = (name.to_owned(), self.find(inside));
-        for _ in 0..MOST_HOPS {
-            let Found::Alias(target) = found else { break };
-            let record = Record { name: at, ttl: TTL, data: Data::Cname(target.clone()) };
+    fn forward_lookup(&self, name: &str, relative_name: &str, record_type: u16) -> Answer {
+        let mut answer = Answer::empty(Rcode::Ok);
+        let (mut owner_name, mut found) = (name.to_owned(), self.lookup(relative_name));
+        for _ in 0..MAX_ALIAS_DEPTH {
+            let LookupResult::Alias(target) = found else { break };
+            let record =
+                Record { name: owner_name, ttl: RECORD_TTL_SECONDS, data: RecordData::Cname(target.clone()) };
             // One that leads to itself leads nowhere.
             if answer.answers.contains(&record) {
                 return answer;
             }
             answer.answers.push(record);
-            if wanted == kind::CNAME {
+            if record_type == record_type::CNAME {
                 return answer;
             }
-            let Some(inside) = self.inside(&target) else {
-                answer.elsewhere = Some(target);
+            let Some(relative_name) = self.strip_domain(&target) else {
+                answer.external_name = Some(target);
                 return answer;
             };
-            found = self.find(inside);
-            at = target;
+            found = self.lookup(relative_name);
+            owner_name = target;
         }
         match found {
-            Found::Nothing => answer.code = Code::NoSuchName,
-            Found::Bare | Found::Alias(_) => {}
-            Found::Text(text) if wanted == kind::TXT => {
-                answer.answers.push(Record { name: at, ttl: TTL, data: Data::Txt(text) });
+            LookupResult::NotFound => answer.code = Rcode::NoSuchName,
+            LookupResult::NoData | LookupResult::Alias(_) => {}
+            LookupResult::Text(text) if record_type == record_type::TXT => {
+                answer.answers.push(Record {
+                    name: owner_name,
+                    ttl: RECORD_TTL_SECONDS,
+                    data: RecordData::Txt(text),
+                });
             }
-            Found::Text(_) => {}
-            Found::Apex if wanted == kind::SOA => answer.answers.push(self.start()),
-            Found::Apex if wanted == kind::NS => {
+            LookupResult::Text(_) => {}
+            LookupResult::ZoneRoot if record_type == record_type::SOA => {
+                answer.answers.push(self.soa_record())
+            }
+            LookupResult::ZoneRoot if record_type == record_type::NS => {
                 let server = format!("kube-dns.kube-system.svc.{}", self.domain);
-                answer.answers.push(Record { name: at, ttl: TTL, data: Data::Ns(server) });
+                answer.answers.push(Record {
+                    name: owner_name,
+                    ttl: RECORD_TTL_SECONDS,
+                    data: RecordData::Ns(server),
+                });
             }
-            Found::Apex => {}
-            Found::Places(places) => self.places(&mut answer, &at, wanted, places),
+            LookupResult::ZoneRoot => {}
+            LookupResult::Addresses(targets) => {
+                self.add_address_records(&mut answer, &owner_name, record_type, targets)
+            }
         }
-        if answer.answers.is_empty() || answer.code != Code::Ok {
-            answer.authority.push(self.start());
+        if answer.answers.is_empty() || answer.code != Rcode::Ok {
+            answer.authority.push(self.soa_record());
         }
         answer
     }
 
-    fn places(&self, answer: &mut Answer, name: &str, wanted: u16, places: Vec<Place>) {
-        let push = |records: &mut Vec<Record>, name: &str, data: Data| {
-            let record = Record { name: name.to_owned(), ttl: TTL, data };
+    fn add_address_records(
+        &self,
+        answer: &mut Answer,
+        name: &str,
+        record_type: u16,
+        targets: Vec<ServiceAddress>,
+    ) {
+        let push = |records: &mut Vec<Record>, name: &str, data: RecordData| {
+            let record = Record { name: name.to_owned(), ttl: RECORD_TTL_SECONDS, data };
             if !records.contains(&record) {
                 records.push(record);
             }
         };
-        match wanted {
-            kind::A | kind::AAAA => {
-                for place in places {
-                    let data = Data::address(place.address);
-                    if data.kind() == wanted {
+        match record_type {
+            record_type::A | record_type::AAAA => {
+                for target in targets {
+                    let data = RecordData::from_address(target.address);
+                    if data.record_type() == record_type {
                         push(&mut answer.answers, name, data);
                     }
                 }
             }
-            kind::SRV => {
-                let weight = u16::try_from(100 / places.len().max(1)).unwrap_or(100).max(1);
-                for place in &places {
-                    let Some(port) = place.port else { continue };
-                    let data = Data::Srv { weight, port, target: place.name.clone() };
+            record_type::SRV => {
+                let weight = u16::try_from(100 / targets.len().max(1)).unwrap_or(100).max(1);
+                for target in &targets {
+                    let Some(port) = target.port else { continue };
+                    let data = RecordData::Srv { weight, port, target: target.name.clone() };
                     push(&mut answer.answers, name, data);
-                    push(&mut answer.additional, &place.name, Data::address(place.address));
+                    push(&mut answer.additional, &target.name, RecordData::from_address(target.address));
                 }
             }
             _ => {}
@@ -215,115 +234,129 @@ impl Zone<'_> {
     }
 
     /// The record with which answers that say nothing are dated.
-    fn start(&self) -> Record {
-        let data = Data::Soa {
+    fn soa_record(&self) -> Record {
+        let data = RecordData::Soa {
             server: format!("ns.dns.{}", self.domain),
             person: format!("hostmaster.{}", self.domain),
             serial: self.view.serial(),
-            minimum: TTL,
+            minimum: RECORD_TTL_SECONDS,
         };
-        Record { name: self.domain.to_owned(), ttl: TTL, data }
+        Record { name: self.domain.to_owned(), ttl: RECORD_TTL_SECONDS, data }
     }
 
-    fn find(&self, inside: &str) -> Found {
-        let mut labels: Vec<&str> = inside.split('.').filter(|label| !label.is_empty()).collect();
-        let Some(last) = labels.pop() else { return Found::Apex };
+    fn lookup(&self, relative_name: &str) -> LookupResult {
+        let mut labels: Vec<&str> = relative_name.split('.').filter(|label| !label.is_empty()).collect();
+        let Some(last) = labels.pop() else { return LookupResult::ZoneRoot };
         match last {
-            "dns-version" if labels.is_empty() => Found::Text(SCHEMA.to_owned()),
+            "dns-version" if labels.is_empty() => LookupResult::Text(DNS_SCHEMA_VERSION.to_owned()),
             "svc" => self.find_service(labels),
             "pod" => self.find_pod(&labels),
-            _ => Found::Nothing,
+            _ => LookupResult::NotFound,
         }
     }
 
     /// `10-42-0-5.default.pod` is 10.42.0.5, whether there is such a pod or not.
-    fn find_pod(&self, labels: &[&str]) -> Found {
+    fn find_pod(&self, labels: &[&str]) -> LookupResult {
         let (pod, namespace) = match labels {
-            [] => return Found::Bare,
+            [] => return LookupResult::NoData,
             [namespace] => {
-                return if self.view.has_namespace(namespace) { Found::Bare } else { Found::Nothing };
+                return if self.view.has_namespace(namespace) {
+                    LookupResult::NoData
+                } else {
+                    LookupResult::NotFound
+                };
             }
             [pod, namespace] => (pod, namespace),
-            _ => return Found::Nothing,
+            _ => return LookupResult::NotFound,
         };
         let address = pod.replace('-', ".").parse::<Ipv4Addr>().map(IpAddr::V4);
         let address = address.or_else(|_| pod.replace('-', ":").parse::<Ipv6Addr>().map(IpAddr::V6));
         match address {
             Ok(address) if self.view.has_namespace(namespace) => {
                 let name = format!("{pod}.{namespace}.pod.{}", self.domain);
-                Found::Places(vec![Place { name, address, port: None }])
+                LookupResult::Addresses(vec![ServiceAddress { name, address, port: None }])
             }
-            _ => Found::Nothing,
+            _ => LookupResult::NotFound,
         }
     }
 
-    fn find_service(&self, mut labels: Vec<&str>) -> Found {
-        let Some(namespace) = labels.pop() else { return Found::Bare };
+    fn find_service(&self, mut labels: Vec<&str>) -> LookupResult {
+        let Some(namespace) = labels.pop() else { return LookupResult::NoData };
         let Some(name) = labels.pop() else {
-            return if self.view.has_namespace(namespace) { Found::Bare } else { Found::Nothing };
+            return if self.view.has_namespace(namespace) {
+                LookupResult::NoData
+            } else {
+                LookupResult::NotFound
+            };
         };
-        let asked = match labels.as_slice() {
-            [] => Asked::default(),
-            [endpoint] => Asked { endpoint: Some(endpoint), ..Asked::default() },
+        let filter = match labels.as_slice() {
+            [] => EndpointFilter::default(),
+            [endpoint] => EndpointFilter { endpoint: Some(endpoint), ..EndpointFilter::default() },
             [port, proto] => match (port.strip_prefix('_'), proto.strip_prefix('_')) {
-                (Some(port), Some(proto)) => Asked { port: Some((port, proto)), ..Asked::default() },
-                _ => return Found::Nothing,
+                (Some(port), Some(proto)) => {
+                    EndpointFilter { port: Some((port, proto)), ..EndpointFilter::default() }
+                }
+                _ => return LookupResult::NotFound,
             },
-            _ => return Found::Nothing,
+            _ => return LookupResult::NotFound,
         };
-        let Some(service) = self.view.service(namespace, name) else { return Found::Nothing };
-        let Some(spec) = service.spec.as_ref() else { return Found::Nothing };
+        let Some(service) = self.view.service(namespace, name) else { return LookupResult::NotFound };
+        let Some(spec) = service.spec.as_ref() else { return LookupResult::NotFound };
         if spec.type_.as_deref() == Some("ExternalName") {
             let target = spec.external_name.as_deref().unwrap_or_default();
-            return Found::Alias(target.trim_end_matches('.').to_lowercase());
+            return LookupResult::Alias(target.trim_end_matches('.').to_lowercase());
         }
-        let full = format!("{name}.{namespace}.svc.{}", self.domain);
+        let fqdn = format!("{name}.{namespace}.svc.{}", self.domain);
         let ips: Vec<IpAddr> = cluster_ips(spec).collect();
-        let places = if ips.is_empty() || asked.endpoint.is_some() {
-            self.endpoints(&service, &full, &asked)
+        let targets = if ips.is_empty() || filter.endpoint.is_some() {
+            self.endpoints(&service, &fqdn, &filter)
         } else {
-            fronts(spec, &full, &ips, &asked)
+            cluster_ip_targets(spec, &fqdn, &ips, &filter)
         };
-        if places.is_empty() { Found::Nothing } else { Found::Places(places) }
+        if targets.is_empty() { LookupResult::NotFound } else { LookupResult::Addresses(targets) }
     }
 
-    fn endpoints(&self, service: &Service, full: &str, asked: &Asked<'_>) -> Vec<Place> {
-        let mut places = Vec::new();
+    fn endpoints(&self, service: &Service, fqdn: &str, filter: &EndpointFilter<'_>) -> Vec<ServiceAddress> {
+        let mut targets = Vec::new();
         for slice in self.view.slices(service.namespace(), service.name()) {
             let declared = slice.ports.iter().flatten();
-            let wanted =
-                declared.filter(|port| asked.is_port(port.name.as_deref(), port.protocol.as_deref()));
+            let matching =
+                declared.filter(|port| filter.matches_port(port.name.as_deref(), port.protocol.as_deref()));
             let mut ports: Vec<Option<u16>> =
-                wanted.map(|port| port.port.and_then(|port| u16::try_from(port).ok())).collect();
-            if slice.ports.as_ref().is_none_or(Vec::is_empty) && asked.port.is_none() {
+                matching.map(|port| port.port.and_then(|port| u16::try_from(port).ok())).collect();
+            if slice.ports.as_ref().is_none_or(Vec::is_empty) && filter.port.is_none() {
                 ports.push(None);
             }
-            for (endpoint, address) in ready(&slice) {
-                let own = own_name(endpoint, address);
-                if asked.endpoint.is_some_and(|asked| asked != own) {
+            for (endpoint, address) in ready_endpoints(&slice) {
+                let hostname = endpoint_name(endpoint, address);
+                if filter.endpoint.is_some_and(|requested| requested != hostname) {
                     continue;
                 }
-                let name = format!("{own}.{full}");
-                places.extend(ports.iter().map(|port| Place { name: name.clone(), address, port: *port }));
+                let name = format!("{hostname}.{fqdn}");
+                targets.extend(ports.iter().map(|port| ServiceAddress {
+                    name: name.clone(),
+                    address,
+                    port: *port,
+                }));
             }
         }
-        places
+        targets
     }
 
-    fn reverse(&self, name: &str, address: IpAddr, wanted: u16) -> Option<Answer> {
+    fn reverse_lookup(&self, name: &str, address: IpAddr, record_type: u16) -> Option<Answer> {
         let mut names: Vec<String> = self
             .view
-            .services_at(address)
+            .services_by_ip(address)
             .iter()
             .map(|service| format!("{}.{}.svc.{}", service.name(), service.namespace(), self.domain))
             .collect();
         if names.is_empty() {
-            for slice in self.view.slices_at(address) {
+            for slice in self.view.slices_by_address(address) {
                 let Some(service) = slice.label("kubernetes.io/service-name") else { continue };
-                let here = ready(&slice).filter(|(_, found)| *found == address);
-                names.extend(here.map(|(endpoint, _)| {
-                    let own = own_name(endpoint, address);
-                    format!("{own}.{service}.{}.svc.{}", slice.namespace(), self.domain)
+                let matching = ready_endpoints(&slice).filter(|(_, found)| *found == address);
+                names.extend(matching.map(|(endpoint, _)| {
+                    let hostname = endpoint_name(endpoint, address);
+                    format!("{hostname}.{service}.{}.svc.{}", slice.namespace(), self.domain)
                 }));
             }
         }
@@ -331,14 +364,18 @@ impl Zone<'_> {
         if names.is_empty() {
             return None;
         }
-        let mut answer = Answer::empty(Code::Ok);
-        if wanted == kind::PTR {
+        let mut answer = Answer::empty(Rcode::Ok);
+        if record_type == record_type::PTR {
             names.sort();
             names.dedup();
-            let record = |target| Record { name: name.to_owned(), ttl: TTL, data: Data::Ptr(target) };
+            let record = |target| Record {
+                name: name.to_owned(),
+                ttl: RECORD_TTL_SECONDS,
+                data: RecordData::Ptr(target),
+            };
             answer.answers = names.into_iter().map(record).collect();
         } else {
-            answer.authority.push(self.start());
+            answer.authority.push(self.soa_record());
         }
         Some(answer)
     }
@@ -346,14 +383,14 @@ impl Zone<'_> {
 
 /// What of a Service is asked for.
 #[derive(Debug, Default)]
-struct Asked<'a> {
+struct EndpointFilter<'a> {
     endpoint: Option<&'a str>,
     /// A port and its protocol.
     port: Option<(&'a str, &'a str)>,
 }
 
-impl Asked<'_> {
-    fn is_port(&self, name: Option<&str>, protocol: Option<&str>) -> bool {
+impl EndpointFilter<'_> {
+    fn matches_port(&self, name: Option<&str>, protocol: Option<&str>) -> bool {
         self.port.is_none_or(|(port, proto)| {
             name.is_some_and(|name| name.eq_ignore_ascii_case(port))
                 && protocol.unwrap_or("TCP").eq_ignore_ascii_case(proto)
@@ -363,22 +400,30 @@ impl Asked<'_> {
 
 /// The cluster IPs of a Service; none for one without a head.
 pub(crate) fn cluster_ips(spec: &ServiceSpec) -> impl Iterator<Item = IpAddr> {
-    let several = spec.cluster_ips.iter().flatten();
-    let single = spec.cluster_ip.iter().filter(|_| spec.cluster_ips.as_ref().is_none_or(Vec::is_empty));
-    several.chain(single).filter_map(|text| text.parse().ok())
+    let all_ips = spec.cluster_ips.iter().flatten();
+    let single_ip = spec.cluster_ip.iter().filter(|_| spec.cluster_ips.as_ref().is_none_or(Vec::is_empty));
+    all_ips.chain(single_ip).filter_map(|text| text.parse().ok())
 }
 
 /// A Service's own addresses with each of the ports that are asked for.
-fn fronts(spec: &ServiceSpec, full: &str, ips: &[IpAddr], asked: &Asked<'_>) -> Vec<Place> {
+fn cluster_ip_targets(
+    spec: &ServiceSpec,
+    fqdn: &str,
+    ips: &[IpAddr],
+    filter: &EndpointFilter<'_>,
+) -> Vec<ServiceAddress> {
     let ports = spec.ports.iter().flatten();
-    let ports = ports.filter(|port| asked.is_port(port.name.as_deref(), port.protocol.as_deref()));
-    let place =
-        |port: Option<u16>, address: &IpAddr| Place { name: full.to_owned(), address: *address, port };
-    ports.flat_map(|port| ips.iter().map(move |ip| place(u16::try_from(port.port).ok(), ip))).collect()
+    let ports = ports.filter(|port| filter.matches_port(port.name.as_deref(), port.protocol.as_deref()));
+    let target = |port: Option<u16>, address: &IpAddr| ServiceAddress {
+        name: fqdn.to_owned(),
+        address: *address,
+        port,
+    };
+    ports.flat_map(|port| ips.iter().map(move |ip| target(u16::try_from(port.port).ok(), ip))).collect()
 }
 
 /// The endpoints that clients may be sent to.
-fn ready(slice: &EndpointSlice) -> impl Iterator<Item = (&Endpoint, IpAddr)> {
+fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = (&Endpoint, IpAddr)> {
     let ready = |endpoint: &&Endpoint| {
         endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
     };
@@ -387,7 +432,7 @@ fn ready(slice: &EndpointSlice) -> impl Iterator<Item = (&Endpoint, IpAddr)> {
 }
 
 /// The name of an endpoint within its Service.
-fn own_name(endpoint: &Endpoint, address: IpAddr) -> String {
+fn endpoint_name(endpoint: &Endpoint, address: IpAddr) -> String {
     match endpoint.hostname.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => name.to_lowercase(),
         None => address.to_string().replace(['.', ':'], "-"),
@@ -395,7 +440,7 @@ fn own_name(endpoint: &Endpoint, address: IpAddr) -> String {
 }
 
 /// The address a name in one of the reverse trees stands for.
-fn reversed(name: &str) -> Option<IpAddr> {
+fn parse_reverse_name(name: &str) -> Option<IpAddr> {
     if let Some(rest) = name.strip_suffix(".in-addr.arpa") {
         let parts: Vec<&str> = rest.rsplit('.').collect();
         return parts.join(".").parse::<Ipv4Addr>().ok().map(IpAddr::V4);

@@ -3,83 +3,92 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::wire::{self, HEADER, Query, kind};
+use crate::wire::{self, HEADER_BYTES, Query, record_type};
 
 /// No answer is kept for longer, whatever it says; nor one that says no for longer than that.
-const LONGEST: Duration = Duration::from_secs(30);
-const MOST: usize = 10_000;
+const MAX_CACHE_TTL: Duration = Duration::from_secs(30);
+const MAX_ENTRIES: usize = 10_000;
 
 /// Answers by what was asked.
 #[derive(Default)]
 pub struct Cache {
-    kept: HashMap<Asked, Kept>,
+    entries: HashMap<CacheKey, CacheEntry>,
     /// In the order they were put in.
-    order: VecDeque<Asked>,
+    order: VecDeque<CacheKey>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Asked {
+struct CacheKey {
     name: String,
-    kind: u16,
+    record_type: u16,
     edns: bool,
-    signatures: bool,
+    dnssec_ok: bool,
 }
 
-struct Kept {
+struct CacheEntry {
     bytes: Vec<u8>,
-    at: Instant,
-    until: Instant,
+    stored_at: Instant,
+    expires_at: Instant,
 }
 
-fn asked(query: &Query<'_>) -> Asked {
-    Asked {
+fn cache_key(query: &Query<'_>) -> CacheKey {
+    CacheKey {
         name: query.name.clone(),
-        kind: query.kind,
-        edns: query.udp.is_some(),
-        signatures: query.wants_signatures,
+        record_type: query.record_type,
+        edns: query.udp_size.is_some(),
+        dnssec_ok: query.dnssec_ok,
     }
 }
 
 impl Cache {
     /// The answer to this very question, made to look as if it had just come.
     pub fn get(&self, query: &Query<'_>, now: Instant) -> Option<Vec<u8>> {
-        let kept = self.kept.get(&asked(query)).filter(|kept| now < kept.until)?;
-        let mut bytes = kept.bytes.clone();
+        let entry = self.entries.get(&cache_key(query)).filter(|entry| now < entry.expires_at)?;
+        let mut bytes = entry.bytes.clone();
         bytes.get_mut(..2)?.copy_from_slice(&query.id.to_be_bytes());
         // The client may have written the name in other letters, and looks for them.
-        bytes.get_mut(HEADER..HEADER + query.question.len())?.copy_from_slice(query.question);
-        let age = u32::try_from(now.saturating_duration_since(kept.at).as_secs()).unwrap_or(u32::MAX);
-        for record in wire::records(&bytes)?.iter().filter(|record| record.kind != kind::OPT) {
+        bytes.get_mut(HEADER_BYTES..HEADER_BYTES + query.question.len())?.copy_from_slice(query.question);
+        let age = u32::try_from(now.saturating_duration_since(entry.stored_at).as_secs()).unwrap_or(u32::MAX);
+        for record in
+            wire::parse_records(&bytes)?.iter().filter(|record| record.record_type != record_type::OPT)
+        {
             let ttl = record.ttl.saturating_sub(age);
-            bytes.get_mut(record.ttl_at..record.ttl_at + 4)?.copy_from_slice(&ttl.to_be_bytes());
+            bytes.get_mut(record.ttl_offset..record.ttl_offset + 4)?.copy_from_slice(&ttl.to_be_bytes());
         }
         Some(bytes)
     }
 
     /// Keeps an answer, unless it is broken, cut off, a failure or not to be kept.
-    pub fn put(&mut self, query: &Query<'_>, bytes: &[u8], now: Instant) {
-        let Some(flags) = wire::number(bytes, 2) else { return };
-        let (is_cut, code) = (flags & 0x200 != 0, flags & 0xf);
-        if is_cut || (code != 0 && code != 3) || query.name.contains('?') {
+    pub fn insert(&mut self, query: &Query<'_>, bytes: &[u8], now: Instant) {
+        let Some(flags) = wire::read_u16(bytes, 2) else { return };
+        let (is_truncated, code) = (flags & 0x200 != 0, flags & 0xf);
+        if is_truncated || (code != 0 && code != 3) || query.name.contains('?') {
             return;
         }
-        let Some(records) = wire::records(bytes) else { return };
-        let ttl = records.iter().filter(|record| record.kind != kind::OPT).map(|record| record.ttl).min();
-        let lasts = Duration::from_secs(u64::from(ttl.unwrap_or(0))).min(LONGEST);
-        if lasts.is_zero() {
+        let Some(records) = wire::parse_records(bytes) else { return };
+        let ttl = records
+            .iter()
+            .filter(|record| record.record_type != record_type::OPT)
+            .map(|record| record.ttl)
+            .min();
+        let lifetime = Duration::from_secs(u64::from(ttl.unwrap_or(0))).min(MAX_CACHE_TTL);
+        if lifetime.is_zero() {
             return;
         }
-        let asked = asked(query);
+        let key = cache_key(query);
         if self
-            .kept
-            .insert(asked.clone(), Kept { bytes: bytes.to_vec(), at: now, until: now + lasts })
+            .entries
+            .insert(
+                key.clone(),
+                CacheEntry { bytes: bytes.to_vec(), stored_at: now, expires_at: now + lifetime },
+            )
             .is_none()
         {
-            self.order.push_back(asked);
+            self.order.push_back(key);
         }
-        while self.kept.len() > MOST {
+        while self.entries.len() > MAX_ENTRIES {
             let Some(oldest) = self.order.pop_front() else { break };
-            self.kept.remove(&oldest);
+            self.entries.remove(&oldest);
         }
     }
 }
@@ -87,58 +96,58 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::{Answer, Data, Record};
-    use crate::wire::tests::ask;
-    use crate::wire::{Code, query, reply};
+    use crate::answer::{Answer, Record, RecordData};
+    use crate::wire::tests::test_question;
+    use crate::wire::{Rcode, encode_reply, parse_query};
 
-    fn answer(bytes: &[u8], ttl: u32, code: Code) -> Vec<u8> {
-        let data = Data::A([192, 0, 2, 1].into());
+    fn encoded_answer(bytes: &[u8], ttl: u32, code: Rcode) -> Vec<u8> {
+        let data = RecordData::A([192, 0, 2, 1].into());
         let answers = vec![Record { name: "example.com".into(), ttl, data }];
-        reply(&query(bytes).unwrap(), &Answer { answers, ..Answer::empty(code) }, 512)
+        encode_reply(&parse_query(bytes).unwrap(), &Answer { answers, ..Answer::empty(code) }, 512)
     }
 
     #[test]
-    fn an_answer_ages_and_goes() {
+    fn cached_answer_is_returned_with_remaining_ttl_until_expired() {
         let (mut cache, now) = (Cache::default(), Instant::now());
-        let first = ask("example.com", kind::A, None);
-        cache.put(&query(&first).unwrap(), &answer(&first, 20, Code::Ok), now);
-        let mut second = ask("EXAMPLE.com", kind::A, None);
+        let first = test_question("example.com", record_type::A, None);
+        cache.insert(&parse_query(&first).unwrap(), &encoded_answer(&first, 20, Rcode::Ok), now);
+        let mut second = test_question("EXAMPLE.com", record_type::A, None);
         second[0] = 0xff;
-        let again = query(&second).unwrap();
-        let bytes = cache.get(&again, now + Duration::from_secs(5)).unwrap();
+        let second_query = parse_query(&second).unwrap();
+        let bytes = cache.get(&second_query, now + Duration::from_secs(5)).unwrap();
         assert_eq!(bytes[0], 0xff);
         assert_eq!(&bytes[13..20], b"EXAMPLE");
-        assert_eq!(wire::records(&bytes).unwrap()[0].ttl, 15);
-        assert_eq!(cache.get(&again, now + Duration::from_secs(20)), None);
-        let other = ask("example.com", kind::AAAA, None);
-        assert_eq!(cache.get(&query(&other).unwrap(), now), None);
+        assert_eq!(wire::parse_records(&bytes).unwrap()[0].ttl, 15);
+        assert_eq!(cache.get(&second_query, now + Duration::from_secs(20)), None);
+        let other = test_question("example.com", record_type::AAAA, None);
+        assert_eq!(cache.get(&parse_query(&other).unwrap(), now), None);
     }
 
     #[test]
-    fn what_is_not_kept() {
+    fn does_not_cache_failed_or_truncated_answer() {
         let (mut cache, now) = (Cache::default(), Instant::now());
-        let bytes = ask("example.com", kind::A, None);
-        let asked = query(&bytes).unwrap();
-        cache.put(&asked, &answer(&bytes, 0, Code::Ok), now);
-        cache.put(&asked, &answer(&bytes, 20, Code::Failed), now);
-        let mut cut = answer(&bytes, 20, Code::Ok);
-        cut[2] |= 2;
-        cache.put(&asked, &cut, now);
-        let good = answer(&bytes, 20, Code::Ok);
-        cache.put(&asked, &good[..good.len() - 1], now);
-        assert_eq!(cache.get(&asked, now), None);
-        cache.put(&asked, &answer(&bytes, 3600, Code::NoSuchName), now);
-        assert!(cache.get(&asked, now + Duration::from_secs(29)).is_some());
-        assert!(cache.get(&asked, now + Duration::from_secs(31)).is_none(), "not longer than half a minute");
+        let bytes = test_question("example.com", record_type::A, None);
+        let parsed = parse_query(&bytes).unwrap();
+        cache.insert(&parsed, &encoded_answer(&bytes, 0, Rcode::Ok), now);
+        cache.insert(&parsed, &encoded_answer(&bytes, 20, Rcode::ServerFailure), now);
+        let mut truncated = encoded_answer(&bytes, 20, Rcode::Ok);
+        truncated[2] |= 2;
+        cache.insert(&parsed, &truncated, now);
+        let good = encoded_answer(&bytes, 20, Rcode::Ok);
+        cache.insert(&parsed, &good[..good.len() - 1], now);
+        assert_eq!(cache.get(&parsed, now), None);
+        cache.insert(&parsed, &encoded_answer(&bytes, 3600, Rcode::NoSuchName), now);
+        assert!(cache.get(&parsed, now + Duration::from_secs(29)).is_some());
+        assert!(cache.get(&parsed, now + Duration::from_secs(31)).is_none(), "not longer than half a minute");
     }
 
     #[test]
-    fn there_is_an_end() {
+    fn oldest_entry_is_evicted_when_full() {
         let (mut cache, now) = (Cache::default(), Instant::now());
-        for number in 0..MOST + 10 {
-            let bytes = ask(&format!("n{number}.example.com"), kind::A, None);
-            cache.put(&query(&bytes).unwrap(), &answer(&bytes, 20, Code::Ok), now);
+        for number in 0..MAX_ENTRIES + 10 {
+            let bytes = test_question(&format!("n{number}.example.com"), record_type::A, None);
+            cache.insert(&parse_query(&bytes).unwrap(), &encoded_answer(&bytes, 20, Rcode::Ok), now);
         }
-        assert_eq!((cache.kept.len(), cache.order.len()), (MOST, MOST));
+        assert_eq!((cache.entries.len(), cache.order.len()), (MAX_ENTRIES, MAX_ENTRIES));
     }
 }

@@ -34,11 +34,11 @@ impl View for Cluster {
         self.0.namespaces().get(&Key::new("", name)).is_some()
     }
 
-    fn services_at(&self, address: IpAddr) -> Vec<Arc<Service>> {
+    fn services_by_ip(&self, address: IpAddr) -> Vec<Arc<Service>> {
         self.0.services().indexed("ip", &address.to_string())
     }
 
-    fn slices_at(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>> {
+    fn slices_by_address(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>> {
         self.0.endpoint_slices().indexed("address", &address.to_string())
     }
 

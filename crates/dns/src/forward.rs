@@ -7,23 +7,23 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
 
-use crate::wire::{self, HEADER};
+use crate::wire::{self, HEADER_BYTES};
 
 /// How long to wait for one server before asking the next.
-const PATIENCE: Duration = Duration::from_secs(2);
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often to go through them all: packets get lost.
-const ROUNDS: usize = 2;
+const MAX_ROUNDS: usize = 2;
 
 /// Asks each of the servers in turn until one answers. `None` if none does.
-pub async fn ask(servers: &[SocketAddr], question: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
-    for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
-        let asking = async {
+pub async fn exchange(servers: &[SocketAddr], question: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
+    for server in servers.iter().cycle().take(servers.len() * MAX_ROUNDS) {
+        let attempt = async {
             match over_tcp {
-                true => ask_tcp(*server, question).await,
-                false => ask_udp(*server, question).await,
+                true => exchange_tcp(*server, question).await,
+                false => exchange_udp(*server, question).await,
             }
         };
-        match tokio::time::timeout(PATIENCE, asking).await {
+        match tokio::time::timeout(UPSTREAM_TIMEOUT, attempt).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => tracing::debug!(%error, %server, "cannot ask"),
             Err(_) => tracing::debug!(%server, "does not answer in time"),
@@ -33,7 +33,7 @@ pub async fn ask(servers: &[SocketAddr], question: &[u8], over_tcp: bool) -> Opt
 }
 
 /// From a port of its own, so that nobody can guess where an answer is expected.
-async fn ask_udp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+async fn exchange_udp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     let any: IpAddr =
         if server.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).await?;
@@ -49,7 +49,7 @@ async fn ask_udp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-async fn ask_tcp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+async fn exchange_tcp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(question.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], question].concat()).await?;
@@ -60,12 +60,13 @@ async fn ask_tcp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Whether this is an answer, to this question.
 fn is_answer(question: &[u8], answer: &[u8]) -> bool {
-    let same_number = wire::number(question, 0) == wire::number(answer, 0);
-    let is_response = wire::number(answer, 2).is_some_and(|flags| flags & 0x8000 != 0);
-    let Ok(query) = wire::query(question) else { return false };
-    let echoed = answer.get(HEADER..HEADER + query.question.len());
+    let same_id = wire::read_u16(question, 0) == wire::read_u16(answer, 0);
+    let is_response = wire::read_u16(answer, 2).is_some_and(|flags| flags & 0x8000 != 0);
+    let Ok(query) = wire::parse_query(question) else { return false };
+    let answer_question = answer.get(HEADER_BYTES..HEADER_BYTES + query.question.len());
     // A server that fails may leave the question out.
-    let same_question = echoed.is_some_and(|echoed| echoed.eq_ignore_ascii_case(query.question))
-        || wire::number(answer, 4) == Some(0);
-    same_number && is_response && same_question
+    let same_question = answer_question
+        .is_some_and(|answer_question| answer_question.eq_ignore_ascii_case(query.question))
+        || wire::read_u16(answer, 4) == Some(0);
+    same_id && is_response && same_question
 }

@@ -16,4 +16,4 @@ mod server;
 pub mod wire;
 
 pub use metrics::Metrics;
-pub use server::{Allowed, Config, Server};
+pub use server::{ClientFilter, Config, Server};

@@ -15,23 +15,26 @@ pub struct Metrics {
     responses: Mutex<BTreeMap<&'static str, u64>>,
     pub cache_hits: AtomicU64,
     pub cache_misses: AtomicU64,
-    pub forwarded: AtomicU64,
+    pub forward_requests: AtomicU64,
 }
 
 impl Metrics {
-    pub fn asked(&self, proto: &'static str, kind: u16) {
-        *self.requests.lock().entry((proto, kind_name(kind))).or_default() += 1;
+    pub fn record_request(&self, proto: &'static str, record_type: u16) {
+        *self.requests.lock().entry((proto, record_type_name(record_type))).or_default() += 1;
     }
 
-    pub fn answered(&self, flags: u16) {
-        *self.responses.lock().entry(code_name(flags & 0xf)).or_default() += 1;
+    pub fn record_response(&self, flags: u16) {
+        *self.responses.lock().entry(rcode_name(flags & 0xf)).or_default() += 1;
     }
 
     /// Appends everything in Prometheus' text form.
     pub fn write(&self, out: &mut String) {
         let _ = writeln!(out, "# TYPE coredns_dns_requests_total counter");
-        for ((proto, kind), count) in &*self.requests.lock() {
-            let _ = writeln!(out, "coredns_dns_requests_total{{proto=\"{proto}\",type=\"{kind}\"}} {count}");
+        for ((proto, record_type), count) in &*self.requests.lock() {
+            let _ = writeln!(
+                out,
+                "coredns_dns_requests_total{{proto=\"{proto}\",type=\"{record_type}\"}} {count}"
+            );
         }
         let _ = writeln!(out, "# TYPE coredns_dns_responses_total counter");
         for (code, count) in &*self.responses.lock() {
@@ -40,7 +43,7 @@ impl Metrics {
         let counters = [
             ("coredns_cache_hits_total", &self.cache_hits),
             ("coredns_cache_misses_total", &self.cache_misses),
-            ("coredns_forward_requests_total", &self.forwarded),
+            ("coredns_forward_requests_total", &self.forward_requests),
         ];
         for (name, count) in counters {
             let _ = writeln!(out, "# TYPE {name} counter\n{name} {}", count.load(Relaxed));
@@ -48,9 +51,9 @@ impl Metrics {
     }
 }
 
-fn kind_name(kind: u16) -> &'static str {
-    use crate::wire::kind::{A, AAAA, ANY, CNAME, NS, PTR, SOA, SRV, TXT};
-    match kind {
+fn record_type_name(record_type: u16) -> &'static str {
+    use crate::wire::record_type::{A, AAAA, ANY, CNAME, NS, PTR, SOA, SRV, TXT};
+    match record_type {
         A => "A",
         AAAA => "AAAA",
         ANY => "ANY",
@@ -64,7 +67,7 @@ fn kind_name(kind: u16) -> &'static str {
     }
 }
 
-fn code_name(code: u16) -> &'static str {
+fn rcode_name(code: u16) -> &'static str {
     match code {
         0 => "NOERROR",
         1 => "FORMERR",

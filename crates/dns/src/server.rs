@@ -12,21 +12,21 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 
-use crate::answer::{Answer, Data, Record, Zone};
+use crate::answer::{Answer, Record, RecordData, Zone};
 use crate::cache::Cache;
 use crate::cluster::Cluster;
 use crate::forward;
 use crate::metrics::Metrics;
-use crate::wire::{self, Code, INTERNET, Query, kind};
+use crate::wire::{self, CLASS_INTERNET, Query, Rcode, record_type};
 
 /// How many questions are handed on at once, and how many connections there are: the rest waits or goes.
-const MOST_AT_ONCE: usize = 1000;
-const MOST_CONNECTIONS: usize = 256;
+const MAX_CONCURRENT_UPSTREAM_REQUESTS: usize = 1000;
+const MAX_CONNECTIONS: usize = 256;
 /// How long a connection may rest.
-const REST: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whom to answer: an open resolver is a weapon.
-pub type Allowed = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
+pub type ClientFilter = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 /// What the server is told.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ pub struct Config {
     pub domain: String,
     /// Who knows all other names.
     pub upstream: Vec<SocketAddr>,
-    pub allowed: Allowed,
+    pub allowed: ClientFilter,
 }
 
 /// A server that listens already but does not answer yet.
@@ -70,44 +70,44 @@ impl Server {
     pub async fn run(self, ctx: Ctx, config: Config, metrics: Arc<Metrics>) {
         let cluster = Cluster::new(&ctx.caches);
         let domain = config.domain.trim_end_matches('.').to_lowercase();
-        let answering = Arc::new(Answering {
+        let resolver = Arc::new(Resolver {
             cluster,
             config: Config { domain, ..config },
             cache: Mutex::default(),
             metrics,
-            at_once: Semaphore::new(MOST_AT_ONCE),
+            query_semaphore: Semaphore::new(MAX_CONCURRENT_UPSTREAM_REQUESTS),
         });
         let mut shutdown = ctx.shutdown.clone();
-        let work = async {
-            ctx.caches.filled().await;
-            tokio::join!(packets(self.udp, answering.clone()), connections(self.tcp, answering));
+        let serve = async {
+            ctx.caches.wait_for_sync().await;
+            tokio::join!(serve_udp(self.udp, resolver.clone()), serve_tcp(self.tcp, resolver));
         };
         tokio::select! {
-            () = work => {}
+            () = serve => {}
             _ = shutdown.wait_for(|stop| *stop) => {}
         }
     }
 }
 
-async fn packets(socket: Arc<UdpSocket>, answering: Arc<Answering>) {
-    let mut buffer = vec![0; wire::MOST_UDP];
+async fn serve_udp(socket: Arc<UdpSocket>, resolver: Arc<Resolver>) {
+    let mut buffer = vec![0; wire::MAX_UDP_BYTES];
     loop {
         let Ok((length, peer)) = socket.recv_from(&mut buffer).await else {
             // An earlier answer has met a closed port; that is the client's affair.
             tokio::task::yield_now().await;
             continue;
         };
-        if !(answering.config.allowed)(peer.ip().to_canonical()) {
+        if !(resolver.config.allowed)(peer.ip().to_canonical()) {
             continue;
         }
         let question = buffer.get(..length).unwrap_or_default().to_vec();
-        match answering.at_hand(&question, Over::Udp) {
-            AtHand::Reply(reply) => _ = socket.try_send_to(&reply, peer),
-            AtHand::Nothing => {}
-            AtHand::Elsewhere => {
-                let (socket, answering) = (socket.clone(), answering.clone());
+        match resolver.local_answer(&question, Transport::Udp) {
+            LocalAnswer::Reply(reply) => _ = socket.try_send_to(&reply, peer),
+            LocalAnswer::Ignore => {}
+            LocalAnswer::Forward => {
+                let (socket, resolver) = (socket.clone(), resolver.clone());
                 tokio::spawn(async move {
-                    if let Some(reply) = answering.elsewhere(&question, Over::Udp).await {
+                    if let Some(reply) = resolver.resolve_upstream(&question, Transport::Udp).await {
                         let _ = socket.send_to(&reply, peer).await;
                     }
                 });
@@ -116,184 +116,200 @@ async fn packets(socket: Arc<UdpSocket>, answering: Arc<Answering>) {
     }
 }
 
-async fn connections(listener: TcpListener, answering: Arc<Answering>) {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+async fn serve_tcp(listener: TcpListener, resolver: Arc<Resolver>) {
+    let semaphore = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let Ok(permit) = semaphore.clone().acquire_owned().await else { return };
         let Ok((stream, peer)) = listener.accept().await else {
             tokio::task::yield_now().await;
             continue;
         };
-        if !(answering.config.allowed)(peer.ip().to_canonical()) {
+        if !(resolver.config.allowed)(peer.ip().to_canonical()) {
             continue;
         }
-        let answering = answering.clone();
+        let resolver = resolver.clone();
         tokio::spawn(async move {
-            let _ = connection(stream, &answering).await;
+            let _ = handle_connection(stream, &resolver).await;
             drop(permit);
         });
     }
 }
 
 /// One question after the other, until the client goes or rests for too long.
-async fn connection(mut stream: TcpStream, answering: &Answering) -> io::Result<()> {
+async fn handle_connection(mut stream: TcpStream, resolver: &Resolver) -> io::Result<()> {
     loop {
-        let reading = async {
+        let read_question = async {
             let mut question = vec![0; usize::from(stream.read_u16().await?)];
             stream.read_exact(&mut question).await?;
             io::Result::Ok(question)
         };
-        let question = tokio::time::timeout(REST, reading).await??;
-        let reply = match answering.at_hand(&question, Over::Tcp) {
-            AtHand::Reply(reply) => Some(reply),
-            AtHand::Nothing => None,
-            AtHand::Elsewhere => answering.elsewhere(&question, Over::Tcp).await,
+        let question = tokio::time::timeout(IDLE_TIMEOUT, read_question).await??;
+        let reply = match resolver.local_answer(&question, Transport::Tcp) {
+            LocalAnswer::Reply(reply) => Some(reply),
+            LocalAnswer::Ignore => None,
+            LocalAnswer::Forward => resolver.resolve_upstream(&question, Transport::Tcp).await,
         };
         let Some(reply) = reply else { return Ok(()) };
         let length = u16::try_from(reply.len()).map_err(io::Error::other)?;
         let bytes = [&length.to_be_bytes()[..], &reply].concat();
-        tokio::time::timeout(REST, stream.write_all(&bytes)).await??;
+        tokio::time::timeout(IDLE_TIMEOUT, stream.write_all(&bytes)).await??;
     }
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Over {
+enum Transport {
     Udp,
     Tcp,
 }
 
 /// What can be said without asking anybody.
-enum AtHand {
+enum LocalAnswer {
     Reply(Vec<u8>),
     /// This is not to be answered.
-    Nothing,
-    Elsewhere,
+    Ignore,
+    Forward,
 }
 
-struct Answering {
+struct Resolver {
     cluster: Cluster,
     config: Config,
     cache: Mutex<Cache>,
     metrics: Arc<Metrics>,
-    at_once: Semaphore,
+    query_semaphore: Semaphore,
 }
 
-impl Answering {
-    fn at_hand(&self, question: &[u8], over: Over) -> AtHand {
-        let reply = match wire::query(question) {
-            Err(None) => return AtHand::Nothing,
-            Err(Some(code)) => wire::error(question, code),
+impl Resolver {
+    fn local_answer(&self, question: &[u8], transport: Transport) -> LocalAnswer {
+        let reply = match wire::parse_query(question) {
+            Err(None) => return LocalAnswer::Ignore,
+            Err(Some(code)) => wire::encode_error(question, code),
             Ok(query) => {
-                self.metrics.asked(if over == Over::Udp { "udp" } else { "tcp" }, query.kind);
-                match self.own(&query) {
-                    Some(answer) if answer.elsewhere.is_some() && is_address(query.kind) => {
-                        return AtHand::Elsewhere;
+                self.metrics.record_request(
+                    if transport == Transport::Udp { "udp" } else { "tcp" },
+                    query.record_type,
+                );
+                match self.cluster_answer(&query) {
+                    Some(answer) if answer.external_name.is_some() && is_address_type(query.record_type) => {
+                        return LocalAnswer::Forward;
                     }
-                    Some(answer) => Some(wire::reply(&query, &answer, limit(&query, over))),
-                    None => match self.cached(&query, over) {
+                    Some(answer) => {
+                        Some(wire::encode_reply(&query, &answer, max_reply_bytes(&query, transport)))
+                    }
+                    None => match self.cached(&query, transport) {
                         Some(reply) => Some(reply),
-                        None => return AtHand::Elsewhere,
+                        None => return LocalAnswer::Forward,
                     },
                 }
             }
         };
         match reply {
-            Some(reply) => AtHand::Reply(self.counted(reply)),
-            None => AtHand::Nothing,
+            Some(reply) => LocalAnswer::Reply(self.record_response(reply)),
+            None => LocalAnswer::Ignore,
         }
     }
 
     /// The answer of the cluster, if the name is its own.
-    fn own(&self, query: &Query<'_>) -> Option<Answer> {
-        if query.class != INTERNET {
-            return Some(Answer { authoritative: false, ..Answer::empty(Code::Refused) });
+    fn cluster_answer(&self, query: &Query<'_>) -> Option<Answer> {
+        if query.class != CLASS_INTERNET {
+            return Some(Answer { authoritative: false, ..Answer::empty(Rcode::Refused) });
         }
         let zone = Zone { domain: &self.config.domain, view: &self.cluster };
-        let mut answer = zone.answer(&query.name, query.kind)?;
+        let mut answer = zone.answer(&query.name, query.record_type)?;
         // Most clients take the first, so each gets another one. Aliases stay where they are.
-        if is_address(query.kind) && answer.answers.iter().all(|record| record.data.kind() == query.kind) {
+        if is_address_type(query.record_type)
+            && answer.answers.iter().all(|record| record.data.record_type() == query.record_type)
+        {
             let count = answer.answers.len().max(1);
             answer.answers.rotate_left(usize::from(query.id) % count);
         }
         Some(answer)
     }
 
-    fn cached(&self, query: &Query<'_>, over: Over) -> Option<Vec<u8>> {
+    fn cached(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let found = self.cache.lock().get(query, Instant::now());
-        let found = found.filter(|reply| reply.len() <= limit(query, over));
+        let found = found.filter(|reply| reply.len() <= max_reply_bytes(query, transport));
         let count = if found.is_some() { &self.metrics.cache_hits } else { &self.metrics.cache_misses };
         count.fetch_add(1, Relaxed);
         found
     }
 
     /// An answer for which others have to be asked.
-    async fn elsewhere(&self, question: &[u8], over: Over) -> Option<Vec<u8>> {
-        let query = wire::query(question).ok()?;
-        let Ok(_permit) = self.at_once.try_acquire() else {
-            return wire::error(question, Code::Refused).map(|reply| self.counted(reply));
+    async fn resolve_upstream(&self, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        let query = wire::parse_query(question).ok()?;
+        let Ok(_permit) = self.query_semaphore.try_acquire() else {
+            return wire::encode_error(question, Rcode::Refused).map(|reply| self.record_response(reply));
         };
-        let reply = match self.own(&query) {
-            Some(answer) => self.follow_alias(&query, answer, over).await,
-            None => self.hand_on(&query, question, over).await,
+        let reply = match self.cluster_answer(&query) {
+            Some(answer) => self.follow_cname(&query, answer, transport).await,
+            None => self.forward_query(&query, question, transport).await,
         };
-        Some(self.counted(reply))
+        Some(self.record_response(reply))
     }
 
-    async fn hand_on(&self, query: &Query<'_>, question: &[u8], over: Over) -> Vec<u8> {
-        self.metrics.forwarded.fetch_add(1, Relaxed);
-        let failed =
-            || wire::reply(query, &Answer { authoritative: false, ..Answer::empty(Code::Failed) }, 512);
-        let Some(reply) = forward::ask(&self.config.upstream, question, over == Over::Tcp).await else {
+    async fn forward_query(&self, query: &Query<'_>, question: &[u8], transport: Transport) -> Vec<u8> {
+        self.metrics.forward_requests.fetch_add(1, Relaxed);
+        let failed = || {
+            wire::encode_reply(
+                query,
+                &Answer { authoritative: false, ..Answer::empty(Rcode::ServerFailure) },
+                512,
+            )
+        };
+        let Some(reply) =
+            forward::exchange(&self.config.upstream, question, transport == Transport::Tcp).await
+        else {
             return failed();
         };
-        self.cache.lock().put(query, &reply, Instant::now());
-        if reply.len() <= limit(query, over) {
+        self.cache.lock().insert(query, &reply, Instant::now());
+        if reply.len() <= max_reply_bytes(query, transport) {
             return reply;
         }
         // It came although it is too long for this client, who has to ask again over TCP.
-        let mut cut = wire::reply(query, &Answer { authoritative: false, ..Answer::empty(Code::Ok) }, 512);
-        cut[2] |= 2;
-        cut
+        let mut truncated =
+            wire::encode_reply(query, &Answer { authoritative: false, ..Answer::empty(Rcode::Ok) }, 512);
+        truncated[2] |= 2;
+        truncated
     }
 
     /// A name of the cluster that stands for one outside: with the addresses others know for that.
-    async fn follow_alias(&self, query: &Query<'_>, mut answer: Answer, over: Over) -> Vec<u8> {
-        if let Some(target) = answer.elsewhere.take() {
-            let question = wire::question(query.id, &target, query.kind);
-            self.metrics.forwarded.fetch_add(1, Relaxed);
-            let reply = forward::ask(&self.config.upstream, &question, over == Over::Tcp).await;
-            for (ttl, data) in reply.as_deref().map(addresses).unwrap_or_default() {
+    async fn follow_cname(&self, query: &Query<'_>, mut answer: Answer, transport: Transport) -> Vec<u8> {
+        if let Some(target) = answer.external_name.take() {
+            let question = wire::encode_question(query.id, &target, query.record_type);
+            self.metrics.forward_requests.fetch_add(1, Relaxed);
+            let reply =
+                forward::exchange(&self.config.upstream, &question, transport == Transport::Tcp).await;
+            for (ttl, data) in reply.as_deref().map(address_records).unwrap_or_default() {
                 answer.answers.push(Record { name: target.clone(), ttl, data });
             }
         }
-        wire::reply(query, &answer, limit(query, over))
+        wire::encode_reply(query, &answer, max_reply_bytes(query, transport))
     }
 
-    fn counted(&self, reply: Vec<u8>) -> Vec<u8> {
-        self.metrics.answered(wire::number(&reply, 2).unwrap_or(0));
+    fn record_response(&self, reply: Vec<u8>) -> Vec<u8> {
+        self.metrics.record_response(wire::read_u16(&reply, 2).unwrap_or(0));
         reply
     }
 }
 
-fn is_address(wanted: u16) -> bool {
-    matches!(wanted, kind::A | kind::AAAA)
+fn is_address_type(record_type: u16) -> bool {
+    matches!(record_type, record_type::A | record_type::AAAA)
 }
 
-fn limit(query: &Query<'_>, over: Over) -> usize {
-    if over == Over::Tcp { usize::from(u16::MAX) } else { query.limit() }
+fn max_reply_bytes(query: &Query<'_>, transport: Transport) -> usize {
+    if transport == Transport::Tcp { usize::from(u16::MAX) } else { query.max_udp_reply_bytes() }
 }
 
 /// The addresses in somebody's answer, whatever aliases lead to them.
-fn addresses(reply: &[u8]) -> Vec<(u32, Data)> {
-    let found = wire::records(reply).unwrap_or_default();
-    let answers = usize::from(wire::number(reply, 6).unwrap_or(0));
-    let data = |record: &wire::Stepped| -> Option<Data> {
-        let bytes = reply.get(record.ttl_at + 6..record.end)?;
-        match record.kind {
-            kind::A => Some(Data::A(<[u8; 4]>::try_from(bytes).ok()?.into())),
-            kind::AAAA => Some(Data::Aaaa(<[u8; 16]>::try_from(bytes).ok()?.into())),
+fn address_records(reply: &[u8]) -> Vec<(u32, RecordData)> {
+    let found = wire::parse_records(reply).unwrap_or_default();
+    let answer_count = usize::from(wire::read_u16(reply, 6).unwrap_or(0));
+    let data = |record: &wire::DnsRecordHeader| -> Option<RecordData> {
+        let bytes = reply.get(record.ttl_offset + 6..record.end)?;
+        match record.record_type {
+            record_type::A => Some(RecordData::A(<[u8; 4]>::try_from(bytes).ok()?.into())),
+            record_type::AAAA => Some(RecordData::Aaaa(<[u8; 16]>::try_from(bytes).ok()?.into())),
             _ => None,
         }
     };
-    found.iter().take(answers).filter_map(|record| Some((record.ttl, data(record)?))).collect()
+    found.iter().take(answer_count).filter_map(|record| Some((record.ttl, data(record)?))).collect()
 }

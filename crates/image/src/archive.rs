@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::digest::Hashing;
+use crate::digest::DigestReader;
 use crate::manifest::{self, Descriptor, DockerManifest, Document, Index, Manifest};
-use crate::store::Named;
-use crate::{Digest, Error, Image, Reference, Store, on, unpack};
+use crate::store::NamedDigest;
+use crate::{Digest, Error, Image, Reference, Store, file_error, unpack};
 
 /// Indexes may name indexes, but not for ever.
-const DEEPEST: usize = 4;
+const MAX_INDEX_DEPTH: usize = 4;
 
 /// As the kernel allows.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// The files of an archive that is being read.
 struct Archive<'a> {
@@ -26,23 +26,25 @@ struct Archive<'a> {
 
 /// Takes in all images of an archive; answers which.
 pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>, Error> {
-    let _busy = store.busy()?;
+    let _busy = store.lock_shared()?;
     let archive = Archive::read(store, content)?;
-    let tagged = archive.docker_names()?;
+    let tagged = archive.docker_tags()?;
     if !archive.has("index.json") {
-        return archive.import_docker();
+        return archive.import_docker_archive();
     }
     let mut index: Index = archive.json("index.json")?;
     // What is for other machines, or for none, as attestations are.
-    index.manifests.retain(|entry| entry.platform.as_ref().is_none_or(|platform| platform.suits().is_some()));
+    index
+        .manifests
+        .retain(|entry| entry.platform.as_ref().is_none_or(|platform| platform.platform_rank().is_some()));
     if index.manifests.is_empty() {
         return Err(Error::NoPlatform { what: "index.json".to_owned() });
     }
     // Several names of one image are several entries.
-    let mut found: Vec<(Digest, Manifest, Vec<Named>)> = Vec::new();
+    let mut found: Vec<(Digest, Manifest, Vec<NamedDigest>)> = Vec::new();
     for entry in &index.manifests {
-        let (digest, manifest) = archive.manifest(entry, DEEPEST)?;
-        let mut names: Vec<Reference> = name(entry).into_iter().collect();
+        let (digest, manifest) = archive.manifest(entry, MAX_INDEX_DEPTH)?;
+        let mut names: Vec<Reference> = image_name(entry).into_iter().collect();
         if names.is_empty() {
             names.extend(tagged.get(&manifest.config.digest).into_iter().flatten().cloned());
         }
@@ -54,20 +56,20 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
     }
     let mut images = Vec::new();
     for (digest, manifest, names) in found {
-        archive.keep(&manifest.config.digest, true)?;
+        archive.import_blob(&manifest.config.digest, true)?;
         for layer in &manifest.layers {
-            archive.keep(&layer.digest, false)?;
+            archive.import_blob(&layer.digest, false)?;
         }
-        archive.keep(&digest, true)?;
+        archive.import_blob(&digest, true)?;
         images.push(store.add_image(&digest, &manifest, &names)?);
     }
     Ok(images)
 }
 
-fn name(entry: &Descriptor) -> Option<Reference> {
-    let full = entry.annotations.get(manifest::FULL_NAME);
+fn image_name(entry: &Descriptor) -> Option<Reference> {
+    let full = entry.annotations.get(manifest::ANNOTATION_IMAGE_NAME);
     // The short one may be a tag alone, which says nothing.
-    let short = entry.annotations.get(manifest::REF_NAME).filter(|name| name.contains([':', '/']));
+    let short = entry.annotations.get(manifest::ANNOTATION_REF_NAME).filter(|name| name.contains([':', '/']));
     full.or(short).and_then(|name| Reference::parse(name).ok())
 }
 
@@ -75,21 +77,21 @@ impl<'a> Archive<'a> {
     /// Puts the files of the archive into a directory of ours under names of ours.
     fn read(store: &'a Store, content: impl Read + 'static) -> Result<Archive<'a>, Error> {
         let directory =
-            tempfile::TempDir::new_in(store.temporary()).map_err(on("write in", store.temporary()))?;
+            tempfile::TempDir::new_in(store.temp_dir()).map_err(file_error("write in", store.temp_dir()))?;
         let mut files: HashMap<PathBuf, PathBuf> = HashMap::new();
         let mut links: HashMap<PathBuf, PathBuf> = HashMap::new();
-        let content = unpack::decompressed(content).map_err(Error::Archive)?;
-        let mut archive = tar::Archive::new(unpack::Escaping::new(content));
+        let content = unpack::decompress(content).map_err(Error::Archive)?;
+        let mut archive = tar::Archive::new(unpack::PaxEscapeReader::new(content));
         for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
             let mut entry = entry.map_err(Error::Archive)?;
-            let named = plain(&entry.path().map_err(Error::Archive)?);
+            let named = normalize_path(&entry.path().map_err(Error::Archive)?);
             match entry.header().entry_type() {
                 // Old archives have a layer that several images share once, and link to it, also before it comes.
                 kind if kind.is_symlink() || kind.is_hard_link() => {
                     let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default();
                     // Only a hard one has all of its target's path.
                     let from = named.parent().filter(|_| kind.is_symlink()).unwrap_or(Path::new(""));
-                    let target = plain(&from.join(target));
+                    let target = normalize_path(&from.join(target));
                     files.remove(&named);
                     links.insert(named, target);
                 }
@@ -97,7 +99,7 @@ impl<'a> Archive<'a> {
                     let path = directory.path().join(number.to_string());
                     let written =
                         File::create_new(&path).and_then(|mut file| io::copy(&mut entry, &mut file));
-                    written.map_err(on("write", path.clone()))?;
+                    written.map_err(file_error("write", path.clone()))?;
                     links.remove(&named);
                     files.insert(named, path);
                 }
@@ -106,7 +108,7 @@ impl<'a> Archive<'a> {
         }
         for (named, target) in &links {
             let mut target = target;
-            for _ in 0..MOST_LINKS {
+            for _ in 0..MAX_LINKS {
                 target = links.get(target).unwrap_or(target);
             }
             if let Some(file) = files.get(target).cloned() {
@@ -121,8 +123,11 @@ impl<'a> Archive<'a> {
     }
 
     fn open(&self, name: &str) -> Result<File, Error> {
-        let path = self.files.get(&plain(Path::new(name))).ok_or_else(|| Error::Missing(name.to_owned()))?;
-        File::open(path).map_err(on("read", path))
+        let path = self
+            .files
+            .get(&normalize_path(Path::new(name)))
+            .ok_or_else(|| Error::Missing(name.to_owned()))?;
+        File::open(path).map_err(file_error("read", path))
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<T, Error> {
@@ -135,14 +140,14 @@ impl<'a> Archive<'a> {
         let bytes = manifest::read(&name, self.open(&name)?)?;
         match Document::parse(&name, &bytes)? {
             Document::Manifest(manifest) => Ok((entry.digest.clone(), manifest)),
-            Document::Index(index) if depth > 0 => self.manifest(index.choose(&name)?, depth - 1),
+            Document::Index(index) if depth > 0 => self.manifest(index.select_platform(&name)?, depth - 1),
             Document::Index(_) => {
                 Err(Error::Unusable { what: name, why: "indexes of indexes without end".into() })
             }
         }
     }
 
-    fn keep(&self, digest: &Digest, is_document: bool) -> Result<(), Error> {
+    fn import_blob(&self, digest: &Digest, is_document: bool) -> Result<(), Error> {
         if self.store.has(digest, is_document) {
             return Ok(());
         }
@@ -150,7 +155,7 @@ impl<'a> Archive<'a> {
     }
 
     /// What docker calls images, by the digests of their configurations.
-    fn docker_names(&self) -> Result<HashMap<Digest, Vec<Reference>>, Error> {
+    fn docker_tags(&self) -> Result<HashMap<Digest, Vec<Reference>>, Error> {
         if !self.has("manifest.json") {
             return Ok(HashMap::new());
         }
@@ -166,7 +171,7 @@ impl<'a> Archive<'a> {
     }
 
     /// Docker's own form has no manifest that could be pulled by its digest: one is made.
-    fn import_docker(&self) -> Result<Vec<Image>, Error> {
+    fn import_docker_archive(&self) -> Result<Vec<Image>, Error> {
         if !self.has("manifest.json") {
             return Err(Error::NoImage);
         }
@@ -175,26 +180,26 @@ impl<'a> Archive<'a> {
         for one in manifests {
             let mut layers = Vec::new();
             for name in &one.layers {
-                layers.push(self.keep_file(name, manifest::LAYER)?);
+                layers.push(self.import_file(name, manifest::MEDIA_TYPE_LAYER)?);
             }
-            let made = Manifest {
+            let image_manifest = Manifest {
                 schema_version: 2,
-                media_type: manifest::MANIFEST.to_owned(),
-                config: self.keep_file(&one.config, manifest::CONFIG)?,
+                media_type: manifest::MEDIA_TYPE_MANIFEST.to_owned(),
+                config: self.import_file(&one.config, manifest::MEDIA_TYPE_CONFIG)?,
                 layers,
             };
-            let bytes = serde_json::to_vec(&made).expect("a manifest has only strings and numbers");
+            let bytes = serde_json::to_vec(&image_manifest).expect("a manifest has only strings and numbers");
             let digest = Digest::of(&bytes);
             self.store.add_blob(&digest, &bytes[..])?;
             let names = references(one.repo_tags).into_iter().map(|name| (name, digest.clone()));
-            images.push(self.store.add_image(&digest, &made, &names.collect::<Vec<_>>())?);
+            images.push(self.store.add_image(&digest, &image_manifest, &names.collect::<Vec<_>>())?);
         }
         Ok(images)
     }
 
-    fn keep_file(&self, name: &str, media_type: &str) -> Result<Descriptor, Error> {
-        let (digest, size) = Hashing::new(self.open(name)?).finish().map_err(Error::Archive)?;
-        if !self.store.has(&digest, media_type == manifest::CONFIG) {
+    fn import_file(&self, name: &str, media_type: &str) -> Result<Descriptor, Error> {
+        let (digest, size) = DigestReader::new(self.open(name)?).finish().map_err(Error::Archive)?;
+        if !self.store.has(&digest, media_type == manifest::MEDIA_TYPE_CONFIG) {
             self.store.add_blob(&digest, self.open(name)?)?;
         }
         let (media_type, annotations) = (media_type.to_owned(), Default::default());
@@ -211,16 +216,16 @@ fn blob_name(digest: &Digest) -> String {
 }
 
 /// A path without dots, only for looking up.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+fn normalize_path(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
     for component in path.components() {
         match component {
-            std::path::Component::Normal(part) => plain.push(part),
-            std::path::Component::ParentDir => drop(plain.pop()),
+            std::path::Component::Normal(part) => normalized.push(part),
+            std::path::Component::ParentDir => drop(normalized.pop()),
             _ => {}
         }
     }
-    plain
+    normalized
 }
 
 /// Writes images into one archive that this program, docker and containerd can read.
@@ -231,11 +236,11 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
     for name in names {
         let image = store.find(name)?.ok_or_else(|| Error::NotFound(name.clone()))?;
         let manifest = store.manifest(&image)?;
-        let pieces = manifest.layers.iter().map(|layer| &layer.digest);
-        for digest in [&image.manifest, &image.id].into_iter().chain(pieces) {
+        let layer_digests = manifest.layers.iter().map(|layer| &layer.digest);
+        for digest in [&image.manifest, &image.id].into_iter().chain(layer_digests) {
             if written.insert(digest.clone()) {
                 let path = store.blob(digest);
-                let mut file = File::open(&path).map_err(on("read", path))?;
+                let mut file = File::open(&path).map_err(file_error("read", path))?;
                 let length = file.metadata().map_err(Error::Export)?.len();
                 append(&mut archive, &blob_name(digest), length, &mut file)?;
             }
@@ -243,9 +248,11 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
         let size = std::fs::metadata(store.blob(&image.manifest)).map_or(0, |found| found.len());
         let tags = image.tags.iter().map(Some);
         for tag in tags.chain(image.tags.is_empty().then_some(None)) {
-            let annotations =
-                tag.map(|tag| (manifest::FULL_NAME.to_owned(), tag.clone())).into_iter().collect();
-            let media_type = manifest::MANIFEST.to_owned();
+            let annotations = tag
+                .map(|tag| (manifest::ANNOTATION_IMAGE_NAME.to_owned(), tag.clone()))
+                .into_iter()
+                .collect();
+            let media_type = manifest::MEDIA_TYPE_MANIFEST.to_owned();
             let digest = image.manifest.clone();
             entries.push(Descriptor { media_type, digest, size, annotations, platform: None });
         }
@@ -255,7 +262,8 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
             "Layers": manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect::<Vec<_>>(),
         }));
     }
-    let index = Index { schema_version: 2, media_type: manifest::INDEX.to_owned(), manifests: entries };
+    let index =
+        Index { schema_version: 2, media_type: manifest::MEDIA_TYPE_INDEX.to_owned(), manifests: entries };
     let files = [
         ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
         ("index.json", serde_json::to_vec(&index).expect("an index has only strings and numbers")),

@@ -14,8 +14,8 @@ pub struct Digest(String);
 impl Digest {
     pub fn parse(text: &str) -> Option<Digest> {
         let hex = text.strip_prefix("sha256:")?;
-        let fine = hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        fine.then(|| Digest(text.to_owned()))
+        let is_valid = hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        is_valid.then(|| Digest(text.to_owned()))
     }
 
     pub fn of(bytes: &[u8]) -> Digest {
@@ -36,7 +36,7 @@ impl Digest {
     }
 
     /// The name of a layer on top of others, as the image specification reckons it.
-    pub fn chain(below: Option<&Digest>, layer: &Digest) -> Digest {
+    pub fn chain_id(below: Option<&Digest>, layer: &Digest) -> Digest {
         match below {
             None => layer.clone(),
             Some(below) => Digest::of(format!("{below} {layer}").as_bytes()),
@@ -65,15 +65,15 @@ impl TryFrom<String> for Digest {
 }
 
 /// Reckons the digest of what passes through.
-pub struct Hashing<R> {
+pub struct DigestReader<R> {
     inner: R,
     hash: Sha256,
     length: u64,
 }
 
-impl<R: Read> Hashing<R> {
-    pub fn new(inner: R) -> Hashing<R> {
-        Hashing { inner, hash: Sha256::new(), length: 0 }
+impl<R: Read> DigestReader<R> {
+    pub fn new(inner: R) -> DigestReader<R> {
+        DigestReader { inner, hash: Sha256::new(), length: 0 }
     }
 
     /// Reads what is left, and answers digest and length of all there was.
@@ -83,7 +83,7 @@ impl<R: Read> Hashing<R> {
     }
 }
 
-impl<R: Read> Read for Hashing<R> {
+impl<R: Read> Read for DigestReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.hash.update(&buffer[..count]);
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_digests_are_any() {
+    fn accepts_only_complete_digests() {
         let good = Digest::of(b"").to_string();
         assert_eq!(good, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
         let bad = ["", "sha256:", "sha256:../../etc/passwd", &good[..70], "sha512:00"];

@@ -7,17 +7,17 @@
 
 mod archive;
 mod digest;
+mod keyed_mutex;
 mod manifest;
 pub mod pull;
 mod reference;
 mod store;
-mod turns;
 pub mod unpack;
 
 pub use archive::{export, import};
 pub use digest::Digest;
-pub use manifest::{ImageConfig, Process};
-pub use reference::{BadReference, Reference};
+pub use manifest::{ImageConfig, ImageProcess};
+pub use reference::{InvalidReference, Reference};
 pub use store::{Image, Store};
 
 use std::path::PathBuf;
@@ -48,12 +48,12 @@ pub enum Error {
     #[error("there is no image {0}")]
     NotFound(String),
     #[error(transparent)]
-    Reference(#[from] BadReference),
+    Reference(#[from] InvalidReference),
 }
 
 impl Error {
     /// Whether it says that something in the store is gone or not what it was.
-    pub fn is_damage(&self) -> bool {
+    pub fn is_corrupt(&self) -> bool {
         match self {
             Error::File { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
             Error::Malformed { .. } | Error::WrongDigest { .. } => true,
@@ -63,7 +63,10 @@ impl Error {
 }
 
 /// Names the file that an error is about.
-pub(crate) fn on(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+pub(crate) fn file_error(
+    doing: &'static str,
+    path: impl Into<PathBuf>,
+) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.into();
     move |source| Error::File { doing, path, source }
 }

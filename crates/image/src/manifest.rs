@@ -6,17 +6,17 @@ use std::io::Read as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Error, on};
+use crate::{Digest, Error, file_error};
 
-pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-pub const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+pub const MEDIA_TYPE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub const MEDIA_TYPE_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub const MEDIA_TYPE_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub const MEDIA_TYPE_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// A document that is larger is none.
-pub const LARGEST: u64 = 8 << 20;
+pub const MAX_DOCUMENT_BYTES: u64 = 8 << 20;
 /// The name an archive's image is to have.
-pub const FULL_NAME: &str = "io.containerd.image.name";
-pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+pub const ANNOTATION_IMAGE_NAME: &str = "io.containerd.image.name";
+pub const ANNOTATION_REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Which piece, and how large it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub struct Index {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ImageConfig {
     #[serde(default, deserialize_with = "null_is_default")]
-    pub config: Process,
+    pub config: ImageProcess,
     #[serde(default, deserialize_with = "null_is_default")]
     pub rootfs: RootFs,
 }
@@ -85,7 +85,7 @@ pub struct RootFs {
 /// How it wants to be run. Anything may be written as null.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub struct Process {
+pub struct ImageProcess {
     #[serde(deserialize_with = "null_is_default")]
     pub user: String,
     pub env: Option<Vec<String>>,
@@ -118,16 +118,16 @@ impl Document {
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Document, Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Shape {
+        struct DocumentProbe {
             schema_version: Option<u32>,
             manifests: Option<serde::de::IgnoredAny>,
         }
-        let shape: Shape = parse(what, bytes)?;
-        if shape.schema_version == Some(1) {
-            let why = "its manifest is of schema 1, which is no longer supported: it has to be built or pushed anew";
-            return Err(Error::Unusable { what: what.to_owned(), why: why.to_owned() });
+        let probe: DocumentProbe = parse(what, bytes)?;
+        if probe.schema_version == Some(1) {
+            let reason = "its manifest is of schema 1, which is no longer supported: it has to be built or pushed anew";
+            return Err(Error::Unusable { what: what.to_owned(), why: reason.to_owned() });
         }
-        Ok(match shape.manifests {
+        Ok(match probe.manifests {
             Some(_) => Document::Index(parse(what, bytes)?),
             None => Document::Manifest(parse(what, bytes)?),
         })
@@ -136,10 +136,10 @@ impl Document {
 
 impl Index {
     /// The one for this machine; the only one, where none says what it is for.
-    pub fn choose(&self, what: &str) -> Result<&Descriptor, Error> {
-        let suits = |entry: &Descriptor| entry.platform.as_ref().and_then(Platform::suits);
-        let found = self.manifests.iter().filter(|entry| suits(entry).is_some());
-        let found = found.min_by_key(|entry| std::cmp::Reverse(suits(entry)));
+    pub fn select_platform(&self, what: &str) -> Result<&Descriptor, Error> {
+        let rank = |entry: &Descriptor| entry.platform.as_ref().and_then(Platform::platform_rank);
+        let found = self.manifests.iter().filter(|entry| rank(entry).is_some());
+        let found = found.min_by_key(|entry| std::cmp::Reverse(rank(entry)));
         let only = || self.manifests.iter().find(|entry| entry.platform.is_none());
         found.or_else(only).ok_or_else(|| Error::NoPlatform { what: what.to_owned() })
     }
@@ -147,14 +147,14 @@ impl Index {
 
 impl Platform {
     /// How well it suits this machine, if it does at all.
-    pub fn suits(&self) -> Option<u8> {
-        let is_ours = self.os == "linux" && self.architecture == architecture();
-        is_ours.then(|| suits(&self.architecture, &self.variant)).flatten()
+    pub fn platform_rank(&self) -> Option<u8> {
+        let matches_host = self.os == "linux" && self.architecture == architecture();
+        matches_host.then(|| variant_rank(&self.architecture, &self.variant)).flatten()
     }
 }
 
 /// As containerd has it: what is for newer processors than all of a kind are may not run.
-fn suits(architecture: &str, variant: &str) -> Option<u8> {
+fn variant_rank(architecture: &str, variant: &str) -> Option<u8> {
     match (architecture, variant) {
         ("amd64", "" | "v1") | ("arm64", "" | "v8") | ("arm", "" | "v7") => Some(7),
         ("arm", "v6") => Some(6),
@@ -176,10 +176,10 @@ where
 /// A document as it is, unless it is none.
 pub fn read(what: &str, file: File) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(on("read", what))?;
-    if bytes.len() as u64 > LARGEST {
-        let why = format!("it is larger than {LARGEST} bytes");
-        return Err(Error::Unusable { what: what.to_owned(), why });
+    file.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes).map_err(file_error("read", what))?;
+    if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
+        let reason = format!("it is larger than {MAX_DOCUMENT_BYTES} bytes");
+        return Err(Error::Unusable { what: what.to_owned(), why: reason });
     }
     Ok(bytes)
 }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn null_is_as_good_as_nothing() {
+    fn null_fields_use_defaults() {
         let config: ImageConfig = parse("", br#"{"config": null, "rootfs": null}"#).unwrap();
         assert_eq!(config, ImageConfig::default());
         let process =
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_schema_is_named() {
+    fn rejects_schema_version_one() {
         let error = Document::parse("a:v1", br#"{"schemaVersion": 1, "fsLayers": []}"#).err().unwrap();
         let expected = "a:v1 cannot be used: its manifest is of schema 1, which is no longer supported: \
             it has to be built or pushed anew";
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_that_runs_here_is_chosen() {
+    fn select_the_best_matching_platform() {
         let entry = |(os, architecture, variant): (&str, &str, &str)| {
             let platform = serde_json::json!({"os": os, "architecture": architecture, "variant": variant});
             serde_json::json!({"digest": Digest::of(variant.as_bytes()), "platform": platform})
@@ -240,18 +240,31 @@ mod tests {
             let entries: Vec<_> = platforms.iter().copied().map(entry).collect();
             let index = serde_json::json!({"schemaVersion": 2, "manifests": entries});
             let index: Index = serde_json::from_value(index).unwrap();
-            index.choose("x").ok().and_then(|entry| entry.platform.clone()).map(|platform| platform.variant)
+            index
+                .select_platform("x")
+                .ok()
+                .and_then(|entry| entry.platform.clone())
+                .map(|platform| platform.variant)
         };
-        let ours = architecture();
-        let odd = ("linux", ours, "v99");
-        assert_eq!(choose(&[("windows", ours, "w"), odd, ("linux", ours, "")]).as_deref(), Some(""));
-        if ["amd64", "arm64", "arm"].contains(&ours) {
-            assert_eq!(choose(&[odd, ("unknown", "unknown", "")]), None);
+        let host_arch = architecture();
+        let unknown_variant = ("linux", host_arch, "v99");
+        assert_eq!(
+            choose(&[("windows", host_arch, "w"), unknown_variant, ("linux", host_arch, "")]).as_deref(),
+            Some("")
+        );
+        if ["amd64", "arm64", "arm"].contains(&host_arch) {
+            assert_eq!(choose(&[unknown_variant, ("unknown", "unknown", "")]), None);
         }
-        let best = ["v8", "v5", "v6", "v7"].map(|variant| suits("arm", variant));
+        let best = ["v8", "v5", "v6", "v7"].map(|variant| variant_rank("arm", variant));
         assert_eq!(best, [None, Some(5), Some(6), Some(7)]);
-        assert_eq!(["", "v1", "v2"].map(|variant| suits("amd64", variant).is_some()), [true, true, false]);
-        assert_eq!(["", "v8", "v9"].map(|variant| suits("arm64", variant).is_some()), [true, true, false]);
-        assert!(suits("riscv64", "rva22u64").is_some());
+        assert_eq!(
+            ["", "v1", "v2"].map(|variant| variant_rank("amd64", variant).is_some()),
+            [true, true, false]
+        );
+        assert_eq!(
+            ["", "v8", "v9"].map(|variant| variant_rank("arm64", variant).is_some()),
+            [true, true, false]
+        );
+        assert!(variant_rank("riscv64", "rva22u64").is_some());
     }
 }

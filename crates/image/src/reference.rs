@@ -5,7 +5,7 @@ use std::fmt;
 use crate::Digest;
 
 const DEFAULT_REGISTRY: &str = "docker.io";
-const LONGEST: usize = 512;
+const MAX_NAME_BYTES: usize = 512;
 
 /// A name with everything filled in that people leave out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,23 +20,23 @@ pub struct Reference {
 /// A name that no image can have.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("couldn't parse image name {name:?}: invalid reference format")]
-pub struct BadReference {
+pub struct InvalidReference {
     pub name: String,
 }
 
 impl Reference {
-    pub fn parse(name: &str) -> Result<Reference, BadReference> {
-        parse(name).ok_or_else(|| BadReference { name: name.to_owned() })
+    pub fn parse(name: &str) -> Result<Reference, InvalidReference> {
+        parse(name).ok_or_else(|| InvalidReference { name: name.to_owned() })
     }
 
     /// Registry and repository alone.
-    pub fn place(&self) -> String {
+    pub fn repository_path(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
 
     /// The same place with a digest for everything else.
-    pub fn at(&self, digest: &Digest) -> String {
-        format!("{}@{digest}", self.place())
+    pub fn with_digest(&self, digest: &Digest) -> String {
+        format!("{}@{digest}", self.repository_path())
     }
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Reference {
 }
 
 fn parse(name: &str) -> Option<Reference> {
-    if name.len() > LONGEST {
+    if name.len() > MAX_NAME_BYTES {
         return None;
     }
     let (rest, digest) = match name.split_once('@') {
@@ -71,11 +71,16 @@ fn parse(name: &str) -> Option<Reference> {
         }
         _ => (DEFAULT_REGISTRY, path.to_owned()),
     };
-    let official = registry == DEFAULT_REGISTRY && !repository.contains('/');
-    let repository = if official { format!("library/{repository}") } else { repository };
+    let is_library = registry == DEFAULT_REGISTRY && !repository.contains('/');
+    let repository = if is_library { format!("library/{repository}") } else { repository };
     let tag = tag.or(if digest.is_none() { Some("latest") } else { None });
-    let fine = repository.split('/').all(is_component) && tag.is_none_or(is_tag) && is_host(registry);
-    fine.then(|| Reference { registry: registry.to_owned(), repository, tag: tag.map(str::to_owned), digest })
+    let is_valid = repository.split('/').all(is_component) && tag.is_none_or(is_tag) && is_host(registry);
+    is_valid.then(|| Reference {
+        registry: registry.to_owned(),
+        repository,
+        tag: tag.map(str::to_owned),
+        digest,
+    })
 }
 
 fn is_host(text: &str) -> bool {
@@ -113,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_filled_in() {
+    fn names_are_completed_with_defaults() {
         let digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         check("nginx", "docker.io/library/nginx:latest");
         check("luksa/kubia:v1", "docker.io/luksa/kubia:v1");
@@ -125,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_image_is_called_is_refused() {
+    fn rejects_invalid_names() {
         for name in
             ["", "NGINX", "a b", "a//b", "../a", "a:", "a@sha256:12", "a:-x", "quay.io/../../x", "a:x/y z"]
         {

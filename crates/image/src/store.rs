@@ -15,16 +15,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Hashing;
+use crate::digest::DigestReader;
+use crate::keyed_mutex::KeyedMutex;
 use crate::manifest::{self, ImageConfig, Manifest};
-use crate::turns::Turns;
-use crate::{Digest, Error, Reference, on, unpack};
+use crate::{Digest, Error, Reference, file_error, unpack};
 
 /// How much of an id stands for all of it, as lists show it. Less could be a name that somebody means to pull.
-const SHORTEST_ID: usize = 12;
+const MIN_SHORT_ID_LENGTH: usize = 12;
 
 /// How the names of files begin that say what is needed.
-const NEEDED: &str = "needed-";
+const LEASE_PREFIX: &str = "needed-";
 
 /// Images in a directory.
 #[derive(Clone, Debug)]
@@ -33,8 +33,8 @@ pub struct Store {
     /// Bytes and files of each unpacked layer.
     layers: Arc<Mutex<BTreeMap<OsString, (u64, u64)>>>,
     /// Whose turn it is to fetch a piece, and to unpack a layer.
-    pub(crate) fetching: Arc<Turns<tokio::sync::Mutex<()>>>,
-    unpacking: Arc<Turns<Mutex<()>>>,
+    pub(crate) fetch_locks: Arc<KeyedMutex<tokio::sync::Mutex<()>>>,
+    unpack_locks: Arc<KeyedMutex<Mutex<()>>>,
 }
 
 /// An image that is there as a whole.
@@ -56,10 +56,12 @@ pub struct Image {
 
 /// Says which pieces somebody needs, for as long as it is there and locked: a process that is killed needs nothing.
 #[derive(Debug)]
-pub(crate) struct Needed(#[expect(dead_code, reason = "it is there to be dropped")] tempfile::NamedTempFile);
+pub(crate) struct BlobLease(
+    #[expect(dead_code, reason = "it is there to be dropped")] tempfile::NamedTempFile,
+);
 
 /// A name, and the digest of what it stands for: a manifest, or an index that leads to it.
-pub(crate) type Named = (Reference, Digest);
+pub(crate) type NamedDigest = (Reference, Digest);
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Index {
@@ -70,7 +72,7 @@ impl Index {
     fn by_short_id(&self, start: &str) -> Option<&Image> {
         let start = start.strip_prefix("sha256:").unwrap_or(start);
         let mut found = self.images.values().filter(|image| image.id.hex().starts_with(start));
-        let first = found.next().filter(|_| start.len() >= SHORTEST_ID)?;
+        let first = found.next().filter(|_| start.len() >= MIN_SHORT_ID_LENGTH)?;
         found.next().is_none().then_some(first)
     }
 }
@@ -83,16 +85,17 @@ impl Image {
         names.iter().map(String::as_str)
     }
 
-    fn is_called(&self, name: &Reference) -> bool {
+    fn matches_reference(&self, name: &Reference) -> bool {
         let text = name.to_string();
         if self.tags.contains(&text) || self.digests.contains(&text) {
             return true;
         }
         // By the digest of its manifest, behind the index it came by.
-        let place = name.place();
-        let mut places =
+        let repository = name.repository_path();
+        let mut known_references =
             self.tags.iter().chain(&self.digests).filter_map(|known| Reference::parse(known).ok());
-        name.digest.as_ref() == Some(&self.manifest) && places.any(|known| known.place() == place)
+        name.digest.as_ref() == Some(&self.manifest)
+            && known_references.any(|known| known.repository_path() == repository)
     }
 }
 
@@ -101,18 +104,18 @@ impl Store {
     pub fn open(root: &Path) -> Result<Store, Error> {
         for name in ["blobs", "layers", "tmp"] {
             let path = root.join(name);
-            fs::create_dir_all(&path).map_err(on("make", path))?;
+            fs::create_dir_all(&path).map_err(file_error("make", path))?;
         }
         use std::os::unix::fs::PermissionsExt as _;
         // Files of images may be set-user-id; nobody but root is to reach them here.
-        fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(on("protect", root))?;
-        let (layers, fetching, unpacking) = Default::default();
-        Ok(Store { root: root.to_owned(), layers, fetching, unpacking })
+        fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(file_error("protect", root))?;
+        let (layers, fetch_locks, unpack_locks) = Default::default();
+        Ok(Store { root: root.to_owned(), layers, fetch_locks, unpack_locks })
     }
 
     /// Removes what was left behind when this program was last killed. Only for the one process that owns the store.
     pub fn clean(&self) {
-        for entry in fs::read_dir(self.temporary()).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.temp_dir()).into_iter().flatten().flatten() {
             if is_locked(&entry.path()) {
                 continue;
             }
@@ -124,7 +127,7 @@ impl Store {
         &self.root
     }
 
-    pub(crate) fn temporary(&self) -> PathBuf {
+    pub(crate) fn temp_dir(&self) -> PathBuf {
         self.root.join("tmp")
     }
 
@@ -139,61 +142,62 @@ impl Store {
 
     /// Keeps pieces that nobody is known to need yet from being removed, for as long as it is held, which should not be
     /// long: those of an archive, and the layers of a container that is not written down.
-    pub fn busy(&self) -> Result<File, Error> {
+    pub fn lock_shared(&self) -> Result<File, Error> {
         let path = self.root.join("busy");
         let locked = File::create(&path).and_then(|file| {
             rustix::fs::flock(&file, FlockOperation::LockShared)?;
             Ok(file)
         });
-        locked.map_err(on("lock", path))
+        locked.map_err(file_error("lock", path))
     }
 
     /// Keeps pieces of these names from being removed, whether they are there already or are still to come. Waits for
     /// whoever removes some.
-    pub(crate) fn need(&self, names: &[&str]) -> Result<Needed, Error> {
-        let _busy = self.busy()?;
-        let file = tempfile::Builder::new().prefix(NEEDED).tempfile_in(self.temporary());
+    pub(crate) fn lease(&self, names: &[&str]) -> Result<BlobLease, Error> {
+        let _guard = self.lock_shared()?;
+        let file = tempfile::Builder::new().prefix(LEASE_PREFIX).tempfile_in(self.temp_dir());
         let written = file.and_then(|mut file| {
             rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
             file.write_all(names.join("\n").as_bytes())?;
-            Ok(Needed(file))
+            Ok(BlobLease(file))
         });
-        written.map_err(on("write in", self.temporary()))
+        written.map_err(file_error("write in", self.temp_dir()))
     }
 
     /// What anybody needs that is on its way.
-    fn needed(&self) -> Result<BTreeSet<String>, Error> {
-        let mut needed = BTreeSet::new();
-        let path = self.temporary();
-        for entry in fs::read_dir(&path).map_err(on("read", path))?.flatten() {
+    fn lease_names(&self) -> Result<BTreeSet<String>, Error> {
+        let mut lease_names = BTreeSet::new();
+        let path = self.temp_dir();
+        for entry in fs::read_dir(&path).map_err(file_error("read", path))?.flatten() {
             let path = entry.path();
-            if !entry.file_name().to_string_lossy().starts_with(NEEDED) || !is_locked(&path) {
+            if !entry.file_name().to_string_lossy().starts_with(LEASE_PREFIX) || !is_locked(&path) {
                 continue;
             }
             match fs::read_to_string(&path) {
-                Ok(names) => needed.extend(names.lines().map(str::to_owned)),
+                Ok(names) => lease_names.extend(names.lines().map(str::to_owned)),
                 // It is there by now, or was given up.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(on("read", path)(error)),
+                Err(error) => return Err(file_error("read", path)(error)),
             }
         }
-        Ok(needed)
+        Ok(lease_names)
     }
 
     /// All images.
     pub fn images(&self) -> Result<Vec<Image>, Error> {
-        Ok(self.read()?.images.into_values().collect())
+        Ok(self.read_index()?.images.into_values().collect())
     }
 
     /// The image of this name, digest or id; the beginning of an id will do, where no other begins so.
     pub fn find(&self, name: &str) -> Result<Option<Image>, Error> {
-        let index = self.read()?;
+        let index = self.read_index()?;
         let id = Digest::parse(name).or_else(|| Digest::parse(&format!("sha256:{name}")));
         if let Some(image) = id.and_then(|id| index.images.get(&id).cloned()) {
             return Ok(Some(image));
         }
         let reference = Reference::parse(name).ok();
-        let called = reference.and_then(|name| index.images.values().find(|image| image.is_called(&name)));
+        let called =
+            reference.and_then(|name| index.images.values().find(|image| image.matches_reference(&name)));
         Ok(called.or_else(|| index.by_short_id(name)).cloned())
     }
 
@@ -208,28 +212,28 @@ impl Store {
 
     pub(crate) fn read_blob(&self, digest: &Digest) -> Result<Vec<u8>, Error> {
         let path = self.blob(digest);
-        let file = File::open(&path).map_err(on("read", path))?;
+        let file = File::open(&path).map_err(file_error("read", path))?;
         manifest::read(&digest.to_string(), file)
     }
 
     /// Keeps a piece, once it is certain that it is what it is called.
     pub(crate) fn add_blob(&self, digest: &Digest, content: impl Read) -> Result<(), Error> {
-        let mut file =
-            tempfile::NamedTempFile::new_in(self.temporary()).map_err(on("write in", self.temporary()))?;
-        let mut hashing = Hashing::new(content);
-        io::copy(&mut hashing, &mut file).map_err(on("write", file.path()))?;
-        let (actual, _) = hashing.finish().map_err(Error::Archive)?;
+        let mut file = tempfile::NamedTempFile::new_in(self.temp_dir())
+            .map_err(file_error("write in", self.temp_dir()))?;
+        let mut reader = DigestReader::new(content);
+        io::copy(&mut reader, &mut file).map_err(file_error("write", file.path()))?;
+        let (actual, _) = reader.finish().map_err(Error::Archive)?;
         if actual != *digest {
             return Err(Error::WrongDigest { what: digest.clone(), actual });
         }
-        self.keep(file, digest)
+        self.persist_blob(file, digest)
     }
 
     /// Moves a file that was checked to its place.
-    pub(crate) fn keep(&self, file: tempfile::NamedTempFile, digest: &Digest) -> Result<(), Error> {
+    pub(crate) fn persist_blob(&self, file: tempfile::NamedTempFile, digest: &Digest) -> Result<(), Error> {
         let path = self.blob(digest);
-        file.as_file().sync_all().map_err(on("write", path.clone()))?;
-        file.persist(&path).map_err(|error| on("write", path)(error.error))?;
+        file.as_file().sync_all().map_err(file_error("write", path.clone()))?;
+        file.persist(&path).map_err(|error| file_error("write", path)(error.error))?;
         Ok(())
     }
 
@@ -238,30 +242,30 @@ impl Store {
         &self,
         digest: &Digest,
         manifest: &Manifest,
-        names: &[Named],
+        names: &[NamedDigest],
     ) -> Result<Image, Error> {
         let id = manifest.config.digest.clone();
         let config: ImageConfig = manifest::parse(&id.to_string(), &self.read_blob(&id)?)?;
         if config.rootfs.diff_ids.len() != manifest.layers.len() {
-            let why = format!(
+            let reason = format!(
                 "{} layers, but {} are described",
                 manifest.layers.len(),
                 config.rootfs.diff_ids.len()
             );
-            return Err(Error::Unusable { what: digest.to_string(), why });
+            return Err(Error::Unusable { what: digest.to_string(), why: reason });
         }
         let mut layers: Vec<String> = Vec::new();
         let mut chain: Option<Digest> = None;
         for diff in &config.rootfs.diff_ids {
-            let name = Digest::chain(chain.as_ref(), diff);
+            let name = Digest::chain_id(chain.as_ref(), diff);
             // Half of the digest is plenty to tell layers apart, and many of them must fit into a mount's options.
             layers.push(name.hex()[..32].to_owned());
             chain = Some(name);
         }
-        let _needed = self.need(&layers.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let _lease = self.lease(&layers.iter().map(String::as_str).collect::<Vec<_>>())?;
         for (at, (blob, diff)) in manifest.layers.iter().zip(&config.rootfs.diff_ids).enumerate() {
-            let turn = self.unpacking.at(&layers[at]);
-            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let mutex = self.unpack_locks.get(&layers[at]);
+            let _guard = mutex.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.layer(&layers[at]).exists() {
                 self.unpack(&blob.digest, diff, &layers[..at], &layers[at])?;
             }
@@ -275,31 +279,31 @@ impl Store {
             id,
             manifest: digest.clone(),
             tags: tags.map(ToString::to_string).collect(),
-            digests: names.iter().map(|(name, stands_for)| name.at(stands_for)).collect(),
+            digests: names.iter().map(|(name, stands_for)| name.with_digest(stands_for)).collect(),
             size,
             layers,
         };
-        self.record(image)
+        self.add_to_index(image)
     }
 
     fn unpack(&self, blob: &Digest, diff: &Digest, below: &[String], name: &str) -> Result<(), Error> {
         let path = self.blob(blob);
         let failed = |source| Error::Unpack { layer: blob.clone(), source };
         let directory =
-            tempfile::TempDir::new_in(self.temporary()).map_err(on("write in", self.temporary()))?;
-        let content = File::open(&path).map_err(on("read", path))?;
+            tempfile::TempDir::new_in(self.temp_dir()).map_err(file_error("write in", self.temp_dir()))?;
+        let content = File::open(&path).map_err(file_error("read", path))?;
         let below: Vec<PathBuf> = below.iter().rev().map(|name| self.layer(name)).collect();
-        let content = unpack::decompressed(content).map_err(|error| failed(error.into()))?;
-        let mut hashing = Hashing::new(content);
+        let content = unpack::decompress(content).map_err(|error| failed(error.into()))?;
+        let mut reader = DigestReader::new(content);
         let root = directory.path().join("root");
-        unpack::unpack(&mut hashing, &root, &below).map_err(failed)?;
-        let (actual, _) = hashing.finish().map_err(|error| failed(error.into()))?;
+        unpack::unpack(&mut reader, &root, &below).map_err(failed)?;
+        let (actual, _) = reader.finish().map_err(|error| failed(error.into()))?;
         if actual != *diff {
             return Err(Error::WrongDigest { what: diff.clone(), actual });
         }
         // What is under its final name is on disk as a whole.
-        let opened = File::open(&root).map_err(on("open", root.clone()))?;
-        rustix::fs::syncfs(&opened).map_err(|error| on("write", root.clone())(error.into()))?;
+        let root_dir = File::open(&root).map_err(file_error("open", root.clone()))?;
+        rustix::fs::syncfs(&root_dir).map_err(|error| file_error("write", root.clone())(error.into()))?;
         match fs::rename(&root, self.layer(name)) {
             // Somebody else was faster.
             Err(error)
@@ -310,14 +314,14 @@ impl Store {
             {
                 Ok(())
             }
-            Err(error) => Err(on("write", self.layer(name))(error)),
+            Err(error) => Err(file_error("write", self.layer(name))(error)),
             Ok(()) => Ok(()),
         }
     }
 
     /// Writes an image down; names it takes from others are theirs no more.
-    fn record(&self, image: Image) -> Result<Image, Error> {
-        self.change(|index| {
+    fn add_to_index(&self, image: Image) -> Result<Image, Error> {
+        self.update_index(|index| {
             for other in index.images.values_mut().filter(|other| other.id != image.id) {
                 other.tags.retain(|tag| !image.tags.contains(tag));
             }
@@ -331,17 +335,17 @@ impl Store {
     }
 
     /// Whether anything of this place is here.
-    pub(crate) fn knows_place(&self, name: &Reference) -> Result<bool, Error> {
-        let place = format!("{}@", name.place());
-        let index = self.read()?;
-        Ok(index.images.values().flat_map(|image| &image.digests).any(|known| known.starts_with(&place)))
+    pub(crate) fn has_repository(&self, name: &Reference) -> Result<bool, Error> {
+        let prefix = format!("{}@", name.repository_path());
+        let index = self.read_index()?;
+        Ok(index.images.values().flat_map(|image| &image.digests).any(|known| known.starts_with(&prefix)))
     }
 
     /// The image that came from a place by a digest, with a further name of that place; none unless all of it is here.
-    pub(crate) fn name_again(&self, (name, digest): &Named) -> Result<Option<Image>, Error> {
-        let at = name.at(digest);
-        let came_so = |image: &&Image| image.digests.contains(&at);
-        let Some(mut image) = self.read()?.images.into_values().find(|image| came_so(&image)) else {
+    pub(crate) fn tag_existing(&self, (name, digest): &NamedDigest) -> Result<Option<Image>, Error> {
+        let at = name.with_digest(digest);
+        let has_digest = |image: &&Image| image.digests.contains(&at);
+        let Some(mut image) = self.read_index()?.images.into_values().find(|image| has_digest(&image)) else {
             return Ok(None);
         };
         let manifest = self.manifest(&image).ok().filter(|_| self.has(&image.manifest, true));
@@ -365,7 +369,7 @@ impl Store {
     /// Gives an image one more name.
     pub fn tag(&self, image: &Digest, name: &Reference) -> Result<(), Error> {
         let name = name.to_string();
-        self.change(|index| {
+        self.update_index(|index| {
             for (id, known) in &mut index.images {
                 if id == image {
                     known.tags.insert(name.clone());
@@ -381,7 +385,7 @@ impl Store {
     pub fn remove(&self, name: &str) -> Result<bool, Error> {
         let Some(image) = self.find(name)? else { return Ok(false) };
         let tag = Reference::parse(name).map(|reference| reference.to_string()).unwrap_or_default();
-        self.change(|index| {
+        self.update_index(|index| {
             let Some(known) = index.images.get_mut(&image.id) else { return };
             if !known.tags.remove(&tag) || known.tags.is_empty() {
                 index.images.remove(&image.id);
@@ -392,32 +396,32 @@ impl Store {
 
     /// Removes images without any use and all pieces that no image needs; answers how many bytes were freed, or nothing
     /// where it has to be done another time. `in_use` finds the names of layers that containers stand on.
-    pub fn collect(
+    pub fn collect_garbage(
         &self,
         in_use: impl FnOnce() -> io::Result<BTreeSet<String>>,
         unused: impl Fn(&Image, &BTreeSet<String>) -> bool,
     ) -> Result<Option<u64>, Error> {
         let path = self.root.join("busy");
-        let alone = File::create(&path).map_err(on("lock", path))?;
-        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let exclusive_lock = File::create(&path).map_err(file_error("lock", path))?;
+        if rustix::fs::flock(&exclusive_lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             // An archive or a container is on its way, and its pieces are nobody's yet: they go another time.
             return Ok(None);
         }
         // Only now: what was read earlier would not know who has come since.
-        let mut layers = in_use().map_err(on("find out who uses", self.root.join("layers")))?;
+        let mut layers = in_use().map_err(file_error("find out who uses", self.root.join("layers")))?;
         // Before the index: who is not here any more is there.
-        let needed = self.needed()?;
-        let kept = self.change(|index| {
-            index.images.retain(|_, image| !unused(image, &layers) && !self.is_lost(image, &layers));
+        let lease_names = self.lease_names()?;
+        let retained = self.update_index(|index| {
+            index.images.retain(|_, image| !unused(image, &layers) && !self.is_invalid_image(image, &layers));
             index.images.values().cloned().collect::<Vec<_>>()
         })?;
-        let mut blobs = BTreeSet::new();
-        for image in &kept {
+        let mut blob_names = BTreeSet::new();
+        for image in &retained {
             layers.extend(image.layers.iter().cloned());
-            blobs.extend([image.id.hex().to_owned(), image.manifest.hex().to_owned()]);
+            blob_names.extend([image.id.hex().to_owned(), image.manifest.hex().to_owned()]);
             match self.manifest(image) {
                 Ok(manifest) => {
-                    blobs.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
+                    blob_names.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
                 }
                 // One damaged image keeps no other. Its layers are here unpacked; as they came they are needed only to
                 // be handed on, which is over for it.
@@ -427,34 +431,35 @@ impl Store {
             }
         }
         // Out of its place first: half of a layer must never look like a layer.
-        let aside = tempfile::TempDir::new_in(self.temporary()).map_err(on("write in", self.temporary()))?;
-        let mut gone = Vec::new();
-        for (directory, others) in [("blobs", &blobs), ("layers", &layers)] {
+        let removal_dir =
+            tempfile::TempDir::new_in(self.temp_dir()).map_err(file_error("write in", self.temp_dir()))?;
+        let mut removed = Vec::new();
+        for (directory, others) in [("blobs", &blob_names), ("layers", &layers)] {
             let path = self.root.join(directory);
-            for entry in fs::read_dir(&path).map_err(on("read", path))?.flatten() {
+            for entry in fs::read_dir(&path).map_err(file_error("read", path))?.flatten() {
                 let name = entry.file_name();
                 let is_in = |names: &BTreeSet<String>| names.contains(name.to_string_lossy().as_ref());
-                if !is_in(others) && !is_in(&needed) {
-                    let path = aside.path().join(&name);
-                    fs::rename(entry.path(), &path).map_err(on("remove", entry.path()))?;
-                    gone.push(path);
+                if !is_in(others) && !is_in(&lease_names) {
+                    let path = removal_dir.path().join(&name);
+                    fs::rename(entry.path(), &path).map_err(file_error("remove", entry.path()))?;
+                    removed.push(path);
                 }
             }
         }
         // Nobody has to wait until all of it is gone.
-        drop(alone);
-        let freed = gone.iter().map(|path| sys::trees::usage(path).0).sum();
-        let path = aside.path().to_owned();
-        aside.close().map_err(on("remove", path))?;
-        Ok(Some(freed))
+        drop(exclusive_lock);
+        let released_bytes = removed.iter().map(|path| sys::trees::usage(path).0).sum();
+        let path = removal_dir.path().to_owned();
+        removal_dir.close().map_err(file_error("remove", path))?;
+        Ok(Some(released_bytes))
     }
 
     /// Whether an image is of no use any more: what it says of itself is gone, so that no container can be made of it.
     /// Those that are there keep it, since somebody may want to know what they are made of. What cannot be read for
     /// another reason may be read later.
-    fn is_lost(&self, image: &Image, in_use: &BTreeSet<String>) -> bool {
+    fn is_invalid_image(&self, image: &Image, in_use: &BTreeSet<String>) -> bool {
         let error = match self.config(image) {
-            Err(error) if error.is_damage() => error,
+            Err(error) if error.is_corrupt() => error,
             _ => return false,
         };
         let is_used = image.layers.last().is_some_and(|layer| in_use.contains(layer));
@@ -478,51 +483,51 @@ impl Store {
 
     /// Bytes and files in the store.
     pub fn usage(&self) -> (u64, u64) {
-        let place = self.root.join("layers");
+        let layers_dir = self.root.join("layers");
         let mut known = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         // A layer in its place never changes, and may have very many files.
         let before = std::mem::take(&mut *known);
-        for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(&layers_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let counted = before.get(&name).copied().unwrap_or_else(|| sys::trees::usage(&entry.path()));
             known.insert(name, counted);
         }
         let others = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
-        let others = others.filter(|path| *path != place).map(|path| sys::trees::usage(&path));
+        let others = others.filter(|path| *path != layers_dir).map(|path| sys::trees::usage(&path));
         let sum = |one: (u64, u64), other: (u64, u64)| (one.0 + other.0, one.1 + other.1);
         // The directories of all and of layers count too.
         others.chain(known.values().copied()).fold((0, 2), sum)
     }
 
-    fn read(&self) -> Result<Index, Error> {
+    fn read_index(&self) -> Result<Index, Error> {
         let path = self.root.join("index.json");
         match fs::read(&path) {
             Ok(bytes) => manifest::parse(&path.display().to_string(), &bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Index::default()),
-            Err(error) => Err(on("read", path)(error)),
+            Err(error) => Err(file_error("read", path)(error)),
         }
     }
 
     /// Changes the index while nobody else does. It is on disk when this returns.
-    fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T, Error> {
+    fn update_index<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T, Error> {
         let lock = self.root.join("lock");
         let locked = File::create(&lock).and_then(|file| {
             rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
             Ok(file)
         });
-        let _locked = locked.map_err(on("lock", lock))?;
-        let mut index = self.read()?;
-        let done = change(&mut index);
+        let _locked = locked.map_err(file_error("lock", lock))?;
+        let mut index = self.read_index()?;
+        let result = change(&mut index);
         let path = self.root.join("index.json");
         let bytes = serde_json::to_vec(&index).expect("an index has only strings and numbers");
-        let written = tempfile::NamedTempFile::new_in(self.temporary()).and_then(|mut file| {
+        let written = tempfile::NamedTempFile::new_in(self.temp_dir()).and_then(|mut file| {
             file.write_all(&bytes)?;
             file.as_file().sync_all()?;
             file.persist(&path).map_err(|error| error.error)?;
             File::open(&self.root)?.sync_all()
         });
-        written.map_err(on("write", path))?;
-        Ok(done)
+        written.map_err(file_error("write", path))?;
+        Ok(result)
     }
 }
 
@@ -536,7 +541,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_has_names_of_one_kind_or_none() {
+    fn names_are_tags_or_digests() {
         let names = |tags: &[&str], digests: &[&str]| {
             let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
             let (id, layers) = (Digest::of(b""), Vec::new());
@@ -550,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_an_id_stands_for_it_if_no_other_begins_so() {
+    fn find_an_image_by_unique_id_prefix() {
         let id = |start: &str| Digest::parse(&format!("sha256:{start:0<64}")).unwrap();
         let image = |id: Digest| {
             let (tags, digests) = Default::default();

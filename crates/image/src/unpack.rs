@@ -19,13 +19,13 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use tar::EntryType;
 
-pub(crate) use pax::Escaping;
-use sparse::Sparse;
+pub(crate) use pax::PaxEscapeReader;
+use sparse::SparseFile;
 
 const WHITEOUT: &[u8] = b".wh.";
-const OPAQUE: &[u8] = b".wh..wh..opq";
+const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
 /// As the kernel allows.
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
 /// Why a layer cannot be unpacked.
 #[derive(Debug, thiserror::Error)]
@@ -41,13 +41,13 @@ pub enum Error {
 }
 
 /// What is inside, whichever way it is compressed.
-pub fn decompressed(content: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+pub fn decompress(content: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let mut content = BufReader::with_capacity(64 << 10, content);
     let start = content.fill_buf()?;
     Ok(if start.starts_with(&[0x1f, 0x8b]) {
         Box::new(flate2::bufread::MultiGzDecoder::new(content))
     } else if matches!(start, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..]) {
-        Box::new(Zstd { source: content, frame: FrameDecoder::new(), is_open: false })
+        Box::new(ZstdReader { source: content, frame: FrameDecoder::new(), is_open: false })
     } else {
         Box::new(content)
     })
@@ -55,14 +55,14 @@ pub fn decompressed(content: impl Read + 'static) -> io::Result<Box<dyn Read>> {
 
 /// One frame after the other, until there are no more. Those that are there to be skipped have what other programs want
 /// to know of the layer, as podman's do.
-struct Zstd<R: BufRead> {
+struct ZstdReader<R: BufRead> {
     source: R,
     frame: FrameDecoder,
     /// Whether there may be more in the frame.
     is_open: bool,
 }
 
-impl<R: BufRead> Zstd<R> {
+impl<R: BufRead> ZstdReader<R> {
     /// Goes to the next frame; whether there is one.
     fn open(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
@@ -85,7 +85,7 @@ impl<R: BufRead> Zstd<R> {
     }
 }
 
-impl<R: BufRead> Read for Zstd<R> {
+impl<R: BufRead> Read for ZstdReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() {
             return Ok(0);
@@ -113,69 +113,69 @@ impl<R: BufRead> Read for Zstd<R> {
 pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), Error> {
     fs::create_dir(root)?;
     let layer = Layer { root, all: [&[root.to_owned()], below].concat() };
-    like(layer.find_below(Path::new("")), root)?;
+    copy_directory_metadata(layer.find_below(Path::new("")), root)?;
     // Writing into a directory changes its time, so times of directories come last.
     let mut times = Vec::new();
-    let mut archive = tar::Archive::new(pax::Escaping::new(content));
+    let mut archive = tar::Archive::new(pax::PaxEscapeReader::new(content));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let mut sparse = Sparse::of(pax::records(&mut entry)?)?;
+        let mut sparse = SparseFile::from_records(pax::records(&mut entry)?)?;
         let inside = sparse.as_mut().and_then(|sparse| sparse.name.take());
-        let named = match inside.map_or_else(|| said(&mut entry, "path"), |name| Ok(Some(name)))? {
+        let named = match inside.map_or_else(|| pax_path(&mut entry, "path"), |name| Ok(Some(name)))? {
             Some(path) => path,
             None => entry.path()?.into_owned(),
         };
         let failed = |source| Error::Entry { path: named.clone(), source };
-        let Some(place) = layer.place(&named)? else {
+        let Some(destination) = layer.resolve_destination(&named)? else {
             if entry.header().entry_type() == EntryType::Directory {
-                dress(&mut entry, root).map_err(failed)?;
+                apply_metadata(&mut entry, root).map_err(failed)?;
             }
             continue;
         };
-        let name = place.file_name().unwrap_or_default().as_bytes();
-        let parent = place.parent().unwrap_or(root);
-        if name == OPAQUE {
+        let name = destination.file_name().unwrap_or_default().as_bytes();
+        let parent = destination.parent().unwrap_or(root);
+        if name == WHITEOUT_OPAQUE {
             set_opaque(parent).map_err(failed)?;
             continue;
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
             // `.wh..wh.` is for the programs that make layers.
             if !(hidden.starts_with(WHITEOUT) || matches!(hidden, b"" | b"." | b"..")) {
-                layer.hide(&parent.join(OsStr::from_bytes(hidden))).map_err(failed)?;
+                layer.whiteout(&parent.join(OsStr::from_bytes(hidden))).map_err(failed)?;
             }
             continue;
         }
-        if make(&layer, &mut entry, &place, sparse)? {
-            dress(&mut entry, &place).map_err(failed)?;
+        if create_entry(&layer, &mut entry, &destination, sparse)? {
+            apply_metadata(&mut entry, &destination).map_err(failed)?;
             let mtime = entry.header().mtime().unwrap_or_default();
             match entry.header().entry_type() {
-                EntryType::Directory => times.push((place, mtime)),
-                _ => set_time(&place, mtime).map_err(failed)?,
+                EntryType::Directory => times.push((destination, mtime)),
+                _ => set_time(&destination, mtime).map_err(failed)?,
             }
         }
     }
-    for (place, mtime) in times.iter().rev() {
+    for (destination, mtime) in times.iter().rev() {
         // One that a later entry replaced has no time to keep.
-        let _ = set_time(place, *mtime);
+        let _ = set_time(destination, *mtime);
     }
     Ok(())
 }
 
 /// Makes what an entry is; answers whether it is anything that has properties of its own.
-fn make(
+fn create_entry(
     layer: &Layer<'_>,
     entry: &mut tar::Entry<'_, impl Read>,
-    place: &Path,
-    sparse: Option<Sparse>,
+    destination: &Path,
+    sparse: Option<SparseFile>,
 ) -> Result<bool, Error> {
-    let failed = |source: io::Error| Error::Entry { path: place.to_owned(), source };
+    let failed = |source: io::Error| Error::Entry { path: destination.to_owned(), source };
     let kind = entry.header().entry_type();
     let node = match kind {
         EntryType::Directory => {
-            match fs::symlink_metadata(place) {
+            match fs::symlink_metadata(destination) {
                 Ok(found) if found.is_dir() => {}
-                Ok(_) => layer.replace_by_directory(place).map_err(failed)?,
-                Err(_) => fs::create_dir(place).map_err(failed)?,
+                Ok(_) => layer.replace_with_directory(destination).map_err(failed)?,
+                Err(_) => fs::create_dir(destination).map_err(failed)?,
             }
             return Ok(true);
         }
@@ -183,23 +183,23 @@ fn make(
             return Ok(false);
         }
         EntryType::Link => {
-            let target = target(entry)?;
-            let source = layer.existing(&target)?;
-            if source != place {
-                clear(place).map_err(failed)?;
+            let target = link_target(entry)?;
+            let source = layer.find_existing(&target)?;
+            if source != destination {
+                remove_existing(destination).map_err(failed)?;
                 // Not in this layer: it cannot be linked to, only copied.
                 if source.starts_with(layer.root) {
-                    fs::hard_link(&source, place).map_err(failed)?;
+                    fs::hard_link(&source, destination).map_err(failed)?;
                 } else {
-                    copy(&source, place).map_err(failed)?;
+                    copy_file(&source, destination).map_err(failed)?;
                 }
             }
             return Ok(false);
         }
         EntryType::Symlink => {
-            let target = target(entry)?;
-            clear(place).map_err(failed)?;
-            std::os::unix::fs::symlink(target, place).map_err(failed)?;
+            let target = link_target(entry)?;
+            remove_existing(destination).map_err(failed)?;
+            std::os::unix::fs::symlink(target, destination).map_err(failed)?;
             return Ok(true);
         }
         EntryType::Char => FileType::CharacterDevice,
@@ -207,8 +207,8 @@ fn make(
         EntryType::Fifo => FileType::Fifo,
         // Everything else is to be taken for a file, says the format.
         _ => {
-            clear(place).map_err(failed)?;
-            let mut file = File::create_new(place).map_err(failed)?;
+            remove_existing(destination).map_err(failed)?;
+            let mut file = File::create_new(destination).map_err(failed)?;
             match sparse {
                 Some(sparse) => sparse.write(entry, &mut file).map_err(failed)?,
                 None => drop(io::copy(entry, &mut file).map_err(failed)?),
@@ -216,54 +216,54 @@ fn make(
             return Ok(true);
         }
     };
-    clear(place).map_err(failed)?;
+    remove_existing(destination).map_err(failed)?;
     let header = entry.header();
     let number = |value: io::Result<Option<u32>>| value.ok().flatten().unwrap_or_default();
     let device = rustix::fs::makedev(number(header.device_major()), number(header.device_minor()));
-    rustix::fs::mknodat(CWD, place, node, Mode::from_raw_mode(0o600), device)
+    rustix::fs::mknodat(CWD, destination, node, Mode::from_raw_mode(0o600), device)
         .map_err(|error| failed(error.into()))?;
     Ok(true)
 }
 
-fn target(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<PathBuf> {
-    match said(entry, "linkpath")? {
+fn link_target(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<PathBuf> {
+    match pax_path(entry, "linkpath")? {
         Some(path) => Ok(path),
         None => Ok(entry.link_name()?.unwrap_or_default().into_owned()),
     }
 }
 
 /// A path that the header before an entry has for it, and the tar crate does not understand.
-fn said(entry: &mut tar::Entry<'_, impl Read>, name: &str) -> io::Result<Option<PathBuf>> {
+fn pax_path(entry: &mut tar::Entry<'_, impl Read>, name: &str) -> io::Result<Option<PathBuf>> {
     let records = pax::records(entry)?.into_iter();
     let mut found = records.filter(|(key, value)| key == name && value.contains(&b'\n'));
     Ok(found.next().map(|(_, value)| OsString::from_vec(value).into()))
 }
 
 /// Owner, mode and further attributes, in the order in which none undoes another.
-fn dress(entry: &mut tar::Entry<'_, impl Read>, place: &Path) -> io::Result<()> {
+fn apply_metadata(entry: &mut tar::Entry<'_, impl Read>, destination: &Path) -> io::Result<()> {
     let header = entry.header();
     let id = |value: io::Result<u64>| u32::try_from(value.unwrap_or_default()).unwrap_or_default();
     let (uid, gid) = (Uid::from_raw(id(header.uid())), Gid::from_raw(id(header.gid())));
-    rustix::fs::chownat(CWD, place, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::chownat(CWD, destination, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     let is_link = header.entry_type() == EntryType::Symlink;
     let mode = header.mode().unwrap_or(0o755);
     if !is_link {
-        fs::set_permissions(place, fs::Permissions::from_mode(mode & 0o7777))?;
+        fs::set_permissions(destination, fs::Permissions::from_mode(mode & 0o7777))?;
     }
     for (key, value) in pax::records(entry)? {
         if let Some(name) = key.strip_prefix("SCHILY.xattr.") {
-            set_attribute(place, name, &value)?;
+            set_xattr(destination, name, &value)?;
         }
     }
     Ok(())
 }
 
-fn set_attribute(place: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+fn set_xattr(destination: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     // What overlayfs believes is for us to say.
     if name.starts_with("trusted.overlay.") {
         return Ok(());
     }
-    match rustix::fs::lsetxattr(place, name, value, XattrFlags::empty()) {
+    match rustix::fs::lsetxattr(destination, name, value, XattrFlags::empty()) {
         // Labels of a security module that is not here, or a file system without any.
         Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM)
             if !name.starts_with("security.capability") =>
@@ -275,7 +275,7 @@ fn set_attribute(place: &Path, name: &str, value: &[u8]) -> io::Result<()> {
 }
 
 /// Gives a file the further attributes of another.
-fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_xattrs(from: &Path, to: &Path) -> io::Result<()> {
     let mut names = match rustix::fs::llistxattr_query(from) {
         Err(rustix::io::Errno::NOTSUP) => return Ok(()),
         length => vec![0; length?],
@@ -290,38 +290,38 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
         if !value.is_empty() {
             rustix::fs::lgetxattr(from, name, &mut value[..])?;
         }
-        set_attribute(to, name, &value)?;
+        set_xattr(to, name, &value)?;
     }
     Ok(())
 }
 
-fn set_time(place: &Path, seconds: u64) -> io::Result<()> {
+fn set_time(destination: &Path, seconds: u64) -> io::Result<()> {
     let time = Timespec { tv_sec: i64::try_from(seconds).unwrap_or_default(), tv_nsec: 0 };
     let times = Timestamps { last_access: time, last_modification: time };
-    Ok(rustix::fs::utimensat(CWD, place, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    Ok(rustix::fs::utimensat(CWD, destination, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
 /// Makes room for something else.
-fn clear(place: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(place) {
-        Ok(found) if found.is_dir() => fs::remove_dir_all(place),
-        Ok(_) => fs::remove_file(place),
+fn remove_existing(destination: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(destination) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(destination),
+        Ok(_) => fs::remove_file(destination),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-fn copy(source: &Path, place: &Path) -> io::Result<()> {
+fn copy_file(source: &Path, destination: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(source)?;
     if !found.is_file() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "a link to what is not a file"));
     }
-    fs::copy(source, place)?;
-    std::os::unix::fs::chown(place, Some(found.uid()), Some(found.gid()))?;
-    fs::set_permissions(place, found.permissions())?;
+    fs::copy(source, destination)?;
+    std::os::unix::fs::chown(destination, Some(found.uid()), Some(found.gid()))?;
+    fs::set_permissions(destination, found.permissions())?;
     // Last, since a new owner takes capabilities away.
-    copy_attributes(source, place)?;
-    set_time(place, u64::try_from(found.mtime()).unwrap_or_default())
+    copy_xattrs(source, destination)?;
+    set_time(destination, u64::try_from(found.mtime()).unwrap_or_default())
 }
 
 fn set_opaque(directory: &Path) -> io::Result<()> {
@@ -329,15 +329,15 @@ fn set_opaque(directory: &Path) -> io::Result<()> {
 }
 
 /// A directory that a layer only passes through is as it was.
-fn like(found: Option<PathBuf>, made: &Path) -> io::Result<()> {
+fn copy_directory_metadata(found: Option<PathBuf>, directory: &Path) -> io::Result<()> {
     let found = found.and_then(|path| Some((fs::symlink_metadata(&path).ok()?, path)));
     match found.filter(|(found, _)| found.is_dir()) {
         Some((found, path)) => {
-            std::os::unix::fs::chown(made, Some(found.uid()), Some(found.gid()))?;
-            fs::set_permissions(made, found.permissions())?;
-            copy_attributes(&path, made)
+            std::os::unix::fs::chown(directory, Some(found.uid()), Some(found.gid()))?;
+            fs::set_permissions(directory, found.permissions())?;
+            copy_xattrs(&path, directory)
         }
-        None => fs::set_permissions(made, fs::Permissions::from_mode(0o755)),
+        None => fs::set_permissions(directory, fs::Permissions::from_mode(0o755)),
     }
 }
 
@@ -350,15 +350,15 @@ struct Layer<'a> {
 
 impl Layer<'_> {
     /// Where an entry belongs: the directories on the way are there, and are directories. None for the root itself.
-    fn place(&self, named: &Path) -> Result<Option<PathBuf>, Error> {
-        let parts = parts(named)?;
+    fn resolve_destination(&self, named: &Path) -> Result<Option<PathBuf>, Error> {
+        let parts = path_components(named)?;
         let Some((name, directories)) = parts.split_last() else { return Ok(None) };
-        let parent = self.directory(named, directories.to_vec())?;
+        let parent = self.resolve_directory(named, directories.to_vec())?;
         Ok(Some(self.root.join(parent).join(name)))
     }
 
     /// Follows and makes directories; answers the path without links, from the root.
-    fn directory(&self, named: &Path, mut todo: Vec<PathBuf>) -> Result<PathBuf, Error> {
+    fn resolve_directory(&self, named: &Path, mut todo: Vec<PathBuf>) -> Result<PathBuf, Error> {
         todo.reverse();
         let mut done = PathBuf::new();
         let mut links = 0;
@@ -374,14 +374,14 @@ impl Layer<'_> {
                 Ok(found) if found.is_symlink() => Some(fs::read_link(&here)?),
                 // A file on the way gives way to a directory.
                 Ok(_) => {
-                    self.replace_by_directory(&here)?;
+                    self.replace_with_directory(&here)?;
                     None
                 }
-                Err(_) => match find(&self.all, &next) {
+                Err(_) => match find_in_layers(&self.all, &next) {
                     Some(below) if below.is_symlink() => Some(fs::read_link(below)?),
                     found => {
                         fs::create_dir(&here)?;
-                        like(found, &here)?;
+                        copy_directory_metadata(found, &here)?;
                         None
                     }
                 },
@@ -391,7 +391,7 @@ impl Layer<'_> {
                 continue;
             };
             links += 1;
-            if links > MOST_LINKS {
+            if links > MAX_SYMLINKS {
                 return Err(Error::Links { path: named.to_owned() });
             }
             if target.is_absolute() {
@@ -409,47 +409,48 @@ impl Layer<'_> {
     }
 
     /// A file of this layer or of one below.
-    fn existing(&self, named: &Path) -> Result<PathBuf, Error> {
-        let place = self.place(named)?.ok_or_else(|| Error::Outside { path: named.to_owned() })?;
-        let relative = place.strip_prefix(self.root).unwrap_or(&place);
+    fn find_existing(&self, named: &Path) -> Result<PathBuf, Error> {
+        let destination =
+            self.resolve_destination(named)?.ok_or_else(|| Error::Outside { path: named.to_owned() })?;
+        let relative = destination.strip_prefix(self.root).unwrap_or(&destination);
         let missing = || Error::Entry { path: named.to_owned(), source: io::ErrorKind::NotFound.into() };
-        find(&self.all, relative).ok_or_else(missing)
+        find_in_layers(&self.all, relative).ok_or_else(missing)
     }
 
     fn find_below(&self, relative: &Path) -> Option<PathBuf> {
-        find(&self.all[1..], relative)
+        find_in_layers(&self.all[1..], relative)
     }
 
     /// Hides what the layers below have at a place. What this one has there stays, whichever was named first.
-    fn hide(&self, place: &Path) -> io::Result<()> {
-        match fs::symlink_metadata(place) {
-            Ok(found) if found.is_dir() => self.hide_inside(place),
+    fn whiteout(&self, destination: &Path) -> io::Result<()> {
+        match fs::symlink_metadata(destination) {
+            Ok(found) if found.is_dir() => self.set_opaque_if_below(destination),
             Ok(_) => Ok(()),
-            Err(_) => Ok(rustix::fs::mknodat(CWD, place, FileType::CharacterDevice, Mode::empty(), 0)?),
+            Err(_) => Ok(rustix::fs::mknodat(CWD, destination, FileType::CharacterDevice, Mode::empty(), 0)?),
         }
     }
 
     /// Hides what the layers below have in a directory.
-    fn hide_inside(&self, place: &Path) -> io::Result<()> {
-        let relative = place.strip_prefix(self.root).unwrap_or(place);
-        if self.find_below(relative).is_some() { set_opaque(place) } else { Ok(()) }
+    fn set_opaque_if_below(&self, destination: &Path) -> io::Result<()> {
+        let relative = destination.strip_prefix(self.root).unwrap_or(destination);
+        if self.find_below(relative).is_some() { set_opaque(destination) } else { Ok(()) }
     }
 
     /// What was there had hidden all that the layers below have there, and so does the directory.
-    fn replace_by_directory(&self, place: &Path) -> io::Result<()> {
-        clear(place)?;
-        fs::create_dir(place)?;
-        self.hide_inside(place)
+    fn replace_with_directory(&self, destination: &Path) -> io::Result<()> {
+        remove_existing(destination)?;
+        fs::create_dir(destination)?;
+        self.set_opaque_if_below(destination)
     }
 }
 
 /// What layers show at a path without links, the nearest first. Never looks through a link of one of them: it would lead
 /// to the host's files.
-fn find(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
+fn find_in_layers(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
     for layer in layers {
         let mut path = layer.clone();
         let mut parts = relative.components().peekable();
-        let mut hides_the_rest = false;
+        let mut is_opaque = false;
         loop {
             let Some(part) = parts.next() else { return Some(path) };
             path.push(part);
@@ -462,9 +463,9 @@ fn find(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
                 return None;
             }
             let opaque = rustix::fs::lgetxattr(&path, c"trusted.overlay.opaque", &mut [0u8; 1][..]);
-            hides_the_rest |= opaque.is_ok();
+            is_opaque |= opaque.is_ok();
         }
-        if hides_the_rest {
+        if is_opaque {
             return None;
         }
     }
@@ -472,7 +473,7 @@ fn find(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
 }
 
 /// The parts of a path inside a layer.
-fn parts(named: &Path) -> Result<Vec<PathBuf>, Error> {
+fn path_components(named: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut parts = Vec::new();
     for component in named.components() {
         match component {

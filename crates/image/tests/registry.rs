@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use image::pull::{Credentials, PullError, Puller, Settings};
+use image::pull::{Credentials, PullError, Puller, RegistrySettings};
 use image::{Image, Reference, Store};
 use jiff::Timestamp;
 use pki::{Authority, Leaf, Usage};
@@ -19,7 +19,7 @@ use testkit::Process;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-const START: Duration = Duration::from_secs(60);
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// `secret`, as htpasswd writes it.
 const PASSWORD: &str = "me:$2b$04$8I3v.znQQkWimKpNbcvx/up.KTVNqTx/pTqH8Z/EGK/3lxUvGxxvG\n";
 
@@ -73,12 +73,12 @@ impl Registry {
         std::fs::write(at("config.yml"), config).unwrap();
         let mut command = Command::new("docker-registry");
         let mut process = Process::spawn(command.arg("serve").arg(at("config.yml"))).unwrap();
-        let listening = |log: &str| {
+        let parse_port = |log: &str| {
             let (_, behind) = log.split_once("listening on 127.0.0.1:")?;
             let port: String = behind.chars().take_while(char::is_ascii_digit).collect();
             behind.contains(',').then_some(port)
         };
-        let port = process.wait_until_log(START, listening).unwrap();
+        let port = process.wait_until_log(STARTUP_TIMEOUT, parse_port).unwrap();
         let mut registry = Registry { host: format!("127.0.0.1:{port}"), dir, size: 0, _process: process };
         registry.size = registry.push();
         Some(registry)
@@ -89,7 +89,7 @@ impl Registry {
     }
 
     /// A request with nothing, or something, to send; answers with head and body.
-    fn curl(&self, method: &str, url: &str, content: Option<(&str, &[u8])>) -> String {
+    fn http_request(&self, method: &str, url: &str, content: Option<(&str, &[u8])>) -> String {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--fail-with-body", "--user", "me:secret", "--cacert"]);
         command.arg(self.ca()).args(["-D", "-", "-X", method, url]);
@@ -106,9 +106,13 @@ impl Registry {
             ]);
         }
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{method} {url}: {said}{}", String::from_utf8_lossy(&output.stderr));
-        said
+        let response = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "{method} {url}: {response}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        response
     }
 
     /// Pushes an image from an archive; answers how many bytes its pieces have.
@@ -116,10 +120,10 @@ impl Registry {
         let archive = testkit::busybox_image(self.dir.path(), "team/app:v1").unwrap();
         let store = Store::open(&self.dir.path().join("pushed")).unwrap();
         image::import(&store, std::fs::File::open(archive).unwrap()).unwrap();
-        let mut exported = Vec::new();
-        image::export(&store, &["team/app:v1".to_owned()], &mut exported).unwrap();
+        let mut archive_bytes = Vec::new();
+        image::export(&store, &["team/app:v1".to_owned()], &mut archive_bytes).unwrap();
         let (mut index, mut pieces) = (Value::Null, Vec::new());
-        for entry in tar::Archive::new(&exported[..]).entries().unwrap() {
+        for entry in tar::Archive::new(&archive_bytes[..]).entries().unwrap() {
             let mut entry = entry.unwrap();
             let name = entry.path().unwrap().display().to_string();
             let mut bytes = Vec::new();
@@ -135,24 +139,24 @@ impl Registry {
         let (manifests, pieces): (Vec<_>, Vec<_>) =
             pieces.into_iter().partition(|(digest, _)| described["digest"] == **digest);
         for (digest, bytes) in &pieces {
-            let begun = self.curl("POST", &format!("{repository}/blobs/uploads/"), Some(("", &[])));
-            let location = begun.lines().find_map(|line| {
+            let upload = self.http_request("POST", &format!("{repository}/blobs/uploads/"), Some(("", &[])));
+            let location = upload.lines().find_map(|line| {
                 let (name, value) = line.split_once(':')?;
                 name.eq_ignore_ascii_case("location").then(|| value.trim().to_owned())
             });
-            let location = location.unwrap_or_else(|| panic!("no place to put it: {begun}"));
+            let location = location.unwrap_or_else(|| panic!("no place to put it: {upload}"));
             let content = ("application/octet-stream", &bytes[..]);
-            self.curl("PUT", &format!("{location}&digest={digest}"), Some(content));
+            self.http_request("PUT", &format!("{location}&digest={digest}"), Some(content));
         }
         let kind = described["mediaType"].as_str().unwrap();
-        self.curl("PUT", &format!("{repository}/manifests/v1"), Some((kind, &manifests[0].1)));
+        self.http_request("PUT", &format!("{repository}/manifests/v1"), Some((kind, &manifests[0].1)));
         pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
-    fn settings(&self, host: &str, tls: &str) -> Settings {
+    fn settings(&self, host: &str, tls: &str) -> RegistrySettings {
         let path = self.dir.path().join("registries.yaml");
         std::fs::write(&path, format!("configs:\n  '{host}':\n    tls: {{{tls}}}\n")).unwrap();
-        Settings::read(&path).unwrap()
+        RegistrySettings::read(&path).unwrap()
     }
 
     /// Pulls into an empty store in this directory; what fails leaves nothing behind.
@@ -176,54 +180,57 @@ fn credentials(password: &str) -> Credentials {
 }
 
 /// Passes everything on to the registry, and cuts connections after so many bytes from it.
-struct Unreliable {
+struct DisconnectProxy {
     host: String,
     passed: Arc<AtomicU64>,
-    cuts: Arc<AtomicUsize>,
+    disconnect_count: Arc<AtomicUsize>,
 }
 
-impl Unreliable {
-    async fn before(registry: &Registry, cuts: usize, after: u64) -> Unreliable {
-        Unreliable::with(registry, cuts, after, u64::MAX).await
+impl DisconnectProxy {
+    async fn disconnect_after(registry: &Registry, disconnect_count: usize, after: u64) -> DisconnectProxy {
+        DisconnectProxy::start(registry, disconnect_count, after, u64::MAX).await
     }
 
     /// Passes so many bytes on, and then nothing any more.
-    async fn that_stops(registry: &Registry, after: u64) -> Unreliable {
-        Unreliable::with(registry, 0, u64::MAX, after).await
+    async fn block_after(registry: &Registry, after: u64) -> DisconnectProxy {
+        DisconnectProxy::start(registry, 0, u64::MAX, after).await
     }
 
-    async fn with(registry: &Registry, cuts: usize, after: u64, most: u64) -> Unreliable {
+    async fn start(registry: &Registry, disconnect_count: usize, after: u64, most: u64) -> DisconnectProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        let (passed, cuts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(cuts)));
-        let (to, counted, left) = (registry.host.clone(), passed.clone(), cuts.clone());
+        let (passed, disconnect_count) =
+            (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(disconnect_count)));
+        let (to, counted, left) = (registry.host.clone(), passed.clone(), disconnect_count.clone());
         tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                let far = TcpStream::connect(&to).await.unwrap();
-                tokio::spawn(pass(near, far, counted.clone(), left.clone(), after, most));
+            while let Ok((client, _)) = listener.accept().await {
+                let upstream = TcpStream::connect(&to).await.unwrap();
+                tokio::spawn(pass(client, upstream, counted.clone(), left.clone(), after, most));
             }
         });
-        Unreliable { host, passed, cuts }
+        DisconnectProxy { host, passed, disconnect_count }
     }
 }
 
 async fn pass(
-    near: TcpStream,
-    far: TcpStream,
+    client: TcpStream,
+    upstream: TcpStream,
     passed: Arc<AtomicU64>,
-    cuts: Arc<AtomicUsize>,
+    disconnect_count: Arc<AtomicUsize>,
     after: u64,
     most: u64,
 ) {
-    let (mut near_in, mut near_out) = near.into_split();
-    let (mut far_in, mut far_out) = far.into_split();
-    let up = tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
-    let (mut here, mut buffer) = (0, vec![0; 16 << 10]);
-    while let Ok(count @ 1..) = far_in.read(&mut buffer).await {
-        here += count as u64;
-        let is_last = here > after
-            && cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
-        if is_last || near_out.write_all(&buffer[..count]).await.is_err() {
+    let (mut client_reader, mut client_writer) = client.into_split();
+    let (mut upstream_reader, mut upstream_writer) = upstream.into_split();
+    let up = tokio::spawn(async move { tokio::io::copy(&mut client_reader, &mut upstream_writer).await });
+    let (mut sent, mut buffer) = (0, vec![0; 16 << 10]);
+    while let Ok(count @ 1..) = upstream_reader.read(&mut buffer).await {
+        sent += count as u64;
+        let is_last = sent > after
+            && disconnect_count
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+                .is_ok();
+        if is_last || client_writer.write_all(&buffer[..count]).await.is_err() {
             break;
         }
         if passed.fetch_add(count as u64, Ordering::SeqCst) + count as u64 >= most {
@@ -234,7 +241,7 @@ async fn pass(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_tls_with_a_password() {
+async fn pulls_over_tls_with_a_password() {
     let Some(registry) = Registry::start() else { return };
     let host = registry.host.clone();
     let dir = tempfile::tempdir().unwrap();
@@ -264,42 +271,46 @@ async fn over_tls_with_a_password() {
     }
     // Whose authority is not known is not spoken to.
     let store = Store::open(&dir.path().join("stranger")).unwrap();
-    let stranger = Puller::new(store, registry.settings(&host, ""));
-    let failed = stranger.pull(&Reference::parse(&name("team/app:v1")).unwrap(), None).await.unwrap_err();
+    let puller_without_ca = Puller::new(store, registry.settings(&host, ""));
+    let failed =
+        puller_without_ca.pull(&Reference::parse(&name("team/app:v1")).unwrap(), None).await.unwrap_err();
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
     // Unless the administrator does not mind.
     let store = Store::open(&dir.path().join("careless")).unwrap();
-    let careless = Puller::new(store, registry.settings(&host, "insecure_skip_verify: true"));
+    let insecure_puller = Puller::new(store, registry.settings(&host, "insecure_skip_verify: true"));
     let key = credentials("secret");
-    let pulled = careless.pull(&Reference::parse(&name("team/app:v1")).unwrap(), Some(&key)).await.unwrap();
+    let pulled =
+        insecure_puller.pull(&Reference::parse(&name("team/app:v1")).unwrap(), Some(&key)).await.unwrap();
     assert_eq!(pulled.tags.iter().next().unwrap(), &name("team/app:v1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_breaks_is_taken_up_again() {
+async fn resume_an_interrupted_pull() {
     let Some(registry) = Registry::start() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let unreliable = Unreliable::before(&registry, 3, registry.size / 5).await;
-    let pulled = registry.pull(dir.path(), &unreliable.host, "team/app:v1", Some("secret")).await.unwrap();
-    assert_eq!(unreliable.cuts.load(Ordering::SeqCst), 0, "it was cut as often as planned");
+    let proxy = DisconnectProxy::disconnect_after(&registry, 3, registry.size / 5).await;
+    let pulled = registry.pull(dir.path(), &proxy.host, "team/app:v1", Some("secret")).await.unwrap();
+    assert_eq!(proxy.disconnect_count.load(Ordering::SeqCst), 0, "it was cut as often as planned");
     let layer = dir.path().join("layers").join(&pulled.layers[0]);
-    let kept = std::fs::read(layer.join("bin/busybox")).unwrap();
-    assert!(kept == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
+    let content = std::fs::read(layer.join("bin/busybox")).unwrap();
+    assert!(content == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
     // What had come was not fetched again; a little is lost with each connection.
-    let passed = unreliable.passed.load(Ordering::SeqCst);
+    let passed = proxy.passed.load(Ordering::SeqCst);
     assert!(passed < registry.size + registry.size / 2, "{passed} bytes for {}", registry.size);
 }
 
 /// Where the process that is killed pulls to, from whom, and whom it trusts.
-const VICTIM: &str = "SKIFF_TEST_PULLS";
+const PULL_ARGS_ENV: &str = "SKIFF_TEST_PULLS";
 
 /// Not a test by itself: what [`a_killed_pull_leaves_nothing_half_valid`] kills.
 #[tokio::test(flavor = "multi_thread")]
 async fn pulls_until_killed() {
-    let Ok(told) = std::env::var(VICTIM) else { return };
-    let [dir, host, settings] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{told}") };
-    let puller =
-        Puller::new(Store::open(Path::new(dir)).unwrap(), Settings::read(Path::new(settings)).unwrap());
+    let Ok(pull_args) = std::env::var(PULL_ARGS_ENV) else { return };
+    let [dir, host, settings] = pull_args.split(' ').collect::<Vec<_>>()[..] else { panic!("{pull_args}") };
+    let puller = Puller::new(
+        Store::open(Path::new(dir)).unwrap(),
+        RegistrySettings::read(Path::new(settings)).unwrap(),
+    );
     let key = credentials("secret");
     let reference = Reference::parse(&format!("{host}/team/app:v1")).unwrap();
     let pulled = puller.pull(&reference, Some(&key)).await;
@@ -307,57 +318,61 @@ async fn pulls_until_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_pull_leaves_nothing_half_valid() {
+async fn killed_pull_leaves_no_partial_image() {
     let Some(registry) = Registry::start() else { return };
     let dir = tempfile::tempdir().unwrap();
     // Everything comes to a halt somewhere in the layer.
-    let halted = Unreliable::that_stops(&registry, registry.size / 2).await;
-    registry.settings(&halted.host, &format!("ca_file: {}", registry.ca().display()));
+    let proxy = DisconnectProxy::block_after(&registry, registry.size / 2).await;
+    registry.settings(&proxy.host, &format!("ca_file: {}", registry.ca().display()));
     let settings = registry.dir.path().join("registries.yaml");
-    let told = format!("{} {} {}", dir.path().display(), halted.host, settings.display());
-    let mut victim = Command::new(std::env::current_exe().unwrap());
-    victim.args(["--exact", "pulls_until_killed"]).env(VICTIM, told);
-    let mut victim = victim.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let begun = tokio::time::Instant::now();
+    let pull_args = format!("{} {} {}", dir.path().display(), proxy.host, settings.display());
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "pulls_until_killed"]).env(PULL_ARGS_ENV, pull_args);
+    let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let started = tokio::time::Instant::now();
     let has_part = || std::fs::read_dir(dir.path().join("tmp")).is_ok_and(|mut files| files.next().is_some());
-    while halted.passed.load(Ordering::SeqCst) < registry.size / 2 || !has_part() {
-        assert!(begun.elapsed() < START && victim.try_wait().unwrap().is_none(), "it does not get that far");
+    while proxy.passed.load(Ordering::SeqCst) < registry.size / 2 || !has_part() {
+        assert!(
+            started.elapsed() < STARTUP_TIMEOUT && child.try_wait().unwrap().is_none(),
+            "it does not get that far"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    victim.kill().unwrap();
-    victim.wait().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(store.images().unwrap(), []);
     assert_eq!(std::fs::read_dir(dir.path().join("layers")).unwrap().count(), 0);
     store.clean();
     let pulled = registry.pull(dir.path(), &registry.host, "team/app:v1", Some("secret")).await.unwrap();
-    let kept = std::fs::read(dir.path().join("layers").join(&pulled.layers[0]).join("bin/busybox")).unwrap();
-    assert!(kept == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
+    let content =
+        std::fs::read(dir.path().join("layers").join(&pulled.layers[0]).join("bin/busybox")).unwrap();
+    assert!(content == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
     assert_eq!(std::fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
 }
 
 /// A file system of its own that is too small, unmounted in the end.
-struct Small(tempfile::TempDir);
+struct SmallFilesystem(tempfile::TempDir);
 
-impl Small {
-    fn mount() -> Option<Small> {
+impl SmallFilesystem {
+    fn mount() -> Option<SmallFilesystem> {
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
         let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Small(dir))
+        mounted.is_ok_and(|status| status.success()).then_some(SmallFilesystem(dir))
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallFilesystem {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(self.0.path()).status();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_is_named() {
+async fn full_disk_error_names_the_path() {
     let Some(registry) = Registry::start() else { return };
-    let Some(small) = Small::mount() else { return eprintln!("skipped: cannot mount") };
+    let Some(small) = SmallFilesystem::mount() else { return eprintln!("skipped: cannot mount") };
     let at = small.0.path();
     let failed = registry.pull(at, &registry.host, "team/app:v1", Some("secret")).await.unwrap_err();
     let cause = std::error::Error::source(&failed).map(ToString::to_string).unwrap_or_default();
@@ -367,7 +382,7 @@ async fn a_full_disk_is_named() {
 
 /// A certificate that is its own authority is trusted by those alone who have been given exactly it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_that_vouches_for_itself() {
+async fn accepts_only_the_configured_self_signed_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let own = |name: &str| {
         let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -379,14 +394,14 @@ async fn a_registry_that_vouches_for_itself() {
     for (served, trusted, is_good) in
         [(&shown, &shown, true), (&shown, &other, false), (&misnamed, &misnamed, false)]
     {
-        let issued = pki::Issued { cert_pem: served.0.clone(), key_pem: served.1.clone() };
-        let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
+        let certificate = pki::CertKeyPair { cert_pem: served.0.clone(), key_pem: served.1.clone() };
+        let tls = pki::server_config(pki::ServingCertificate::new(&certificate).unwrap(), &[]).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
         tokio::spawn(async move {
-            let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+            let tls_server = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
             while let Ok((connection, _)) = listener.accept().await {
-                let Ok(mut stream) = acceptor.accept(connection).await else { continue };
+                let Ok(mut stream) = tls_server.accept(connection).await else { continue };
                 let _ = stream.read(&mut [0; 4096]).await;
                 let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").await;
                 let _ = stream.shutdown().await;
@@ -397,7 +412,7 @@ async fn a_registry_that_vouches_for_itself() {
         let text = format!("configs:\n  '{host}':\n    tls: {{ca_file: {}}}\n", authority.display());
         std::fs::write(&file, text).unwrap();
         let store = Store::open(&dir.path().join("images")).unwrap();
-        let puller = Puller::new(store, Settings::read(&file).unwrap());
+        let puller = Puller::new(store, RegistrySettings::read(&file).unwrap());
         let name = Reference::parse(&format!("{host}/team/app:v1")).unwrap();
         let failed = puller.pull(&name, None).await.unwrap_err().to_string();
         let expected = if is_good { "not found" } else { "invalid peer certificate" };
@@ -408,31 +423,31 @@ async fn a_registry_that_vouches_for_itself() {
 /// All that a file for registries may say: a mirror of another name, for repositories of other names, that wants to see
 /// a certificate and a password.
 #[tokio::test(flavor = "multi_thread")]
-async fn as_the_administrator_says() {
+async fn uses_mirrors_with_rewrite_and_client_certificate() {
     let Some(registry) = Registry::start_with(", clientcas: [DIR/ca.pem]") else { return };
     let (host, at) = (&registry.host, |name: &str| registry.dir.path().join(name).display().to_string());
     let dir = tempfile::tempdir().unwrap();
-    let tries = std::cell::Cell::new(0);
+    let attempts = std::cell::Cell::new(0);
     let pull = async |mirror: &str, tls: &str, auth: &str| {
-        tries.set(tries.get() + 1);
+        attempts.set(attempts.get() + 1);
         let text = format!(
             "mirrors:\n  registry.invalid:\n    endpoint: ['{mirror}']\n    rewrite: {{'^other/(.*)$': 'team/$1'}}\n\
              configs:\n  '{host}':\n    tls: {{{tls}}}\n    auth: {{{auth}}}\n"
         );
         let path = dir.path().join("registries.yaml");
         std::fs::write(&path, text).unwrap();
-        let store = Store::open(&dir.path().join(tries.get().to_string())).unwrap();
-        let puller = Puller::new(store, Settings::read(&path).unwrap());
+        let store = Store::open(&dir.path().join(attempts.get().to_string())).unwrap();
+        let puller = Puller::new(store, RegistrySettings::read(&path).unwrap());
         puller.pull(&Reference::parse("registry.invalid/other/app:v1").unwrap(), None).await
     };
     let known = format!("ca_file: {}", at("ca.pem"));
-    let shown = format!("cert_file: {}, key_file: {}", at("tls/client.crt"), at("tls/client.key"));
-    let both = format!("{known}, {shown}");
+    let client_cert = format!("cert_file: {}, key_file: {}", at("tls/client.crt"), at("tls/client.key"));
+    let both = format!("{known}, {client_cert}");
     let password = "username: me, password: secret";
     for (tls, auth) in [
         (&both, password),
         (&both, "auth: bWU6c2VjcmV0"),
-        (&format!("insecure_skip_verify: true, {shown}"), password),
+        (&format!("insecure_skip_verify: true, {client_cert}"), password),
     ] {
         let pulled = pull(&format!("https://{host}"), tls, auth).await.unwrap();
         assert_eq!(pulled.tags.iter().next().unwrap(), "registry.invalid/other/app:v1");
@@ -443,7 +458,7 @@ async fn as_the_administrator_says() {
     for (mirror, tls, auth) in [
         (place(""), &known, password),
         (place(""), &both, "username: me, password: wrong"),
-        (place(""), &shown, password),
+        (place(""), &client_cert, password),
         (place("/elsewhere"), &both, password),
     ] {
         // The registry itself is the last that is asked, and there is none.

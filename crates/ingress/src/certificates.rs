@@ -7,26 +7,26 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use parking_lot::{Mutex, RwLock};
-use pki::{Issued, Leaf, Usage};
+use pki::{CertKeyPair, Leaf, Usage};
 use reconcile::Object as _;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+const DEFAULT_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// By name.
 #[derive(Debug)]
 pub struct Certificates {
     by_name: RwLock<HashMap<String, Arc<CertifiedKey>>>,
     /// For names that nobody has brought one for.
-    own: Arc<CertifiedKey>,
+    default_certificate: Arc<CertifiedKey>,
     /// What the Secrets at hand hold, by UID, as of a resource version.
-    read: Mutex<HashMap<String, Read>>,
+    parsed_secrets: Mutex<HashMap<String, ParsedSecret>>,
 }
 
 /// As of which version, and what if it is any good.
-type Read = (String, Option<Arc<CertifiedKey>>);
+type ParsedSecret = (String, Option<Arc<CertifiedKey>>);
 
 impl Certificates {
     pub fn new(now: Timestamp) -> Result<Arc<Certificates>, pki::Error> {
@@ -36,10 +36,14 @@ impl Certificates {
             dns_names: vec!["ingress.local".to_owned()],
             ips: Vec::new(),
             usage: Usage::Server,
-            lifetime: DECADE,
+            lifetime: DEFAULT_CERTIFICATE_LIFETIME,
         };
-        let own = pki::certified(&pki::self_signed(&leaf, now)?)?;
-        Ok(Arc::new(Certificates { by_name: RwLock::default(), own, read: Mutex::default() }))
+        let default_certificate = pki::certified_key(&pki::self_signed(&leaf, now)?)?;
+        Ok(Arc::new(Certificates {
+            by_name: RwLock::default(),
+            default_certificate,
+            parsed_secrets: Mutex::default(),
+        }))
     }
 
     /// TLS with these certificates; clients need none. HTTP/2 before HTTP/1.1.
@@ -55,17 +59,17 @@ impl Certificates {
 
     /// Takes these in the place of all before; the first for a name counts.
     pub fn replace(&self, named: &[(String, Arc<Secret>)]) {
-        let mut read = self.read.lock();
+        let mut parsed_secrets = self.parsed_secrets.lock();
         let mut by_name = HashMap::new();
-        let before = std::mem::take(&mut *read);
+        let previous = std::mem::take(&mut *parsed_secrets);
         for (name, secret) in named {
             let version = secret.metadata.resource_version.clone().unwrap_or_default();
-            let known = read.get(secret.uid()).or_else(|| before.get(secret.uid()));
+            let known = parsed_secrets.get(secret.uid()).or_else(|| previous.get(secret.uid()));
             let key = match known {
-                Some((of, key)) if *of == version => key.clone(),
-                _ => parse(secret),
+                Some((known_version, key)) if *known_version == version => key.clone(),
+                _ => parse_secret(secret),
             };
-            read.insert(secret.uid().to_owned(), (version, key.clone()));
+            parsed_secrets.insert(secret.uid().to_owned(), (version, key.clone()));
             if let Some(key) = key {
                 by_name.entry(name.clone()).or_insert(key);
             }
@@ -79,7 +83,7 @@ impl Certificates {
         let wildcard = || by_name.get(&format!("*.{}", name.split_once('.')?.1));
         // One for all hosts is that of an Ingress without any.
         let found = by_name.get(&name).or_else(wildcard).or_else(|| by_name.get(""));
-        found.unwrap_or(&self.own).clone()
+        found.unwrap_or(&self.default_certificate).clone()
     }
 }
 
@@ -90,13 +94,13 @@ impl ResolvesServerCert for Certificates {
 }
 
 /// What a Secret holds; what cannot be used is told, without what is in it.
-fn parse(secret: &Secret) -> Option<Arc<CertifiedKey>> {
+fn parse_secret(secret: &Secret) -> Option<Arc<CertifiedKey>> {
     let text = |name: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(name));
         bytes.map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned()).unwrap_or_default()
     };
-    let issued = Issued { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
-    let parsed = pki::certified(&issued);
+    let key_pair = CertKeyPair { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
+    let parsed = pki::certified_key(&key_pair);
     parsed
         .inspect_err(|error| tracing::warn!(%error, secret = %secret.key(), "a certificate cannot be used"))
         .ok()
@@ -109,10 +113,12 @@ mod tests {
 
     use super::*;
 
-    fn secret(uid: &str, version: &str, issued: &Issued) -> Arc<Secret> {
+    fn secret(uid: &str, version: &str, key_pair: &CertKeyPair) -> Arc<Secret> {
         let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
-        let data =
-            [("tls.crt".to_owned(), bytes(&issued.cert_pem)), ("tls.key".to_owned(), bytes(&issued.key_pem))];
+        let data = [
+            ("tls.crt".to_owned(), bytes(&key_pair.cert_pem)),
+            ("tls.key".to_owned(), bytes(&key_pair.key_pem)),
+        ];
         Arc::new(Secret {
             metadata: ObjectMeta {
                 name: Some(uid.to_owned()),
@@ -125,36 +131,39 @@ mod tests {
         })
     }
 
-    fn issued(name: &str) -> Issued {
+    fn self_signed_certificate(name: &str) -> CertKeyPair {
         let leaf = Leaf {
             common_name: name.to_owned(),
             organizations: Vec::new(),
             dns_names: vec![name.to_owned()],
             ips: Vec::new(),
             usage: Usage::Server,
-            lifetime: DECADE,
+            lifetime: DEFAULT_CERTIFICATE_LIFETIME,
         };
         pki::self_signed(&leaf, Timestamp::now()).unwrap()
     }
 
     #[test]
-    fn the_most_exact_name_counts_and_what_is_new_is_shown() {
+    fn exact_name_wins_and_changed_secrets_are_parsed_again() {
         let all = Certificates::new(Timestamp::now()).unwrap();
-        let (a, wild) = (secret("a", "1", &issued("a.io")), secret("w", "1", &issued("w.io")));
+        let (a, wild) = (
+            secret("a", "1", &self_signed_certificate("a.io")),
+            secret("w", "1", &self_signed_certificate("w.io")),
+        );
         let named = |name: &str, secret: &Arc<Secret>| (name.to_owned(), secret.clone());
         all.replace(&[named("a.io", &a), named("a.io", &wild), named("*.io", &wild)]);
         let (of_a, of_wild) = (all.find("A.io"), all.find("b.io"));
         assert!(!Arc::ptr_eq(&of_a, &of_wild));
-        assert!(Arc::ptr_eq(&all.find("x.b.io"), &all.own));
-        assert!(Arc::ptr_eq(&all.find(""), &all.own));
+        assert!(Arc::ptr_eq(&all.find("x.b.io"), &all.default_certificate));
+        assert!(Arc::ptr_eq(&all.find(""), &all.default_certificate));
         // What has not changed is not read again, what has is.
-        let newer = secret("w", "2", &issued("w.io"));
+        let newer = secret("w", "2", &self_signed_certificate("w.io"));
         all.replace(&[named("a.io", &a), named("*.io", &newer)]);
         assert!(Arc::ptr_eq(&of_a, &all.find("a.io")));
         assert!(!Arc::ptr_eq(&of_wild, &all.find("b.io")));
         // One that is no good is as if it were not there.
-        let broken = secret("a", "3", &Issued { cert_pem: String::new(), key_pem: String::new() });
+        let broken = secret("a", "3", &CertKeyPair { cert_pem: String::new(), key_pem: String::new() });
         all.replace(&[named("a.io", &broken)]);
-        assert!(Arc::ptr_eq(&all.find("a.io"), &all.own));
+        assert!(Arc::ptr_eq(&all.find("a.io"), &all.default_certificate));
     }
 }

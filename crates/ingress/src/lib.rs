@@ -22,24 +22,24 @@ use k8s_openapi::api::networking::v1::{IngressClass, IngressClassSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use metrics::Metrics;
-pub use pool::directly;
+pub use pool::direct_dialer;
 pub use relay::relay;
-pub use serve::Ingress;
+pub use serve::IngressServer;
 pub use status::Config;
 
 /// What a class names as its controller to have its Ingresses served here.
 pub const CONTROLLER: &str = "skiff.dev/ingress";
 /// On a node that passes on what comes for Ingresses to one that serves them: `"true"`.
-pub const RELAYS: &str = "skiff.dev/ingress";
+pub const RELAY_ANNOTATION: &str = "skiff.dev/ingress";
 /// Marks the class of Ingresses that name none.
-const DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
+const DEFAULT_CLASS_ANNOTATION: &str = "ingressclass.kubernetes.io/is-default-class";
 
 /// The class that is there from the start.
-pub fn class() -> IngressClass {
+pub fn ingress_class() -> IngressClass {
     IngressClass {
         metadata: ObjectMeta {
             name: Some("skiff".to_owned()),
-            annotations: Some([(DEFAULT.to_owned(), "true".to_owned())].into()),
+            annotations: Some([(DEFAULT_CLASS_ANNOTATION.to_owned(), "true".to_owned())].into()),
             ..ObjectMeta::default()
         },
         spec: Some(IngressClassSpec { controller: Some(CONTROLLER.to_owned()), parameters: None }),
@@ -48,7 +48,7 @@ pub fn class() -> IngressClass {
 
 /// What the parts share.
 struct Shared {
-    table: parking_lot::RwLock<Arc<table::Table>>,
+    table: parking_lot::RwLock<Arc<table::RouteTable>>,
     certificates: Arc<certificates::Certificates>,
     pool: pool::Pool,
     /// Where HTTPS is served; zero where it is not.

@@ -9,19 +9,19 @@ use parking_lot::Mutex;
 /// Requests by the code of their answer, and how many are under way.
 #[derive(Default)]
 pub struct Metrics {
-    codes: Mutex<BTreeMap<u16, u64>>,
-    open: AtomicU64,
+    responses_by_code: Mutex<BTreeMap<u16, u64>>,
+    open_connections: AtomicU64,
 }
 
 impl Metrics {
-    pub(crate) fn answered(&self, code: u16) {
-        *self.codes.lock().entry(code).or_default() += 1;
+    pub(crate) fn record_response(&self, code: u16) {
+        *self.responses_by_code.lock().entry(code).or_default() += 1;
     }
 
-    pub(crate) fn connected(&self, connected: bool) {
+    pub(crate) fn record_connection(&self, connected: bool) {
         match connected {
-            true => self.open.fetch_add(1, Ordering::Relaxed),
-            false => self.open.fetch_sub(1, Ordering::Relaxed),
+            true => self.open_connections.fetch_add(1, Ordering::Relaxed),
+            false => self.open_connections.fetch_sub(1, Ordering::Relaxed),
         };
     }
 
@@ -29,11 +29,11 @@ impl Metrics {
     pub fn write(&self, out: &mut String) {
         let name = "skiff_ingress_requests_total";
         let _ = writeln!(out, "# HELP {name} Requests from outside, by code.\n# TYPE {name} counter");
-        for (code, count) in &*self.codes.lock() {
+        for (code, count) in &*self.responses_by_code.lock() {
             let _ = writeln!(out, "{name}{{code=\"{code}\"}} {count}");
         }
         let name = "skiff_ingress_connections";
         let _ = writeln!(out, "# HELP {name} Connections from outside that are open.\n# TYPE {name} gauge");
-        let _ = writeln!(out, "{name} {}", self.open.load(Ordering::Relaxed));
+        let _ = writeln!(out, "{name} {}", self.open_connections.load(Ordering::Relaxed));
     }
 }

@@ -11,30 +11,31 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 /// Connections open at a time; more wait to be accepted.
-const MOST_CONNECTIONS: usize = 4096;
-const DIAL: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(50);
+const MAX_CONNECTIONS: usize = 4096;
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Passes connections on to `place` (`host:port`) until told to stop.
-pub async fn relay(listener: TcpListener, place: String, mut shutdown: watch::Receiver<bool>) {
-    let (room, place) = (Arc::new(Semaphore::new(MOST_CONNECTIONS)), Arc::<str>::from(place));
+pub async fn relay(listener: TcpListener, upstream_addr: String, mut shutdown: watch::Receiver<bool>) {
+    let (semaphore, upstream_addr) =
+        (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::<str>::from(upstream_addr));
     loop {
         let accept = async {
-            let permit = room.clone().acquire_owned().await.expect("never closed");
+            let permit = semaphore.clone().acquire_owned().await.expect("never closed");
             (listener.accept().await, permit)
         };
         let (accepted, permit) = tokio::select! {
             accepted = accept => accepted,
             _ = shutdown.wait_for(|stop| *stop) => return,
         };
-        let Ok((near, _)) = accepted else {
-            tokio::time::sleep(PAUSE).await;
+        let Ok((client, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        let (place, mut stopped) = (place.clone(), shutdown.clone());
+        let (upstream_addr, mut stopped) = (upstream_addr.clone(), shutdown.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = tie(near, &place) => {}
+                () = relay_connection(client, &upstream_addr) => {}
                 _ = stopped.wait_for(|stop| *stop) => {}
             }
             drop(permit);
@@ -42,18 +43,18 @@ pub async fn relay(listener: TcpListener, place: String, mut shutdown: watch::Re
     }
 }
 
-async fn tie(mut near: TcpStream, place: &str) {
-    let mut far = match tokio::time::timeout(DIAL, TcpStream::connect(place)).await {
-        Ok(Ok(far)) => far,
-        Ok(Err(error)) => return tracing::debug!(%error, place, "nobody serves Ingresses there"),
-        Err(_) => return tracing::debug!(place, "no answer from where Ingresses are served"),
+async fn relay_connection(mut client: TcpStream, upstream_addr: &str) {
+    let mut upstream = match tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(upstream_addr)).await {
+        Ok(Ok(upstream)) => upstream,
+        Ok(Err(error)) => return tracing::debug!(%error, upstream_addr, "nobody serves Ingresses there"),
+        Err(_) => return tracing::debug!(upstream_addr, "no answer from where Ingresses are served"),
     };
-    for stream in [&near, &far] {
+    for stream in [&client, &upstream] {
         let _ = stream.set_nodelay(true);
         // Ends that vanish without a word are noticed.
         let _ = rustix::net::sockopt::set_socket_keepalive(stream, true);
     }
-    if let Err(error) = tokio::io::copy_bidirectional(&mut near, &mut far).await {
-        tracing::debug!(%error, place, "a connection that was passed on broke");
+    if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut upstream).await {
+        tracing::debug!(%error, upstream_addr, "a connection that was passed on broke");
     }
 }

@@ -21,34 +21,34 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::certificates::Certificates;
-use crate::forward::{self, From};
+use crate::forward::{self, RequestSource};
 use crate::pool::Pool;
 use crate::status::{self, Config};
 use crate::{Metrics, Shared};
 
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// To send the headers of a request, the pause before them included.
-const HEADERS: Duration = Duration::from_secs(60);
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How much these may be.
-const MOST_HEADERS: u32 = 64 << 10;
+const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// How HTTP/2 begins, and no request of HTTP/1.1 does.
-const PREFACE: &[u8; 4] = b"PRI ";
+const HTTP2_PREFACE: &[u8; 4] = b"PRI ";
 /// Streams on one connection of HTTP/2.
-const MOST_STREAMS: u32 = 250;
+const MAX_CONCURRENT_STREAMS: u32 = 250;
 /// Connections open at a time; more wait to be accepted.
-const MOST_CONNECTIONS: usize = 8192;
+const MAX_CONNECTIONS: usize = 8192;
 
 /// The way in for requests from outside.
 #[derive(Clone)]
-pub struct Ingress {
+pub struct IngressServer {
     shared: Arc<Shared>,
-    room: Arc<Semaphore>,
+    semaphore: Arc<Semaphore>,
     shutdown: watch::Receiver<bool>,
 }
 
-impl Ingress {
+impl IngressServer {
     /// Begins to follow the cluster; nothing is served yet.
-    pub fn start(ctx: &Ctx, config: Config) -> Result<Ingress, pki::Error> {
+    pub fn start(ctx: &Ctx, config: Config) -> Result<IngressServer, pki::Error> {
         let shared = Arc::new(Shared {
             table: RwLock::default(),
             certificates: Certificates::new(Timestamp::now())?,
@@ -56,9 +56,9 @@ impl Ingress {
             https_port: AtomicU16::new(0),
             metrics: Arc::default(),
         });
-        tokio::spawn(status::follow(ctx.clone(), config, shared.clone()));
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Ok(Ingress { shared, room, shutdown: ctx.shutdown.clone() })
+        tokio::spawn(status::run(ctx.clone(), config, shared.clone()));
+        let semaphore = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        Ok(IngressServer { shared, semaphore, shutdown: ctx.shutdown.clone() })
     }
 
     pub fn metrics(&self) -> Arc<Metrics> {
@@ -66,12 +66,12 @@ impl Ingress {
     }
 
     /// Serves HTTP until told to stop.
-    pub async fn http(self, listener: TcpListener) {
+    pub async fn serve_http(self, listener: TcpListener) {
         self.serve(listener, None).await;
     }
 
     /// Serves HTTPS until told to stop.
-    pub async fn https(self, listener: TcpListener) {
+    pub async fn serve_https(self, listener: TcpListener) {
         match self.shared.certificates.tls() {
             Ok(tls) => {
                 let port = listener.local_addr().map_or(0, |address| address.port());
@@ -86,23 +86,24 @@ impl Ingress {
         let port = listener.local_addr().map_or(0, |address| address.port());
         loop {
             let accept = async {
-                let place = self.room.clone().acquire_owned().await.expect("never closed");
-                (listener.accept().await, place)
+                let permit = self.semaphore.clone().acquire_owned().await.expect("never closed");
+                (listener.accept().await, permit)
             };
-            let (accepted, place) = tokio::select! {
+            let (accepted, permit) = tokio::select! {
                 accepted = accept => accepted,
                 _ = self.shutdown.wait_for(|stop| *stop) => return,
             };
             match accepted {
                 Ok((stream, client)) => {
-                    let connection = connection(self.shared.clone(), tls.clone(), (stream, client, port));
+                    let connection =
+                        handle_connection(self.shared.clone(), tls.clone(), (stream, client, port));
                     let mut shutdown = self.shutdown.clone();
                     tokio::spawn(async move {
                         tokio::select! {
                             () = connection => {}
                             _ = shutdown.wait_for(|stop| *stop) => {}
                         }
-                        drop(place);
+                        drop(permit);
                     });
                 }
                 Err(error) => {
@@ -115,63 +116,67 @@ impl Ingress {
 }
 
 /// Counts a connection for as long as it is open.
-struct Open(Arc<Metrics>);
+struct OpenConnection(Arc<Metrics>);
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.0.connected(false);
+        self.0.record_connection(false);
     }
 }
 
-async fn connection(
+async fn handle_connection(
     shared: Arc<Shared>,
     tls: Option<TlsAcceptor>,
     (stream, client, port): (TcpStream, SocketAddr, u16),
 ) {
-    shared.metrics.connected(true);
-    let _open = Open(shared.metrics.clone());
+    shared.metrics.record_connection(true);
+    let _open = OpenConnection(shared.metrics.clone());
     let _ = stream.set_nodelay(true);
     // Clients that vanish without a word are noticed, however long a connection may be silent.
     let _ = sockopt::set_socket_keepalive(&stream, true);
-    let _ = sockopt::set_tcp_keepidle(&stream, HEADERS);
-    let from = From { client: client.ip().to_canonical(), port, tls: tls.is_some() };
+    let _ = sockopt::set_tcp_keepidle(&stream, HEADER_READ_TIMEOUT);
+    let source = RequestSource { client: client.ip().to_canonical(), port, tls: tls.is_some() };
     let Some(acceptor) = tls else {
         // The first bytes tell which version it is; a client without any has said nothing yet.
-        let mut first = [0; PREFACE.len()];
-        if let Ok(Ok(_)) = tokio::time::timeout(HEADERS, stream.peek(&mut first)).await {
-            speak(shared, from, stream, first == *PREFACE).await;
+        let mut first = [0; HTTP2_PREFACE.len()];
+        if let Ok(Ok(_)) = tokio::time::timeout(HEADER_READ_TIMEOUT, stream.peek(&mut first)).await {
+            serve_stream(shared, source, stream, first == *HTTP2_PREFACE).await;
         }
         return;
     };
-    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => return tracing::debug!("TLS handshake took too long"),
     };
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    speak(shared, from, stream, http2).await;
+    serve_stream(shared, source, stream, http2).await;
 }
 
-async fn speak<IO>(shared: Arc<Shared>, from: From, stream: IO, http2: bool)
+async fn serve_stream<IO>(shared: Arc<Shared>, source: RequestSource, stream: IO, http2: bool)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |request: Request<Incoming>| {
         let shared = shared.clone();
-        async move { Ok::<_, Infallible>(forward::answer(&shared, from, request).await) }
+        async move { Ok::<_, Infallible>(forward::handle_request(&shared, source, request).await) }
     });
     let builder = auto::Builder::new(TokioExecutor::new());
     let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_HEADERS as usize);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(MOST_STREAMS)
-        .max_header_list_size(MOST_HEADERS)
-        .keep_alive_interval(HEADERS)
-        .keep_alive_timeout(HANDSHAKE);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
-    if let Err(error) = served {
+        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .keep_alive_interval(HEADER_READ_TIMEOUT)
+        .keep_alive_timeout(HANDSHAKE_TIMEOUT);
+    let result = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
+    if let Err(error) = result {
         tracing::debug!(error = &*error, "connection ended");
     }
 }

@@ -19,7 +19,7 @@ pub enum PathType {
 
 /// How pods expect to be spoken to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Speech {
+pub struct BackendProtocol {
     pub tls: bool,
     /// HTTP/2 from the first byte, as gRPC needs it; otherwise HTTP/1.1.
     pub http2: bool,
@@ -27,9 +27,9 @@ pub struct Speech {
 
 /// Where a connection leads, and how it is spoken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct BackendAddr {
     pub address: SocketAddr,
-    pub speech: Speech,
+    pub protocol: BackendProtocol,
 }
 
 /// Those who answer.
@@ -38,10 +38,10 @@ pub struct Backend {
     /// As it is named in logs.
     pub name: String,
     pub addresses: Vec<SocketAddr>,
-    pub speech: Speech,
+    pub protocol: BackendProtocol,
     /// Whether who comes without TLS is sent away to come with it.
     pub redirect: bool,
-    next: AtomicUsize,
+    next_index: AtomicUsize,
 }
 
 impl Backend {
@@ -50,11 +50,11 @@ impl Backend {
     }
 
     /// Everyone once, each time beginning with another.
-    pub fn in_turn(&self) -> impl Iterator<Item = Place> {
-        let start = self.next.fetch_add(1, Ordering::Relaxed);
+    pub fn rotate(&self) -> impl Iterator<Item = BackendAddr> {
+        let start = self.next_index.fetch_add(1, Ordering::Relaxed);
         let count = self.addresses.len();
         let at = move |index| self.addresses[start.wrapping_add(index) % count];
-        (0..count).map(move |index| Place { address: at(index), speech: self.speech })
+        (0..count).map(move |index| BackendAddr { address: at(index), protocol: self.protocol })
     }
 }
 
@@ -70,58 +70,66 @@ pub struct Rule {
 
 /// All rules, by host.
 #[derive(Debug, Default)]
-pub struct Table {
-    names: HashMap<String, Site>,
+pub struct RouteTable {
+    exact_hosts: HashMap<String, HostRules>,
     /// By what is behind the first dot.
-    wildcards: HashMap<String, Site>,
-    any: Site,
+    wildcard_hosts: HashMap<String, HostRules>,
+    any_host: HostRules,
 }
 
 #[derive(Debug, Default)]
-struct Site {
+struct HostRules {
     /// The longest first, exact ones before prefixes; the older first among equals.
     rules: Vec<(Vec<String>, Rule)>,
     default: Option<Arc<Backend>>,
 }
 
-impl Table {
+impl RouteTable {
     /// Rules of older Ingresses come first, and so do their default backends, each with a host it is for or, for
     /// those without rules, `""`.
-    pub fn new(rules: Vec<Rule>, defaults: Vec<(String, Arc<Backend>)>) -> Table {
-        let mut table = Table::default();
+    pub fn new(rules: Vec<Rule>, defaults: Vec<(String, Arc<Backend>)>) -> RouteTable {
+        let mut table = RouteTable::default();
         for rule in rules {
             let elements = elements(&rule.path).map(str::to_owned).collect();
-            table.site(&rule.host).rules.push((elements, rule));
+            table.host_rules(&rule.host).rules.push((elements, rule));
         }
         for (host, backend) in defaults {
-            table.any.default.get_or_insert_with(|| backend.clone());
-            table.site(&host).default.get_or_insert(backend);
+            table.any_host.default.get_or_insert_with(|| backend.clone());
+            table.host_rules(&host).default.get_or_insert(backend);
         }
-        let sites = table.names.values_mut().chain(table.wildcards.values_mut()).chain([&mut table.any]);
-        for site in sites {
+        let entries = table
+            .exact_hosts
+            .values_mut()
+            .chain(table.wildcard_hosts.values_mut())
+            .chain([&mut table.any_host]);
+        for entry in entries {
             // Stable, so that age still counts.
-            site.rules.sort_by_key(|(elements, rule)| {
+            entry.rules.sort_by_key(|(elements, rule)| {
                 (std::cmp::Reverse(elements.len()), rule.path_type == PathType::Prefix)
             });
         }
         table
     }
 
-    fn site(&mut self, host: &str) -> &mut Site {
+    fn host_rules(&mut self, host: &str) -> &mut HostRules {
         match host.strip_prefix("*.") {
-            _ if host.is_empty() => &mut self.any,
-            Some(domain) => self.wildcards.entry(domain.to_owned()).or_default(),
-            None => self.names.entry(host.to_owned()).or_default(),
+            _ if host.is_empty() => &mut self.any_host,
+            Some(domain) => self.wildcard_hosts.entry(domain.to_owned()).or_default(),
+            None => self.exact_hosts.entry(host.to_owned()).or_default(),
         }
     }
 
     /// Everybody who may be asked.
-    pub fn places(&self) -> impl Iterator<Item = Place> {
-        let sites = self.names.values().chain(self.wildcards.values()).chain([&self.any]);
-        let backends = sites
-            .flat_map(|site| site.rules.iter().map(|(_, rule)| &rule.backend).chain(site.default.as_ref()));
+    pub fn backend_addrs(&self) -> impl Iterator<Item = BackendAddr> {
+        let entries = self.exact_hosts.values().chain(self.wildcard_hosts.values()).chain([&self.any_host]);
+        let backends = entries.flat_map(|entry| {
+            entry.rules.iter().map(|(_, rule)| &rule.backend).chain(entry.default.as_ref())
+        });
         backends.flat_map(|backend| {
-            backend.addresses.iter().map(|address| Place { address: *address, speech: backend.speech })
+            backend
+                .addresses
+                .iter()
+                .map(|address| BackendAddr { address: *address, protocol: backend.protocol })
         })
     }
 
@@ -129,19 +137,19 @@ impl Table {
     pub fn find(&self, host: &str, path: &str) -> Option<&Arc<Backend>> {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
         let domain = host.split_once('.').filter(|(first, _)| !first.is_empty()).map(|(_, domain)| domain);
-        let site = self.names.get(&host).or_else(|| self.wildcards.get(domain?));
-        let site = site.unwrap_or(&self.any);
-        site.find(path).or(site.default.as_ref()).or(self.any.default.as_ref())
+        let entry = self.exact_hosts.get(&host).or_else(|| self.wildcard_hosts.get(domain?));
+        let entry = entry.unwrap_or(&self.any_host);
+        entry.find(path).or(entry.default.as_ref()).or(self.any_host.default.as_ref())
     }
 }
 
-impl Site {
+impl HostRules {
     fn find(&self, path: &str) -> Option<&Arc<Backend>> {
-        let asked: Vec<&str> = elements(path).collect();
+        let requested: Vec<&str> = elements(path).collect();
         let found = self.rules.iter().find(|(elements, rule)| match rule.path_type {
             PathType::Exact => rule.path == path,
             PathType::Prefix => {
-                elements.len() <= asked.len() && elements.iter().zip(&asked).all(|(a, b)| a == b)
+                elements.len() <= requested.len() && elements.iter().zip(&requested).all(|(a, b)| a == b)
             }
         });
         found.map(|(_, rule)| &rule.backend)

@@ -9,24 +9,24 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass, ServiceBackendPort};
 use reconcile::{Key, Object as _};
 
-use crate::table::{Backend, PathType, Rule, Speech, Table};
-use crate::{CONTROLLER, DEFAULT};
+use crate::table::{Backend, BackendProtocol, PathType, RouteTable, Rule};
+use crate::{CONTROLLER, DEFAULT_CLASS_ANNOTATION};
 
 /// From before classes had objects.
-const ANNOTATION: &str = "kubernetes.io/ingress.class";
+const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 
 /// On an Ingress that is to be had over TLS only: `"true"`.
-const REDIRECT: &str = "skiff.dev/ssl-redirect";
+const SSL_REDIRECT_ANNOTATION: &str = "skiff.dev/ssl-redirect";
 /// What a port of a Service says as its protocol where pods expect something else than plain HTTP/1.1. Those without
 /// a prefix besides `https` are what others have come to understand.
-const SPEECHES: [(&str, Speech); 7] = [
-    ("https", Speech { tls: true, http2: false }),
-    ("kubernetes.io/wss", Speech { tls: true, http2: false }),
-    ("kubernetes.io/h2c", Speech { tls: false, http2: true }),
-    ("h2c", Speech { tls: false, http2: true }),
-    ("http2", Speech { tls: false, http2: true }),
-    ("grpc", Speech { tls: false, http2: true }),
-    ("grpcs", Speech { tls: true, http2: true }),
+const APP_PROTOCOLS: [(&str, BackendProtocol); 7] = [
+    ("https", BackendProtocol { tls: true, http2: false }),
+    ("kubernetes.io/wss", BackendProtocol { tls: true, http2: false }),
+    ("kubernetes.io/h2c", BackendProtocol { tls: false, http2: true }),
+    ("h2c", BackendProtocol { tls: false, http2: true }),
+    ("http2", BackendProtocol { tls: false, http2: true }),
+    ("grpc", BackendProtocol { tls: false, http2: true }),
+    ("grpcs", BackendProtocol { tls: true, http2: true }),
 ];
 
 /// What is seen of the cluster.
@@ -42,7 +42,7 @@ pub trait View {
 /// What is to be served.
 #[derive(Default)]
 pub struct Plan {
-    pub table: Table,
+    pub table: RouteTable,
     /// Names, `*.domain` among them, and the Secrets with their certificates. Older ones first.
     pub certificates: Vec<(String, Arc<Secret>)>,
     /// The Ingresses that are served.
@@ -53,14 +53,15 @@ pub struct Plan {
 }
 
 /// Works out what is to be served.
-pub fn plan(view: &dyn View) -> Plan {
-    let mut plan = Plan { ingresses: served(view), ..Plan::default() };
+pub fn build_plan(view: &dyn View) -> Plan {
+    let mut plan = Plan { ingresses: served_ingresses(view), ..Plan::default() };
     let mut backends: HashMap<(Key, String, bool), Arc<Backend>> = HashMap::new();
     let (mut rules, mut defaults) = (Vec::new(), Vec::new());
     for ingress in plan.ingresses.clone() {
         let Some(spec) = &ingress.spec else { continue };
         let annotations = ingress.metadata.annotations.as_ref();
-        let redirect = annotations.and_then(|all| all.get(REDIRECT)).is_some_and(|value| value == "true");
+        let redirect =
+            annotations.and_then(|all| all.get(SSL_REDIRECT_ANNOTATION)).is_some_and(|value| value == "true");
         let mut resolve = |backend: Option<&IngressBackend>| {
             let (key, port) = match backend.and_then(|backend| backend.service.as_ref()) {
                 Some(service) => {
@@ -71,14 +72,14 @@ pub fn plan(view: &dyn View) -> Plan {
             };
             plan.services.insert(key.clone());
             let name = port.name.clone().unwrap_or_else(|| port.number.unwrap_or_default().to_string());
-            let made = || {
-                let found = view.service(&key).map(|service| answering(view, &service, &port));
-                let (addresses, speech) = found.unwrap_or_default();
+            let build_backend = || {
+                let found = view.service(&key).map(|service| resolve_service_port(view, &service, &port));
+                let (addresses, protocol) = found.unwrap_or_default();
                 let mut backend = Backend::new(format!("{key}:{name}"), addresses);
-                (backend.speech, backend.redirect) = (speech, redirect);
+                (backend.protocol, backend.redirect) = (protocol, redirect);
                 Arc::new(backend)
             };
-            backends.entry((key.clone(), name.clone(), redirect)).or_insert_with(made).clone()
+            backends.entry((key.clone(), name.clone(), redirect)).or_insert_with(build_backend).clone()
         };
         let mut hosts = BTreeSet::new();
         for rule in spec.rules.iter().flatten() {
@@ -96,8 +97,8 @@ pub fn plan(view: &dyn View) -> Plan {
         }
         if spec.default_backend.is_some() {
             let backend = resolve(spec.default_backend.as_ref());
-            let of = if hosts.is_empty() { BTreeSet::from([String::new()]) } else { hosts.clone() };
-            defaults.extend(of.into_iter().map(|host| (host, backend.clone())));
+            let target_hosts = if hosts.is_empty() { BTreeSet::from([String::new()]) } else { hosts.clone() };
+            defaults.extend(target_hosts.into_iter().map(|host| (host, backend.clone())));
         }
         for tls in spec.tls.iter().flatten() {
             let Some(name) = tls.secret_name.as_deref().filter(|name| !name.is_empty()) else { continue };
@@ -111,30 +112,30 @@ pub fn plan(view: &dyn View) -> Plan {
             plan.certificates.extend(named.into_iter().map(|host| (host, secret.clone())));
         }
     }
-    plan.table = Table::new(rules, defaults);
+    plan.table = RouteTable::new(rules, defaults);
     plan
 }
 
 /// The Ingresses of our classes, the oldest first.
-fn served(view: &dyn View) -> Vec<Arc<Ingress>> {
-    let ours = |class: &IngressClass| {
+fn served_ingresses(view: &dyn View) -> Vec<Arc<Ingress>> {
+    let has_own_controller = |class: &IngressClass| {
         class.spec.as_ref().and_then(|spec| spec.controller.as_deref()) == Some(CONTROLLER)
     };
     let is_default = |class: &IngressClass| {
         let annotations = class.metadata.annotations.as_ref();
-        annotations.and_then(|all| all.get(DEFAULT)).is_some_and(|value| value == "true")
+        annotations.and_then(|all| all.get(DEFAULT_CLASS_ANNOTATION)).is_some_and(|value| value == "true")
     };
     let classes = view.classes();
     let mut served: Vec<Arc<Ingress>> = view.ingresses();
     served.retain(|ingress| {
         let named = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
-        let annotated = ingress.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION));
+        let annotated = ingress.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION));
         if ingress.metadata.deletion_timestamp.is_some() {
             return false;
         }
         match named.or(annotated.map(String::as_str)) {
-            Some(name) => classes.iter().any(|class| class.name() == name && ours(class)),
-            None => classes.iter().any(|class| is_default(class) && ours(class)),
+            Some(name) => classes.iter().any(|class| class.name() == name && has_own_controller(class)),
+            None => classes.iter().any(|class| is_default(class) && has_own_controller(class)),
         }
     });
     served.sort_by_key(|ingress| {
@@ -145,16 +146,20 @@ fn served(view: &dyn View) -> Vec<Arc<Ingress>> {
 
 /// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve. And how they
 /// expect to be spoken to.
-fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) -> (Vec<SocketAddr>, Speech) {
+fn resolve_service_port(
+    view: &dyn View,
+    service: &Service,
+    backend_port: &ServiceBackendPort,
+) -> (Vec<SocketAddr>, BackendProtocol) {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
-    let port = ports.iter().find(|port| match &wanted.name {
+    let port = ports.iter().find(|port| match &backend_port.name {
         Some(name) => port.name.as_deref() == Some(name),
-        None => Some(port.port) == wanted.number,
+        None => Some(port.port) == backend_port.number,
     });
     let Some(port) = port else { return Default::default() };
-    let protocol = port.app_protocol.as_deref().unwrap_or_default();
-    let known = SPEECHES.iter().find(|(name, _)| protocol.eq_ignore_ascii_case(name));
-    let speech = known.map(|(_, speech)| *speech).unwrap_or_default();
+    let app_protocol = port.app_protocol.as_deref().unwrap_or_default();
+    let known = APP_PROTOCOLS.iter().find(|(name, _)| app_protocol.eq_ignore_ascii_case(name));
+    let protocol = known.map(|(_, protocol)| *protocol).unwrap_or_default();
     let (mut ready, mut serving) = (BTreeSet::new(), BTreeSet::new());
     for slice in view.slices(&service.key()) {
         let name = |name: &Option<String>| name.clone().unwrap_or_default();
@@ -163,18 +168,18 @@ fn answering(view: &dyn View, service: &Service, wanted: &ServiceBackendPort) ->
         for endpoint in slice.endpoints.iter().flatten() {
             let parsed = endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok());
             let all = parsed.map(|ip| SocketAddr::new(ip, number));
-            match state(endpoint) {
+            match endpoint_state(endpoint) {
                 (true, _) => ready.extend(all),
                 (false, true) => serving.extend(all),
                 _ => {}
             }
         }
     }
-    ((if ready.is_empty() { serving } else { ready }).into_iter().collect(), speech)
+    ((if ready.is_empty() { serving } else { ready }).into_iter().collect(), protocol)
 }
 
 /// Whether an endpoint is ready, and whether it still serves.
-fn state(endpoint: &Endpoint) -> (bool, bool) {
+fn endpoint_state(endpoint: &Endpoint) -> (bool, bool) {
     let Some(conditions) = &endpoint.conditions else { return (true, true) };
     let ready = conditions.ready.unwrap_or(true);
     (ready, conditions.serving.unwrap_or(ready))

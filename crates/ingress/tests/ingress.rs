@@ -11,14 +11,14 @@ use http_body_util::{BodyExt as _, Empty, Full, StreamBody, combinators::UnsyncB
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use ingress::{Config, Ingress};
+use ingress::{Config, IngressServer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress as Object;
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use pki::{Authority, Leaf, Usage};
-use reconcile::{Client, Clock, Ctx, Delete, Key};
+use reconcile::{Client, Clock, Ctx, DeleteOptions, Key};
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -26,47 +26,47 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsConnector;
 
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An address of this machine that may stand in an EndpointSlice, which no loopback address may.
-fn own_address() -> Option<IpAddr> {
+fn non_loopback_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect("198.51.100.1:9").ok()?;
     let ip = socket.local_addr().ok()?.ip();
     (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
-struct World {
+struct TestCluster {
     client: Client,
-    own: IpAddr,
+    pod_ip: IpAddr,
     http: SocketAddr,
     https: SocketAddr,
     _stop: watch::Sender<bool>,
-    _server: apiserver::Started,
+    _server: apiserver::RunningServer,
     directory: tempfile::TempDir,
 }
 
-impl World {
-    async fn start() -> Option<World> {
-        let Some(own) = own_address() else {
+impl TestCluster {
+    async fn start() -> Option<TestCluster> {
+        let Some(pod_ip) = non_loopback_address() else {
             eprintln!("skipped: this machine has no address besides loopback");
             return None;
         };
         let directory = tempfile::tempdir().unwrap();
         let stop = watch::Sender::new(false);
-        let server = apiserver::start_in(directory.path(), stop.subscribe()).await.unwrap();
+        let server = apiserver::start_in_directory(directory.path(), stop.subscribe()).await.unwrap();
         let client = Client::new(server.local(), "test");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
-        client.create(&ingress::class()).await.unwrap();
+        client.create(&ingress::ingress_class()).await.unwrap();
         let address = watch::channel(Some("192.0.2.1".parse().unwrap())).1;
-        let config = Config { client: client.clone(), address, dial: ingress::directly() };
-        let ingress = Ingress::start(&ctx, config).unwrap();
+        let config = Config { client: client.clone(), address, dial: ingress::direct_dialer() };
+        let ingress = IngressServer::start(&ctx, config).unwrap();
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (plain, tls) = (listen().await, listen().await);
         let (http, https) = (plain.local_addr().unwrap(), tls.local_addr().unwrap());
-        tokio::spawn(ingress.clone().http(plain));
-        tokio::spawn(ingress.https(tls));
-        Some(World { client, own, http, https, _stop: stop, _server: server, directory })
+        tokio::spawn(ingress.clone().serve_http(plain));
+        tokio::spawn(ingress.serve_https(tls));
+        Some(TestCluster { client, pod_ip, http, https, _stop: stop, _server: server, directory })
     }
 
     async fn create<T: reconcile::Object + Serialize + DeserializeOwned>(&self, object: Value) -> T {
@@ -85,7 +85,7 @@ impl World {
                     "labels": {"kubernetes.io/service-name": name},
                 },
                 "addressType": "IPv4", "ports": [{"name": "http", "port": port}],
-                "endpoints": [{"addresses": [self.own.to_string()], "conditions": {"ready": true}}],
+                "endpoints": [{"addresses": [self.pod_ip.to_string()], "conditions": {"ready": true}}],
             }))
             .await;
         }
@@ -109,22 +109,22 @@ impl World {
         tokio::spawn(connection);
         let request = Request::get(path).header("host", host).header("x-forwarded-for", "1.2.3.4");
         let request = request.body(Empty::<Bytes>::new()).unwrap();
-        whole(sender.send_request(request).await.unwrap()).await
+        read_response(sender.send_request(request).await.unwrap()).await
     }
 
     /// Asks until the answer is as wished.
-    async fn becomes(&self, host: &str, path: &str, wished: (u16, &str)) {
+    async fn wait_for_response(&self, host: &str, path: &str, expected: (u16, &str)) {
         let mut last = (0, String::new());
         let wait = async {
-            while (last.0, last.1.as_str()) != wished {
+            while (last.0, last.1.as_str()) != expected {
                 last = self.get(host, path).await;
             }
         };
-        assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "{last:?} is not {wished:?}");
+        assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "{last:?} is not {expected:?}");
     }
 }
 
-async fn whole(response: Response<Incoming>) -> (u16, String) {
+async fn read_response(response: Response<Incoming>) -> (u16, String) {
     let code = response.status().as_u16();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     (code, String::from_utf8_lossy(&bytes).into_owned())
@@ -133,13 +133,15 @@ async fn whole(response: Response<Incoming>) -> (u16, String) {
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A pod that says its name and what it was told; also echoes bodies and speaks another protocol.
-async fn pod(name: &'static str) -> u16 {
+async fn start_pod(name: &'static str) -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let service =
-                service_fn(move |request| async move { Ok::<_, Infallible>(played(name, request).await) });
+                service_fn(
+                    move |request| async move { Ok::<_, Infallible>(handle_request(name, request).await) },
+                );
             let served = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades();
@@ -149,23 +151,24 @@ async fn pod(name: &'static str) -> u16 {
     port
 }
 
-async fn played(name: &'static str, mut request: Request<Incoming>) -> Response<Body> {
+async fn handle_request(name: &'static str, mut request: Request<Incoming>) -> Response<Body> {
     let header = |name: &str| {
         request.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
     };
     match request.uri().path() {
         "/told" => {
-            let told = ["host", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"].map(header);
-            Response::new(Full::from(told.join(" ")).boxed_unsync())
+            let seen_headers =
+                ["host", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"].map(header);
+            Response::new(Full::from(seen_headers.join(" ")).boxed_unsync())
         }
         "/echo" => Response::new(request.into_body().map_err(|_| unreachable!("it is whole")).boxed_unsync()),
         "/upgrade" => {
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
                 let mut stream = TokioIo::new(upgrade.await.unwrap());
-                let mut heard = [0; 4];
-                stream.read_exact(&mut heard).await.unwrap();
-                stream.write_all(&heard).await.unwrap();
+                let mut received = [0; 4];
+                stream.read_exact(&mut received).await.unwrap();
+                stream.write_all(&received).await.unwrap();
                 stream.shutdown().await.unwrap();
             });
             let response = Response::builder().status(101).header("connection", "upgrade");
@@ -176,35 +179,35 @@ async fn played(name: &'static str, mut request: Request<Incoming>) -> Response<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_reach_pods_and_what_is_deleted_is_gone() {
-    let Some(world) = World::start().await else { return };
-    assert_eq!(world.get("a.io", "/").await, (404, "404 page not found\n".to_owned()));
-    world.service("web", &[pod("web").await]).await;
-    world.ingress("web", "a.io", "web", json!([])).await;
-    world.becomes("a.io:8080", "/x?y=1", (200, "web")).await;
-    assert_eq!(world.get("b.io", "/").await.0, 404);
-    let told = world.get("a.io", "/told").await;
-    assert_eq!(told, (200, "a.io 127.0.0.1 http a.io".to_owned()));
+async fn routes_requests_to_pods_until_ingress_is_deleted() {
+    let Some(test_cluster) = TestCluster::start().await else { return };
+    assert_eq!(test_cluster.get("a.io", "/").await, (404, "404 page not found\n".to_owned()));
+    test_cluster.service("web", &[start_pod("web").await]).await;
+    test_cluster.ingress("web", "a.io", "web", json!([])).await;
+    test_cluster.wait_for_response("a.io:8080", "/x?y=1", (200, "web")).await;
+    assert_eq!(test_cluster.get("b.io", "/").await.0, 404);
+    let response = test_cluster.get("a.io", "/told").await;
+    assert_eq!(response, (200, "a.io 127.0.0.1 http a.io".to_owned()));
     // No way to anywhere else.
-    let mut stream = TcpStream::connect(world.http).await.unwrap();
+    let mut stream = TcpStream::connect(test_cluster.http).await.unwrap();
     stream.write_all(b"CONNECT a.io:80 HTTP/1.1\r\nhost: a.io\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut heard = String::new();
-    tokio::time::timeout(LONG, stream.read_to_string(&mut heard)).await.unwrap().unwrap();
-    assert!(heard.starts_with("HTTP/1.1 405 "), "{heard}");
+    let mut received = String::new();
+    tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut received)).await.unwrap().unwrap();
+    assert!(received.starts_with("HTTP/1.1 405 "), "{received}");
     // Nor for headers that are too many.
-    let mut stream = TcpStream::connect(world.http).await.unwrap();
+    let mut stream = TcpStream::connect(test_cluster.http).await.unwrap();
     let long = format!("GET / HTTP/1.1\r\nhost: a.io\r\nx: {}\r\n\r\n", "x".repeat(100_000));
     let _ = stream.write_all(long.as_bytes()).await;
-    let mut heard = Vec::new();
-    let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut heard)).await.unwrap();
-    assert!(!String::from_utf8_lossy(&heard).contains(" 200 "), "{heard:?}");
-    world.ingress("empty", "empty.io", "nobody", json!([])).await;
-    world.becomes("empty.io", "/", (503, "503 Service Unavailable\n")).await;
+    let mut received = Vec::new();
+    let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut received)).await.unwrap();
+    assert!(!String::from_utf8_lossy(&received).contains(" 200 "), "{received:?}");
+    test_cluster.ingress("empty", "empty.io", "nobody", json!([])).await;
+    test_cluster.wait_for_response("empty.io", "/", (503, "503 Service Unavailable\n")).await;
     // The status says where.
     let key = Key::new("default", "web");
-    let told = async {
+    let status_ip = async {
         loop {
-            let object: Object = world.client.get(&key).await.unwrap();
+            let object: Object = test_cluster.client.get(&key).await.unwrap();
             let status = object.status.and_then(|status| status.load_balancer?.ingress);
             if let Some(all) = status.filter(|all| !all.is_empty()) {
                 return all[0].ip.clone();
@@ -212,37 +215,37 @@ async fn requests_reach_pods_and_what_is_deleted_is_gone() {
             tokio::task::yield_now().await;
         }
     };
-    assert_eq!(tokio::time::timeout(LONG, told).await.unwrap().as_deref(), Some("192.0.2.1"));
-    world.client.delete::<Object>(&key, &Delete::default()).await.unwrap();
-    world.becomes("a.io", "/", (404, "404 page not found\n")).await;
+    assert_eq!(tokio::time::timeout(TIMEOUT, status_ip).await.unwrap().as_deref(), Some("192.0.2.1"));
+    test_cluster.client.delete::<Object>(&key, &DeleteOptions::default()).await.unwrap();
+    test_cluster.wait_for_response("a.io", "/", (404, "404 page not found\n")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_cannot_be_reached_is_passed_over() {
-    let Some(world) = World::start().await else { return };
+async fn skips_unreachable_pods() {
+    let Some(test_cluster) = TestCluster::start().await else { return };
     // Nobody listens there any more.
-    let gone = TcpListener::bind("0.0.0.0:0").await.unwrap().local_addr().unwrap().port();
-    world.service("web", &[gone, pod("a").await, pod("b").await]).await;
-    world.ingress("web", "a.io", "web", json!([])).await;
-    world.becomes("a.io", "/", (200, "a")).await;
+    let closed_port = TcpListener::bind("0.0.0.0:0").await.unwrap().local_addr().unwrap().port();
+    test_cluster.service("web", &[closed_port, start_pod("a").await, start_pod("b").await]).await;
+    test_cluster.ingress("web", "a.io", "web", json!([])).await;
+    test_cluster.wait_for_response("a.io", "/", (200, "a")).await;
     let mut seen = std::collections::BTreeMap::new();
     for _ in 0..12 {
-        *seen.entry(world.get("a.io", "/").await).or_insert(0) += 1;
+        *seen.entry(test_cluster.get("a.io", "/").await).or_insert(0) += 1;
     }
     let names: Vec<&str> = seen.keys().map(|(_, name)| name.as_str()).collect();
     assert_eq!(names, ["a", "b"], "{seen:?}");
-    world.service("none", &[gone]).await;
-    world.ingress("none", "none.io", "none", json!([])).await;
-    world.becomes("none.io", "/", (502, "502 Bad Gateway\n")).await;
+    test_cluster.service("none", &[closed_port]).await;
+    test_cluster.ingress("none", "none.io", "none", json!([])).await;
+    test_cluster.wait_for_response("none.io", "/", (502, "502 Bad Gateway\n")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_are_streamed_and_protocols_may_change() {
-    let Some(world) = World::start().await else { return };
-    world.service("web", &[pod("web").await]).await;
-    world.ingress("web", "a.io", "web", json!([])).await;
-    world.becomes("a.io", "/", (200, "web")).await;
-    let stream = TcpStream::connect(world.http).await.unwrap();
+async fn body_is_copied_frame_by_frame_and_upgrade_is_supported() {
+    let Some(test_cluster) = TestCluster::start().await else { return };
+    test_cluster.service("web", &[start_pod("web").await]).await;
+    test_cluster.ingress("web", "a.io", "web", json!([])).await;
+    test_cluster.wait_for_response("a.io", "/", (200, "web")).await;
+    let stream = TcpStream::connect(test_cluster.http).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection.with_upgrades());
     let (parts, waiting) = mpsc::channel::<Bytes>(1);
@@ -251,33 +254,33 @@ async fn bodies_are_streamed_and_protocols_may_change() {
         Some((Ok::<_, Infallible>(Frame::data(part)), waiting))
     }));
     let request = Request::post("/echo").header("host", "a.io").body(body.boxed_unsync()).unwrap();
-    let answer = tokio::time::timeout(LONG, sender.send_request(request)).await.unwrap().unwrap();
-    assert_eq!(answer.status(), StatusCode::OK);
-    let mut body = answer.into_body();
+    let response = tokio::time::timeout(TIMEOUT, sender.send_request(request)).await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let mut body = response.into_body();
     // Each part is back before the next is sent.
     for part in ["one", "two"] {
         parts.send(Bytes::from(part)).await.unwrap();
-        let frame = tokio::time::timeout(LONG, body.frame()).await.unwrap().unwrap().unwrap();
+        let frame = tokio::time::timeout(TIMEOUT, body.frame()).await.unwrap().unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap(), part);
     }
     drop(parts);
-    assert!(tokio::time::timeout(LONG, body.frame()).await.unwrap().is_none());
+    assert!(tokio::time::timeout(TIMEOUT, body.frame()).await.unwrap().is_none());
 
-    let stream = TcpStream::connect(world.http).await.unwrap();
+    let stream = TcpStream::connect(test_cluster.http).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection.with_upgrades());
     let request = Request::get("/upgrade").header("host", "a.io").header("connection", "Upgrade");
     let request = request.header("upgrade", "echo").body(Empty::<Bytes>::new()).unwrap();
-    let answer = tokio::time::timeout(LONG, sender.send_request(request)).await.unwrap().unwrap();
-    assert_eq!(answer.status(), StatusCode::SWITCHING_PROTOCOLS);
-    let mut stream = TokioIo::new(hyper::upgrade::on(answer).await.unwrap());
+    let response = tokio::time::timeout(TIMEOUT, sender.send_request(request)).await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let mut stream = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
     stream.write_all(b"ping").await.unwrap();
-    let mut heard = Vec::new();
-    tokio::time::timeout(LONG, stream.read_to_end(&mut heard)).await.unwrap().unwrap();
-    assert_eq!(heard, b"ping");
+    let mut received = Vec::new();
+    tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut received)).await.unwrap().unwrap();
+    assert_eq!(received, b"ping");
 }
 
-fn certificate(authority: &Authority, name: &str) -> Value {
+fn certificate_secret(authority: &Authority, name: &str) -> Value {
     let leaf = Leaf {
         common_name: name.to_owned(),
         organizations: Vec::new(),
@@ -286,15 +289,20 @@ fn certificate(authority: &Authority, name: &str) -> Value {
         usage: Usage::Server,
         lifetime: Duration::from_secs(3600),
     };
-    let issued = authority.issue(&leaf, Timestamp::now()).unwrap();
+    let key_pair = authority.issue(&leaf, Timestamp::now()).unwrap();
     json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "cert", "namespace": "default"},
-        "type": "kubernetes.io/tls", "stringData": {"tls.crt": issued.cert_pem, "tls.key": issued.key_pem},
+        "type": "kubernetes.io/tls", "stringData": {"tls.crt": key_pair.cert_pem, "tls.key": key_pair.key_pem},
     })
 }
 
 /// What is answered over HTTP/2 to somebody who trusts this authority; `None` if they do not trust us.
-async fn get_https(world: &World, authority: &Authority, host: &str, path: &str) -> Option<(u16, String)> {
+async fn get_https(
+    test_cluster: &TestCluster,
+    authority: &Authority,
+    host: &str,
+    path: &str,
+) -> Option<(u16, String)> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -304,7 +312,7 @@ async fn get_https(world: &World, authority: &Authority, host: &str, path: &str)
         .with_root_certificates(roots)
         .with_no_client_auth();
     tls.alpn_protocols = vec![b"h2".to_vec()];
-    let stream = TcpStream::connect(world.https).await.unwrap();
+    let stream = TcpStream::connect(test_cluster.https).await.unwrap();
     let name = ServerName::try_from(host.to_owned()).unwrap();
     let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.ok()?;
     let io = TokioIo::new(stream);
@@ -312,48 +320,52 @@ async fn get_https(world: &World, authority: &Authority, host: &str, path: &str)
         hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
     let request = Request::get(format!("https://{host}{path}")).body(Empty::<Bytes>::new()).unwrap();
-    Some(whole(sender.send_request(request).await.unwrap()).await)
+    Some(read_response(sender.send_request(request).await.unwrap()).await)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_are_shown_by_name_and_taken_up_when_they_change() {
-    let Some(world) = World::start().await else { return };
+async fn uses_certificate_for_server_name_and_updates_it() {
+    let Some(test_cluster) = TestCluster::start().await else { return };
     let authority = |name: &str| {
-        Authority::load_or_create(&world.directory.path().join("ca"), name, Timestamp::now()).unwrap()
+        Authority::load_or_create(&test_cluster.directory.path().join("ca"), name, Timestamp::now()).unwrap()
     };
     let (old, new) = (authority("old"), authority("new"));
-    world.service("web", &[pod("web").await]).await;
-    world.create::<Secret>(certificate(&old, "*.a.io")).await;
-    world.ingress("web", "*.a.io", "web", json!([{"hosts": ["*.a.io"], "secretName": "cert"}])).await;
-    let becomes = async |authority: &Authority, wished: Option<(u16, &str)>| {
+    test_cluster.service("web", &[start_pod("web").await]).await;
+    test_cluster.create::<Secret>(certificate_secret(&old, "*.a.io")).await;
+    test_cluster.ingress("web", "*.a.io", "web", json!([{"hosts": ["*.a.io"], "secretName": "cert"}])).await;
+    let wait_for_https_response = async |authority: &Authority, expected: Option<(u16, &str)>| {
         let mut last = None;
         let wait = async {
             loop {
-                last = get_https(&world, authority, "x.a.io", "/told").await;
-                if last.as_ref().map(|(code, text)| (*code, text.as_str())) == wished {
+                last = get_https(&test_cluster, authority, "x.a.io", "/told").await;
+                if last.as_ref().map(|(code, text)| (*code, text.as_str())) == expected {
                     break;
                 }
             }
         };
-        assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "{last:?} is not {wished:?}");
+        assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "{last:?} is not {expected:?}");
     };
-    let told = Some((200, "x.a.io 127.0.0.1 https x.a.io"));
-    becomes(&old, told).await;
-    assert_eq!(get_https(&world, &old, "a.io", "/").await, None, "the certificate is for another name");
+    let expected_response = Some((200, "x.a.io 127.0.0.1 https x.a.io"));
+    wait_for_https_response(&old, expected_response).await;
+    assert_eq!(
+        get_https(&test_cluster, &old, "a.io", "/").await,
+        None,
+        "the certificate is for another name"
+    );
     let key = Key::new("default", "cert");
-    world.client.delete::<Secret>(&key, &Delete::default()).await.unwrap();
-    becomes(&old, None).await;
-    world.create::<Secret>(certificate(&new, "*.a.io")).await;
-    becomes(&new, told).await;
+    test_cluster.client.delete::<Secret>(&key, &DeleteOptions::default()).await.unwrap();
+    wait_for_https_response(&old, None).await;
+    test_cluster.create::<Secret>(certificate_secret(&new, "*.a.io")).await;
+    wait_for_https_response(&new, expected_response).await;
 }
 
 /// A pod that speaks TLS only, with a certificate that nobody knows.
-async fn secure_pod(directory: &std::path::Path, name: &'static str) -> u16 {
+async fn start_secure_pod(directory: &std::path::Path, name: &'static str) -> u16 {
     let authority = Authority::load_or_create(&directory.join("ca"), "pods", Timestamp::now()).unwrap();
-    let secret = certificate(&authority, "pod");
+    let secret = certificate_secret(&authority, "pod");
     let text = |field: &str| secret["stringData"][field].as_str().unwrap().to_owned();
-    let issued = pki::Issued { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
-    let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
+    let key_pair = pki::CertKeyPair { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
+    let tls = pki::server_config(pki::ServingCertificate::new(&key_pair).unwrap(), &[]).unwrap();
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
@@ -362,10 +374,9 @@ async fn secure_pod(directory: &std::path::Path, name: &'static str) -> u16 {
             let acceptor = acceptor.clone();
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else { return };
-                let service =
-                    service_fn(
-                        move |request| async move { Ok::<_, Infallible>(played(name, request).await) },
-                    );
+                let service = service_fn(move |request| async move {
+                    Ok::<_, Infallible>(handle_request(name, request).await)
+                });
                 let _ = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service)
                     .await;
@@ -376,36 +387,36 @@ async fn secure_pod(directory: &std::path::Path, name: &'static str) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_may_expect_tls_and_so_may_an_ingress() {
-    let Some(world) = World::start().await else { return };
-    world.service("secure", &[secure_pod(world.directory.path(), "secure").await]).await;
-    world.ingress("secure", "a.io", "secure", json!([])).await;
+async fn supports_tls_backends_and_ssl_redirect() {
+    let Some(test_cluster) = TestCluster::start().await else { return };
+    test_cluster.service("secure", &[start_secure_pod(test_cluster.directory.path(), "secure").await]).await;
+    test_cluster.ingress("secure", "a.io", "secure", json!([])).await;
     // Nobody has said yet that pods expect it.
-    world.becomes("a.io", "/", (502, "502 Bad Gateway\n")).await;
-    let said = json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "HTTPS"}]}});
+    test_cluster.wait_for_response("a.io", "/", (502, "502 Bad Gateway\n")).await;
+    let protocol_patch = json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "HTTPS"}]}});
     let key = Key::new("default", "secure");
-    world.client.patch::<Service>(&key, &reconcile::Patch::Merge(said)).await.unwrap();
-    world.becomes("a.io", "/", (200, "secure")).await;
+    test_cluster.client.patch::<Service>(&key, &reconcile::Patch::Merge(protocol_patch)).await.unwrap();
+    test_cluster.wait_for_response("a.io", "/", (200, "secure")).await;
 
-    let only = json!({"metadata": {"annotations": {"skiff.dev/ssl-redirect": "true"}}});
-    world.client.patch::<Object>(&key, &reconcile::Patch::Merge(only)).await.unwrap();
-    world.becomes("a.io:8080", "/x?y=1", (308, "308 Permanent Redirect\n")).await;
-    let mut stream = TcpStream::connect(world.http).await.unwrap();
+    let redirect_patch = json!({"metadata": {"annotations": {"skiff.dev/ssl-redirect": "true"}}});
+    test_cluster.client.patch::<Object>(&key, &reconcile::Patch::Merge(redirect_patch)).await.unwrap();
+    test_cluster.wait_for_response("a.io:8080", "/x?y=1", (308, "308 Permanent Redirect\n")).await;
+    let mut stream = TcpStream::connect(test_cluster.http).await.unwrap();
     stream.write_all(b"GET /x?y=1 HTTP/1.1\r\nhost: a.io:1\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut heard = String::new();
-    tokio::time::timeout(LONG, stream.read_to_string(&mut heard)).await.unwrap().unwrap();
-    let there = format!("location: https://a.io:{}/x?y=1\r\n", world.https.port());
-    assert!(heard.contains(&there), "{heard}");
+    let mut received = String::new();
+    tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut received)).await.unwrap().unwrap();
+    let location = format!("location: https://a.io:{}/x?y=1\r\n", test_cluster.https.port());
+    assert!(received.contains(&location), "{received}");
 }
 
 /// A pod that speaks HTTP/2 only, without TLS, as servers of gRPC do: sends back what it is sent, and then says how it
 /// went.
-async fn grpc_pod() -> u16 {
+async fn start_grpc_pod() -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let echo = async |request: Request<Incoming>| {
         let te = request.headers().get("te").cloned();
-        let told = HeaderMap::from_iter([
+        let trailers = HeaderMap::from_iter([
             (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0")),
             (HeaderName::from_static("te-was"), te.unwrap_or(HeaderValue::from_static("none"))),
             (
@@ -414,7 +425,7 @@ async fn grpc_pod() -> u16 {
             ),
         ]);
         let body = request.into_body().map_err(|_| unreachable!("it is whole"));
-        let body: Body = body.with_trailers(std::future::ready(Some(Ok(told)))).boxed_unsync();
+        let body: Body = body.with_trailers(std::future::ready(Some(Ok(trailers)))).boxed_unsync();
         Ok::<_, Infallible>(Response::new(body))
     };
     tokio::spawn(async move {
@@ -427,17 +438,18 @@ async fn grpc_pod() -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_may_speak_http2_as_grpc_does() {
-    let Some(world) = World::start().await else { return };
-    world.service("calls", &[grpc_pod().await]).await;
-    world.ingress("calls", "a.io", "calls", json!([])).await;
-    world.becomes("a.io", "/", (502, "502 Bad Gateway\n")).await;
-    let said = json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "kubernetes.io/h2c"}]}});
+async fn proxies_grpc_over_http2() {
+    let Some(test_cluster) = TestCluster::start().await else { return };
+    test_cluster.service("calls", &[start_grpc_pod().await]).await;
+    test_cluster.ingress("calls", "a.io", "calls", json!([])).await;
+    test_cluster.wait_for_response("a.io", "/", (502, "502 Bad Gateway\n")).await;
+    let protocol_patch =
+        json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "kubernetes.io/h2c"}]}});
     let key = Key::new("default", "calls");
-    world.client.patch::<Service>(&key, &reconcile::Patch::Merge(said)).await.unwrap();
+    test_cluster.client.patch::<Service>(&key, &reconcile::Patch::Merge(protocol_patch)).await.unwrap();
     // Whoever comes with HTTP/1.1 is served, too.
-    world.becomes("a.io", "/", (200, "")).await;
-    let stream = TcpStream::connect(world.http).await.unwrap();
+    test_cluster.wait_for_response("a.io", "/", (200, "")).await;
+    let stream = TcpStream::connect(test_cluster.http).await.unwrap();
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -452,33 +464,33 @@ async fn pods_may_speak_http2_as_grpc_does() {
             }));
             let request = Request::post("http://a.io/service/Call").header("te", "trailers");
             let request = request.header("content-type", "application/grpc").body(body.boxed_unsync());
-            let answer = sender.send_request(request.unwrap()).await.unwrap();
-            assert_eq!(answer.status(), StatusCode::OK);
-            let mut body = answer.into_body();
+            let response = sender.send_request(request.unwrap()).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            let mut body = response.into_body();
             for part in [format!("one {number}"), format!("two {number}")] {
                 parts.send(Bytes::from(part.clone())).await.unwrap();
                 assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), part);
             }
             drop(parts);
             let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
-            let told = ["grpc-status", "te-was", "host-was"].map(|name| trailers[name].to_str().unwrap());
-            assert_eq!(told, ["0", "trailers", "a.io"]);
+            let values = ["grpc-status", "te-was", "host-was"].map(|name| trailers[name].to_str().unwrap());
+            assert_eq!(values, ["0", "trailers", "a.io"]);
         }
     });
-    tokio::time::timeout(LONG, futures_util::future::join_all(calls)).await.unwrap();
+    tokio::time::timeout(TIMEOUT, futures_util::future::join_all(calls)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_nodes_pass_on_what_comes_for_ingresses() {
-    let Some(mut world) = World::start().await else { return };
-    world.service("web", &[pod("web").await]).await;
-    world.ingress("web", "a.io", "web", json!([])).await;
+async fn relay_nodes_forward_connections_and_are_in_status() {
+    let Some(mut test_cluster) = TestCluster::start().await else { return };
+    test_cluster.service("web", &[start_pod("web").await]).await;
+    test_cluster.ingress("web", "a.io", "web", json!([])).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = world.http.to_string();
-    world.http = listener.local_addr().unwrap();
+    let upstream_addr = test_cluster.http.to_string();
+    test_cluster.http = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);
-    tokio::spawn(ingress::relay(listener, place, stop.subscribe()));
-    world.becomes("a.io", "/", (200, "web")).await;
+    tokio::spawn(ingress::relay(listener, upstream_addr, stop.subscribe()));
+    test_cluster.wait_for_response("a.io", "/", (200, "web")).await;
     // The status names nodes that do, as long as they are well.
     let node = |ready: &str| {
         json!({
@@ -489,34 +501,34 @@ async fn other_nodes_pass_on_what_comes_for_ingresses() {
             },
         })
     };
-    let told = async |wished: &[&str]| {
+    let wait_for_addresses = async |expected: &[&str]| {
         let wait = async {
             loop {
-                let object: Object = world.client.get(&Key::new("default", "web")).await.unwrap();
+                let object: Object = test_cluster.client.get(&Key::new("default", "web")).await.unwrap();
                 let all = object.status.and_then(|status| status.load_balancer?.ingress).unwrap_or_default();
-                if all.iter().filter_map(|one| one.ip.as_deref()).eq(wished.iter().copied()) {
+                if all.iter().filter_map(|one| one.ip.as_deref()).eq(expected.iter().copied()) {
                     break;
                 }
                 tokio::task::yield_now().await;
             }
         };
-        assert!(tokio::time::timeout(LONG, wait).await.is_ok(), "{wished:?} is not told");
+        assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "{expected:?} is not told");
     };
-    told(&["192.0.2.1"]).await;
-    world.create::<Node>(node("True")).await;
-    world
+    wait_for_addresses(&["192.0.2.1"]).await;
+    test_cluster.create::<Node>(node("True")).await;
+    test_cluster
         .client
         .patch_status::<Node>(&Key::new("", "far"), &reconcile::Patch::Merge(node("True")))
         .await
         .unwrap();
-    told(&["192.0.2.1", "192.0.2.9"]).await;
-    world
+    wait_for_addresses(&["192.0.2.1", "192.0.2.9"]).await;
+    test_cluster
         .client
         .patch_status::<Node>(&Key::new("", "far"), &reconcile::Patch::Merge(node("False")))
         .await
         .unwrap();
-    told(&["192.0.2.1"]).await;
+    wait_for_addresses(&["192.0.2.1"]).await;
     stop.send_replace(true);
-    let refused = async { while TcpStream::connect(world.http).await.is_ok() {} };
-    tokio::time::timeout(LONG, refused).await.expect("it ends when told");
+    let listener_closed = async { while TcpStream::connect(test_cluster.http).await.is_ok() {} };
+    tokio::time::timeout(TIMEOUT, listener_closed).await.expect("it ends when told");
 }

@@ -4,61 +4,66 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::resources::{ResourceList, add, in_use, list, of_pod};
+use api::resources::{ResourceList, add_resources, pod_resources, pod_resources_in_use, resource_list};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodSpec, Taint};
 use reconcile::Object as _;
-use reconcile::placement::{selects, tolerates, untolerated};
+use reconcile::placement::{find_untolerated_taint, matches_node_affinity, tolerates};
 use schema::quantity::Quantity;
 use serde_json::{Value, json};
 
-use crate::abilities::Abilities;
-use crate::manifests::MIRROR;
-use crate::pod::needs;
+use crate::manifests::MIRROR_ANNOTATION;
+use crate::pod::resource_spec;
+use crate::runtime_features::RuntimeCapabilities;
 
 /// From this priority on a pod is one that the cluster cannot do without.
-const CRITICAL: i32 = 2_000_000_000;
+const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// Why a pod is not begun, in upstream's words.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct AdmissionFailure {
     pub reason: String,
     pub message: String,
 }
 
 /// What speaks against the pod beside `others`, which have been let in before.
-pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>], runtime: &Abilities) -> Option<Refusal> {
+pub fn admit(
+    pod: &Pod,
+    node: &Node,
+    others: &[Arc<Pod>],
+    runtime: &RuntimeCapabilities,
+) -> Option<AdmissionFailure> {
     let spec = pod.spec.as_ref()?;
-    if let Some(refusal) = wrong_system(pod, spec) {
-        return Some(refusal);
+    if let Some(rejection) = check_os(pod, spec) {
+        return Some(rejection);
     }
-    let is_static = pod.annotation(MIRROR).is_some();
-    let is_critical = is_static || spec.priority.is_some_and(|priority| priority >= CRITICAL);
-    if !is_critical && let Some(refusal) = too_much(pod, node, others) {
-        return Some(refusal);
+    let is_static = pod.annotation(MIRROR_ANNOTATION).is_some();
+    let is_critical = is_static || spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
+    if !is_critical && let Some(rejection) = check_resources(pod, node, others) {
+        return Some(rejection);
     }
     let strict =
         spec.security_context.as_ref().and_then(|context| context.supplemental_groups_policy.as_deref());
     if strict == Some("Strict") && !runtime.strict_groups {
-        return Some(Refusal {
+        return Some(AdmissionFailure {
             reason: "SupplementalGroupsPolicyNotSupported".to_owned(),
             message: "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
         });
     }
     let failed = |name: &str, why: &str| {
-        Some(Refusal { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") })
+        Some(AdmissionFailure { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") })
     };
-    if !selects(spec, node) {
+    if !matches_node_affinity(spec, node) {
         return failed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
     }
-    let wanted = ports(spec);
+    let requested_ports = host_ports(spec);
     let taken: Vec<HostPort<'_>> =
-        others.iter().filter_map(|other| other.spec.as_ref()).flat_map(ports).collect();
-    if wanted.iter().any(|port| taken.iter().any(|other| port.collides(other))) {
+        others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports).collect();
+    if requested_ports.iter().any(|port| taken.iter().any(|other| port.conflicts_with(other))) {
         return failed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
     }
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    if !is_static && untolerated(taints, tolerations, &["NoExecute"]).is_some() {
+    if !is_static && find_untolerated_taint(taints, tolerations, &["NoExecute"]).is_some() {
         return failed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
     }
     None
@@ -66,21 +71,21 @@ pub fn judge(pod: &Pod, node: &Node, others: &[Arc<Pod>], runtime: &Abilities) -
 
 /// Whether a node that is, or was lately, short of memory, disk or processes takes the pod. What the cluster cannot do
 /// without is always taken; where only memory is short, whoever asked for some, and those who bear it.
-pub fn under(pod: &Pod, [memory, disk, processes]: [bool; 3]) -> Option<Refusal> {
+pub fn admit_under_pressure(pod: &Pod, [memory, disk, processes]: [bool; 3]) -> Option<AdmissionFailure> {
     let conditions = [(disk, "DiskPressure"), (memory, "MemoryPressure"), (processes, "PIDPressure")];
     let conditions: Vec<&str> =
         conditions.into_iter().filter_map(|(holds, condition)| holds.then_some(condition)).collect();
-    if conditions.is_empty() || !crate::keeping::pressure::may_be_evicted(pod) {
+    if conditions.is_empty() || !crate::maintenance::pressure::can_be_evicted(pod) {
         return None;
     }
-    if conditions == ["MemoryPressure"] && bears_little_memory(pod) {
+    if conditions == ["MemoryPressure"] && allows_memory_pressure(pod) {
         return None;
     }
     let message = format!("The node had condition: [{}]. ", conditions.join(" "));
-    Some(Refusal { reason: crate::EVICTED.to_owned(), message })
+    Some(AdmissionFailure { reason: crate::EVICTED_REASON.to_owned(), message })
 }
 
-fn bears_little_memory(pod: &Pod) -> bool {
+fn allows_memory_pressure(pod: &Pod) -> bool {
     let key = "node.kubernetes.io/memory-pressure".to_owned();
     let taint = Taint { key, effect: "NoSchedule".to_owned(), ..Taint::default() };
     let class = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
@@ -89,83 +94,85 @@ fn bears_little_memory(pod: &Pod) -> bool {
         || tolerations.unwrap_or_default().iter().any(|toleration| tolerates(toleration, &taint))
 }
 
-fn wrong_system(pod: &Pod, spec: &PodSpec) -> Option<Refusal> {
-    let refusal =
-        |reason: &str, message: &str| Refusal { reason: reason.to_owned(), message: message.to_owned() };
+fn check_os(pod: &Pod, spec: &PodSpec) -> Option<AdmissionFailure> {
+    let rejection = |reason: &str, message: &str| AdmissionFailure {
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    };
     if pod.label("kubernetes.io/os").is_some_and(|system| system != "linux") {
         let message = "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label";
-        return Some(refusal("PodOSSelectorNodeLabelDoesNotMatch", message));
+        return Some(rejection("PodOSSelectorNodeLabelDoesNotMatch", message));
     }
     let other = spec.os.as_ref().is_some_and(|system| system.name != "linux");
-    other.then(|| refusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"))
+    other.then(|| rejection("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"))
 }
 
 /// The first resource of which there is not enough.
-fn too_much(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Refusal> {
+fn check_resources(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<AdmissionFailure> {
     // A node that has not said yet what it has is not asked.
     let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
     let amount = |text: &String| Quantity::parse(text).ok();
     let has: BTreeMap<&str, Quantity> =
         allocatable.iter().filter_map(|(name, has)| Some((name.as_str(), amount(&has.0)?))).collect();
-    let refusal = |name: &str, requested: i64, used: i64, capacity: i64| Refusal {
+    let rejection = |name: &str, requested: i64, used: i64, capacity: i64| AdmissionFailure {
         reason: format!("OutOf{name}"),
         message: format!(
             "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
         ),
     };
-    let places = has.get("pods").map_or(0, Quantity::value);
-    let count = i64::try_from(others.len()).unwrap_or(i64::MAX);
-    if count >= places {
-        return Some(refusal("pods", 1, count, places));
+    let max_pods = has.get("pods").map_or(0, Quantity::value);
+    let pod_count = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    if pod_count >= max_pods {
+        return Some(rejection("pods", 1, pod_count, max_pods));
     }
-    let wanted = requests(&needs(pod));
+    let requested_resources = requests(&resource_spec(pod));
     let mut used = ResourceList::new();
     for other in others {
-        add(&mut used, &taken(other));
+        add_resources(&mut used, &allocated_resources(other));
     }
     // In upstream's order: the well-known ones, then the rest.
     let known = ["cpu", "memory", "ephemeral-storage"];
-    let rest = wanted.keys().map(String::as_str).filter(|name| !known.contains(name));
+    let rest = requested_resources.keys().map(String::as_str).filter(|name| !known.contains(name));
     known.into_iter().chain(rest).find_map(|name| {
-        let number = |quantity: &Quantity| if name == "cpu" { quantity.milli() } else { quantity.value() };
-        let asked = wanted.get(name).map_or(0, number);
+        let amount_of = |quantity: &Quantity| if name == "cpu" { quantity.milli() } else { quantity.value() };
+        let asked = requested_resources.get(name).map_or(0, amount_of);
         // What no node has is a matter of the cluster.
         let capacity = match has.get(name) {
-            Some(has) => number(has),
+            Some(has) => amount_of(has),
             None if known.contains(&name) => 0,
             None => return None,
         };
-        let used = used.get(name).map_or(0, number);
-        (asked > 0 && asked > capacity.saturating_sub(used)).then(|| refusal(name, asked, used, capacity))
+        let used = used.get(name).map_or(0, amount_of);
+        (asked > 0 && asked > capacity.saturating_sub(used)).then(|| rejection(name, asked, used, capacity))
     })
 }
 
 /// What a pod with these needs asks for, with what running it takes.
 pub fn requests(needs: &Value) -> ResourceList {
-    let mut sum = of_pod(needs, "requests");
-    add(&mut sum, &list(needs, "overhead"));
+    let mut sum = pod_resources(needs, "requests");
+    add_resources(&mut sum, &resource_list(needs, "overhead"));
     sum
 }
 
 /// What a pod has, or is about to have.
-fn taken(pod: &Pod) -> ResourceList {
+fn allocated_resources(pod: &Pod) -> ResourceList {
     let status = pod.status.as_ref();
-    let told = |list: Option<&Vec<ContainerStatus>>| -> Value {
-        let one = |told: &ContainerStatus| json!({"name": told.name, "resources": told.resources, "allocatedResources": told.allocated_resources});
+    let container_statuses = |list: Option<&Vec<ContainerStatus>>| -> Value {
+        let one = |container: &ContainerStatus| json!({"name": container.name, "resources": container.resources, "allocatedResources": container.allocated_resources});
         list.into_iter().flatten().map(one).collect()
     };
     let pod = json!({
-        "spec": needs(pod),
+        "spec": resource_spec(pod),
         "status": {
             "conditions": status.map(|status| &status.conditions),
-            "containerStatuses": told(status.and_then(|status| status.container_statuses.as_ref())),
-            "initContainerStatuses": told(status.and_then(|status| status.init_container_statuses.as_ref())),
+            "containerStatuses": container_statuses(status.and_then(|status| status.container_statuses.as_ref())),
+            "initContainerStatuses": container_statuses(status.and_then(|status| status.init_container_statuses.as_ref())),
             "resources": status.map(|status| &status.resources),
             "allocatedResources": status.map(|status| &status.allocated_resources),
         },
     });
-    let mut sum = in_use(&pod, "requests");
-    add(&mut sum, &list(&pod["spec"], "overhead"));
+    let mut sum = pod_resources_in_use(&pod, "requests");
+    add_resources(&mut sum, &resource_list(&pod["spec"], "overhead"));
     sum
 }
 
@@ -176,7 +183,7 @@ struct HostPort<'a> {
 }
 
 impl HostPort<'_> {
-    fn collides(&self, other: &HostPort<'_>) -> bool {
+    fn conflicts_with(&self, other: &HostPort<'_>) -> bool {
         let any = |port: &HostPort<'_>| port.ip == "0.0.0.0";
         self.number == other.number
             && self.protocol == other.protocol
@@ -185,7 +192,7 @@ impl HostPort<'_> {
 }
 
 /// The ports of the node that the pod wants for as long as it runs.
-fn ports(spec: &PodSpec) -> Vec<HostPort<'_>> {
+fn host_ports(spec: &PodSpec) -> Vec<HostPort<'_>> {
     let sidecars = spec.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
     let ports = sidecars.chain(&spec.containers).flat_map(|container| container.ports.iter().flatten());
@@ -213,7 +220,7 @@ mod tests {
     }
 
     /// A container that wants a port of the node and an amount of something.
-    fn asking(port: Value, requests: Value) -> Pod {
+    fn pod_with_requests(port: Value, requests: Value) -> Pod {
         pod(json!({"containers": [{"name": "c", "ports": [port], "resources": {"requests": requests}}]}))
     }
 
@@ -226,23 +233,23 @@ mod tests {
         }))
         .expect("a node");
         let others: Vec<Arc<Pod>> = others.iter().cloned().map(Arc::new).collect();
-        let found = judge(pod, &node, &others, &Abilities::default())
-            .map(|refusal| (refusal.reason, refusal.message));
+        let found = admit(pod, &node, &others, &RuntimeCapabilities::default())
+            .map(|rejection| (rejection.reason, rejection.message));
         assert_eq!(found.as_ref().map(|(reason, message)| (reason.as_str(), message.as_str())), expected);
     }
 
     /// With the toleration that the node's taint needs.
-    fn tolerant(mut pod: Pod) -> Pod {
+    fn with_toleration(mut pod: Pod) -> Pod {
         let toleration = serde_json::from_value(json!({"operator": "Exists"})).expect("a toleration");
         pod.spec.as_mut().expect("a spec").tolerations = Some(vec![toleration]);
         pod
     }
 
     #[test]
-    fn ports_are_given_once() {
+    fn rejects_conflicting_host_ports() {
         let port = |number: i32, ip: &str, protocol: &str| {
             let port = json!({"containerPort": 80, "hostPort": number, "hostIP": ip, "protocol": protocol});
-            tolerant(asking(port, json!({})))
+            with_toleration(pod_with_requests(port, json!({})))
         };
         let taken = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         let first = [port(80, "", "TCP")];
@@ -254,43 +261,53 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_short_of_something() {
+    fn rejects_pods_by_qos_class_under_node_pressure() {
         const MEMORY: [bool; 3] = [true, false, false];
         const DISK: [bool; 3] = [false, true, false];
         const PROCESSES: [bool; 3] = [false, false, true];
         let check = |class: &str, spec: Value, pressures: [bool; 3], expected: Option<&str>| {
             let mut pod = pod(spec);
             pod.status.get_or_insert_default().qos_class = Some(class.to_owned());
-            let found = under(&pod, pressures);
-            assert!(found.iter().all(|refusal| refusal.reason == "Evicted"));
-            assert_eq!(found.map(|refusal| refusal.message).as_deref(), expected, "{class} {pressures:?}");
+            let found = admit_under_pressure(&pod, pressures);
+            assert!(found.iter().all(|rejection| rejection.reason == "Evicted"));
+            assert_eq!(
+                found.map(|rejection| rejection.message).as_deref(),
+                expected,
+                "{class} {pressures:?}"
+            );
         };
         let plain = || json!({});
-        let bears = |key: &str| json!({"tolerations": [{"key": key, "operator": "Exists"}]});
+        let tolerates_key = |key: &str| json!({"tolerations": [{"key": key, "operator": "Exists"}]});
         check("BestEffort", plain(), [false; 3], None);
         check("BestEffort", plain(), MEMORY, Some("The node had condition: [MemoryPressure]. "));
         check("Burstable", plain(), MEMORY, None);
-        check("BestEffort", bears("node.kubernetes.io/memory-pressure"), MEMORY, None);
+        check("BestEffort", tolerates_key("node.kubernetes.io/memory-pressure"), MEMORY, None);
         let disk = Some("The node had condition: [DiskPressure]. ");
         check(
             "BestEffort",
-            bears("node.kubernetes.io/disk-pressure"),
+            tolerates_key("node.kubernetes.io/disk-pressure"),
             MEMORY,
             Some("The node had condition: [MemoryPressure]. "),
         );
-        check("Burstable", bears("node.kubernetes.io/disk-pressure"), DISK, disk);
+        check("Burstable", tolerates_key("node.kubernetes.io/disk-pressure"), DISK, disk);
         check("Guaranteed", plain(), DISK, disk);
         check("Guaranteed", plain(), PROCESSES, Some("The node had condition: [PIDPressure]. "));
         let all = Some("The node had condition: [DiskPressure MemoryPressure PIDPressure]. ");
         check("Guaranteed", plain(), [true; 3], all);
-        let both = Some("The node had condition: [DiskPressure MemoryPressure]. ");
-        check("Burstable", bears("node.kubernetes.io/memory-pressure"), [true, true, false], both);
-        check("BestEffort", json!({"priority": CRITICAL}), [true; 3], None);
+        let both_conditions = Some("The node had condition: [DiskPressure MemoryPressure]. ");
+        check(
+            "Burstable",
+            tolerates_key("node.kubernetes.io/memory-pressure"),
+            [true, true, false],
+            both_conditions,
+        );
+        check("BestEffort", json!({"priority": SYSTEM_CRITICAL_PRIORITY}), [true; 3], None);
     }
 
     #[test]
-    fn resources_are_shared_out_once() {
-        let wants = |requests: Value| tolerant(asking(json!({"containerPort": 80}), requests));
+    fn rejects_pods_above_allocatable_resources() {
+        let wants =
+            |requests: Value| with_toleration(pod_with_requests(json!({"containerPort": 80}), requests));
         let cpu = |amount: &str| wants(json!({"cpu": amount}));
         let message = "Node didn't have enough resource: cpu, requested: 1500, used: 1000, capacity: 2000";
         check(&cpu("1500m"), &[cpu("1")], Some(("OutOfcpu", message)));
@@ -304,15 +321,15 @@ mod tests {
         let message = "Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3";
         check(&cpu("0"), &[cpu("0"), cpu("0"), cpu("0")], Some(("OutOfpods", message)));
         let mut critical = cpu("3");
-        critical.spec.as_mut().expect("a spec").priority = Some(CRITICAL);
+        critical.spec.as_mut().expect("a spec").priority = Some(SYSTEM_CRITICAL_PRIORITY);
         check(&critical, &[], None);
     }
 
     #[test]
-    fn the_node_must_be_one_the_pod_may_be_on() {
-        check(&tolerant(pod(json!({"nodeSelector": {"disk": "ssd"}}))), &[], None);
+    fn rejects_pods_by_node_selector_taint_and_os() {
+        check(&with_toleration(pod(json!({"nodeSelector": {"disk": "ssd"}}))), &[], None);
         check(
-            &tolerant(pod(json!({"nodeSelector": {"disk": "hdd"}}))),
+            &with_toleration(pod(json!({"nodeSelector": {"disk": "hdd"}}))),
             &[],
             Some((
                 "NodeAffinity",
@@ -322,9 +339,13 @@ mod tests {
         let taints = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
         check(&pod(json!({})), &[], Some(("TaintToleration", taints)));
         let mut fixed = pod(json!({}));
-        fixed.metadata.annotations = Some(BTreeMap::from([(MIRROR.to_owned(), "x".to_owned())]));
+        fixed.metadata.annotations = Some(BTreeMap::from([(MIRROR_ANNOTATION.to_owned(), "x".to_owned())]));
         check(&fixed, &[], None);
         let os = "Failed to admit pod as the OS field doesn't match node OS";
-        check(&tolerant(pod(json!({"os": {"name": "windows"}}))), &[], Some(("PodOSNotSupported", os)));
+        check(
+            &with_toleration(pod(json!({"os": {"name": "windows"}}))),
+            &[],
+            Some(("PodOSNotSupported", os)),
+        );
     }
 }

@@ -19,25 +19,25 @@ use schema::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use crate::admission::{self, Refusal};
-use crate::memory::Memory;
-use crate::observed::Observed;
-use crate::pod::resize::said::{Resizing, summary};
-use crate::pod::resize::{Amounts, Whole, is_under_way};
+use crate::admission::{self, AdmissionFailure};
+use crate::observed::ObservedPod;
+use crate::pod::resize::status::{ResizeStatus, resize_event_message};
+use crate::pod::resize::{ComputeResources, PodResources, is_in_progress};
+use crate::worker_state::PodWorkerState;
 use crate::{Node, pod};
-use plan::{Present, decide};
+use plan::{AdmittedPod, evaluate_resizes};
 
 /// In the directory of a pod.
-const FILE: &str = "resources.json";
+const ALLOCATION_FILE: &str = "resources.json";
 
 /// What is written down of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct AllocationRecord {
     pub allocated: Allocation,
     /// What runs were given last, by their ids, where that is not what they were made with.
-    pub given: BTreeMap<String, Amounts>,
+    pub given: BTreeMap<String, ComputeResources>,
     /// What all of them were given together.
-    pub whole: Whole,
+    pub whole: PodResources,
 }
 
 /// What was agreed to.
@@ -48,27 +48,31 @@ pub struct Allocation {
     pub containers: BTreeMap<String, ResourceRequirements>,
 }
 
-impl Record {
-    fn new(pod: &Pod) -> Record {
-        Record { allocated: Allocation::of(pod), whole: Whole::of(pod), ..Record::default() }
+impl AllocationRecord {
+    fn new(pod: &Pod) -> AllocationRecord {
+        AllocationRecord {
+            allocated: Allocation::from_pod(pod),
+            whole: PodResources::of(pod),
+            ..AllocationRecord::default()
+        }
     }
 
-    fn read(dir: &Path) -> Option<Record> {
-        serde_json::from_slice(&std::fs::read(dir.join(FILE)).ok()?).ok()
+    fn read(dir: &Path) -> Option<AllocationRecord> {
+        serde_json::from_slice(&std::fs::read(dir.join(ALLOCATION_FILE)).ok()?).ok()
     }
 
     /// Writes it down, whole or not at all.
-    fn keep(&self, dir: &Path) -> io::Result<()> {
+    fn write(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
-        let aside = dir.join(format!(".{FILE}"));
-        std::fs::write(&aside, serde_json::to_vec(self)?)?;
-        std::fs::rename(&aside, dir.join(FILE))
+        let temporary = dir.join(format!(".{ALLOCATION_FILE}"));
+        std::fs::write(&temporary, serde_json::to_vec(self)?)?;
+        std::fs::rename(&temporary, dir.join(ALLOCATION_FILE))
     }
 }
 
 impl Allocation {
     /// All that the pod asks for.
-    pub fn of(pod: &Pod) -> Allocation {
+    pub fn from_pod(pod: &Pod) -> Allocation {
         let Some(spec) = &pod.spec else { return Allocation::default() };
         let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
         let own =
@@ -78,20 +82,20 @@ impl Allocation {
 
     /// Whether the pod asks for something else.
     pub fn differs(&self, pod: &Pod) -> bool {
-        let wanted = Allocation::of(pod);
+        let requested = Allocation::from_pod(pod);
         let same = |a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>| {
             let lists = |resources: Option<&ResourceRequirements>| {
                 let resources = resources.cloned().unwrap_or_default();
-                [amounts(resources.requests), amounts(resources.limits)]
+                [parse_resources(resources.requests), parse_resources(resources.limits)]
             };
             lists(a) == lists(b)
         };
-        let is_same = |(name, wanted)| same(self.containers.get(name), Some(wanted));
-        !(same(self.pod.as_ref(), wanted.pod.as_ref()) && wanted.containers.iter().all(is_same))
+        let is_same = |(name, requested)| same(self.containers.get(name), Some(requested));
+        !(same(self.pod.as_ref(), requested.pod.as_ref()) && requested.containers.iter().all(is_same))
     }
 
     /// The pod as it would be if it asked for what was agreed to.
-    pub fn put_into<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
+    pub fn apply_to<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         let is_same = |spec: &PodSpec| {
             let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
             let own = |one: &Container| {
@@ -114,36 +118,36 @@ impl Allocation {
     }
 
     /// The same, of a pod that others have too.
-    fn shared(&self, pod: &Arc<Pod>) -> Arc<Pod> {
-        match self.put_into(pod) {
+    fn apply_to_shared(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        match self.apply_to(pod) {
             Cow::Borrowed(_) => pod.clone(),
             Cow::Owned(changed) => Arc::new(changed),
         }
     }
 }
 
-fn amounts(list: Option<BTreeMap<String, Text>>) -> BTreeMap<String, Option<Quantity>> {
+fn parse_resources(list: Option<BTreeMap<String, Text>>) -> BTreeMap<String, Option<Quantity>> {
     list.into_iter().flatten().map(|(name, text)| (name, Quantity::parse(&text.0).ok())).collect()
 }
 
 /// Whether a pod has been let in, be it by somebody before us.
-pub fn is_in(pod: &Pod, memory: &Memory) -> bool {
-    memory.let_in || pod.status.as_ref().is_some_and(|status| status.start_time.is_some())
+pub fn is_admitted(pod: &Pod, state: &PodWorkerState) -> bool {
+    state.admitted || pod.status.as_ref().is_some_and(|status| status.start_time.is_some())
 }
 
 /// Looks again for room for those that wait for it, whenever others have less than before.
-pub async fn keep(node: &Node) {
+pub async fn run_resize_loop(node: &Node) {
     let (pods, nodes) = (node.ctx.caches.pods(), node.ctx.caches.nodes());
     let changed = Arc::new(Notify::new());
-    let (news, own) = (changed.clone(), node.settings.node_name.clone());
+    let (notify, own) = (changed.clone(), node.settings.node_name.clone());
     pods.listen(move |change| {
         let here =
             |pod: &&Arc<Pod>| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&own);
-        if change.before.filter(here).is_some_and(|before| frees(before, change.after)) {
-            news.notify_one();
+        if change.before.filter(here).is_some_and(|before| has_released_resources(before, change.after)) {
+            notify.notify_one();
         }
     });
-    let (news, own) = (changed.clone(), node.settings.node_name.clone());
+    let (notify, own) = (changed.clone(), node.settings.node_name.clone());
     nodes.listen(move |change| {
         let has = |node: Option<&Arc<k8s_openapi::api::core::v1::Node>>| {
             let status = node?.status.as_ref()?;
@@ -151,26 +155,30 @@ pub async fn keep(node: &Node) {
             let conditions = conditions.map(|condition| condition.status.clone()).collect::<Vec<_>>();
             Some((status.allocatable.clone(), conditions))
         };
-        if change.newest().name() == own && has(change.before) != has(change.after) {
-            news.notify_one();
+        if change.latest().name() == own && has(change.before) != has(change.after) {
+            notify.notify_one();
         }
     });
     loop {
         changed.notified().await;
-        if node.memories.lock().values().any(|memory| memory.resizing.pending.is_some()) {
-            consider(node, &node.judging.lock());
+        if node.pod_states.lock().values().any(|state| state.resize_status.pending.is_some()) {
+            evaluate_pending_resizes(node, &node.admission_lock.lock());
         }
     }
 }
 
 /// Whether a pod may have less now than before.
-fn frees(before: &Pod, after: Option<&Arc<Pod>>) -> bool {
-    let Some(after) = after.filter(|after| !pod::is_over(after)) else { return !pod::is_over(before) };
-    !told(before).eq(told(after))
+fn has_released_resources(before: &Pod, after: Option<&Arc<Pod>>) -> bool {
+    let Some(after) = after.filter(|after| !pod::is_terminal(after)) else {
+        return !pod::is_terminal(before);
+    };
+    !reported_resources(before).eq(reported_resources(after))
 }
 
 /// What is said of what a pod and its containers have and were promised.
-fn told(pod: &Pod) -> impl Iterator<Item = (Option<&ResourceRequirements>, Option<&BTreeMap<String, Text>>)> {
+fn reported_resources(
+    pod: &Pod,
+) -> impl Iterator<Item = (Option<&ResourceRequirements>, Option<&BTreeMap<String, Text>>)> {
     let status = pod.status.as_ref();
     let of_pod = status.map(|status| (status.resources.as_ref(), status.allocated_resources.as_ref()));
     let lists =
@@ -181,187 +189,192 @@ fn told(pod: &Pod) -> impl Iterator<Item = (Option<&ResourceRequirements>, Optio
 }
 
 /// Judges all resizes that wait for room, and tells what has become of them. `_judging` is held meanwhile.
-fn consider(node: &Node, _judging: &parking_lot::MutexGuard<'_, ()>) {
+fn evaluate_pending_resizes(node: &Node, _guard: &parking_lot::MutexGuard<'_, ()>) {
     let name = &node.settings.node_name;
-    let Some(host) = node.ctx.caches.nodes().get(&Key::new("", name)) else { return };
+    let Some(api_node) = node.ctx.caches.nodes().get(&Key::new("", name)) else { return };
     let now = node.ctx.clock.now();
-    let pressures = node.keeping.pressures().lasting(now, node.settings.keeping.lasts);
-    let judge = |pod: &Pod, others: &[Arc<Pod>]| {
-        let short = admission::under(pod, pressures);
-        short.or_else(|| admission::judge(pod, &host, others, &node.abilities.lock()))
+    let pressure = node
+        .maintenance
+        .last_pressure()
+        .is_active(now, node.settings.kubelet_config.pressure_transition_period);
+    let admit = |pod: &Pod, others: &[Arc<Pod>]| {
+        let short = admission::admit_under_pressure(pod, pressure);
+        short.or_else(|| admission::admit(pod, &api_node, others, &node.runtime_capabilities.lock()))
     };
-    let on_node = node.pods().into_iter().filter(|pod| !pod::is_over(pod));
-    let mut memories = node.memories.lock();
-    let present: Vec<Present> = on_node
+    let on_node = node.pods().into_iter().filter(|pod| !pod::is_terminal(pod));
+    let mut pod_states = node.pod_states.lock();
+    let present: Vec<AdmittedPod> = on_node
         .filter_map(|pod| {
-            let memory = known(&memories, &node.settings, &pod);
-            let since = memory.resizing.pending.as_ref().map(|pending| pending.since);
-            let allocated = memory.record.as_ref().map(|record| record.allocated.clone());
-            is_in(&pod, &memory).then_some(Present { pod, allocated, since })
+            let state = pod_state(&pod_states, &node.settings, &pod);
+            let since = state.resize_status.pending.as_ref().map(|pending| pending.since);
+            let allocated = state.record.as_ref().map(|record| record.allocated.clone());
+            is_admitted(&pod, &state).then_some(AdmittedPod { pod, allocated, since })
         })
         .collect();
-    for (pod, refusal) in decide(&present, judge) {
-        let memory = open(&mut memories, &node.settings, pod);
+    for (pod, rejection) in evaluate_resizes(&present, admit) {
+        let state = pod_state_mut(&mut pod_states, &node.settings, pod);
         let generation = pod.metadata.generation;
-        let tells = |what: &str, error: &str| summary(what, pod, generation.unwrap_or_default(), error);
-        match refusal {
+        let resize_message =
+            |what: &str, error: &str| resize_event_message(what, pod, generation.unwrap_or_default(), error);
+        match rejection {
             None => {
-                let record = memory.record.get_or_insert_with(|| Record::new(pod));
-                let agreed = Record { allocated: Allocation::of(pod), ..record.clone() };
-                if !node.keep(pod, &agreed) {
+                let record = state.record.get_or_insert_with(|| AllocationRecord::new(pod));
+                let accepted = AllocationRecord { allocated: Allocation::from_pod(pod), ..record.clone() };
+                if !node.write_record(pod, &accepted) {
                     continue;
                 }
-                *record = agreed;
-                memory.resizing.begin(generation, now);
-                node.ctx.events.normal(&**pod, "ResizeStarted", tells("Pod resize started", ""));
+                *record = accepted;
+                state.resize_status.start(generation, now);
+                node.ctx.events.normal(&**pod, "ResizeStarted", resize_message("Pod resize started", ""));
             }
-            Some(Refusal { reason, message }) => {
-                if memory.resizing.defer(&message, generation, now) {
-                    let told = tells(&format!("Pod resize {reason}"), &message);
-                    node.ctx.events.warning(&**pod, "ResizeDeferred", told);
+            Some(AdmissionFailure { reason, message }) => {
+                if state.resize_status.defer(&message, generation, now) {
+                    let event_message = resize_message(&format!("Pod resize {reason}"), &message);
+                    node.ctx.events.warning(&**pod, "ResizeDeferred", event_message);
                 }
             }
         }
-        node.look_at(pod.key());
+        node.enqueue(pod.key());
     }
 }
 
 /// What is remembered of a pod; the first time, as it was left.
-fn open<'a>(
-    memories: &'a mut HashMap<String, Memory>,
+fn pod_state_mut<'a>(
+    pod_states: &'a mut HashMap<String, PodWorkerState>,
     settings: &crate::Settings,
     pod: &Pod,
-) -> &'a mut Memory {
-    memories.entry(pod.uid().to_owned()).or_insert_with(|| left(settings, pod))
+) -> &'a mut PodWorkerState {
+    pod_states.entry(pod.uid().to_owned()).or_insert_with(|| restore_pod_state(settings, pod))
 }
 
 /// The same of a pod that somebody else cares for, which may be gone by now.
-fn known<'a>(
-    memories: &'a HashMap<String, Memory>,
+fn pod_state<'a>(
+    pod_states: &'a HashMap<String, PodWorkerState>,
     settings: &crate::Settings,
     pod: &Pod,
-) -> Cow<'a, Memory> {
-    memories.get(pod.uid()).map_or_else(|| Cow::Owned(left(settings, pod)), Cow::Borrowed)
+) -> Cow<'a, PodWorkerState> {
+    pod_states.get(pod.uid()).map_or_else(|| Cow::Owned(restore_pod_state(settings, pod)), Cow::Borrowed)
 }
 
 /// What somebody before us has left of what was known of a pod.
-fn left(settings: &crate::Settings, pod: &Pod) -> Memory {
-    Memory {
-        record: Record::read(&settings.pod_dir(pod)),
-        resizing: pod.status.as_ref().map(Resizing::told).unwrap_or_default(),
-        ..Memory::default()
+fn restore_pod_state(settings: &crate::Settings, pod: &Pod) -> PodWorkerState {
+    PodWorkerState {
+        record: AllocationRecord::read(&settings.pod_dir(pod)),
+        resize_status: pod.status.as_ref().map(ResizeStatus::from_status).unwrap_or_default(),
+        ..PodWorkerState::default()
     }
 }
 
 impl Node {
     /// Looks at what is remembered of a pod, or changes it. Of one that is gone nothing is, whoever still has it.
-    pub fn remember<T>(&self, pod: &Pod, f: impl FnOnce(&mut Memory) -> T) -> T {
-        let mut memories = self.memories.lock();
-        let is_new = !memories.contains_key(pod.uid());
-        let result = f(open(&mut memories, &self.settings, pod));
-        drop(memories);
+    pub fn with_pod_state<T>(&self, pod: &Pod, f: impl FnOnce(&mut PodWorkerState) -> T) -> T {
+        let mut pod_states = self.pod_states.lock();
+        let is_new = !pod_states.contains_key(pod.uid());
+        let result = f(pod_state_mut(&mut pod_states, &self.settings, pod));
+        drop(pod_states);
         // Whoever goes from now on is forgotten once it is gone.
-        if is_new && self.pod_exactly(&pod.key(), pod.uid()).is_none() {
-            self.memories.lock().remove(pod.uid());
+        if is_new && self.pod_with_uid(&pod.key(), pod.uid()).is_none() {
+            self.pod_states.lock().remove(pod.uid());
         }
         result
     }
 
     /// The pod as it would be if it asked for what was agreed to.
     pub fn allocated<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
-        self.remember(pod, |memory| match &memory.record {
-            Some(record) => record.allocated.put_into(pod),
+        self.with_pod_state(pod, |state| match &state.record {
+            Some(record) => record.allocated.apply_to(pod),
             None => Cow::Borrowed(pod),
         })
     }
 
     /// Changes what is written down of a pod.
-    pub fn note_down(&self, pod: &Pod, change: impl FnOnce(&mut Record)) {
-        self.remember(pod, |memory| {
-            let Some(record) = &mut memory.record else { return };
+    pub fn update_record(&self, pod: &Pod, change: impl FnOnce(&mut AllocationRecord)) {
+        self.with_pod_state(pod, |state| {
+            let Some(record) = &mut state.record else { return };
             let before = record.clone();
             change(record);
             if *record != before {
-                self.keep(pod, record);
+                self.write_record(pod, record);
             }
         });
     }
 
     /// Writes down what is known of a pod; `false` where that fails.
-    fn keep(&self, pod: &Pod, record: &Record) -> bool {
-        let kept = record.keep(&self.settings.pod_dir(pod));
-        if let Err(error) = &kept {
+    fn write_record(&self, pod: &Pod, record: &AllocationRecord) -> bool {
+        let written = record.write(&self.settings.pod_dir(pod));
+        if let Err(error) = &written {
             tracing::error!(%error, pod = %pod.key(), "cannot write down what a pod is given");
         }
-        kept.is_ok()
+        written.is_ok()
     }
 
     /// Lets a pod in once, unless something speaks against it; whoever comes after it finds less room.
-    pub fn let_in(&self, pod: &Pod) -> Option<Refusal> {
+    pub fn admit(&self, pod: &Pod) -> Option<AdmissionFailure> {
         let name = &self.settings.node_name;
-        let host = self.ctx.caches.nodes().get(&Key::new("", name))?;
-        let _judging = self.judging.lock();
+        let api_node = self.ctx.caches.nodes().get(&Key::new("", name))?;
+        let _guard = self.admission_lock.lock();
         let on_node = self.pods();
-        let mut memories = self.memories.lock();
-        if is_in(pod, &known(&memories, &self.settings, pod)) {
+        let mut pod_states = self.pod_states.lock();
+        if is_admitted(pod, &pod_state(&pod_states, &self.settings, pod)) {
             return None;
         }
-        let others = on_node.into_iter().filter(|other| other.uid() != pod.uid() && !pod::is_over(other));
+        let others = on_node.into_iter().filter(|other| other.uid() != pod.uid() && !pod::is_terminal(other));
         let others: Vec<Arc<Pod>> = others
             .filter_map(|other| {
-                let memory = known(&memories, &self.settings, &other);
-                let allocated = || memory.record.as_ref().map(|record| record.allocated.shared(&other));
-                is_in(&other, &memory).then(|| allocated().unwrap_or_else(|| other.clone()))
+                let state = pod_state(&pod_states, &self.settings, &other);
+                let allocated =
+                    || state.record.as_ref().map(|record| record.allocated.apply_to_shared(&other));
+                is_admitted(&other, &state).then(|| allocated().unwrap_or_else(|| other.clone()))
             })
             .collect();
-        let refusal = admission::judge(pod, &host, &others, &self.abilities.lock());
-        open(&mut memories, &self.settings, pod).let_in = refusal.is_none();
-        refusal
+        let rejection = admission::admit(pod, &api_node, &others, &self.runtime_capabilities.lock());
+        pod_state_mut(&mut pod_states, &self.settings, pod).admitted = rejection.is_none();
+        rejection
     }
 
     /// Sees to it that what the pod asks for is agreed to, as far as there is room; the pod as it would be if it asked for
     /// what was.
-    pub fn settle<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
-        self.remember(pod, |memory| {
+    pub fn update_allocation<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
+        self.with_pod_state(pod, |state| {
             // Of one that goes nothing is to be left.
-            if memory.record.is_none() && is_in(pod, memory) && !pod.is_deleting() {
-                self.keep(pod, memory.record.insert(Record::new(pod)));
+            if state.record.is_none() && is_admitted(pod, state) && !pod.is_deleting() {
+                self.write_record(pod, state.record.insert(AllocationRecord::new(pod)));
             }
         });
-        if self.is_to_be_judged(pod) {
-            let judging = self.judging.lock();
+        if self.needs_resize_evaluation(pod) {
+            let guard = self.admission_lock.lock();
             // Another may have judged all of them meanwhile.
-            if self.is_to_be_judged(pod) {
-                consider(self, &judging);
+            if self.needs_resize_evaluation(pod) {
+                evaluate_pending_resizes(self, &guard);
             }
         }
         self.allocated(pod)
     }
 
-    fn is_to_be_judged(&self, pod: &Pod) -> bool {
-        self.remember(pod, |memory| {
-            let wants = memory.record.as_ref().is_some_and(|record| record.allocated.differs(pod));
+    fn needs_resize_evaluation(&self, pod: &Pod) -> bool {
+        self.with_pod_state(pod, |state| {
+            let wants = state.record.as_ref().is_some_and(|record| record.allocated.differs(pod));
             if !wants {
-                memory.resizing.give_up();
+                state.resize_status.clear_pending();
             }
-            wants && !pod.is_deleting() && memory.resizing.judged != pod.metadata.generation
+            wants && !pod.is_deleting() && state.resize_status.deferred_generation != pod.metadata.generation
         })
     }
 
     /// Notices what a resize has come to; `pod` is as it asks for itself.
-    pub fn follow_resize(&self, pod: &Pod, seen: &Observed) {
+    pub fn update_resize_progress(&self, pod: &Pod, seen: &ObservedPod) {
         let now = self.ctx.clock.now();
-        let done = self.remember(pod, |memory| {
-            let allocated = memory.record.as_ref()?.allocated.put_into(pod);
-            if is_under_way(&allocated, seen, memory) {
-                memory.resizing.go_on(pod.metadata.generation, now);
+        let done = self.with_pod_state(pod, |state| {
+            let allocated = state.record.as_ref()?.allocated.apply_to(pod);
+            if is_in_progress(&allocated, seen, state) {
+                state.resize_status.set_in_progress(pod.metadata.generation, now);
                 return None;
             }
-            memory.resizing.end().map(|generation| (allocated.into_owned(), generation))
+            state.resize_status.finish().map(|generation| (allocated.into_owned(), generation))
         });
         if let Some((allocated, generation)) = done {
-            let told = summary("Pod resize completed", &allocated, generation, "");
-            self.ctx.events.normal(pod, "ResizeCompleted", told);
+            let event_message = resize_event_message("Pod resize completed", &allocated, generation, "");
+            self.ctx.events.normal(pod, "ResizeCompleted", event_message);
         }
     }
 }

@@ -6,50 +6,54 @@ use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod};
 use runtime::cri::{ProfileType, SecurityProfile};
 
 /// How it was asked for before there was a field, by the container's name behind it.
-const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+const ANNOTATION_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// Why a pod's profiles cannot be enforced on this node.
-pub fn problem(pod: &Pod) -> Option<String> {
+pub fn validate(pod: &Pod) -> Option<String> {
     if !is_required(pod) {
         return None;
     }
     let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
     let is_enabled = enabled.starts_with('Y') && Path::new("/sys/kernel/security/apparmor").exists();
-    judge(pod, is_enabled)
+    validate_profiles(pod, is_enabled)
 }
 
-fn judge(pod: &Pod, is_enabled: bool) -> Option<String> {
+fn validate_profiles(pod: &Pod, is_enabled: bool) -> Option<String> {
     if !is_required(pod) {
         return None;
     }
     if !is_enabled {
         return Some("Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned());
     }
-    let nameless = crate::pod::containers(pod).into_iter().any(|container| {
+    let has_empty_name = crate::pod::containers(pod).into_iter().any(|container| {
         profile(pod, &container).is_some_and(|profile| {
             let name = profile.localhost_profile.as_deref().unwrap_or_default();
             profile.type_ == "Localhost" && name.trim().is_empty()
         })
     });
-    nameless.then(|| "Cannot enforce AppArmor: invalid empty AppArmor profile name: \"Localhost\"".to_owned())
+    has_empty_name
+        .then(|| "Cannot enforce AppArmor: invalid empty AppArmor profile name: \"Localhost\"".to_owned())
 }
 
 fn is_required(pod: &Pod) -> bool {
-    let confines = |profile: Option<&AppArmorProfile>| profile.is_some_and(|one| one.type_ != "Unconfined");
+    let is_enforced =
+        |profile: Option<&AppArmorProfile>| profile.is_some_and(|one| one.type_ != "Unconfined");
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let annotations = pod.metadata.annotations.iter().flatten();
-    confines(context.and_then(|context| context.app_armor_profile.as_ref()))
-        || crate::pod::containers(pod).iter().any(|container| confines(own(container)))
-        || annotations.into_iter().any(|(key, value)| key.starts_with(ANNOTATION) && value != "unconfined")
+    is_enforced(context.and_then(|context| context.app_armor_profile.as_ref()))
+        || crate::pod::containers(pod).iter().any(|container| is_enforced(container_profile(container)))
+        || annotations
+            .into_iter()
+            .any(|(key, value)| key.starts_with(ANNOTATION_PREFIX) && value != "unconfined")
 }
 
-fn own(container: &Container) -> Option<&AppArmorProfile> {
+fn container_profile(container: &Container) -> Option<&AppArmorProfile> {
     container.security_context.as_ref()?.app_armor_profile.as_ref()
 }
 
 fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
     let annotated = || {
-        let key = format!("{ANNOTATION}{}", container.name);
+        let key = format!("{ANNOTATION_PREFIX}{}", container.name);
         let named = |type_: &str, name: Option<&str>| AppArmorProfile {
             type_: type_.to_owned(),
             localhost_profile: name.map(str::to_owned),
@@ -61,19 +65,19 @@ fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
         }
     };
     let of_pod = || pod.spec.as_ref()?.security_context.as_ref()?.app_armor_profile.clone();
-    own(container).cloned().or_else(annotated).or_else(of_pod)
+    container_profile(container).cloned().or_else(annotated).or_else(of_pod)
 }
 
 /// What the runtime is told; nothing where nobody said anything.
-pub fn of(pod: &Pod, container: &Container) -> Option<SecurityProfile> {
+pub fn security_profile(pod: &Pod, container: &Container) -> Option<SecurityProfile> {
     let profile = profile(pod, container)?;
-    let kind = match profile.type_.as_str() {
+    let profile_type = match profile.type_.as_str() {
         "RuntimeDefault" => ProfileType::RuntimeDefault,
         "Localhost" => ProfileType::Localhost,
         _ => ProfileType::Unconfined,
     };
     Some(SecurityProfile {
-        profile_type: kind.into(),
+        profile_type: profile_type.into(),
         localhost_ref: profile.localhost_profile.unwrap_or_default(),
     })
 }
@@ -90,21 +94,21 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(pod: &Pod, told: Option<(ProfileType, &str)>, without: Option<&str>) {
+    fn check(pod: &Pod, expected: Option<(ProfileType, &str)>, without: Option<&str>) {
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        let found = of(pod, container);
+        let found = security_profile(pod, container);
         let found = found.as_ref().map(|one| (one.profile_type(), one.localhost_ref.as_str()));
-        assert_eq!(found, told);
-        let problem = judge(pod, false);
+        assert_eq!(found, expected);
+        let message = validate_profiles(pod, false);
         assert_eq!(
-            problem.as_deref().map(|text| text.trim_start_matches("Cannot enforce AppArmor: ")),
+            message.as_deref().map(|text| text.trim_start_matches("Cannot enforce AppArmor: ")),
             without
         );
     }
 
     #[test]
-    fn the_nearest_word_counts() {
-        let profile = |kind: &str| json!({"appArmorProfile": {"type": kind, "localhostProfile": "mine"}});
+    fn container_profile_overrides_annotation_and_pod_profile() {
+        let profile = |profile_type: &str| json!({"appArmorProfile": {"type": profile_type, "localhostProfile": "mine"}});
         let off = Some("AppArmor is not enabled on the host");
         let none = || json!({});
         check(&pod(none(), none(), none()), None, None);
@@ -116,12 +120,12 @@ mod tests {
         check(&pod(none(), profile("Unconfined"), none()), Some((ProfileType::Unconfined, "mine")), None);
         let both = pod(profile("RuntimeDefault"), profile("Localhost"), none());
         check(&both, Some((ProfileType::Localhost, "mine")), off);
-        assert_eq!(judge(&both, true), None);
-        let key = format!("{ANNOTATION}a");
+        assert_eq!(validate_profiles(&both, true), None);
+        let key = format!("{ANNOTATION_PREFIX}a");
         let old = pod(none(), none(), json!({key.clone(): "localhost/old"}));
         check(&old, Some((ProfileType::Localhost, "old")), off);
-        let nameless = pod(none(), none(), json!({key: "localhost/ "}));
-        let why = "Cannot enforce AppArmor: invalid empty AppArmor profile name: \"Localhost\"";
-        assert_eq!(judge(&nameless, true).as_deref(), Some(why));
+        let empty_name = pod(none(), none(), json!({key: "localhost/ "}));
+        let message = "Cannot enforce AppArmor: invalid empty AppArmor profile name: \"Localhost\"";
+        assert_eq!(validate_profiles(&empty_name, true).as_deref(), Some(message));
     }
 }

@@ -5,8 +5,8 @@
 //! it began a container may have forgotten it altogether: what it had started then waits there for ever, and nobody but
 //! the kernel knows of it.
 
-mod levels;
-mod whole;
+mod node_allocatable;
+mod qos;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use api::resources::{list, of_pod};
+use api::resources::{pod_resources, resource_list};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::Object as _;
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,47 +25,47 @@ use sys::cgroup::{Cgroups, Limits, Usage};
 
 use crate::admission::requests;
 use crate::config::resources;
-use crate::pod::needs;
+use crate::pod::resource_spec;
 use crate::{Node, Settings};
-pub use whole::Reserved;
+pub use node_allocatable::NodeReservation;
 
 /// Where it was found that they are, which nobody changes while anything runs.
-static HOST: OnceLock<Cgroups> = OnceLock::new();
+static HOST_CGROUPS: OnceLock<Cgroups> = OnceLock::new();
 /// Where the kernel shows them: one hierarchy for all controllers, or one for each of them inside.
-const MOUNTED: &str = "/sys/fs/cgroup";
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 /// All pods live under one cgroup of ours, so that all of it can be removed.
-const ROOT: &str = "skiff";
+const ROOT_CGROUP: &str = "skiff";
 /// Inside that of a node: pods that were promised all they may use are in none of these.
-const LEVELS: [&str; 2] = ["burstable", "besteffort"];
+const QOS_CGROUPS: [&str; 2] = ["burstable", "besteffort"];
 
 /// Keeps what pods may use together as it is to be.
-pub(crate) async fn keep(node: &Node) {
-    tokio::join!(whole::enforce(node), levels::keep(node));
+pub(crate) async fn run(node: &Node) {
+    tokio::join!(node_allocatable::enforce(node), qos::run(node));
 }
 
 /// The cgroup of all pods of a node, by where it keeps them: other nodes on this machine must not share its limits.
-pub(crate) fn of_node(pods: &Path) -> String {
+pub(crate) fn node_cgroup(pods: &Path) -> String {
     // Not by the path, which another one may have as well, in a view of the machine of its own.
     match fs::metadata(pods) {
-        Ok(place) => format!("{ROOT}/node-{:x}-{:x}", place.dev(), place.ino()),
-        Err(_) => ROOT.to_owned(),
+        Ok(metadata) => format!("{ROOT_CGROUP}/node-{:x}-{:x}", metadata.dev(), metadata.ino()),
+        Err(_) => ROOT_CGROUP.to_owned(),
     }
 }
 
-fn host() -> io::Result<&'static Cgroups> {
-    match HOST.get() {
+fn host_cgroups() -> io::Result<&'static Cgroups> {
+    match HOST_CGROUPS.get() {
         Some(known) => Ok(known),
-        None => Cgroups::of_host().map(|found| HOST.get_or_init(|| found)),
+        None => Cgroups::of_host().map(|found| HOST_CGROUPS.get_or_init(|| found)),
     }
 }
 
 /// The cgroup of a pod, by how much was promised to it.
-pub(crate) fn of(pod: &Pod, settings: &Settings) -> String {
-    of_below(&of_node(&settings.pods), pod)
+pub(crate) fn pod_cgroup(pod: &Pod, settings: &Settings) -> String {
+    pod_cgroup_under(&node_cgroup(&settings.pods), pod)
 }
 
-fn of_below(node: &str, pod: &Pod) -> String {
-    let level = match class(pod).as_ref() {
+fn pod_cgroup_under(node: &str, pod: &Pod) -> String {
+    let level = match qos_class(pod).as_ref() {
         "Burstable" => "burstable/",
         "BestEffort" => "besteffort/",
         _ => "",
@@ -74,7 +74,7 @@ fn of_below(node: &str, pod: &Pod) -> String {
 }
 
 /// Its quality of service.
-pub(crate) fn class(pod: &Pod) -> Cow<'_, str> {
+pub(crate) fn qos_class(pod: &Pod) -> Cow<'_, str> {
     match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
         Some(class) if !class.is_empty() => class.into(),
         _ => api::core::pod::qos_class(&serde_json::to_value(pod).unwrap_or_default()).into(),
@@ -82,10 +82,10 @@ pub(crate) fn class(pod: &Pod) -> Cow<'_, str> {
 }
 
 /// What a pod may use as a whole; no more than `pids` processes where that is more than none.
-pub(crate) fn limits(pod: &Pod, pids: i64) -> Limits {
-    let spec = needs(pod);
-    let (asked, most) = (requests(&spec), of_pod(&spec, "limits"));
-    let overhead = list(&spec, "overhead");
+pub(crate) fn pod_limits(pod: &Pod, pids: i64) -> Limits {
+    let spec = resource_spec(pod);
+    let (requested, limit_list) = (requests(&spec), pod_resources(&spec, "limits"));
+    let overhead = resource_list(&spec, "overhead");
     // What one container has no limit for, the pod has none for either, unless it says so itself.
     let is_bounded = |name: &str| {
         let has = |resources: &serde_json::Value| resources["limits"][name].is_string();
@@ -93,93 +93,93 @@ pub(crate) fn limits(pod: &Pod, pids: i64) -> Limits {
         has(&spec["resources"]) || containers.iter().flatten().flatten().all(|one| has(&one["resources"]))
     };
     let bound = |name: &str| {
-        let bound = most.get(name).filter(|_| is_bounded(name))?;
+        let bound = limit_list.get(name).filter(|_| is_bounded(name))?;
         Some(overhead.get(name).map_or(*bound, |more| *bound + *more))
     };
     Limits {
         cpu_quota: bound("cpu").map_or(0, |cpu| resources::quota(cpu.milli())),
-        cpu_period: resources::PERIOD,
+        cpu_period: resources::CFS_PERIOD_MICROS,
         memory: bound("memory").map_or(0, |memory| memory.value()),
         pids: pids.max(0),
-        ..weighed(asked.get("cpu").map_or(0, Quantity::milli))
+        ..cpu_weight_limits(requested.get("cpu").map_or(0, Quantity::milli))
     }
 }
 
 /// The weight among others of somebody who asks for so many thousandths of a processor.
-fn weighed(milli: i64) -> Limits {
+fn cpu_weight_limits(milli: i64) -> Limits {
     shares_only(resources::shares(milli))
 }
 
 /// The weight among others.
 pub(crate) fn shares_only(shares: i64) -> Limits {
     // Not as runtimes weigh containers: upstream's nodes have kept to a straight line from 2..262144 to 1..10000.
-    let weight = 1 + (shares - resources::LEAST_SHARES) * 9_999 / 262_142;
+    let weight = 1 + (shares - resources::MIN_CPU_SHARES) * 9_999 / 262_142;
     let unified = vec![("cpu.weight".to_owned(), weight.to_string())];
     Limits { cpu_shares: shares, unified, ..Limits::default() }
 }
 
 /// The time of processors in each period.
 pub(crate) fn quota_only(cpu_quota: i64) -> Limits {
-    Limits { cpu_quota, cpu_period: resources::PERIOD, ..Limits::default() }
+    Limits { cpu_quota, cpu_period: resources::CFS_PERIOD_MICROS, ..Limits::default() }
 }
 
 /// The memory that is in use in a group.
 pub(crate) fn memory_used(group: &str) -> u64 {
-    host().map_or(0, |cgroups| cgroups.usage(group).memory)
+    host_cgroups().map_or(0, |cgroups| cgroups.usage(group).memory)
 }
 
 /// What all pods of a node use and may use.
 pub(crate) fn usage(settings: &Settings) -> Usage {
-    host().map(|cgroups| cgroups.usage(&of_node(&settings.pods))).unwrap_or_default()
+    host_cgroups().map(|cgroups| cgroups.usage(&node_cgroup(&settings.pods))).unwrap_or_default()
 }
 
 /// Makes a cgroup that has these limits.
 pub(crate) fn limit(group: &str, limits: &Limits) -> io::Result<()> {
-    let cgroups = host()?;
+    let cgroups = host_cgroups()?;
     cgroups.create(group)?;
     cgroups.limit(group, limits)
 }
 
 /// Ends what runs in the pod's cgroup although nobody knows of it, and removes the cgroup. Fails while something is left:
 /// the kernel takes a moment. `pods` is where its node keeps them.
-pub fn clear(pods: &Path, uid: &str) -> io::Result<()> {
-    clear_below(Path::new(MOUNTED), &of_node(pods), uid)
+pub fn remove_pod_cgroup(pods: &Path, uid: &str) -> io::Result<()> {
+    remove_pod_cgroup_under(Path::new(CGROUP_MOUNT), &node_cgroup(pods), uid)
 }
 
 /// Removes what the pods of a node are in, unless there still are some.
-pub fn remove_levels(pods: &Path) {
-    let node = of_node(pods);
-    for base in bases(Path::new(MOUNTED)) {
-        let around = base.join(&node);
-        let levels = LEVELS.map(|level| around.join(level));
-        let root = base.join(ROOT);
-        levels.iter().chain([&around, &root]).for_each(|place| drop(fs::remove_dir(place)));
+pub fn remove_qos_cgroups(pods: &Path) {
+    let node = node_cgroup(pods);
+    for base in controller_roots(Path::new(CGROUP_MOUNT)) {
+        let node_dir = base.join(&node);
+        let qos_dirs = QOS_CGROUPS.map(|level| node_dir.join(level));
+        let root = base.join(ROOT_CGROUP);
+        qos_dirs.iter().chain([&node_dir, &root]).for_each(|dir| drop(fs::remove_dir(dir)));
     }
 }
 
 /// The hierarchies, and what else is there.
-fn bases(root: &Path) -> Vec<PathBuf> {
-    inside(root).into_iter().chain([root.to_owned()]).collect()
+fn controller_roots(root: &Path) -> Vec<PathBuf> {
+    child_cgroups(root).into_iter().chain([root.to_owned()]).collect()
 }
 
-fn clear_below(root: &Path, node: &str, uid: &str) -> io::Result<()> {
+fn remove_pod_cgroup_under(root: &Path, node: &str, uid: &str) -> io::Result<()> {
     // Whatever was promised to it.
     let names = ["", "burstable/", "besteffort/"].map(|level| format!("{node}/{level}pod{uid}"));
-    let bases = bases(root);
-    let places = bases.iter().flat_map(|base| names.iter().map(|name| base.join(name)));
-    let groups: Vec<PathBuf> = places.filter(|group| group.is_dir()).collect();
+    let controller_roots = controller_roots(root);
+    let paths = controller_roots.iter().flat_map(|base| names.iter().map(|name| base.join(name)));
+    let groups: Vec<PathBuf> = paths.filter(|group| group.is_dir()).collect();
     for group in &groups {
         remove(group);
     }
-    let left: Vec<&PathBuf> = groups.iter().filter(|group| group.exists()).collect();
+    let remaining: Vec<&PathBuf> = groups.iter().filter(|group| group.exists()).collect();
     // Every hierarchy knows of them.
-    let forgotten: BTreeSet<i32> = left.iter().flat_map(|group| processes(group)).collect();
-    for pid in forgotten {
+    let orphans: BTreeSet<i32> = remaining.iter().flat_map(|group| processes(group)).collect();
+    for pid in orphans {
         tracing::warn!(pid, uid, "ending what the runtime has forgotten");
         // Fails only when it has ended by itself, which is as good.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
-    match left.first() {
+    match remaining.first() {
         Some(group) => Err(io::Error::other(format!("the cgroup {} is still in use", group.display()))),
         None => Ok(()),
     }
@@ -187,17 +187,17 @@ fn clear_below(root: &Path, node: &str, uid: &str) -> io::Result<()> {
 
 /// Removes a cgroup and those below it; the kernel keeps those in which something runs.
 fn remove(group: &Path) {
-    inside(group).iter().for_each(|group| remove(group));
+    child_cgroups(group).iter().for_each(|group| remove(group));
     let _ = fs::remove_dir(group);
 }
 
 fn processes(group: &Path) -> Vec<i32> {
     let own = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let own = own.lines().filter_map(|line| line.parse().ok());
-    own.chain(inside(group).iter().flat_map(|group| processes(group))).collect()
+    own.chain(child_cgroups(group).iter().flat_map(|group| processes(group))).collect()
 }
 
-fn inside(group: &Path) -> Vec<PathBuf> {
+fn child_cgroups(group: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(group).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     groups.map(|entry| entry.path()).collect()

@@ -13,7 +13,9 @@ use runtime::cri;
 use tokio::sync::watch;
 
 use crate::env::expand;
-use crate::observed::{CONTAINER_NAME, IMAGE, POD_NAME, POD_NAMESPACE, POD_UID, RESOURCES};
+use crate::observed::{
+    CONTAINER_NAME, IMAGE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, RESOURCES_ANNOTATION,
+};
 
 /// The directory that upstream's kubelets have, which storage drivers, network plugins and monitoring agents mount.
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
@@ -31,16 +33,16 @@ pub struct Settings {
     /// Where plugins are looked for and storage drivers put volumes. Paths at or below `/var/lib/kubelet` mean this
     /// directory ([`Settings::host_path`]).
     pub root: PathBuf,
-    pub logs: crate::Logs,
+    pub logs: crate::PodLogs,
     pub cluster_domain: String,
     pub cluster_dns: Vec<String>,
-    pub resolver: crate::Resolver,
+    pub resolver: crate::ResolverConfig,
     /// Memory of the node, by which an OOM score is weighed.
     pub memory: i64,
     /// When housekeeping does what.
-    pub keeping: crate::Keeping,
+    pub kubelet_config: crate::KubeletConfig,
     /// How long pods have to end when the machine goes down; empty where they are not ended in order.
-    pub shutdown: Vec<crate::Period>,
+    pub shutdown: Vec<crate::PriorityGracePeriod>,
     /// Nothing is configured: pods are suspended by a shutdown and started again after it, instead of failing.
     pub is_shutdown_default: bool,
     /// Where manifests of static pods are, if anywhere.
@@ -83,7 +85,7 @@ impl Settings {
 
     /// The directory of the pod's logs.
     pub fn log_dir(&self, pod: &Key, uid: &str) -> PathBuf {
-        self.logs.of(pod, uid)
+        self.logs.pod_dir(pod, uid)
     }
 
     /// Those of a node that has all it has in one directory.
@@ -95,12 +97,12 @@ impl Settings {
             second_ip: None,
             pods: root.join("own"),
             root: root.to_owned(),
-            logs: crate::Logs::within(root.join("logs")),
+            logs: crate::PodLogs::within(root.join("logs")),
             cluster_domain: String::new(),
             cluster_dns: Vec::new(),
-            resolver: crate::Resolver::None,
+            resolver: crate::ResolverConfig::None,
             memory: 0,
-            keeping: crate::Keeping::default(),
+            kubelet_config: crate::KubeletConfig::default(),
             shutdown: Vec::new(),
             is_shutdown_default: false,
             manifests: None,
@@ -119,7 +121,7 @@ pub fn sandbox(pod: &Pod, attempt: u32, group: String, settings: &Settings) -> c
     let spec = pod.spec.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
     let mut labels = pod.metadata.labels.clone().unwrap_or_default();
-    labels.extend(identity(pod));
+    labels.extend(pod_labels(pod));
     cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {
             name: pod.name().to_owned(),
@@ -128,13 +130,13 @@ pub fn sandbox(pod: &Pod, attempt: u32, group: String, settings: &Settings) -> c
             attempt,
         }),
         // A pod in the host's network has the host's name.
-        hostname: match full_name(pod, settings).filter(|_| spec.set_hostname_as_fqdn == Some(true)) {
+        hostname: match fqdn(pod, settings).filter(|_| spec.set_hostname_as_fqdn == Some(true)) {
             _ if host_network => String::new(),
             Some(full) => full,
             None => hostname(pod),
         },
         log_directory: settings.log_dir(&pod.key(), pod.uid()).display().to_string(),
-        dns_config: Some(crate::resolver::of(pod, settings).0),
+        dns_config: Some(crate::resolver::pod_dns_config(pod, settings).0),
         port_mappings: spec
             .containers
             .iter()
@@ -165,7 +167,7 @@ pub fn container(
         |name: &str| env.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let expanded =
         |words: &Option<Vec<String>>| words.iter().flatten().map(|word| expand(word, &known)).collect();
-    let mut labels: BTreeMap<String, String> = identity(pod);
+    let mut labels: BTreeMap<String, String> = pod_labels(pod);
     labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
     let path = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
     let grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
@@ -173,8 +175,8 @@ pub fn container(
         ("io.kubernetes.pod.terminationGracePeriod", grace.to_string()),
         ("io.kubernetes.container.restartCount", attempt.to_string()),
         ("io.kubernetes.container.terminationMessagePath", path.to_owned()),
-        (IMAGE, container.image.clone().unwrap_or_default()),
-        (RESOURCES, resources_text(pod, container)),
+        (IMAGE_ANNOTATION, container.image.clone().unwrap_or_default()),
+        (RESOURCES_ANNOTATION, resources_annotation(pod, container)),
     ];
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
@@ -202,20 +204,20 @@ pub fn container(
 }
 
 /// What a container asks for, so that it can be told whether that has changed.
-fn resources_text(pod: &Pod, container: &Container) -> String {
-    let resources = crate::pod::resize::effective(pod, container);
+fn resources_annotation(pod: &Pod, container: &Container) -> String {
+    let resources = crate::pod::resize::effective_resources(pod, container);
     serde_json::json!({"requests": resources.requests, "limits": resources.limits}).to_string()
 }
 
 /// What a container gets, in the runtime's terms.
 pub fn resources(pod: &Pod, container: &Container, settings: &Settings) -> cri::LinuxContainerResources {
-    let amounts = resources::of(pod, container, settings.memory);
-    let cpu_quota = if settings.keeping.limits_cpu { amounts.cpu_quota } else { 0 };
-    cri::LinuxContainerResources { cpu_quota, ..amounts }
+    let container_resources = resources::container_resources(pod, container, settings.memory);
+    let cpu_quota = if settings.kubelet_config.cpu_cfs_quota { container_resources.cpu_quota } else { 0 };
+    cri::LinuxContainerResources { cpu_quota, ..container_resources }
 }
 
 /// Lets a container see the processes of another run, where one is named.
-pub fn look_into(config: &mut cri::ContainerConfig, target: Option<&str>) {
+pub fn target_pid_namespace(config: &mut cri::ContainerConfig, target: Option<&str>) {
     let linux = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     if let (Some(target), Some(options)) =
         (target, linux.and_then(|context| context.namespace_options.as_mut()))
@@ -227,27 +229,27 @@ pub fn look_into(config: &mut cri::ContainerConfig, target: Option<&str>) {
 }
 
 /// The labels by which everything of a pod is found again.
-fn identity(pod: &Pod) -> BTreeMap<String, String> {
+fn pod_labels(pod: &Pod) -> BTreeMap<String, String> {
     let labels = [(POD_NAME, pod.name()), (POD_NAMESPACE, pod.namespace()), (POD_UID, pod.uid())];
     labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
 }
 
 /// The name by which others find the pod, where it has a domain.
-pub fn full_name(pod: &Pod, settings: &Settings) -> Option<String> {
+pub fn fqdn(pod: &Pod, settings: &Settings) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let domain = spec.subdomain.as_deref().filter(|domain| !domain.is_empty())?;
-    let is_stated = spec.hostname_override.is_none();
+    let has_no_override = spec.hostname_override.is_none();
     let full = format!("{}.{domain}.{}.svc.{}", hostname(pod), pod.namespace(), settings.cluster_domain);
-    is_stated.then_some(full)
+    has_no_override.then_some(full)
 }
 
 /// The kernel takes no longer names than this, which a pod that wants its full one has to be told.
 pub fn check_hostname(pod: &Pod, settings: &Settings) -> Result<(), String> {
-    const LONGEST: usize = 64;
-    let wanted = pod.spec.as_ref().and_then(|spec| spec.set_hostname_as_fqdn) == Some(true);
-    match full_name(pod, settings).filter(|full| wanted && full.len() > LONGEST) {
+    const MAX_HOSTNAME_LENGTH: usize = 64;
+    let is_requested = pod.spec.as_ref().and_then(|spec| spec.set_hostname_as_fqdn) == Some(true);
+    match fqdn(pod, settings).filter(|full| is_requested && full.len() > MAX_HOSTNAME_LENGTH) {
         Some(full) => Err(format!(
-            "failed to construct FQDN from Pod hostname and cluster domain, FQDN {full} is too long ({LONGEST} characters is \
+            "failed to construct FQDN from Pod hostname and cluster domain, FQDN {full} is too long ({MAX_HOSTNAME_LENGTH} characters is \
              the max, {} characters requested)",
             full.len()
         )),
@@ -257,12 +259,13 @@ pub fn check_hostname(pod: &Pod, settings: &Settings) -> Result<(), String> {
 
 /// At most 63 characters, as a host's name must be.
 pub fn hostname(pod: &Pod) -> String {
-    let instead = pod.spec.as_ref().and_then(|spec| spec.hostname_override.clone());
-    if let Some(name) = instead.filter(|name| !name.is_empty()) {
+    let hostname_override = pod.spec.as_ref().and_then(|spec| spec.hostname_override.clone());
+    if let Some(name) = hostname_override.filter(|name| !name.is_empty()) {
         return name;
     }
-    let stated = pod.spec.as_ref().and_then(|spec| spec.hostname.clone()).filter(|name| !name.is_empty());
-    let mut name = stated.unwrap_or_else(|| pod.name().to_owned());
+    let spec_hostname =
+        pod.spec.as_ref().and_then(|spec| spec.hostname.clone()).filter(|name| !name.is_empty());
+    let mut name = spec_hostname.unwrap_or_else(|| pod.name().to_owned());
     name.truncate(63);
     name.trim_end_matches(['-', '.']).to_owned()
 }
@@ -303,7 +306,7 @@ pub mod tests {
     }
 
     #[test]
-    fn ports_of_the_machine_are_opened_by_one_only() {
+    fn port_mappings_are_empty_when_not_needed() {
         let ports = json!([{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]);
         let container = serde_json::from_value(json!({"name": "main", "ports": ports})).expect("a container");
         let mapped = |not_needed| {

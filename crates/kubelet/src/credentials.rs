@@ -19,53 +19,53 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::time::Instant;
 
-use crate::busy::Busy;
-use crate::pull_secrets::{self, Shown};
-use crate::pulled::{self, PullSecret};
-use crate::volumes::token;
+use crate::image_pull_records::{self, PullSecret};
+use crate::keyed_mutex::KeyedMutex;
+use crate::pull_secrets::{self, RegistryCredential};
+use crate::volumes::request_token;
 
 const API_VERSIONS: [&str; 3] = ["v1", "v1alpha1", "v1beta1"];
-const GROUP: &str = "credentialprovider.kubelet.k8s.io/";
+const API_GROUP_PREFIX: &str = "credentialprovider.kubelet.k8s.io/";
 /// How long a program may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
 /// What an answer for all images is kept under; no image has such a name.
-const ALL: &str = "<global>";
+const GLOBAL_CACHE_KEY: &str = "<global>";
 
 /// What was said before, by for what, and until when it is good.
-type Known = HashMap<String, (Instant, Value)>;
+type CredentialCache = HashMap<String, (Instant, Value)>;
 
 /// The providers of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     /// Where the programs are.
-    pub programs: PathBuf,
+    pub plugin_dir: PathBuf,
     /// Each as the file of the configuration has it.
     pub providers: Vec<Value>,
 }
 
 impl Config {
     /// Reads a CredentialProviderConfig, or all that are in a directory.
-    pub fn read(path: &Path, programs: &Path) -> Result<Config, String> {
-        if !programs.is_dir() {
-            return Err(format!("plugin binary directory {} did not exist", programs.display()));
+    pub fn read(path: &Path, plugin_dir: &Path) -> Result<Config, String> {
+        if !plugin_dir.is_dir() {
+            return Err(format!("plugin binary directory {} did not exist", plugin_dir.display()));
         }
-        let unreadable =
+        let read_error =
             |error: std::io::Error| format!("unable to access path {:?}: {error}", path.display());
         let mut files = vec![path.to_owned()];
-        if std::fs::metadata(path).map_err(unreadable)?.is_dir() {
-            let entries = std::fs::read_dir(path).map_err(unreadable)?.flatten().map(|entry| entry.path());
-            let is_meant = |path: &PathBuf| {
-                let kind = path.extension().unwrap_or_default();
-                path.is_file() && ["json", "yaml", "yml"].iter().any(|known| kind == *known)
+        if std::fs::metadata(path).map_err(read_error)?.is_dir() {
+            let entries = std::fs::read_dir(path).map_err(read_error)?.flatten().map(|entry| entry.path());
+            let is_config_file = |path: &PathBuf| {
+                let extension = path.extension().unwrap_or_default();
+                path.is_file() && ["json", "yaml", "yml"].iter().any(|known| extension == *known)
             };
-            files = entries.filter(is_meant).collect();
+            files = entries.filter(is_config_file).collect();
             files.sort();
         }
         let mut providers = Vec::new();
         for file in &files {
             let failed = |why: String| format!("error decoding config {:?}: {why}", file.display());
             let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
-            let config: Value = schema::yaml::value(&text).map_err(|error| failed(error.to_string()))?;
+            let config: Value = schema::yaml::parse(&text).map_err(|error| failed(error.to_string()))?;
             let version =
                 config["apiVersion"].as_str().and_then(|text| text.strip_prefix("kubelet.config.k8s.io/"));
             let is_known = version.is_some_and(|version| API_VERSIONS.contains(&version));
@@ -76,19 +76,19 @@ impl Config {
             }
             providers.extend(config["providers"].as_array().cloned().unwrap_or_default());
         }
-        let problem = match providers.is_empty() {
+        let message = match providers.is_empty() {
             true => Some("providers: Required value: at least 1 item in plugins is required".to_owned()),
-            false => (0..providers.len()).find_map(|at| problem(&providers[at], &providers[..at])),
+            false => (0..providers.len()).find_map(|at| validate_provider(&providers[at], &providers[..at])),
         };
-        if let Some(problem) = problem {
-            return Err(format!("failed to validate credential provider config: {problem}"));
+        if let Some(message) = message {
+            return Err(format!("failed to validate credential provider config: {message}"));
         }
-        for program in providers.iter().map(|provider| programs.join(text(provider, "name"))) {
+        for program in providers.iter().map(|provider| plugin_dir.join(text(provider, "name"))) {
             if !program.is_file() {
                 return Err(format!("plugin binary executable {} did not exist", program.display()));
             }
         }
-        Ok(Config { programs: programs.to_owned(), providers })
+        Ok(Config { plugin_dir: plugin_dir.to_owned(), providers })
     }
 }
 
@@ -96,7 +96,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
 }
 
-fn texts<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a str> {
+fn strings<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a str> {
     value[field].as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
@@ -107,19 +107,20 @@ fn duration(value: &Value) -> Option<Duration> {
 }
 
 /// What is wrong with a provider that comes after these, in upstream's words.
-fn problem(provider: &Value, before: &[Value]) -> Option<String> {
+fn validate_provider(provider: &Value, before: &[Value]) -> Option<String> {
     let (name, version) = (text(provider, "name"), text(provider, "apiVersion"));
     let attributes = &provider["tokenAttributes"];
-    let asks = attributes.is_object();
+    let needs_token = attributes.is_object();
     let account = &attributes["requireServiceAccount"];
     let invalid = |why: &str| format!("providers.name: Invalid value: {name:?}: provider name cannot {why}");
     let of_token = |field: &str, kind: &str| format!("providers.tokenAttributes.{field}: {kind}");
-    let is_version = version.strip_prefix(GROUP).is_some_and(|version| API_VERSIONS.contains(&version));
+    let is_version =
+        version.strip_prefix(API_GROUP_PREFIX).is_some_and(|version| API_VERSIONS.contains(&version));
     let is_first = !before.iter().any(|other| text(other, "name") == name);
-    let needs = texts(attributes, "requiredServiceAccountAnnotationKeys");
-    let takes: Vec<&str> = texts(attributes, "optionalServiceAccountAnnotationKeys").collect();
-    let both: Vec<&str> = needs.filter(|key| takes.contains(key)).collect();
-    let has_needs = texts(attributes, "requiredServiceAccountAnnotationKeys").next().is_some();
+    let required = strings(attributes, "requiredServiceAccountAnnotationKeys");
+    let optional: Vec<&str> = strings(attributes, "optionalServiceAccountAnnotationKeys").collect();
+    let both: Vec<&str> = required.filter(|key| optional.contains(key)).collect();
+    let has_required = strings(attributes, "requiredServiceAccountAnnotationKeys").next().is_some();
     let cache = text(attributes, "cacheType");
     let rules: [(bool, String); 14] = [
         (!name.contains('/'), invalid("contain '/'")),
@@ -130,7 +131,7 @@ fn problem(provider: &Value, before: &[Value]) -> Option<String> {
         (!version.is_empty(), "providers.apiVersion: Required value".to_owned()),
         (is_version, format!("providers.apiVersion: Unsupported value: {version:?}")),
         (
-            texts(provider, "matchImages").next().is_some(),
+            strings(provider, "matchImages").next().is_some(),
             "providers.matchImages: Required value: at least 1 item in matchImages is required".to_owned(),
         ),
         (
@@ -138,12 +139,12 @@ fn problem(provider: &Value, before: &[Value]) -> Option<String> {
             "providers.defaultCacheDuration: Required value: a time such as 10m0s".to_owned(),
         ),
         (
-            !asks || !text(attributes, "serviceAccountTokenAudience").is_empty(),
+            !needs_token || !text(attributes, "serviceAccountTokenAudience").is_empty(),
             of_token("serviceAccountTokenAudience", "Required value"),
         ),
-        (!asks || account.is_boolean(), of_token("requireServiceAccount", "Required value")),
+        (!needs_token || account.is_boolean(), of_token("requireServiceAccount", "Required value")),
         (
-            !(asks && has_needs && *account == false),
+            !(needs_token && has_required && *account == false),
             of_token(
                 "requiredServiceAccountAnnotationKeys",
                 "Forbidden: requireServiceAccount cannot be false when requiredServiceAccountAnnotationKeys is set",
@@ -156,50 +157,57 @@ fn problem(provider: &Value, before: &[Value]) -> Option<String> {
             ),
         ),
         (
-            !asks || ["ServiceAccount", "Token"].contains(&cache),
+            !needs_token || ["ServiceAccount", "Token"].contains(&cache),
             of_token(
                 "cacheType",
                 &format!("Unsupported value: {cache:?}: supported values: \"ServiceAccount\", \"Token\""),
             ),
         ),
     ];
-    rules.into_iter().find(|(holds, _)| !holds).map(|(_, problem)| problem)
+    rules.into_iter().find(|(holds, _)| !holds).map(|(_, message)| message)
 }
 
 /// The providers of a node, and what they have said.
 pub struct Providers {
     config: Config,
     /// By provider.
-    known: Vec<Mutex<Known>>,
+    caches: Vec<Mutex<CredentialCache>>,
     /// Held while one is asked for an image: the answer may be the one that others wait for.
-    asked: Busy,
+    locks: KeyedMutex,
 }
 
 impl Providers {
     pub fn new(config: Config) -> Providers {
-        let known = config.providers.iter().map(|_| Mutex::default()).collect();
-        Providers { config, known, asked: Busy::default() }
+        let caches = config.providers.iter().map(|_| Mutex::default()).collect();
+        Providers { config, caches, locks: KeyedMutex::default() }
     }
 
     /// What to show to the image's registry, by all providers that are for it.
-    pub async fn keys(&self, ctx: &Ctx, pod: &Pod, image: &str) -> Vec<Shown> {
+    pub async fn keys(&self, ctx: &Ctx, pod: &Pod, image: &str) -> Vec<RegistryCredential> {
         let repository = pull_secrets::repository(image);
         let mut all = Vec::new();
-        for (provider, known) in self.config.providers.iter().zip(&self.known) {
-            if !texts(provider, "matchImages").any(|place| pull_secrets::is_for(place, &repository)) {
+        for (provider, cache) in self.config.providers.iter().zip(&self.caches) {
+            if !strings(provider, "matchImages")
+                .any(|place| pull_secrets::matches_repository(place, &repository))
+            {
                 continue;
             }
             let found = async {
-                let Some(asker) = asker(ctx, pod, &provider["tokenAttributes"]).await? else { return Ok(()) };
-                let auths = self.ask(provider, known, &repository, &asker).await?;
-                for (server, entry) in auths.as_object().into_iter().flatten() {
+                let Some(identity) = pull_identity(ctx, pod, &provider["tokenAttributes"]).await? else {
+                    return Ok(());
+                };
+                let entries = self.fetch_credentials(provider, cache, &repository, &identity).await?;
+                for (server, entry) in entries.as_object().into_iter().flatten() {
                     let (username, password) = (text(entry, "username"), text(entry, "password"));
                     let auth = AuthConfig {
                         username: username.to_owned(),
                         password: password.to_owned(),
                         ..AuthConfig::default()
                     };
-                    all.push((pull_secrets::place(server), Shown { auth, from: asker.account.clone() }));
+                    all.push((
+                        pull_secrets::normalize_registry(server),
+                        RegistryCredential { auth, source: identity.account.clone() },
+                    ));
                 }
                 Ok::<(), String>(())
             };
@@ -208,34 +216,36 @@ impl Providers {
                 tracing::warn!(error, provider = name, image, pod = %pod.key(), "no credentials for an image");
             }
         }
-        pull_secrets::chosen(all, image)
+        pull_secrets::matching_credentials(all, image)
     }
 
     /// The credentials by registry, as said before or now.
-    async fn ask(
+    async fn fetch_credentials(
         &self,
         provider: &Value,
-        known: &Mutex<Known>,
+        cache: &Mutex<CredentialCache>,
         repository: &str,
-        asker: &Asker,
+        identity: &PullIdentity,
     ) -> Result<Value, String> {
-        let key = |base: &str| json!([base, asker.known_by]).to_string();
-        let _alone = self.asked.alone(&format!("{} {}", text(provider, "name"), key(repository))).await;
+        let key = |base: &str| json!([base, identity.cache_key]).to_string();
+        let _guard = self.locks.lock(&format!("{} {}", text(provider, "name"), key(repository))).await;
         let registry = repository.split('/').next().unwrap_or_default();
         let now = Instant::now();
         {
-            let mut known = known.lock();
-            known.retain(|_, (until, _)| *until >= now);
-            let told = [repository, registry, ALL].iter().find_map(|base| known.get(&key(base)));
-            if let Some((_, auths)) = told {
-                return Ok(auths.clone());
+            let mut cache = cache.lock();
+            cache.retain(|_, (until, _)| *until >= now);
+            let cached =
+                [repository, registry, GLOBAL_CACHE_KEY].iter().find_map(|base| cache.get(&key(base)));
+            if let Some((_, entries)) = cached {
+                return Ok(entries.clone());
             }
         }
-        let answer = self.run(provider, repository, asker).await?;
-        let auths = &answer["auth"];
-        let is_token = |entry: &Value| !asker.token.is_empty() && text(entry, "password") == asker.token;
+        let answer = self.exec_plugin(provider, repository, identity).await?;
+        let entries = &answer["auth"];
+        let is_token =
+            |entry: &Value| !identity.token.is_empty() && text(entry, "password") == identity.token;
         if provider["tokenAttributes"]["cacheType"] != "Token"
-            && auths.as_object().is_some_and(|auths| auths.values().any(is_token))
+            && entries.as_object().is_some_and(|entries| entries.values().any(is_token))
         {
             return Err(
                 "credential provider plugin returned the service account token as the password which is not \
@@ -246,34 +256,39 @@ impl Providers {
         let base = match text(&answer, "cacheKeyType") {
             "Image" => repository,
             "Registry" => registry,
-            "Global" => ALL,
+            "Global" => GLOBAL_CACHE_KEY,
             other => {
                 return Err(format!(
                     "credential provider plugin did not return a valid cacheKeyType: {other}"
                 ));
             }
         };
-        let lasts = match &answer["cacheDuration"] {
+        let ttl = match &answer["cacheDuration"] {
             Value::Null => duration(&provider["defaultCacheDuration"]),
-            told => duration(told),
+            value => duration(value),
         };
-        if let Some(until) = lasts.filter(|lasts| !lasts.is_zero()).and_then(|lasts| now.checked_add(lasts)) {
-            known.lock().insert(key(base), (until, auths.clone()));
+        if let Some(until) = ttl.filter(|ttl| !ttl.is_zero()).and_then(|ttl| now.checked_add(ttl)) {
+            cache.lock().insert(key(base), (until, entries.clone()));
         }
-        Ok(auths.clone())
+        Ok(entries.clone())
     }
 
     /// Has the program answer.
-    async fn run(&self, provider: &Value, repository: &str, asker: &Asker) -> Result<Value, String> {
+    async fn exec_plugin(
+        &self,
+        provider: &Value,
+        repository: &str,
+        identity: &PullIdentity,
+    ) -> Result<Value, String> {
         let (name, version) = (text(provider, "name"), text(provider, "apiVersion"));
         let mut request =
             json!({"kind": "CredentialProviderRequest", "apiVersion": version, "image": repository});
-        if !asker.token.is_empty() {
-            request["serviceAccountToken"] = json!(asker.token);
-            request["serviceAccountAnnotations"] = asker.annotations.clone().into();
+        if !identity.token.is_empty() {
+            request["serviceAccountToken"] = json!(identity.token);
+            request["serviceAccountAnnotations"] = identity.annotations.clone().into();
         }
-        let mut command = Command::new(self.config.programs.join(name));
-        command.args(texts(provider, "args"));
+        let mut command = Command::new(self.config.plugin_dir.join(name));
+        command.args(strings(provider, "args"));
         command.envs(
             provider["env"]
                 .as_array()
@@ -293,21 +308,21 @@ impl Providers {
             }
             child.wait_with_output().await
         };
-        let done = tokio::time::timeout(PATIENCE, run).await;
+        let done = tokio::time::timeout(EXEC_TIMEOUT, run).await;
         let done = done.map_err(|_| failed("context deadline exceeded".to_owned()))?;
         let done = done.map_err(|error| failed(error.to_string()))?;
         if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
-            return Err(format!("{}: {said}", failed(done.status.to_string())));
+            let stderr = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+            return Err(format!("{}: {stderr}", failed(done.status.to_string())));
         }
         let answer: Value = serde_json::from_slice(&done.stdout).unwrap_or_default();
         if answer["kind"] != "CredentialProviderResponse" {
             return Err("error decoding credential provider plugin response from stdout".to_owned());
         }
         match text(&answer, "apiVersion") {
-            told if told == version => Ok(answer),
-            told => Err(format!(
-                "apiVersion from credential plugin response did not match expected apiVersion:{version}, actual apiVersion:{told}"
+            response_version if response_version == version => Ok(answer),
+            response_version => Err(format!(
+                "apiVersion from credential plugin response did not match expected apiVersion:{version}, actual apiVersion:{response_version}"
             )),
         }
     }
@@ -315,20 +330,20 @@ impl Providers {
 
 /// For whom a provider is asked.
 #[derive(Default)]
-struct Asker {
+struct PullIdentity {
     /// The pod's service account, where it is told of it.
     account: Option<PullSecret>,
     token: String,
     annotations: Map<String, Value>,
     /// Answers are good for others that have the same.
-    known_by: Value,
+    cache_key: Value,
 }
 
 /// What a provider is told of the pod; `None` where it is not to be asked at all.
-async fn asker(ctx: &Ctx, pod: &Pod, attributes: &Value) -> Result<Option<Asker>, String> {
+async fn pull_identity(ctx: &Ctx, pod: &Pod, attributes: &Value) -> Result<Option<PullIdentity>, String> {
     let name = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref()).unwrap_or_default();
     if !attributes.is_object() || (name.is_empty() && attributes["requireServiceAccount"] == false) {
-        return Ok(Some(Asker::default()));
+        return Ok(Some(PullIdentity::default()));
     }
     if name.is_empty() {
         return Ok(None);
@@ -339,7 +354,7 @@ async fn asker(ctx: &Ctx, pod: &Pod, attributes: &Value) -> Result<Option<Asker>
     for (field, is_needed) in
         [("requiredServiceAccountAnnotationKeys", true), ("optionalServiceAccountAnnotationKeys", false)]
     {
-        for key in texts(attributes, field) {
+        for key in strings(attributes, field) {
             match account.annotation(key) {
                 Some(value) => drop(annotations.insert(key.to_owned(), json!(value))),
                 // By that an account says that it does not want to be used here.
@@ -349,12 +364,13 @@ async fn asker(ctx: &Ctx, pod: &Pod, attributes: &Value) -> Result<Option<Asker>
         }
     }
     let audience = text(attributes, "serviceAccountTokenAudience");
-    let token =
-        token(pod, Some(audience), 3600, ctx).await.map_err(|why| format!("service account token: {why}"))?;
-    let own = (attributes["cacheType"] == "Token").then(|| pulled::hex(&token));
+    let token = request_token(pod, Some(audience), 3600, ctx)
+        .await
+        .map_err(|why| format!("service account token: {why}"))?;
+    let own = (attributes["cacheType"] == "Token").then(|| image_pull_records::sha256_hex(&token));
     let from = PullSecret::account(pod.namespace(), name, account.uid());
-    let known_by = json!([from.namespace, from.name, from.uid, annotations, own]);
-    Ok(Some(Asker { account: Some(from), token, annotations, known_by }))
+    let cache_key = json!([from.namespace, from.name, from.uid, annotations, own]);
+    Ok(Some(PullIdentity { account: Some(from), token, annotations, cache_key }))
 }
 
 #[cfg(test)]

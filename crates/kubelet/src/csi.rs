@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::busy::Busy;
+use crate::keyed_mutex::KeyedMutex;
 use driver::Driver;
 pub use messages::{BYTES, INODES, VolumeUsage};
 
@@ -26,20 +26,20 @@ pub use messages::{BYTES, INODES, VolumeUsage};
 pub struct Drivers {
     drivers: Mutex<BTreeMap<String, Driver>>,
     /// Held while something is done to a volume, by its driver and handle: drivers expect one call at a time.
-    pub busy: Busy,
+    pub volume_locks: KeyedMutex,
     /// The volumes that are published, by pod and name, and when that is to be done again, if it is.
-    published: Mutex<HashMap<(String, String), Option<jiff::Timestamp>>>,
+    republish_times: Mutex<HashMap<(String, String), Option<jiff::Timestamp>>>,
     /// Those that must not be detached, as statuses of nodes name them.
     in_use: Mutex<BTreeSet<String>>,
     /// Told when that has changed.
-    pub news: Notify,
+    pub in_use_changed: Notify,
 }
 
 impl Drivers {
     /// As they are after a restart: what was in use still is.
     pub fn open(root: &std::path::Path) -> Drivers {
         let drivers = Drivers::default();
-        let staged = record::staged(root).into_iter().map(|record| record.unique_name());
+        let staged = record::staged_volumes(root).into_iter().map(|record| record.unique_name());
         drivers.in_use.lock().extend(staged.chain(crate::volumes::iscsi::in_use(root)));
         drivers
     }
@@ -52,11 +52,11 @@ impl Drivers {
         self.drivers.lock().values().cloned().collect()
     }
 
-    pub fn know(&self, driver: Driver) {
+    pub fn register(&self, driver: Driver) {
         self.drivers.lock().insert(driver.name.clone(), driver);
     }
 
-    pub fn forget(&self, name: &str) {
+    pub fn unregister(&self, name: &str) {
         self.drivers.lock().remove(name);
     }
 
@@ -67,8 +67,8 @@ impl Drivers {
 
     /// When the first of a pod's volumes is to be published again.
     pub fn republish_at(&self, pod: &str) -> Option<jiff::Timestamp> {
-        let published = self.published.lock();
-        published.iter().filter(|((uid, _), _)| uid == pod).filter_map(|(_, again)| *again).min()
+        let republish_times = self.republish_times.lock();
+        republish_times.iter().filter(|((uid, _), _)| uid == pod).filter_map(|(_, again)| *again).min()
     }
 
     /// The volumes that must not be detached.
@@ -77,11 +77,11 @@ impl Drivers {
     }
 
     /// Says that a volume must not be detached, or may be.
-    pub fn use_of(&self, name: &str, is_used: bool) {
+    pub fn set_in_use(&self, name: &str, is_used: bool) {
         let mut in_use = self.in_use.lock();
         let changed = if is_used { in_use.insert(name.to_owned()) } else { in_use.remove(name) };
         if changed {
-            self.news.notify_one();
+            self.in_use_changed.notify_one();
         }
     }
 }

@@ -17,22 +17,22 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use parking_lot::Mutex;
 use prost::Message as _;
 use reconcile::Object as _;
-use runtime::Socket;
+use runtime::GrpcClient;
 use runtime::cri::{ContainerConfig, KeyValue, Mount};
-use runtime::embedded::Reply;
+use runtime::embedded::GrpcReply;
 use schema::quantity::Quantity;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use messages::*;
 
-const VERSION: &str = "v1beta1";
-const SOCKET: &str = "kubelet.sock";
-const FILE: &str = "devices.json";
+const API_VERSION: &str = "v1beta1";
+const KUBELET_SOCKET: &str = "kubelet.sock";
+const CHECKPOINT_FILE: &str = "devices.json";
 /// For a plugin that may have to wait for its hardware.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// A plugin that has gone may be about to come back.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
+const ENDPOINT_STOP_GRACE_PERIOD: Duration = Duration::from_secs(300);
 
 /// The plugins of this node and their devices.
 pub struct Devices {
@@ -43,23 +43,23 @@ pub struct Devices {
     /// By the name of the resource.
     plugins: Mutex<BTreeMap<String, Plugin>>,
     /// Held while devices are lent, so that none is lent twice.
-    lending: tokio::sync::Mutex<()>,
+    allocation_lock: tokio::sync::Mutex<()>,
     /// Told when there are more or fewer devices.
-    pub news: Notify,
+    pub devices_changed: Notify,
 }
 
 #[derive(Clone)]
 struct Plugin {
-    socket: Socket,
-    options: Options,
+    socket: GrpcClient,
+    options: DevicePluginOptions,
     /// Whether they are healthy.
     devices: BTreeMap<String, bool>,
     /// Counts how often this resource had a plugin.
-    number: u64,
+    generation: u64,
 }
 
 /// What one container wants of one resource.
-struct Wish {
+struct DeviceRequest {
     container: String,
     resource: String,
     count: usize,
@@ -71,8 +71,8 @@ impl Devices {
             dir: root.join("device-plugins"),
             pods: pods.to_owned(),
             plugins: Mutex::default(),
-            lending: tokio::sync::Mutex::default(),
-            news: Notify::new(),
+            allocation_lock: tokio::sync::Mutex::default(),
+            devices_changed: Notify::new(),
         })
     }
 
@@ -86,7 +86,7 @@ impl Devices {
                     let _ = std::fs::remove_file(entry.path());
                 }
             }
-            runtime::embedded::listen(&self.dir.join(SOCKET))
+            runtime::embedded::listen(&self.dir.join(KUBELET_SOCKET))
         };
         let listener = match begin() {
             Ok(listener) => listener,
@@ -100,7 +100,7 @@ impl Devices {
             ("/v1beta1.Registration/Register", Some(devices)) => {
                 let request = RegisterRequest::decode(question).map_err(|error| error.to_string())?;
                 devices.register(request)?;
-                Ok(Reply::One(Vec::new()))
+                Ok(GrpcReply::One(Vec::new()))
             }
             _ => Err(format!("unknown method {call}")),
         };
@@ -109,9 +109,9 @@ impl Devices {
 
     fn register(self: &Arc<Self>, request: RegisterRequest) -> Result<(), String> {
         let RegisterRequest { version, endpoint, resource_name: resource, options } = request;
-        if version != VERSION {
+        if version != API_VERSION {
             return Err(format!(
-                "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
+                "requested API version {version:?} is not supported by kubelet. Supported version is [{API_VERSION:?}]"
             ));
         }
         if !crate::registration::is_extended(&resource) || resource.contains(char::is_whitespace) {
@@ -120,50 +120,50 @@ impl Devices {
         if endpoint.is_empty() || endpoint.contains('/') {
             return Err(format!("the endpoint {endpoint:?} is no name of a socket"));
         }
-        let socket = Socket::new(&self.dir.join(endpoint).display().to_string());
+        let socket = GrpcClient::new(&self.dir.join(endpoint).display().to_string());
         let options = options.unwrap_or_default();
-        let number = {
+        let generation = {
             let mut plugins = self.plugins.lock();
             let before = plugins.remove(&resource);
-            let number = before.as_ref().map_or(0, |before| before.number) + 1;
+            let generation = before.as_ref().map_or(0, |before| before.generation) + 1;
             let devices = before.map(|before| before.devices).unwrap_or_default();
-            let plugin = Plugin { socket: socket.clone(), options, devices, number };
+            let plugin = Plugin { socket: socket.clone(), options, devices, generation };
             plugins.insert(resource.clone(), plugin);
-            number
+            generation
         };
         tracing::info!(resource, "a device plugin is there");
-        tokio::spawn(self.clone().follow(resource, socket, number));
+        tokio::spawn(self.clone().list_and_watch(resource, socket, generation));
         Ok(())
     }
 
     /// Hears what a plugin tells of its devices until it goes.
-    async fn follow(self: Arc<Self>, resource: String, socket: Socket, number: u64) {
-        let heard = |bytes: bytes::Bytes| {
-            let Ok(told) = ListAndWatchResponse::decode(bytes) else { return };
+    async fn list_and_watch(self: Arc<Self>, resource: String, socket: GrpcClient, generation: u64) {
+        let on_response = |bytes: bytes::Bytes| {
+            let Ok(response) = ListAndWatchResponse::decode(bytes) else { return };
             let devices =
-                told.devices.into_iter().map(|device| (device.id, device.health == "Healthy")).collect();
-            self.change(&resource, number, |plugin| plugin.devices = devices);
+                response.devices.into_iter().map(|device| (device.id, device.health == "Healthy")).collect();
+            self.update_plugin(&resource, generation, |plugin| plugin.devices = devices);
         };
-        let ended = socket.listen("/v1beta1.DevicePlugin/ListAndWatch", &Empty {}, heard).await;
+        let ended = socket.listen("/v1beta1.DevicePlugin/ListAndWatch", &Empty {}, on_response).await;
         tracing::info!(resource, ?ended, "a device plugin is gone");
-        self.change(&resource, number, |plugin| {
+        self.update_plugin(&resource, generation, |plugin| {
             plugin.devices.values_mut().for_each(|healthy| *healthy = false)
         });
-        tokio::time::sleep(FORGOTTEN_AFTER).await;
-        self.change(&resource, number, |plugin| plugin.devices.clear());
+        tokio::time::sleep(ENDPOINT_STOP_GRACE_PERIOD).await;
+        self.update_plugin(&resource, generation, |plugin| plugin.devices.clear());
     }
 
     /// Only the newest plugin of a resource has a say.
-    fn change(&self, resource: &str, number: u64, change: impl FnOnce(&mut Plugin)) {
+    fn update_plugin(&self, resource: &str, generation: u64, change: impl FnOnce(&mut Plugin)) {
         let mut plugins = self.plugins.lock();
-        if let Some(plugin) = plugins.get_mut(resource).filter(|plugin| plugin.number == number) {
+        if let Some(plugin) = plugins.get_mut(resource).filter(|plugin| plugin.generation == generation) {
             change(plugin);
-            self.news.notify_one();
+            self.devices_changed.notify_one();
         }
     }
 
     /// How many devices there are of each resource, and how many of these are healthy.
-    pub fn amounts(&self) -> BTreeMap<String, (usize, usize)> {
+    pub fn device_counts(&self) -> BTreeMap<String, (usize, usize)> {
         let plugins = self.plugins.lock();
         let count = |plugin: &Plugin| {
             (plugin.devices.len(), plugin.devices.values().filter(|healthy| **healthy).count())
@@ -173,56 +173,61 @@ impl Devices {
 
     /// Lends a pod what its containers want, unless it has it already. `is_over` says of which pods nobody needs anything
     /// any more, by their uid.
-    pub async fn lend(&self, pod: &Pod, is_over: impl Fn(&str) -> bool) -> Result<(), String> {
-        let wishes = self.wishes(pod);
-        if wishes.is_empty() {
+    pub async fn allocate(&self, pod: &Pod, is_over: impl Fn(&str) -> bool) -> Result<(), String> {
+        let device_requests = self.device_requests(pod);
+        if device_requests.is_empty() {
             return Ok(());
         }
-        let _alone = self.lending.lock().await;
-        let mut lent = Lent::read(&self.pods, pod.uid());
-        for wish in &wishes {
-            if lent.of(&wish.container, &wish.resource).is_some() {
+        let _guard = self.allocation_lock.lock().await;
+        let mut allocated = DeviceAllocations::read(&self.pods, pod.uid());
+        for device_request in &device_requests {
+            if allocated.of(&device_request.container, &device_request.resource).is_some() {
                 continue;
             }
-            let Some(plugin) = self.plugins.lock().get(&wish.resource).cloned() else { continue };
-            let mut taken = BTreeSet::new();
-            for uid in names(&self.pods).filter(|uid| uid != pod.uid() && !is_over(uid)) {
-                taken.extend(Lent::read(&self.pods, &uid).ids(&wish.resource, |_| true));
+            let Some(plugin) = self.plugins.lock().get(&device_request.resource).cloned() else { continue };
+            let mut in_use = BTreeSet::new();
+            for uid in entry_names(&self.pods).filter(|uid| uid != pod.uid() && !is_over(uid)) {
+                in_use.extend(
+                    DeviceAllocations::read(&self.pods, &uid).ids(&device_request.resource, |_| true),
+                );
             }
             // Those that are over before others begin hand theirs on.
-            let ends = |container: &str| begins_alone(pod, container);
-            taken.extend(lent.ids(&wish.resource, |container| !ends(container)));
-            let handed_on = lent.ids(&wish.resource, ends);
-            let free = free(&plugin.devices, &taken, wish)?;
-            let ids = match preferred(&plugin, &free, &handed_on, wish.count).await {
+            let is_init = |container: &str| is_init_container(pod, container);
+            in_use.extend(allocated.ids(&device_request.resource, |container| !is_init(container)));
+            let reusable = allocated.ids(&device_request.resource, is_init);
+            let free = available_devices(&plugin.devices, &in_use, device_request)?;
+            let ids = match preferred_allocation(&plugin, &free, &reusable, device_request.count).await {
                 Some(ids) => ids,
-                None => chosen(&free, &handed_on, wish.count),
+                None => select_devices(&free, &reusable, device_request.count),
             };
-            let request = AllocateRequest { containers: vec![Ids { ids: ids.clone() }] };
+            let request = AllocateRequest { containers: vec![DeviceIds { ids: ids.clone() }] };
             let answer: Result<AllocateResponse, _> =
-                plugin.socket.call("/v1beta1.DevicePlugin/Allocate", &request, PATIENCE).await;
+                plugin.socket.call("/v1beta1.DevicePlugin/Allocate", &request, CALL_TIMEOUT).await;
             let answer = answer.map_err(|refusal| refusal.to_string())?;
             let Some(answer) = answer.containers.into_iter().next() else {
-                return Err(format!("no containers return in allocation response for {}", wish.resource));
+                return Err(format!(
+                    "no containers return in allocation response for {}",
+                    device_request.resource
+                ));
             };
-            lent.put(wish, &ids, &answer);
-            lent.write(&self.pods, pod.uid()).map_err(|error| error.to_string())?;
+            allocated.insert(device_request, &ids, &answer);
+            allocated.write(&self.pods, pod.uid()).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
 
     /// What containers want of resources that plugins have.
-    fn wishes(&self, pod: &Pod) -> Vec<Wish> {
+    fn device_requests(&self, pod: &Pod) -> Vec<DeviceRequest> {
         let plugins = self.plugins.lock();
         let of = |container: &Container| {
             let limits = container.resources.as_ref().and_then(|resources| resources.limits.clone());
             let limits =
                 limits.unwrap_or_default().into_iter().filter(|(name, _)| plugins.contains_key(name));
-            let wishes = limits.filter_map(|(resource, amount)| {
+            let device_requests = limits.filter_map(|(resource, amount)| {
                 let count = usize::try_from(Quantity::parse(&amount.0).ok()?.value()).ok()?;
-                (count > 0).then(|| Wish { container: container.name.clone(), resource, count })
+                (count > 0).then(|| DeviceRequest { container: container.name.clone(), resource, count })
             });
-            wishes.collect::<Vec<_>>()
+            device_requests.collect::<Vec<_>>()
         };
         let spec = pod.spec.as_ref();
         let containers =
@@ -231,59 +236,60 @@ impl Devices {
     }
 
     /// Gives a container that is about to start what it was lent.
-    pub async fn hand_over(
+    pub async fn configure_container(
         &self,
         pod: &str,
         container: &str,
         config: &mut ContainerConfig,
     ) -> Result<(), String> {
-        for (resource, ids, lent) in Lent::read(&self.pods, pod).all(container) {
+        for (resource, ids, allocated) in DeviceAllocations::read(&self.pods, pod).all(container) {
             let plugin = self.plugins.lock().get(&resource).cloned();
             if let Some(plugin) = plugin.filter(|plugin| plugin.options.pre_start_required) {
                 let call = "/v1beta1.DevicePlugin/PreStartContainer";
-                let told: Result<Empty, _> = plugin.socket.call(call, &Ids { ids }, PATIENCE).await;
-                told.map_err(|refusal| {
+                let result: Result<Empty, _> =
+                    plugin.socket.call(call, &DeviceIds { ids }, CALL_TIMEOUT).await;
+                result.map_err(|refusal| {
                     format!("device plugin PreStartContainer rpc failed with err: {refusal}")
                 })?;
             }
             // What the pod says itself wins.
-            let envs = lent.envs.into_iter().map(|(key, value)| KeyValue { key, value });
+            let envs = allocated.envs.into_iter().map(|(key, value)| KeyValue { key, value });
             config.envs.splice(..0, envs);
-            let mounts = lent.mounts.into_iter().map(|mount| Mount {
+            let mounts = allocated.mounts.into_iter().map(|mount| Mount {
                 container_path: mount.container_path,
                 host_path: mount.host_path,
                 readonly: mount.read_only,
                 ..Mount::default()
             });
             config.mounts.splice(..0, mounts);
-            config.devices.extend(lent.devices);
-            config.annotations.extend(lent.annotations);
-            config.cdi_devices.extend(lent.cdi_devices);
+            config.devices.extend(allocated.devices);
+            config.annotations.extend(allocated.annotations);
+            config.cdi_devices.extend(allocated.cdi_devices);
         }
         Ok(())
     }
 }
 
 /// Whether a container has ended before those of the pod that stay begin.
-fn begins_alone(pod: &Pod, container: &str) -> bool {
+fn is_init_container(pod: &Pod, container: &str) -> bool {
     let first = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
     let found = first.iter().find(|first| first.name == container);
     found.is_some_and(|first| first.restart_policy.as_deref() != Some("Always"))
 }
 
 /// The devices that nobody has, if they are enough.
-fn free(
+fn available_devices(
     devices: &BTreeMap<String, bool>,
-    taken: &BTreeSet<String>,
-    wish: &Wish,
+    in_use: &BTreeSet<String>,
+    device_request: &DeviceRequest,
 ) -> Result<BTreeSet<String>, String> {
-    let Wish { resource, count, .. } = wish;
+    let DeviceRequest { resource, count, .. } = device_request;
     let healthy = devices.iter().filter(|(_, healthy)| **healthy).map(|(id, _)| id.clone());
     let healthy: BTreeSet<String> = healthy.collect();
     if healthy.is_empty() {
         return Err(format!("no healthy devices present; cannot allocate unhealthy devices {resource}"));
     }
-    let free = &healthy - taken;
+    let free = &healthy - in_use;
     match free.len() < *count {
         true => Err(format!(
             "requested number of devices unavailable for {resource}. Requested: {count}, Available: {}",
@@ -294,81 +300,87 @@ fn free(
 }
 
 /// Those that were the pod's before come first.
-fn chosen(free: &BTreeSet<String>, handed_on: &BTreeSet<String>, count: usize) -> Vec<String> {
-    free.intersection(handed_on).chain(free.difference(handed_on)).take(count).cloned().collect()
+fn select_devices(free: &BTreeSet<String>, reusable: &BTreeSet<String>, count: usize) -> Vec<String> {
+    free.intersection(reusable).chain(free.difference(reusable)).take(count).cloned().collect()
 }
 
 /// What the plugin itself would take, where it has an opinion that makes sense.
-async fn preferred(
+async fn preferred_allocation(
     plugin: &Plugin,
     free: &BTreeSet<String>,
-    handed_on: &BTreeSet<String>,
+    reusable: &BTreeSet<String>,
     count: usize,
 ) -> Option<Vec<String>> {
     if !plugin.options.has_preferences {
         return None;
     }
-    let wish = Preference {
+    let preference_request = ContainerPreferredAllocationRequest {
         available: free.iter().cloned().collect(),
-        must_include: free.intersection(handed_on).take(count).cloned().collect(),
+        must_include: free.intersection(reusable).take(count).cloned().collect(),
         size: i32::try_from(count).ok()?,
     };
     let call = "/v1beta1.DevicePlugin/GetPreferredAllocation";
-    let request = PreferenceRequest { containers: vec![wish] };
-    let answer: Result<PreferenceResponse, _> = plugin.socket.call(call, &request, PATIENCE).await;
+    let request = PreferredAllocationRequest { containers: vec![preference_request] };
+    let answer: Result<PreferredAllocationResponse, _> =
+        plugin.socket.call(call, &request, CALL_TIMEOUT).await;
     let ids: BTreeSet<String> = answer.ok()?.containers.into_iter().next()?.ids.into_iter().collect();
     (ids.len() == count && ids.is_subset(free)).then(|| ids.into_iter().collect())
 }
 
 /// What a pod has been lent: by container and resource the devices, and what the plugin said about them.
-struct Lent(Value);
+struct DeviceAllocations(Value);
 
-impl Lent {
-    fn read(pods: &Path, uid: &str) -> Lent {
-        let text = std::fs::read(pods.join(uid).join(FILE)).unwrap_or_default();
-        Lent(serde_json::from_slice(&text).unwrap_or_else(|_| json!({})))
+impl DeviceAllocations {
+    fn read(pods: &Path, uid: &str) -> DeviceAllocations {
+        let text = std::fs::read(pods.join(uid).join(CHECKPOINT_FILE)).unwrap_or_default();
+        DeviceAllocations(serde_json::from_slice(&text).unwrap_or_else(|_| json!({})))
     }
 
     fn write(&self, pods: &Path, uid: &str) -> std::io::Result<()> {
         let dir = pods.join(uid);
         std::fs::create_dir_all(&dir)?;
-        let fresh = dir.join("devices.new");
-        std::fs::write(&fresh, self.0.to_string())?;
-        std::fs::rename(fresh, dir.join(FILE))
+        let temporary = dir.join("devices.new");
+        std::fs::write(&temporary, self.0.to_string())?;
+        std::fs::rename(temporary, dir.join(CHECKPOINT_FILE))
     }
 
     fn of(&self, container: &str, resource: &str) -> Option<&Value> {
         self.0.get(container)?.get(resource)
     }
 
-    fn put(&mut self, wish: &Wish, ids: &[String], answer: &Allocated) {
-        self.0[&wish.container][&wish.resource] = json!({"ids": ids, "answer": answer.encode_to_vec()});
+    fn insert(&mut self, device_request: &DeviceRequest, ids: &[String], answer: &ContainerAllocateResponse) {
+        self.0[&device_request.container][&device_request.resource] =
+            json!({"ids": ids, "answer": answer.encode_to_vec()});
     }
 
     /// The devices of a resource that these containers have.
     fn ids(&self, resource: &str, of: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let containers = self.0.as_object().into_iter().flatten().filter(|(name, _)| of(name));
-        containers.flat_map(|(_, lent)| texts(&lent[resource]["ids"])).collect()
+        containers.flat_map(|(_, allocated)| strings(&allocated[resource]["ids"])).collect()
     }
 
     /// What a container has, resource by resource.
-    fn all(&self, container: &str) -> Vec<(String, Vec<String>, Allocated)> {
+    fn all(&self, container: &str) -> Vec<(String, Vec<String>, ContainerAllocateResponse)> {
         let none = Map::new();
-        let lent = self.0.get(container).and_then(Value::as_object).unwrap_or(&none);
-        let all = lent.iter().filter_map(|(resource, lent)| {
-            let bytes = lent["answer"].as_array()?.iter().filter_map(Value::as_u64);
+        let allocated = self.0.get(container).and_then(Value::as_object).unwrap_or(&none);
+        let all = allocated.iter().filter_map(|(resource, allocated)| {
+            let bytes = allocated["answer"].as_array()?.iter().filter_map(Value::as_u64);
             let bytes: Vec<u8> = bytes.filter_map(|byte| u8::try_from(byte).ok()).collect();
-            Some((resource.clone(), texts(&lent["ids"]), Allocated::decode(&*bytes).ok()?))
+            Some((
+                resource.clone(),
+                strings(&allocated["ids"]),
+                ContainerAllocateResponse::decode(&*bytes).ok()?,
+            ))
         });
         all.collect()
     }
 }
 
-fn texts(list: &Value) -> Vec<String> {
+fn strings(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }
 
-fn names(dir: &Path) -> impl Iterator<Item = String> + use<> {
+fn entry_names(dir: &Path) -> impl Iterator<Item = String> + use<> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }

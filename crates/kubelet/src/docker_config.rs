@@ -4,22 +4,21 @@ use std::path::{Path, PathBuf};
 
 use runtime::cri::AuthConfig;
 
-use crate::pull_secrets::{self, Shown};
+use crate::pull_secrets::{self, RegistryCredential};
 
 /// What to show to the image's registry, of the first such file that can be read. It is read anew for every image that may
 /// have to be pulled, so that a password can be changed while pods run.
-pub fn keys(root: &Path, home: Option<&Path>, image: &str) -> Vec<Shown> {
+pub fn credentials_for_image(root: &Path, home: Option<&Path>, image: &str) -> Vec<RegistryCredential> {
     let all = entries(root, home).into_iter();
-    let all = all.map(|(place, auth)| (place, Shown { auth, from: None })).collect();
-    pull_secrets::chosen(all, image)
+    let all = all.map(|(place, auth)| (place, RegistryCredential { auth, source: None })).collect();
+    pull_secrets::matching_credentials(all, image)
 }
 
 fn entries(root: &Path, home: Option<&Path>) -> Vec<(String, AuthConfig)> {
     for (path, name) in files(root, home) {
         let found = match std::fs::read(&path) {
-            Ok(text) => {
-                pull_secrets::entries(name, &text).ok_or_else(|| "it is not as docker writes it".to_owned())
-            }
+            Ok(text) => pull_secrets::parse_docker_config(name, &text)
+                .ok_or_else(|| "it is not as docker writes it".to_owned()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => Err(error.to_string()),
         };
@@ -38,13 +37,13 @@ fn entries(root: &Path, home: Option<&Path>) -> Vec<(String, AuthConfig)> {
 /// anywhere.
 fn files(root: &Path, home: Option<&Path>) -> impl Iterator<Item = (PathBuf, &'static str)> {
     let top = Path::new("/");
-    let of_today = [root.join("config.json")].into_iter();
-    let of_today =
-        of_today.chain([home, Some(top)].into_iter().flatten().map(|dir| dir.join(".docker/config.json")));
-    let of_old = [Some(root), home, Some(top)].into_iter().flatten().map(|dir| dir.join(".dockercfg"));
-    of_today
-        .map(|path| (path, pull_secrets::CONFIG))
-        .chain(of_old.map(|path| (path, pull_secrets::OLD_CONFIG)))
+    let docker_config = [root.join("config.json")].into_iter();
+    let docker_config = docker_config
+        .chain([home, Some(top)].into_iter().flatten().map(|dir| dir.join(".docker/config.json")));
+    let legacy_config = [Some(root), home, Some(top)].into_iter().flatten().map(|dir| dir.join(".dockercfg"));
+    docker_config
+        .map(|path| (path, pull_secrets::DOCKER_CONFIG_JSON))
+        .chain(legacy_config.map(|path| (path, pull_secrets::DOCKER_CFG)))
         .collect::<Vec<_>>()
         .into_iter()
 }
@@ -64,21 +63,21 @@ mod tests {
         for (name, text) in files {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
-        let shown = keys(&root, Some(&home), image);
-        assert!(shown.iter().all(|one| one.from.is_none()), "what is the node's is for all pods");
-        let users: Vec<_> = shown.iter().map(|one| one.auth.username.as_str()).collect();
+        let found = credentials_for_image(&root, Some(&home), image);
+        assert!(found.iter().all(|one| one.source.is_none()), "what is the node's is for all pods");
+        let users: Vec<_> = found.iter().map(|one| one.auth.username.as_str()).collect();
         assert_eq!(users, expected, "{files:?}");
     }
 
     #[test]
-    fn the_first_file_counts() {
-        let today = |user: &str| {
+    fn uses_the_first_readable_file() {
+        let config_for = |user: &str| {
             format!(
                 r#"{{"auths": {{"r.example": {{"username": "{user}", "password": "x"}}}}, "credsStore": "y"}}"#
             )
         };
         let old = r#"{"r.example": {"auth": "b2xkOng="}, "other.example": {"auth": "b3RoZXI6eA=="}}"#;
-        let (one, two) = (today("one"), today("two"));
+        let (one, two) = (config_for("one"), config_for("two"));
         let (own, at_home) = (("root/config.json", one.as_str()), ("home/.docker/config.json", two.as_str()));
         check(&[], "r.example/a", &[]);
         check(&[own, at_home], "r.example/a:1", &["one"]);

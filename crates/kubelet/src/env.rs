@@ -29,7 +29,7 @@ pub trait Sources {
 /// Why there is no environment, in upstream's words.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("{0}")]
-pub struct Missing(pub String);
+pub struct EnvError(pub String);
 
 /// Where the pod's volumes of that name are on this host.
 pub type Volumes<'a> = dyn Fn(&str) -> Option<&'a Path> + 'a;
@@ -47,7 +47,7 @@ pub fn environment(
     sources: &dyn Sources,
     addresses: &Addresses<'_>,
     volumes: &Volumes<'_>,
-) -> Result<Vec<(String, String)>, Missing> {
+) -> Result<Vec<(String, String)>, EnvError> {
     let mut result: Vec<(String, String)> = Vec::new();
     let mut services = BTreeMap::new();
     for service in sources.services(pod.namespace()) {
@@ -59,13 +59,13 @@ pub fn environment(
     }
     for source in container.env_from.iter().flatten() {
         let prefix = source.prefix.as_deref().unwrap_or_default();
-        let mut put = |name: &str, value: String| set(&mut result, format!("{prefix}{name}"), value);
+        let mut put = |name: &str, value: String| set_variable(&mut result, format!("{prefix}{name}"), value);
         if let Some(reference) = &source.config_map_ref {
             let name = reference.name.as_str();
             match sources.config_map(pod.namespace(), name) {
                 Some(map) => map.data.iter().flatten().for_each(|(key, value)| put(key, value.clone())),
                 None if reference.optional == Some(true) => {}
-                None => return Err(Missing(format!("configmap {name:?} not found"))),
+                None => return Err(EnvError(format!("configmap {name:?} not found"))),
             }
         }
         if let Some(reference) = &source.secret_ref {
@@ -77,7 +77,7 @@ pub fn environment(
                     }
                 }
                 None if reference.optional == Some(true) => {}
-                None => return Err(Missing(format!("secret {name:?} not found"))),
+                None => return Err(EnvError(format!("secret {name:?} not found"))),
             }
         }
     }
@@ -91,32 +91,34 @@ pub fn environment(
                 };
                 Some(expand(text, &known))
             }
-            (_, Some(EnvVarSource { file_key_ref: Some(reference), .. })) => from_file(reference, volumes)?,
-            (_, Some(from)) => taken(pod, container, from, sources, addresses)?,
+            (_, Some(EnvVarSource { file_key_ref: Some(reference), .. })) => {
+                value_from_file(reference, volumes)?
+            }
+            (_, Some(from)) => value_from(pod, container, from, sources, addresses)?,
             _ => Some(String::new()),
         };
         if let Some(value) = value {
-            set(&mut result, variable.name.clone(), value);
+            set_variable(&mut result, variable.name.clone(), value);
         }
     }
     // What the pod says wins over what is made up for it.
     let own: Vec<String> = result.iter().map(|(name, _)| name.clone()).collect();
-    let made = services.into_iter().filter(|(name, _)| !own.contains(name));
-    Ok(result.into_iter().chain(made).collect())
+    let service_env = services.into_iter().filter(|(name, _)| !own.contains(name));
+    Ok(result.into_iter().chain(service_env).collect())
 }
 
-fn set(list: &mut Vec<(String, String)>, name: String, value: String) {
+fn set_variable(list: &mut Vec<(String, String)>, name: String, value: String) {
     list.retain(|(known, _)| *known != name);
     list.push((name, value));
 }
 
-fn taken(
+fn value_from(
     pod: &Pod,
     container: &Container,
     from: &EnvVarSource,
     sources: &dyn Sources,
     addresses: &Addresses<'_>,
-) -> Result<Option<String>, Missing> {
+) -> Result<Option<String>, EnvError> {
     let namespace = pod.namespace();
     if let Some(field) = &from.field_ref {
         return field_value(pod, field, addresses).map(Some);
@@ -129,11 +131,11 @@ fn taken(
         let optional = reference.optional == Some(true);
         return match sources.config_map(namespace, name) {
             None if optional => Ok(None),
-            None => Err(Missing(format!("configmap {name:?} not found"))),
+            None => Err(EnvError(format!("configmap {name:?} not found"))),
             Some(map) => match map.data.as_ref().and_then(|data| data.get(key)) {
                 Some(value) => Ok(Some(value.clone())),
                 None if optional => Ok(None),
-                None => Err(Missing(format!("couldn't find key {key} in ConfigMap {namespace}/{name}"))),
+                None => Err(EnvError(format!("couldn't find key {key} in ConfigMap {namespace}/{name}"))),
             },
         };
     }
@@ -142,11 +144,11 @@ fn taken(
         let optional = reference.optional == Some(true);
         return match sources.secret(namespace, name) {
             None if optional => Ok(None),
-            None => Err(Missing(format!("secret {name:?} not found"))),
+            None => Err(EnvError(format!("secret {name:?} not found"))),
             Some(secret) => match secret.data.as_ref().and_then(|data| data.get(key)) {
                 Some(value) => Ok(Some(String::from_utf8_lossy(&value.0).into_owned())),
                 None if optional => Ok(None),
-                None => Err(Missing(format!("couldn't find key {key} in Secret {namespace}/{name}"))),
+                None => Err(EnvError(format!("couldn't find key {key} in Secret {namespace}/{name}"))),
             },
         };
     }
@@ -154,20 +156,22 @@ fn taken(
 }
 
 /// What a container before this one has left in a file.
-fn from_file(reference: &FileKeySelector, volumes: &Volumes<'_>) -> Result<Option<String>, Missing> {
+fn value_from_file(reference: &FileKeySelector, volumes: &Volumes<'_>) -> Result<Option<String>, EnvError> {
     let FileKeySelector { key, path, volume_name, optional } = reference;
-    let place = volumes(volume_name)
-        .ok_or_else(|| Missing(format!("cannot find the volume {volume_name:?} referenced by FileKeyRef")))?;
-    let opened = sub_path::file(place, path).map_err(|error| error.to_string());
-    let found = opened.and_then(|opened| file::find(&mut std::io::BufReader::new(opened), key));
+    let volume_dir = volumes(volume_name).ok_or_else(|| {
+        EnvError(format!("cannot find the volume {volume_name:?} referenced by FileKeyRef"))
+    })?;
+    let source_file = sub_path::open_file(volume_dir, path).map_err(|error| error.to_string());
+    let found = source_file
+        .and_then(|source_file| file::find_variable(&mut std::io::BufReader::new(source_file), key));
     let found = found.map_err(|why| {
         tracing::warn!(path, %why, "cannot read variables from a file");
-        Missing("couldn't parse env file".to_owned())
+        EnvError("couldn't parse env file".to_owned())
     })?;
     match found.filter(|value| !value.is_empty()) {
         None if *optional != Some(true) => {
-            let at = place.join(path.trim_start_matches('/'));
-            Err(Missing(format!("environment variable key {key:?} not found in file {at:?}")))
+            let at = volume_dir.join(path.trim_start_matches('/'));
+            Err(EnvError(format!("environment variable key {key:?} not found in file {at:?}")))
         }
         found => Ok(found),
     }
@@ -178,7 +182,7 @@ pub fn field_value(
     pod: &Pod,
     field: &ObjectFieldSelector,
     addresses: &Addresses<'_>,
-) -> Result<String, Missing> {
+) -> Result<String, EnvError> {
     let path = field.field_path.as_str();
     let spec = pod.spec.as_ref();
     let listed = |map: &Option<BTreeMap<String, String>>| {
@@ -189,7 +193,7 @@ pub fn field_value(
         let found = match map {
             "metadata.labels" => pod.label(name),
             "metadata.annotations" => pod.annotation(name),
-            _ => return Err(Missing(format!("unsupported fieldPath: {path}"))),
+            _ => return Err(EnvError(format!("unsupported fieldPath: {path}"))),
         };
         return Ok(found.unwrap_or_default().to_owned());
     }
@@ -207,7 +211,7 @@ pub fn field_value(
         "status.hostIPs" => addresses.host_ips.join(","),
         "status.podIP" => addresses.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => addresses.pod_ips.join(","),
-        _ => return Err(Missing(format!("unsupported fieldPath: {path}"))),
+        _ => return Err(EnvError(format!("unsupported fieldPath: {path}"))),
     })
 }
 
@@ -217,25 +221,25 @@ pub fn resource_value(
     container: &Container,
     selector: &ResourceFieldSelector,
     sources: &dyn Sources,
-) -> Result<String, Missing> {
+) -> Result<String, EnvError> {
     let name = selector.container_name.as_deref().unwrap_or(&container.name);
     let spec = pod.spec.as_ref();
     let all = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let found = all.into_iter().find(|container| container.name == name);
-    let container = found.ok_or_else(|| Missing(format!("container {name} not found")))?;
+    let container = found.ok_or_else(|| EnvError(format!("container {name} not found")))?;
     let (kind, resource) = selector
         .resource
         .split_once('.')
-        .ok_or_else(|| Missing(format!("unsupported container resource : {}", selector.resource)))?;
+        .ok_or_else(|| EnvError(format!("unsupported container resource : {}", selector.resource)))?;
     let resources = container.resources.as_ref();
-    let amounts = match kind {
+    let values = match kind {
         "limits" => resources.and_then(|resources| resources.limits.as_ref()),
         _ => resources.and_then(|resources| resources.requests.as_ref()),
     };
-    let stated =
-        amounts.and_then(|amounts| amounts.get(resource)).and_then(|amount| Quantity::parse(&amount.0).ok());
+    let specified =
+        values.and_then(|values| values.get(resource)).and_then(|amount| Quantity::parse(&amount.0).ok());
     // Without a limit a container may use what the node has; without a request it asks for nothing.
-    let amount = stated.or_else(|| (kind == "limits").then(|| sources.allocatable(resource)).flatten());
+    let amount = specified.or_else(|| (kind == "limits").then(|| sources.allocatable(resource)).flatten());
     let divisor = selector.divisor.as_ref().and_then(|divisor| Quantity::parse(&divisor.0).ok());
     let divisor = divisor.filter(|divisor| divisor.is_positive());
     let (amount, divisor) = match (amount, divisor) {

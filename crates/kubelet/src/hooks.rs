@@ -7,17 +7,17 @@ use k8s_openapi::api::core::v1::{Container, HTTPGetAction, LifecycleHandler, Pod
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use runtime::cri::ExecSyncResponse;
 
-use crate::ask::{self, Page};
-use crate::observed::Observed;
-use crate::pod::whole_name;
+use crate::observed::ObservedPod;
+use crate::pod::format_pod;
+use crate::prober::{self, HttpGetRequest};
 use crate::{Node, worker};
 
 /// Runtimes want to know when a command has taken too long. No hook has: a year is for ever.
-const ENDLESS: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const HOOK_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long a connection may take to come about.
-const CONNECTS: Duration = Duration::from_secs(30);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is looked whether somebody still waits for a hook.
-const LOOK: Duration = Duration::from_secs(1);
+const TERMINATION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs a hook of a container; an error says what went wrong. It may tell secrets, so it is not for events.
 pub async fn run(
@@ -28,18 +28,21 @@ pub async fn run(
     hook: &LifecycleHandler,
 ) -> Result<(), String> {
     let failed = |what: &str, why: String| {
-        let (container, pod) = (&container.name, whole_name(pod));
+        let (container, pod) = (&container.name, format_pod(pod));
         format!("{what} for Container {container:?} in Pod {pod:?} failed - error: {why}")
     };
     if let Some(exec) = &hook.exec {
         let command = exec.command.clone().unwrap_or_default();
-        let said = node.runtime.exec_sync(id, &command, ENDLESS).await.map_err(|error| error.message());
+        let output =
+            node.runtime.exec_sync(id, &command, HOOK_TIMEOUT).await.map_err(|error| error.message());
         let what = format!("Exec lifecycle hook ([{}])", command.join(" "));
-        return said.and_then(|said| ended(&command, &said)).map_err(|why| failed(&what, why));
+        return output
+            .and_then(|output| check_exit_code(&command, &output))
+            .map_err(|why| failed(&what, why));
     }
     if let Some(get) = &hook.http_get {
         let what = format!("HTTP lifecycle hook ({})", get.path.as_deref().unwrap_or_default());
-        return call(node, pod, container, get).await.map_err(|why| failed(&what, why));
+        return call_http_hook(node, pod, container, get).await.map_err(|why| failed(&what, why));
     }
     if let Some(sleep) = &hook.sleep {
         tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
@@ -47,17 +50,20 @@ pub async fn run(
     }
     // Upstream has the field, and no way to run it.
     if let Some(socket) = &hook.tcp_socket {
-        let host = host(node, pod, socket.host.as_ref()).await?;
-        return ask::tcp(&host, port(container, &socket.port)?, CONNECTS).await;
+        let host = hook_host(node, pod, socket.host.as_ref()).await?;
+        return prober::tcp(&host, resolve_port(container, &socket.port)?, DIAL_TIMEOUT).await;
     }
     Err("Cannot run handler: invalid handler".to_owned())
 }
 
 /// Waits for the hook of a container that has begun, but not any longer once the pod is to end: `None` then.
-pub async fn unless<T>(is_to_end: impl Fn() -> bool, hook: impl Future<Output = T>) -> Option<T> {
+pub async fn run_until_terminating<T>(
+    is_terminating: impl Fn() -> bool,
+    hook: impl Future<Output = T>,
+) -> Option<T> {
     let over = async {
-        while !is_to_end() {
-            tokio::time::sleep(LOOK).await;
+        while !is_terminating() {
+            tokio::time::sleep(TERMINATION_CHECK_INTERVAL).await;
         }
     };
     tokio::select! {
@@ -66,36 +72,41 @@ pub async fn unless<T>(is_to_end: impl Fn() -> bool, hook: impl Future<Output = 
     }
 }
 
-fn ended(command: &[String], said: &ExecSyncResponse) -> Result<(), String> {
-    match said.exit_code {
+fn check_exit_code(command: &[String], output: &ExecSyncResponse) -> Result<(), String> {
+    match output.exit_code {
         0 => Ok(()),
         code => Err(format!(
             "command '{}' exited with {code}: {}, message: {:?}",
             command.join(" "),
-            text(&said.stderr, &[]),
-            text(&said.stdout, &said.stderr)
+            combined_output(&output.stderr, &[]),
+            combined_output(&output.stdout, &output.stderr)
         )),
     }
 }
 
 /// Who is asked: whom the hook names, or the pod.
-async fn host(node: &Node, pod: &Pod, named: Option<&String>) -> Result<String, String> {
+async fn hook_host(node: &Node, pod: &Pod, named: Option<&String>) -> Result<String, String> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         return Ok(named.clone());
     }
     // What is said of the pod may be older than its network.
     let seen = worker::observe(&*node.runtime, pod, &node.settings).await.unwrap_or_default();
-    let found = ip_of(pod, ips(&seen), &node.settings.node_ips());
+    let found = pod_ip(pod, sandbox_ips(&seen), &node.settings.node_ips());
     found.ok_or_else(|| "failed to find networking container".to_owned())
 }
 
-async fn call(node: &Node, pod: &Pod, container: &Container, get: &HTTPGetAction) -> Result<(), String> {
-    let host = host(node, pod, get.host.as_ref()).await?;
-    let page = Page::of(container, &host, get, "lifecycle")?;
-    if page.call().await? == ask::Called::WithoutTls {
+async fn call_http_hook(
+    node: &Node,
+    pod: &Pod,
+    container: &Container,
+    get: &HTTPGetAction,
+) -> Result<(), String> {
+    let host = hook_host(node, pod, get.host.as_ref()).await?;
+    let request = HttpGetRequest::new(container, &host, get, "lifecycle")?;
+    if request.call().await? == prober::HttpHookResult::HttpFallback {
         let message = format!(
             "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
-            page.authority()
+            request.authority()
         );
         node.ctx.events.warning(pod, "LifecycleHTTPFallback", message);
     }
@@ -103,19 +114,19 @@ async fn call(node: &Node, pod: &Pod, container: &Container, get: &HTTPGetAction
 }
 
 /// The addresses of the pod's sandbox.
-pub fn ips(seen: &Observed) -> &[String] {
+pub fn sandbox_ips(seen: &ObservedPod) -> &[String] {
     seen.sandbox().map_or(&[], |sandbox| &sandbox.ips)
 }
 
 /// The address by which the pod is reached: the node's own or its sandbox's, or what was said before.
-pub fn ip_of(pod: &Pod, sandbox: &[String], node: &[String]) -> Option<String> {
+pub fn pod_ip(pod: &Pod, sandbox: &[String], node: &[String]) -> Option<String> {
     let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     let found = if is_on_host { node } else { sandbox };
     found.first().cloned().or_else(|| pod.status.as_ref()?.pod_ip.clone())
 }
 
 /// A port by its number or by its name in the container that it is a port of.
-pub fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
+pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => *number,
         IntOrString::String(name) => {
@@ -134,9 +145,9 @@ pub fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
 }
 
 /// What a command said, for people.
-pub fn text(stdout: &[u8], stderr: &[u8]) -> String {
+pub fn combined_output(stdout: &[u8], stderr: &[u8]) -> String {
     let both = [stdout, stderr].concat();
-    String::from_utf8_lossy(&both[..both.len().min(ask::MOST_READ)]).into_owned()
+    String::from_utf8_lossy(&both[..both.len().min(prober::MAX_RESPONSE_BYTES)]).into_owned()
 }
 
 #[cfg(test)]
@@ -146,13 +157,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_those_of_the_container() {
+    fn named_ports_are_resolved_in_their_container() {
         let container: Container = serde_json::from_value(
             json!({"name": "c", "ports": [{"name": "web", "containerPort": 8080}, {"containerPort": 1}]}),
         )
         .expect("a container");
         let check = |wanted: IntOrString, expected: Result<u16, &str>| {
-            assert_eq!(port(&container, &wanted), expected.map_err(str::to_owned), "{wanted:?}");
+            assert_eq!(resolve_port(&container, &wanted), expected.map_err(str::to_owned), "{wanted:?}");
         };
         let named = |name: &str| IntOrString::String(name.to_owned());
         check(IntOrString::Int(80), Ok(80));
@@ -168,13 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_knows_its_address_first() {
-        let check = |host: bool, said: Option<&str>, sandbox: &[&str], expected: Option<&str>| {
-            let pod = json!({"spec": {"containers": [], "hostNetwork": host}, "status": {"podIP": said}});
+    fn sandbox_ip_overrides_pod_status() {
+        let check = |host: bool, status_ip: Option<&str>, sandbox: &[&str], expected: Option<&str>| {
+            let pod =
+                json!({"spec": {"containers": [], "hostNetwork": host}, "status": {"podIP": status_ip}});
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
             let own = |ips: &[&str]| ips.iter().map(|ip| (*ip).to_owned()).collect::<Vec<_>>();
-            let found = ip_of(&pod, &own(sandbox), &own(&["192.0.2.1", "2001:db8::1"]));
-            assert_eq!(found.as_deref(), expected, "{host} {said:?} {sandbox:?}");
+            let found = pod_ip(&pod, &own(sandbox), &own(&["192.0.2.1", "2001:db8::1"]));
+            assert_eq!(found.as_deref(), expected, "{host} {status_ip:?} {sandbox:?}");
         };
         check(false, None, &["10.0.0.1", "fd00::1"], Some("10.0.0.1"));
         check(false, Some("10.0.0.9"), &["10.0.0.1"], Some("10.0.0.1"));
@@ -184,19 +196,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_a_hook_of_a_pod_that_is_to_end() {
+    async fn hook_is_cancelled_when_pod_is_terminating() {
         let long = || tokio::time::sleep(Duration::from_secs(60 * 60));
-        assert_eq!(unless(|| false, long()).await, Some(()));
-        let begun = tokio::time::Instant::now();
-        assert_eq!(unless(|| begun.elapsed().as_secs() >= 10, long()).await, None);
-        assert_eq!(begun.elapsed().as_secs(), 10);
+        assert_eq!(run_until_terminating(|| false, long()).await, Some(()));
+        let started = tokio::time::Instant::now();
+        assert_eq!(run_until_terminating(|| started.elapsed().as_secs() >= 10, long()).await, None);
+        assert_eq!(started.elapsed().as_secs(), 10);
     }
 
     #[test]
-    fn commands_fail_by_their_code() {
+    fn exec_hook_fails_on_nonzero_exit_code() {
         let check = |exit_code, expected: Result<(), &str>| {
-            let said = ExecSyncResponse { stdout: b"out".to_vec(), stderr: b"err".to_vec(), exit_code };
-            let found = ended(&["sh".to_owned(), "x".to_owned()], &said);
+            let output = ExecSyncResponse { stdout: b"out".to_vec(), stderr: b"err".to_vec(), exit_code };
+            let found = check_exit_code(&["sh".to_owned(), "x".to_owned()], &output);
             assert_eq!(found, expected.map_err(str::to_owned));
         };
         check(0, Ok(()));

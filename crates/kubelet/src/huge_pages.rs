@@ -6,14 +6,14 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use runtime::cri::HugepageLimit;
 use schema::quantity::Quantity;
 
-const PREFIX: &str = "hugepages-";
-const POOLS: &str = "/sys/kernel/mm/hugepages";
+const RESOURCE_PREFIX: &str = "hugepages-";
+const POOLS_DIR: &str = "/sys/kernel/mm/hugepages";
 /// A medium without a size; others are called so and `-` and a size.
-const MEDIUM: &str = "HugePages";
+const MEDIUM_WITHOUT_SIZE: &str = "HugePages";
 
 /// Pages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pool {
+pub struct HugePagePool {
     /// Bytes of one.
     size: u64,
     /// How many there are.
@@ -21,39 +21,39 @@ pub struct Pool {
 }
 
 /// The sizes of this node, smallest first.
-pub fn pools() -> Vec<Pool> {
-    pools_in(Path::new(POOLS))
+pub fn pools() -> Vec<HugePagePool> {
+    pools_in(Path::new(POOLS_DIR))
 }
 
-fn pools_in(place: &Path) -> Vec<Pool> {
-    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+fn pools_in(dir: &Path) -> Vec<HugePagePool> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let pool = |entry: std::fs::DirEntry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let kilobytes: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let size_kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
         let count = std::fs::read_to_string(entry.path().join("nr_hugepages")).ok()?;
-        Some(Pool { size: kilobytes.checked_mul(1024)?, count: count.trim().parse().ok()? })
+        Some(HugePagePool { size: size_kib.checked_mul(1024)?, count: count.trim().parse().ok()? })
     };
-    let mut pools: Vec<Pool> = entries.filter_map(pool).collect();
+    let mut pools: Vec<HugePagePool> = entries.filter_map(pool).collect();
     pools.sort_unstable();
     pools
 }
 
-impl Pool {
+impl HugePagePool {
     /// As a resource of a node, and how much of it there is.
     pub fn resource(self) -> (String, String) {
         let bytes = self.size.saturating_mul(self.count);
-        let amount = if bytes == 0 { "0".to_owned() } else { format!("{}i", written(bytes)) };
-        (format!("{PREFIX}{}i", written(self.size)), amount)
+        let amount = if bytes == 0 { "0".to_owned() } else { format!("{}i", format_size(bytes)) };
+        (format!("{RESOURCE_PREFIX}{}i", format_size(self.size)), amount)
     }
 
     /// What the kernel calls the size, as in `2MB`.
-    pub fn cgroup(self) -> String {
-        format!("{}B", written(self.size))
+    pub fn cgroup_page_size(self) -> String {
+        format!("{}B", format_size(self.size))
     }
 }
 
 /// As in `2M`: the largest unit that leaves a whole number.
-fn written(size: u64) -> String {
+fn format_size(size: u64) -> String {
     let unit = [(1 << 30, "G"), (1 << 20, "M")].into_iter().find(|(unit, _)| size.is_multiple_of(*unit));
     let (unit, letter) = unit.unwrap_or((1 << 10, "K"));
     format!("{}{letter}", size / unit)
@@ -64,17 +64,17 @@ pub fn limits(pod: &Pod, container: &Container) -> Vec<HugepageLimit> {
     limits_of(&pools(), pod, container)
 }
 
-fn limits_of(pools: &[Pool], pod: &Pod, container: &Container) -> Vec<HugepageLimit> {
+fn limits_of(pools: &[HugePagePool], pod: &Pod, container: &Container) -> Vec<HugepageLimit> {
     let own = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.limits.as_ref());
-    let limit = |pool: &Pool| {
+    let limit = |pool: &HugePagePool| {
         let amount = [own, of_pod].into_iter().flatten().find_map(|limits| {
-            let named = |name: &str| size_of(name, PREFIX) == Some(pool.size);
+            let named = |name: &str| size_of(name, RESOURCE_PREFIX) == Some(pool.size);
             let (_, amount) = limits.iter().find(|(name, _)| named(name))?;
             Quantity::parse(&amount.0).ok()
         });
         let limit = amount.and_then(|amount| u64::try_from(amount.value()).ok()).unwrap_or(0);
-        HugepageLimit { page_size: pool.cgroup(), limit }
+        HugepageLimit { page_size: pool.cgroup_page_size(), limit }
     };
     pools.iter().map(limit).collect()
 }
@@ -86,7 +86,7 @@ fn size_of(name: &str, prefix: &str) -> Option<u64> {
 
 /// Whether a volume is made of huge pages.
 pub fn is_medium(medium: &str) -> bool {
-    medium == MEDIUM || medium.starts_with("HugePages-")
+    medium == MEDIUM_WITHOUT_SIZE || medium.starts_with("HugePages-")
 }
 
 /// The size of a volume's pages, which is one that the pod asks for.
@@ -99,10 +99,10 @@ pub fn page_size(medium: &str, pod: &Pod) -> Result<u64, String> {
         })
     });
     let names = of_pod.into_iter().chain(containers).flat_map(|requests| requests.keys());
-    let mut sizes: Vec<u64> = names.filter_map(|name| size_of(name, PREFIX)).collect();
-    if medium != MEDIUM {
-        let wanted = size_of(medium, "HugePages-");
-        sizes.retain(|size| Some(*size) == wanted);
+    let mut sizes: Vec<u64> = names.filter_map(|name| size_of(name, RESOURCE_PREFIX)).collect();
+    if medium != MEDIUM_WITHOUT_SIZE {
+        let requested_size = size_of(medium, "HugePages-");
+        sizes.retain(|size| Some(*size) == requested_size);
     }
     sizes.sort_unstable();
     sizes.dedup();
@@ -130,20 +130,20 @@ mod tests {
     #[track_caller]
     fn check(of_pod: Value, own: Value, expected: &str) {
         let pools = [
-            Pool { size: 64 << 10, count: 1 },
-            Pool { size: 2 << 20, count: 1 },
-            Pool { size: 1 << 30, count: 0 },
+            HugePagePool { size: 64 << 10, count: 1 },
+            HugePagePool { size: 2 << 20, count: 1 },
+            HugePagePool { size: 1 << 30, count: 0 },
         ];
         let pod = pod(of_pod, own);
         let container = &pod.spec.as_ref().expect("made so").containers[0];
         let limits = limits_of(&pools, &pod, container);
-        let shown: Vec<String> =
+        let formatted: Vec<String> =
             limits.iter().map(|one| format!("{} {}", one.page_size, one.limit)).collect();
-        assert_eq!(shown.join(", "), expected);
+        assert_eq!(formatted.join(", "), expected);
     }
 
     #[test]
-    fn what_is_not_asked_for_is_not_had() {
+    fn pages_without_limit_are_zero() {
         check(json!({}), json!({}), "64KB 0, 2MB 0, 1GB 0");
         check(json!({}), json!({"hugepages-2Mi": "4Mi", "memory": "1Gi"}), "64KB 0, 2MB 4194304, 1GB 0");
         check(
@@ -155,21 +155,21 @@ mod tests {
     }
 
     #[test]
-    fn nodes_tell_what_they_have() {
+    fn pools_become_node_resources() {
         let dir = tempfile::tempdir().expect("a directory");
         for (name, count) in [("hugepages-1048576kB", "1\n"), ("hugepages-2048kB", "4\n"), ("other", "")] {
             std::fs::create_dir(dir.path().join(name)).expect("made");
             std::fs::write(dir.path().join(name).join("nr_hugepages"), count).expect("written");
         }
-        let told: Vec<_> = pools_in(dir.path()).into_iter().map(Pool::resource).collect();
+        let resources: Vec<_> = pools_in(dir.path()).into_iter().map(HugePagePool::resource).collect();
         let expected = [("hugepages-2Mi", "8Mi"), ("hugepages-1Gi", "1Gi")];
-        assert_eq!(told, expected.map(|(name, amount)| (name.to_owned(), amount.to_owned())));
-        assert_eq!(Pool { size: 2 << 20, count: 0 }.resource().1, "0");
+        assert_eq!(resources, expected.map(|(name, amount)| (name.to_owned(), amount.to_owned())));
+        assert_eq!(HugePagePool { size: 2 << 20, count: 0 }.resource().1, "0");
         assert_eq!(pools_in(&dir.path().join("none")), []);
     }
 
     #[test]
-    fn volumes_have_pages_that_are_asked_for() {
+    fn volume_page_size_requires_resource_request() {
         let two = pod(json!({}), json!({"hugepages-2Mi": "4Mi"}));
         assert_eq!(page_size("HugePages", &two), Ok(2 << 20));
         assert_eq!(page_size("HugePages-2Mi", &two), Ok(2 << 20));

@@ -4,54 +4,54 @@
 //! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
 //! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
 
-mod abilities;
 mod admission;
 mod allocation;
 mod apparmor;
-mod ask;
-mod busy;
+mod atomic_writer;
 pub mod cgroups;
-mod changes;
 pub mod config;
 mod credentials;
 mod csi;
 mod devices;
+mod dir_watcher;
 mod docker_config;
 mod dra;
 mod env;
-mod health;
 mod hooks;
+mod housekeeping;
 mod huge_pages;
-mod identity;
-mod keeping;
-mod last_words;
+mod image_pull_records;
+mod image_pulls;
+mod image_reference;
+mod keyed_mutex;
+mod maintenance;
 mod manifests;
-mod memory;
 pub mod network;
+mod object_manager;
 mod observed;
-mod payload;
 mod plugins;
 mod pod;
 mod pod_logs;
+mod probe_manager;
+mod prober;
 mod pull_secrets;
-mod pulled;
-mod pulls;
-mod pulse;
 mod reclaim;
-mod reference;
-mod referred;
 mod registration;
 mod resolver;
+mod run_as_non_root;
+mod runtime_features;
 mod server;
 mod shutdown;
 mod sources;
-mod start;
+mod start_container;
 mod static_pods;
 mod stats;
 mod sysctls;
-mod users;
+mod termination_message;
+mod user_namespaces;
 mod volumes;
 mod worker;
+mod worker_state;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -63,46 +63,48 @@ use runtime::Runtime;
 use runtime::cri::ContainerState;
 use tokio::sync::watch;
 
-pub use cgroups::Reserved;
+pub use cgroups::NodeReservation;
 pub use config::Settings;
 pub use credentials::Config as CredentialProviders;
+pub use image_pull_records::{CredentialVerification, VerificationPolicy as PullPolicy};
 pub use k8s_openapi::api::core::v1::Taint;
-pub use keeping::Keeping;
-pub use keeping::images::Policy as ImagePolicy;
-pub use keeping::pressure::{Amount, Limits, OVERRIDDEN as OVERRIDDEN_SIGNALS, SIGNALS};
-pub use pod_logs::Logs;
-pub use pulled::{Policy as PullPolicy, Verify};
-pub use referred::Referred;
-pub use registration::Presentation;
-pub use resolver::Resolver;
-pub use server::Api;
-pub use shutdown::plan::{Period, periods};
+pub use maintenance::KubeletConfig;
+pub use maintenance::images::ImageGcPolicy as ImagePolicy;
+pub use maintenance::pressure::{
+    EvictionThresholds, IGNORED_SIGNALS as OVERRIDDEN_SIGNALS, SIGNALS, ThresholdValue,
+};
+pub use object_manager::ObjectManager;
+pub use pod_logs::PodLogs;
+pub use registration::NodeRegistration;
+pub use resolver::ResolverConfig;
+pub use server::KubeletServer;
+pub use shutdown::plan::{PriorityGracePeriod, periods};
 pub use shutdown::{DEFAULT_SECONDS as DEFAULT_SHUTDOWN_SECONDS, HostShutdown};
-pub use sysctls::is_own as is_own_sysctl;
-pub use volumes::iscsi::let_all_go as let_disks_go;
+pub use sysctls::is_namespaced as is_own_sysctl;
+pub use volumes::iscsi::detach_all as let_disks_go;
 
-use abilities::Abilities;
-use memory::Memory;
 use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+use runtime_features::RuntimeCapabilities;
+use worker_state::PodWorkerState;
 
 /// The reason of pods that are put out.
-const EVICTED: &str = "Evicted";
+const EVICTED_REASON: &str = "Evicted";
 /// Pods looked after at once. More than any node has: some take minutes to end or to get their images, and nobody else is
 /// to wait for that.
-const WORKERS: usize = 1024;
+const MAX_POD_WORKERS: usize = 1024;
 /// Between two tries to do something with the runtime.
-const RELIST: Duration = Duration::from_secs(1);
+const RELIST_PERIOD: Duration = Duration::from_secs(1);
 /// Changes seldom come alone; this is how long one waits for the next.
-const GATHER: Duration = Duration::from_millis(20);
+const EVENT_COALESCE_DELAY: Duration = Duration::from_millis(20);
 
 /// What a node needs to know.
 pub struct Config {
     pub settings: Settings,
-    pub presentation: Presentation,
+    pub presentation: NodeRegistration,
     /// `None`: nobody can ask this node for logs and the like.
-    pub api: Option<Api>,
+    pub api: Option<KubeletServer>,
     /// How Secrets and ConfigMaps come here where not all of them may be read.
-    pub referred: Option<Arc<Referred>>,
+    pub object_manager: Option<Arc<ObjectManager>>,
     /// By which the process that runs the node ends its pods when the machine goes down.
     pub host_shutdown: HostShutdown,
 }
@@ -115,47 +117,47 @@ struct Node {
     runtime_name: String,
     /// As in `containerd://1.7`.
     runtime_version: String,
-    abilities: Mutex<Abilities>,
+    runtime_capabilities: Mutex<RuntimeCapabilities>,
     /// The runtime can give containers what is mounted here.
-    sees_mounts: bool,
+    shares_mounts: bool,
     settings: Settings,
     /// The numbers that pods with users of their own have.
-    users: users::Users,
-    pulled: pulled::Pulled,
-    pulls: pulls::Pulls,
+    users: user_namespaces::UserNamespaceManager,
+    pulled: image_pull_records::ImagePullRecords,
+    pulls: image_pulls::ImagePulls,
     credentials: credentials::Providers,
-    presentation: Presentation,
+    presentation: NodeRegistration,
     /// By the uid of the pod.
-    memories: Mutex<HashMap<String, Memory>>,
+    pod_states: Mutex<HashMap<String, PodWorkerState>>,
     /// Held by whoever judges whether there is room for something, so that nothing is promised twice.
-    judging: Mutex<()>,
+    admission_lock: Mutex<()>,
     queue: Enqueue,
     /// What is known of the pace of things.
-    counts: stats::Counts,
-    looking: stats::volumes::Looking,
-    reviews: reconcile::review::Reviews,
-    keeping: keeping::Known,
-    pulse: pulse::Pulse,
+    counts: stats::CpuRates,
+    volume_stats: stats::volumes::VolumeStatsCollector,
+    reviews: reconcile::review::ReviewClient,
+    maintenance: maintenance::MaintenanceState,
+    housekeeping_ticker: housekeeping::HousekeepingTicker,
     csi: csi::Drivers,
     dra: dra::Dra,
     devices: Arc<devices::Devices>,
     /// The machine is about to be switched off.
-    is_going_down: watch::Sender<bool>,
+    is_shutting_down: watch::Sender<bool>,
     host_shutdown: HostShutdown,
     /// Counts the times when a pod was told to end sooner.
-    hastened: watch::Sender<u64>,
+    termination_updates: watch::Sender<u64>,
     /// Counts the times when the health of a container changed.
     health_changes: watch::Sender<u64>,
     /// Counts the times when the runtime was seen to have changed.
-    news: watch::Sender<u64>,
-    referred: Option<Arc<Referred>>,
+    runtime_changes: watch::Sender<u64>,
+    object_manager: Option<Arc<ObjectManager>>,
     static_pods: static_pods::StaticPods,
     /// What the API has is known. Until then there are only static pods, and nothing is known to be too much.
     is_filled: watch::Sender<bool>,
 }
 
 impl Node {
-    fn look_at(&self, key: Key) {
+    fn enqueue(&self, key: Key) {
         self.queue.now(key);
     }
 }
@@ -170,68 +172,69 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
             Err(error) => tracing::warn!(%error, "waiting for the container runtime"),
         }
         tokio::select! {
-            () = tokio::time::sleep(RELIST) => {}
+            () = tokio::time::sleep(RELIST_PERIOD) => {}
             _ = shutdown.wait_for(|stop| *stop) => return,
         }
     };
     let controller = Controller::new("pods", &ctx);
-    let sees_mounts = runtime.sees_mounts().await;
-    let abilities = runtime.status().await.map(|told| Abilities::of(&told)).unwrap_or_default();
+    let shares_mounts = runtime.shares_mount_namespace().await;
+    let runtime_capabilities =
+        runtime.status().await.map(|status| RuntimeCapabilities::from_status(&status)).unwrap_or_default();
     let node = Arc::new(Node {
         runtime,
-        abilities: Mutex::new(abilities),
-        sees_mounts,
+        runtime_capabilities: Mutex::new(runtime_capabilities),
+        shares_mounts,
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
-        users: users::Users::open(&config.settings.pods),
-        pulled: pulled::Pulled::open(&config.settings.root),
-        pulls: pulls::Pulls::new(config.settings.keeping.pulls_at_once),
-        credentials: credentials::Providers::new(config.settings.keeping.credentials.clone()),
+        users: user_namespaces::UserNamespaceManager::open(&config.settings.pods),
+        pulled: image_pull_records::ImagePullRecords::open(&config.settings.root),
+        pulls: image_pulls::ImagePulls::new(config.settings.kubelet_config.max_parallel_image_pulls),
+        credentials: credentials::Providers::new(config.settings.kubelet_config.credentials.clone()),
         csi: csi::Drivers::open(&config.settings.root),
         dra: dra::Dra::open(&config.settings.root),
         devices: devices::Devices::new(&config.settings.root, &config.settings.pods),
-        is_going_down: watch::Sender::new(false),
+        is_shutting_down: watch::Sender::new(false),
         host_shutdown: config.host_shutdown,
         settings: config.settings,
         presentation: config.presentation,
-        memories: Mutex::default(),
-        judging: Mutex::default(),
+        pod_states: Mutex::default(),
+        admission_lock: Mutex::default(),
         queue: controller.enqueue(),
-        hastened: watch::Sender::new(0),
+        termination_updates: watch::Sender::new(0),
         health_changes: watch::Sender::new(0),
-        news: watch::Sender::new(0),
-        counts: stats::Counts::default(),
-        looking: stats::volumes::Looking::default(),
+        runtime_changes: watch::Sender::new(0),
+        counts: stats::CpuRates::default(),
+        volume_stats: stats::volumes::VolumeStatsCollector::default(),
         reviews: Default::default(),
-        keeping: keeping::Known::default(),
-        pulse: pulse::Pulse::begin(),
-        referred: config.referred,
+        maintenance: maintenance::MaintenanceState::default(),
+        housekeeping_ticker: housekeeping::HousekeepingTicker::start(),
+        object_manager: config.object_manager,
         static_pods: static_pods::StaticPods::default(),
         is_filled: watch::Sender::new(false),
         ctx,
     });
     // Before anybody misses them.
-    manifests::take(&node);
+    manifests::reload(&node);
     node.pulled.recover(&*node.runtime, node.ctx.clock.now()).await;
-    network::recall(&node).await;
+    network::restore_pod_cidr(&node).await;
     let own = node.settings.node_name.clone();
-    if let Some(referred) = &node.referred {
-        referred.listen(&node.ctx.caches, &own);
+    if let Some(object_manager) = &node.object_manager {
+        object_manager.listen(&node.ctx.caches, &own);
     }
     controller.on(node.ctx.caches.pods(), move |changed, enqueue| {
-        let spec = changed.newest().spec.as_ref();
+        let spec = changed.latest().spec.as_ref();
         if spec.and_then(|spec| spec.node_name.as_deref()) == Some(&own) {
-            enqueue(changed.newest().key());
+            enqueue(changed.latest().key());
         }
     });
     // Pods that are over, and those deleted by force, go without asking the node.
     let weak = Arc::downgrade(&node);
     node.ctx.caches.pods().listen(move |changed| {
         let (Some(pod), Some(node)) = (changed.before, weak.upgrade()) else { return };
-        if node.has(pod) && worker::is_hastened(pod, changed.after.map(Arc::as_ref)) {
-            node.hastened.send_modify(|count| *count += 1);
+        if node.is_own_pod(pod) && worker::has_earlier_deadline(pod, changed.after.map(Arc::as_ref)) {
+            node.termination_updates.send_modify(|count| *count += 1);
         }
-        if node.has(pod) && !static_pods::is_static(pod) && changed.after.is_none() {
+        if node.is_own_pod(pod) && !static_pods::is_static(pod) && changed.after.is_none() {
             tokio::spawn(remove_unknown(node, pod.key(), pod.uid().to_owned()));
         }
     });
@@ -240,39 +243,39 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     let _ = (caches.services(), caches.config_maps(), caches.secrets(), caches.nodes());
     refresh_volumes(&node, &controller);
     reclaim::listen(&node);
-    look_again_when_attached(&node, &controller);
-    let at_work = node.clone();
+    enqueue_when_attached(&node, &controller);
+    let reconcile_node = node.clone();
     let reconcile = move |key: Key| {
-        let node = at_work.clone();
+        let node = reconcile_node.clone();
         // In a box, so that those who have nothing to do take no room.
         async move { Box::pin(worker::reconcile(&node, &key)).await }
     };
     let ctx = node.ctx.clone();
     tokio::select! {
-        () = controller.run_at_once(&ctx, WORKERS, reconcile) => {}
-        () = fill(&node) => {}
+        () = controller.run_without_sync(&ctx, MAX_POD_WORKERS, reconcile) => {}
+        () = enqueue_when_synced(&node) => {}
         () = registration::run(&node) => {}
         () = relist(&node) => {}
-        () = keeping::run(&node) => {}
+        () = maintenance::run(&node) => {}
         () = manifests::run(&node) => {}
         () = shutdown::run(&node) => {}
-        () = find_plugins(&node) => {}
-        () = dra::run(&node.ctx, &node.settings.node_name, &node.dra.drivers, || look_at_all(&node)) => {}
-        () = node.dra.give_back_lost(&node.ctx, &node.settings.node_name) => {}
+        () = run_plugin_watcher(&node) => {}
+        () = dra::run(&node.ctx, &node.settings.node_name, &node.dra.drivers, || enqueue_all(&node)) => {}
+        () = node.dra.unprepare_orphaned_claims(&node.ctx, &node.settings.node_name) => {}
         () = node.devices.run() => {}
-        () = cgroups::keep(&node) => {}
-        () = allocation::keep(&node) => {}
+        () = cgroups::run(&node) => {}
+        () = allocation::run_resize_loop(&node) => {}
         () = server::run(&node, config.api) => {}
         _ = shutdown.wait_for(|stop| *stop) => {}
     }
-    node.pulls.give_up_all();
+    node.pulls.cancel_all();
 }
 
 /// Looks at the pods that the API has once everything is known that they may refer to.
-async fn fill(node: &Node) {
-    node.ctx.caches.filled().await;
+async fn enqueue_when_synced(node: &Node) {
+    node.ctx.caches.wait_for_sync().await;
     node.is_filled.send_replace(true);
-    look_at_all(node);
+    enqueue_all(node);
     std::future::pending().await
 }
 
@@ -282,52 +285,58 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
     let own = node.settings.node_name.clone();
     let weak = Arc::downgrade(node);
     let changed = move |plural: &str, object: &Key, enqueue: &mut dyn FnMut(Key)| {
-        let mine = pods.indexed("node", &own).into_iter().filter(|pod| *pod.namespace() == *object.namespace);
-        for pod in mine {
-            if let Some(node) = weak.upgrade().filter(|_| referred::refers(&pod, plural, &object.name)) {
+        let own_pods =
+            pods.indexed("node", &own).into_iter().filter(|pod| *pod.namespace() == *object.namespace);
+        for pod in own_pods {
+            if let Some(node) =
+                weak.upgrade().filter(|_| object_manager::references_object(&pod, plural, &object.name))
+            {
                 let now = node.ctx.clock.now();
-                node.memories.lock().entry(pod.uid().to_owned()).and_modify(|memory| memory.hear(now));
+                node.pod_states
+                    .lock()
+                    .entry(pod.uid().to_owned())
+                    .and_modify(|state| state.references_changed(now));
             }
             enqueue(pod.key());
         }
     };
     let again = changed.clone();
     // New ones too: an optional one may have been missing when the pod began.
-    controller.on(node.ctx.caches.config_maps(), move |news, enqueue| {
-        changed("configmaps", &news.newest().key(), enqueue);
+    controller.on(node.ctx.caches.config_maps(), move |change, enqueue| {
+        changed("configmaps", &change.latest().key(), enqueue);
     });
-    controller.on(node.ctx.caches.secrets(), move |news, enqueue| {
-        again("secrets", &news.newest().key(), enqueue);
+    controller.on(node.ctx.caches.secrets(), move |change, enqueue| {
+        again("secrets", &change.latest().key(), enqueue);
     });
 }
 
 /// Looks for plugins. Pods may have been waiting for one.
-async fn find_plugins(node: &Node) {
-    let news = || {
-        node.dra.news.notify_one();
-        for memory in node.memories.lock().values_mut() {
-            memory.sandbox_failure.take_if(|failure| failure.reason == dra::UNPREPARED);
+async fn run_plugin_watcher(node: &Node) {
+    let on_plugin_change = || {
+        node.dra.driver_registered.notify_one();
+        for state in node.pod_states.lock().values_mut() {
+            state.sandbox_failure.take_if(|failure| failure.reason == dra::FAILED_PREPARE_REASON);
         }
-        look_at_all(node);
+        enqueue_all(node);
     };
-    let hosts = plugins::Hosts { csi: &node.csi, dra: &node.dra.drivers };
-    plugins::run(&node.ctx, &node.settings, hosts, news).await;
+    let hosts = plugins::PluginHandlers { csi: &node.csi, dra: &node.dra.drivers };
+    plugins::run(&node.ctx, &node.settings, hosts, on_plugin_change).await;
 }
 
 /// Pods may have been waiting for something that is there now.
-fn look_at_all(node: &Node) {
-    node.pods().iter().for_each(|pod| node.look_at(pod.key()));
+fn enqueue_all(node: &Node) {
+    node.pods().iter().for_each(|pod| node.enqueue(pod.key()));
 }
 
 /// Pods wait for their volumes to be attached, which the node's own status tells.
-fn look_again_when_attached(node: &Arc<Node>, controller: &Controller) {
+fn enqueue_when_attached(node: &Arc<Node>, controller: &Controller) {
     let pods = node.ctx.caches.pods().clone();
     let own = node.settings.node_name.clone();
     controller.on(node.ctx.caches.nodes(), move |changed, enqueue| {
         let attached = |node: Option<&Arc<k8s_openapi::api::core::v1::Node>>| {
             node.and_then(|node| node.status.as_ref()?.volumes_attached.clone()).unwrap_or_default()
         };
-        if changed.newest().name() == own && attached(changed.before) != attached(changed.after) {
+        if changed.latest().name() == own && attached(changed.before) != attached(changed.after) {
             pods.indexed("node", &own).iter().for_each(|pod| enqueue(pod.key()));
         }
     });
@@ -351,9 +360,9 @@ async fn relist(node: &Arc<Node>) {
             for (id, state, labels) in listed {
                 let pod = pod_of(labels);
                 // Whose it is turns out later.
-                let is_strange =
-                    || pod.as_ref().is_some_and(|(key, uid)| node.pod_exactly(key, uid).is_none());
-                if !is_filled && is_strange() {
+                let is_unknown =
+                    || pod.as_ref().is_some_and(|(key, uid)| node.pod_with_uid(key, uid).is_none());
+                if !is_filled && is_unknown() {
                     continue;
                 }
                 if known.get(id) != Some(&state) {
@@ -367,20 +376,20 @@ async fn relist(node: &Arc<Node>) {
             });
             started.for_each(|container| node.settings.logs.link(container));
             for (key, uid) in &changed {
-                match node.pod_exactly(key, uid) {
-                    Some(_) => node.look_at(key.clone()),
+                match node.pod_with_uid(key, uid) {
+                    Some(_) => node.enqueue(key.clone()),
                     None => drop(tokio::spawn(remove_unknown(node.clone(), key.clone(), uid.clone()))),
                 }
             }
             if known != now {
-                node.news.send_modify(|count| *count += 1);
+                node.runtime_changes.send_modify(|count| *count += 1);
             }
             known = now;
         }
         tokio::select! {
-            count = node.runtime.changed(changes) => {
+            count = node.runtime.wait_for_change(changes) => {
                 changes = count;
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(EVENT_COALESCE_DELAY).await;
             }
             Ok(()) = filled.changed() => {}
         }
@@ -390,10 +399,10 @@ async fn relist(node: &Arc<Node>) {
 /// A pod that is gone from the API without this node having been told in time.
 async fn remove_unknown(node: Arc<Node>, key: Key, uid: String) {
     while !worker::remove_all(&node, &uid).await {
-        tokio::time::sleep(RELIST).await;
+        tokio::time::sleep(RELIST_PERIOD).await;
     }
     let _ = std::fs::remove_dir_all(node.settings.log_dir(&key, &uid));
-    node.forget(&uid);
+    node.forget_pod(&uid);
 }
 
 fn pod_of(labels: &BTreeMap<String, String>) -> Option<(Key, String)> {

@@ -9,34 +9,34 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::field::{Errors, Path as Field};
-use api::kind::{Kind as _, NameRule};
+use api::field::{ErrorList, Path as Field};
+use api::strategy::{NameFormat, RestStrategy as _};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use reconcile::{Delete, Error, Key, Object as _};
+use reconcile::{DeleteOptions, Error, Key, Object as _};
 use serde_json::{Value, json};
 
 use crate::Node;
-use crate::changes::Changes;
+use crate::dir_watcher::DirWatcher;
 use crate::static_pods::is_static;
 
 /// Marks a pod as the likeness of one that is not from the API; its value is that one's uid.
-pub const MIRROR: &str = "kubernetes.io/config.mirror";
-const HASH: &str = "kubernetes.io/config.hash";
-const SOURCE: &str = "kubernetes.io/config.source";
-const AGAIN: Duration = Duration::from_secs(5);
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
+const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
+const MIRROR_RETRY: Duration = Duration::from_secs(5);
 /// How long a change may take, and how often it is looked whether it is over.
-const LOOK: Duration = Duration::from_millis(100);
-const LOOKS: usize = 10;
+const WRITE_POLL_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_WRITE_POLLS: usize = 10;
 
 /// Keeps static pods as the directory says, and their mirrors as they are.
 pub async fn run(node: &Arc<Node>) {
-    tokio::join!(follow(node), mirror(node));
+    tokio::join!(watch_manifests(node), run_mirror_pods(node));
 }
 
-async fn follow(node: &Arc<Node>) {
+async fn watch_manifests(node: &Arc<Node>) {
     let Some(dir) = &node.settings.manifests else { return };
-    let changes = match Changes::of(dir) {
+    let changes = match DirWatcher::new(dir) {
         Ok(changes) => changes,
         Err(error) => {
             tracing::error!(%error, dir = %dir.display(), "no pods can be read from there");
@@ -45,13 +45,13 @@ async fn follow(node: &Arc<Node>) {
     };
     loop {
         // What was written before anybody was told of changes has to be seen, too.
-        take(node);
+        reload(node);
         if changes.next().await.is_err() {
             return;
         }
         // Whoever writes a file in its place empties it first, which is not the end of its pod.
-        for _ in 0..LOOKS {
-            tokio::time::sleep(LOOK).await;
+        for _ in 0..MAX_WRITE_POLLS {
+            tokio::time::sleep(WRITE_POLL_INTERVAL).await;
             if !is_being_written(dir) {
                 break;
             }
@@ -65,49 +65,49 @@ fn is_being_written(dir: &Path) -> bool {
 }
 
 /// Takes what the directory says now.
-pub fn take(node: &Node) {
+pub fn reload(node: &Node) {
     let Some(dir) = &node.settings.manifests else { return };
-    let wanted = match read(dir, &node.settings.node_name) {
-        Ok(wanted) => wanted,
+    let desired = match read(dir, &node.settings.node_name) {
+        Ok(desired) => desired,
         Err(error) => return tracing::error!(%error, dir = %dir.display(), "pods stay as they are"),
     };
-    let changed = node.static_pods.set(wanted, node.ctx.clock.now());
+    let changed = node.static_pods.update(desired, node.ctx.clock.now());
     if !changed.is_empty() {
-        node.hastened.send_modify(|count| *count += 1);
-        node.static_pods.news.notify_one();
+        node.termination_updates.send_modify(|count| *count += 1);
+        node.static_pods.changed.notify_one();
     }
-    changed.into_iter().for_each(|key| node.look_at(key));
+    changed.into_iter().for_each(|key| node.enqueue(key));
 }
 
 /// Keeps the API's likenesses of static pods.
-async fn mirror(node: &Arc<Node>) {
-    node.ctx.caches.pods().filled().await;
-    node.ctx.caches.nodes().filled().await;
+async fn run_mirror_pods(node: &Arc<Node>) {
+    node.ctx.caches.pods().wait_for_sync().await;
+    node.ctx.caches.nodes().wait_for_sync().await;
     let weak = Arc::downgrade(node);
     node.ctx.caches.pods().listen(move |changed| {
         let is_there = |pod: Option<&Arc<Pod>>| pod.is_some_and(|pod| !pod.is_deleting());
         // Also when one that was about to go is gone: until then there is no room for the next.
-        let is_news = is_there(changed.before) != is_there(changed.after) || changed.after.is_none();
-        if is_static(changed.newest())
-            && is_news
+        let needs_sync = is_there(changed.before) != is_there(changed.after) || changed.after.is_none();
+        if is_static(changed.latest())
+            && needs_sync
             && let Some(node) = weak.upgrade()
         {
-            node.static_pods.news.notify_one();
+            node.static_pods.changed.notify_one();
         }
     });
     loop {
-        let settled = settle(node).await;
-        if let Err(error) = &settled {
+        let result = sync_mirror_pods(node).await;
+        if let Err(error) = &result {
             tracing::warn!(%error, "static pods are not all known to the API");
         }
         let again = async {
-            match settled {
+            match result {
                 Ok(()) => std::future::pending().await,
-                Err(_) => tokio::time::sleep(AGAIN).await,
+                Err(_) => tokio::time::sleep(MIRROR_RETRY).await,
             }
         };
         tokio::select! {
-            () = node.static_pods.news.notified() => {}
+            () = node.static_pods.changed.notified() => {}
             () = again => {}
         }
     }
@@ -138,12 +138,12 @@ fn read(dir: &Path, node: &str) -> io::Result<BTreeMap<Key, Pod>> {
 
 /// The pod of a manifest in YAML or JSON, as it would be had the API server made it.
 fn parse(text: &str, node: &str) -> Result<Pod, String> {
-    let mut value: Value = schema::yaml::value(text).map_err(|error| error.to_string())?;
+    let mut value: Value = schema::yaml::parse(text).map_err(|error| error.to_string())?;
     if value["kind"] != "Pod" {
         return Err("its kind is not Pod".to_owned());
     }
     let table = schema::kubernetes();
-    let ty = table.kind("", "v1", "Pod").ok_or("no such kind is known")?;
+    let ty = table.type_by_kind("", "v1", "Pod").ok_or("no such kind is known")?;
     schema::normalize(table, ty, &mut value).map_err(|error| error.to_string())?;
     let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     if name.is_empty() {
@@ -156,16 +156,18 @@ fn parse(text: &str, node: &str) -> Result<Pod, String> {
         metadata["namespace"] = json!("default");
     }
     metadata["uid"] = json!(hash);
-    for (name, value) in [(MIRROR, hash.as_str()), (HASH, &hash), (SOURCE, "file")] {
+    for (name, value) in
+        [(MIRROR_ANNOTATION, hash.as_str()), (HASH_ANNOTATION, &hash), (SOURCE_ANNOTATION, "file")]
+    {
         metadata["annotations"][name] = json!(value);
     }
     let spec = &mut value["spec"];
     spec["nodeName"] = json!(node);
     // What may not be scheduled away from here stays whatever becomes of the node.
-    let everything = json!({"operator": "Exists", "effect": "NoExecute"});
+    let toleration = json!({"operator": "Exists", "effect": "NoExecute"});
     match spec["tolerations"].as_array_mut() {
-        Some(tolerations) => tolerations.push(everything),
-        None => spec["tolerations"] = json!([everything]),
+        Some(tolerations) => tolerations.push(toleration),
+        None => spec["tolerations"] = json!([toleration]),
     }
     // The classes that every cluster has, which its own pods mostly are of.
     match value["spec"]["priorityClassName"].as_str() {
@@ -175,13 +177,13 @@ fn parse(text: &str, node: &str) -> Result<Pod, String> {
     }
     api::defaults::set_defaults(table, ty, &mut value);
     let rules = api::core::pod::Pod;
-    rules.prepare_create(&mut value);
-    let mut errors = Errors::default();
+    rules.prepare_for_create(&mut value);
+    let mut errors = ErrorList::default();
     let metadata = &value["metadata"];
     api::meta::validate_object_meta(
         metadata,
         true,
-        NameRule::Subdomain,
+        NameFormat::Subdomain,
         &Field::new("metadata"),
         &mut errors,
     );
@@ -191,14 +193,14 @@ fn parse(text: &str, node: &str) -> Result<Pod, String> {
         return Err(format!("invalid pod: {errors}"));
     }
     let pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
-    match refers_to(&pod) {
+    match forbidden_reference(&pod) {
         Some(what) => Err(format!("static pods may not reference {what}")),
         None => Ok(pod),
     }
 }
 
 /// What a pod refers to that only the API has, in upstream's words.
-fn refers_to(pod: &Pod) -> Option<&'static str> {
+fn forbidden_reference(pod: &Pod) -> Option<&'static str> {
     let spec = pod.spec.as_ref()?;
     let containers = crate::pod::containers(pod);
     let env = || containers.iter().flat_map(|one| one.env.iter().flatten());
@@ -244,15 +246,16 @@ fn fnv(bytes: &[u8], seed: u64) -> u64 {
 
 /// Makes mirror pods that are missing, and removes those of which the pod is gone or another. That of a pod that is about
 /// to go stays until it has.
-async fn settle(node: &Arc<Node>) -> Result<(), Error> {
+async fn sync_mirror_pods(node: &Arc<Node>) -> Result<(), Error> {
     let present = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
     for mirror in present.iter().filter(|pod| is_static(pod)) {
         let pod = node.static_pods.get(&mirror.key());
-        let fits = pod.is_some_and(|pod| {
-            mirror.annotation(MIRROR) == Some(pod.uid()) && (pod.is_deleting() || !mirror.is_deleting())
+        let up_to_date = pod.is_some_and(|pod| {
+            mirror.annotation(MIRROR_ANNOTATION) == Some(pod.uid())
+                && (pod.is_deleting() || !mirror.is_deleting())
         });
-        if !fits {
-            let options = Delete { grace_seconds: Some(0), ..Delete::uid(mirror.uid()) };
+        if !up_to_date {
+            let options = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::uid(mirror.uid()) };
             match node.ctx.delete_with::<Pod>(&mirror.key(), &options).await {
                 Err(error) if !error.is_conflict() => return Err(error),
                 _ => {}
@@ -262,7 +265,7 @@ async fn settle(node: &Arc<Node>) -> Result<(), Error> {
     let is_unknown = |pod: &Arc<Pod>| !pod.is_deleting() && node.ctx.caches.pods().get(&pod.key()).is_none();
     for pod in node.static_pods.all().into_iter().filter(is_unknown) {
         let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) else {
-            return Err(Error::NotSeen("the node".to_owned()));
+            return Err(Error::NotCached("the node".to_owned()));
         };
         let mut mirror = Pod { status: None, ..Pod::clone(&pod) };
         mirror.metadata.uid = None;
@@ -291,8 +294,8 @@ mod tests {
         let text = "kind: Pod\napiVersion: v1\nmetadata:\n  name: web\nspec:\n  containers:\n  - {name: main, image: i}\n";
         let pod = parse(text, "here").expect("a pod");
         assert_eq!(pod.key(), Key::new("default", "web-here"));
-        assert_eq!(pod.annotation(SOURCE), Some("file"));
-        assert_eq!(pod.annotation(MIRROR), Some(pod.uid()));
+        assert_eq!(pod.annotation(SOURCE_ANNOTATION), Some("file"));
+        assert_eq!(pod.annotation(MIRROR_ANNOTATION), Some(pod.uid()));
         assert_eq!(pod.uid(), parse(text, "here").expect("a pod").uid());
         assert_ne!(pod.uid(), parse(&format!("{text}\n"), "here").expect("a pod").uid());
         let spec = pod.spec.expect("a spec");
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_api_has_is_not_referred_to() {
+    fn rejects_references_to_api_objects() {
         let check = |more: Value, expected: &str| {
             let mut spec = json!({"containers": [{"name": "c", "image": "i"}]});
             for (field, value) in more.as_object().expect("fields") {
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_are_meant_are_read() {
+    fn ignores_hidden_and_invalid_files() {
         let dir = tempfile::tempdir().expect("a directory");
         let pod = r#"{"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}"#;
         std::fs::write(dir.path().join("a.json"), pod).expect("written");

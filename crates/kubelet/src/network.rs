@@ -14,32 +14,32 @@ use serde_json::{Value, json};
 use crate::Node;
 
 /// What the configuration is called, so that it can be found and removed.
-pub const FILE: &str = "10-skiff.conflist";
+pub const CONFIG_FILE: &str = "10-skiff.conflist";
 /// What the network is called.
-const NAME: &str = "skiff";
+const NETWORK_NAME: &str = "skiff";
 /// Longer than a runtime may take to make a pod.
-const IN_THE_MAKING: Duration = Duration::from_secs(300);
+const POD_CREATION_GRACE_PERIOD: Duration = Duration::from_secs(300);
 /// The bridge that has this node's addresses in its pods' ranges. It has no ports.
 pub const BRIDGE: &str = "skiff0";
 
 /// Gives the runtime a network for pods of these ranges, if it has none and says where it would look for one.
-pub(crate) async fn provide(node: &Node, ranges: &[String]) {
+pub(crate) async fn configure(node: &Node, ranges: &[String]) {
     if ranges.is_empty() {
         return;
     }
     let text = ranges.join(",");
     if let Err(error) = node.runtime.set_pod_cidr(&text).await {
         tracing::warn!(%error, "cannot tell the runtime this node's addresses");
-    } else if let Err(error) = std::fs::write(known(node), &text) {
+    } else if let Err(error) = std::fs::write(pod_cidr_file(node), &text) {
         tracing::warn!(%error, "this node's addresses are not known here the next time");
     }
     let details = node.runtime.details().await.unwrap_or_default();
-    let Some(dir) = details.get("config").and_then(|config| directory(config)) else { return };
-    let addresses = addresses(node);
+    let Some(dir) = details.get("config").and_then(|config| cni_config_dir(config)) else { return };
+    let addresses = ipam_dir(node);
     if let Err(error) = prepare(ranges) {
         tracing::warn!(error = &error as &dyn std::error::Error, "cannot prepare the network of pods");
     }
-    match write(&dir, &conflist(ranges, &addresses, !node.settings.proxied && has_iptables())) {
+    match write_config(&dir, &cni_config(ranges, &addresses, !node.settings.proxied && has_iptables())) {
         Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "pods have a network now"),
         Ok(false) => {}
         Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot give pods a network"),
@@ -47,51 +47,54 @@ pub(crate) async fn provide(node: &Node, ranges: &[String]) {
 }
 
 /// Gives the runtime the ranges that it had the last time, so that pods can be made also where nobody can be asked.
-pub(crate) async fn recall(node: &Node) {
-    let Ok(text) = std::fs::read_to_string(known(node)) else { return };
+pub(crate) async fn restore_pod_cidr(node: &Node) {
+    let Ok(text) = std::fs::read_to_string(pod_cidr_file(node)) else { return };
     if let Err(error) = node.runtime.set_pod_cidr(&text).await {
         tracing::warn!(%error, "cannot tell the runtime this node's addresses");
     }
 }
 
 /// Whether the node is given other ranges than it had.
-pub(crate) fn are_new(node: &Node, ranges: &[String]) -> bool {
-    !ranges.is_empty() && std::fs::read_to_string(known(node)).is_ok_and(|known| known != ranges.join(","))
+pub(crate) fn ranges_changed(node: &Node, ranges: &[String]) -> bool {
+    !ranges.is_empty()
+        && std::fs::read_to_string(pod_cidr_file(node)).is_ok_and(|known| known != ranges.join(","))
 }
 
-fn known(node: &Node) -> PathBuf {
+fn pod_cidr_file(node: &Node) -> PathBuf {
     node.settings.pods.with_file_name("pod-cidr")
 }
 
 /// Where it is written down which pod has which address of the network that we have set up.
-fn addresses(node: &Node) -> PathBuf {
+fn ipam_dir(node: &Node) -> PathBuf {
     node.settings.pods.with_file_name("network")
 }
 
 /// Gives back addresses of pods that the runtime does not know: one that was killed while it made them forgets them.
-pub(crate) fn give_back(node: &Node, known: &BTreeSet<&str>) {
+pub(crate) fn release_orphaned_addresses(node: &Node, known: &BTreeSet<&str>) {
     let now = SystemTime::now();
-    for lease in forgotten(&addresses(node).join(NAME), known, now) {
+    for lease in orphaned_leases(&ipam_dir(node).join(NETWORK_NAME), known, now) {
         tracing::info!(address = %lease.display(), "gave back the address of a pod that is gone");
         let _ = std::fs::remove_file(lease);
     }
 }
 
 /// Addresses that nobody has. A pod that is being made is known last, but not that late.
-fn forgotten(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<PathBuf> {
+fn orphaned_leases(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     // Beside them are a lock and what was given last.
     let addresses = entries.filter(|entry| {
         entry.file_name().to_str().is_some_and(|name| name.parse::<std::net::IpAddr>().is_ok())
     });
-    let is_forgotten = |path: &PathBuf| {
+    let is_orphaned = |path: &PathBuf| {
         let owner = std::fs::read_to_string(path).unwrap_or_default();
         let owner = owner.lines().next().unwrap_or_default().trim();
-        let given = path.metadata().and_then(|known| known.modified());
-        let is_old = given.is_ok_and(|given| now.duration_since(given).unwrap_or_default() > IN_THE_MAKING);
+        let assigned = path.metadata().and_then(|known| known.modified());
+        let is_old = assigned.is_ok_and(|assigned| {
+            now.duration_since(assigned).unwrap_or_default() > POD_CREATION_GRACE_PERIOD
+        });
         is_old && !owner.is_empty() && !known.contains(owner)
     };
-    addresses.map(|entry| entry.path()).filter(is_forgotten).collect()
+    addresses.map(|entry| entry.path()).filter(is_orphaned).collect()
 }
 
 /// Gives this node its addresses in the ranges. Pods that CNI's `bridge` has attached for an earlier skiff find the others
@@ -99,19 +102,19 @@ fn forgotten(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<PathBuf
 fn prepare(ranges: &[String]) -> Result<(), podnet::Error> {
     let ranges: Vec<podnet::Cidr> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
     podnet::prepare(BRIDGE, &ranges)?;
-    podnet::answer_for_others(BRIDGE)
+    podnet::enable_proxy_arp(BRIDGE)
 }
 
 /// Where the runtime looks for networks, from its own account of its configuration.
-fn directory(config: &str) -> Option<PathBuf> {
+fn cni_config_dir(config: &str) -> Option<PathBuf> {
     let config: Value = serde_json::from_str(config).ok()?;
     config.get("cni")?.get("confDir")?.as_str().map(PathBuf::from)
 }
 
 /// Writes the configuration if there is no other; whether it was written.
-fn write(dir: &Path, text: &str) -> io::Result<bool> {
+fn write_config(dir: &Path, text: &str) -> io::Result<bool> {
     std::fs::create_dir_all(dir)?;
-    let path = dir.join(FILE);
+    let path = dir.join(CONFIG_FILE);
     for entry in std::fs::read_dir(dir)? {
         let other = entry?.path();
         let extension = other.extension().and_then(|extension| extension.to_str());
@@ -130,19 +133,19 @@ fn write(dir: &Path, text: &str) -> io::Result<bool> {
 
 /// `iptables` is how CNI's programs let pods out and host ports in, where our proxy does not; without any of them pods
 /// reach each other only.
-fn conflist(ranges: &[String], addresses: &Path, iptables: bool) -> String {
-    let subnets: Vec<Value> = ranges.iter().map(|range| json!([{"subnet": range}])).collect();
-    let everywhere = |range: &String| if range.contains(':') { "::/0" } else { "0.0.0.0/0" };
-    let routes: Vec<Value> = ranges.iter().map(|range| json!({"dst": everywhere(range)})).collect();
+fn cni_config(ranges: &[String], addresses: &Path, iptables: bool) -> String {
+    let ipam_ranges: Vec<Value> = ranges.iter().map(|range| json!([{"subnet": range}])).collect();
+    let default_route = |range: &String| if range.contains(':') { "::/0" } else { "0.0.0.0/0" };
+    let routes: Vec<Value> = ranges.iter().map(|range| json!({"dst": default_route(range)})).collect();
     let mut plugins = vec![json!({
         "type": "ptp",
         "ipMasq": iptables,
-        "ipam": {"type": "host-local", "dataDir": addresses, "ranges": subnets, "routes": routes},
+        "ipam": {"type": "host-local", "dataDir": addresses, "ranges": ipam_ranges, "routes": routes},
     })];
     if iptables {
         plugins.push(json!({"type": "portmap", "capabilities": {"portMappings": true}}));
     }
-    json!({"cniVersion": "0.4.0", "name": NAME, "plugins": plugins}).to_string()
+    json!({"cniVersion": "0.4.0", "name": NETWORK_NAME, "plugins": plugins}).to_string()
 }
 
 fn has_iptables() -> bool {
@@ -155,19 +158,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_empty_directory_is_written_to() {
+    fn writes_only_to_an_empty_config_dir() {
         let dir = tempfile::tempdir().expect("a directory");
         let dir = dir.path().join("net.d");
-        assert!(write(&dir, "a").expect("written"));
-        assert!(!write(&dir, "a").expect("the same"));
-        assert!(write(&dir, "b").expect("another range"));
+        assert!(write_config(&dir, "a").expect("written"));
+        assert!(!write_config(&dir, "a").expect("the same"));
+        assert!(write_config(&dir, "b").expect("another range"));
         std::fs::write(dir.join("05-other.conflist"), "{}").expect("written");
-        assert!(!write(&dir, "c").expect("somebody else's"));
-        assert_eq!(std::fs::read_to_string(dir.join(FILE)).expect("text"), "b");
+        assert!(!write_config(&dir, "c").expect("somebody else's"));
+        assert_eq!(std::fs::read_to_string(dir.join(CONFIG_FILE)).expect("text"), "b");
     }
 
     #[test]
-    fn only_old_addresses_of_nobody_are_given_back() {
+    fn only_old_addresses_of_unknown_pods_are_released() {
         let dir = tempfile::tempdir().expect("a directory");
         for (name, owner) in
             [("10.0.0.2", "one\r\neth0"), ("fd00::3", "two\neth0"), ("lock", ""), ("10.0.0.4", "")]
@@ -176,7 +179,7 @@ mod tests {
         }
         let now = SystemTime::now();
         let check = |known: &[&str], at: SystemTime, expected: &[&str]| {
-            let mut found = forgotten(dir.path(), &known.iter().copied().collect(), at);
+            let mut found = orphaned_leases(dir.path(), &known.iter().copied().collect(), at);
             found.sort();
             assert_eq!(found, expected.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>());
         };
@@ -188,17 +191,17 @@ mod tests {
     }
 
     #[test]
-    fn where_the_runtime_looks() {
+    fn reads_cni_config_dir_of_the_runtime() {
         let config = r#"{"cni":{"binDir":"/usr/lib/cni","confDir":"/etc/cni/net.d"},"sandboxImage":"x"}"#;
-        assert_eq!(directory(config), Some(PathBuf::from("/etc/cni/net.d")));
-        assert_eq!(directory("{}"), None);
-        assert_eq!(directory("no JSON"), None);
+        assert_eq!(cni_config_dir(config), Some(PathBuf::from("/etc/cni/net.d")));
+        assert_eq!(cni_config_dir("{}"), None);
+        assert_eq!(cni_config_dir("no JSON"), None);
     }
 
     #[test]
-    fn both_families() {
+    fn config_has_both_address_families() {
         let ranges = ["10.42.0.0/24".to_owned(), "fd00::/64".to_owned()];
-        let text = conflist(&ranges, Path::new("/x"), true);
+        let text = cni_config(&ranges, Path::new("/x"), true);
         let config: Value = serde_json::from_str(&text).expect("JSON");
         let plugin = &config["plugins"][0];
         assert_eq!(plugin["type"], "ptp", "replies of pods on one bridge would bypass connection tracking");
@@ -208,7 +211,8 @@ mod tests {
         );
         assert_eq!(plugin["ipam"]["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
         assert_eq!(config["plugins"][1]["type"], "portmap");
-        let alone: Value = serde_json::from_str(&conflist(&ranges, Path::new("/x"), false)).expect("JSON");
-        assert_eq!(alone["plugins"].as_array().map(Vec::len), Some(1));
+        let without_iptables: Value =
+            serde_json::from_str(&cni_config(&ranges, Path::new("/x"), false)).expect("JSON");
+        assert_eq!(without_iptables["plugins"].as_array().map(Vec::len), Some(1));
     }
 }

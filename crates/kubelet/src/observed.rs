@@ -11,16 +11,16 @@ pub const POD_UID: &str = "io.kubernetes.pod.uid";
 pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// Annotations of a container that say what it was made from.
-pub const IMAGE: &str = "skiff.io/image";
-pub const RESOURCES: &str = "skiff.io/resources";
+pub const IMAGE_ANNOTATION: &str = "skiff.io/image";
+pub const RESOURCES_ANNOTATION: &str = "skiff.io/resources";
 
 /// A pod as the runtime sees it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observed {
+pub struct ObservedPod {
     /// The newest first.
     pub sandboxes: Vec<Sandbox>,
     /// The newest of each name first.
-    pub containers: Vec<Ran>,
+    pub containers: Vec<ContainerRun>,
     /// When it was seen, by the clock that the runtime goes by.
     pub at: Option<Timestamp>,
 }
@@ -33,12 +33,12 @@ pub struct Sandbox {
     pub ready: bool,
     pub ips: Vec<String>,
     /// It has lost its network: a runtime that was killed while it made or ended it may forget that it did.
-    pub is_cut_off: bool,
+    pub has_lost_network: bool,
 }
 
 /// One run of a container.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ran {
+pub struct ContainerRun {
     pub id: String,
     /// The sandbox it ran in, which may be gone.
     pub sandbox: String,
@@ -52,14 +52,14 @@ pub struct Ran {
     /// Who it began as, where the runtime tells.
     pub user: Option<LinuxContainerUser>,
     /// What it was made from: its image's name and its resources, as far as that was written down.
-    pub made_of: MadeOf,
+    pub created_from: CreatedFrom,
     /// What it may use now, as far as the runtime tells.
     pub resources: Option<cri::LinuxContainerResources>,
 }
 
 /// What may change in a container's spec while it runs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct MadeOf {
+pub struct CreatedFrom {
     pub image: Option<String>,
     pub resources: Option<String>,
 }
@@ -82,28 +82,28 @@ impl State {
     }
 }
 
-impl Observed {
+impl ObservedPod {
     /// The sandbox in which containers can be run.
     pub fn sandbox(&self) -> Option<&Sandbox> {
-        self.sandboxes.first().filter(|sandbox| sandbox.ready && !sandbox.is_cut_off)
+        self.sandboxes.first().filter(|sandbox| sandbox.ready && !sandbox.has_lost_network)
     }
 
     /// The newest run of a container.
-    pub fn latest(&self, name: &str) -> Option<&Ran> {
+    pub fn latest(&self, name: &str) -> Option<&ContainerRun> {
         self.containers.iter().find(|run| run.name == name)
     }
 
     /// The run before the newest.
-    pub fn previous(&self, name: &str) -> Option<&Ran> {
+    pub fn previous(&self, name: &str) -> Option<&ContainerRun> {
         self.containers.iter().filter(|run| run.name == name).nth(1)
     }
 
-    pub fn running(&self) -> impl Iterator<Item = &Ran> {
+    pub fn running(&self) -> impl Iterator<Item = &ContainerRun> {
         self.containers.iter().filter(|run| run.state.is_running())
     }
 
     #[cfg(test)]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_terminated(&self) -> bool {
         self.running().next().is_none() && !self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
@@ -112,15 +112,15 @@ impl Observed {
         pod: &Pod,
         sandboxes: &[cri::PodSandboxStatus],
         containers: &[(String, cri::ContainerStatus)],
-    ) -> Observed {
+    ) -> ObservedPod {
         let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
         let mut sandboxes: Vec<Sandbox> =
             sandboxes.iter().map(|status| Sandbox::of(status, on_host)).collect();
-        sandboxes.sort_by_key(|sandbox| (std::cmp::Reverse(sandbox.attempt), sandbox.is_cut_off));
-        let mut containers: Vec<Ran> =
-            containers.iter().map(|(sandbox, status)| Ran::of(sandbox, status)).collect();
+        sandboxes.sort_by_key(|sandbox| (std::cmp::Reverse(sandbox.attempt), sandbox.has_lost_network));
+        let mut containers: Vec<ContainerRun> =
+            containers.iter().map(|(sandbox, status)| ContainerRun::of(sandbox, status)).collect();
         containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
-        Observed { sandboxes, containers, at: Some(Timestamp::now()) }
+        ObservedPod { sandboxes, containers, at: Some(Timestamp::now()) }
     }
 }
 
@@ -134,24 +134,24 @@ impl Sandbox {
             id: status.id.clone(),
             attempt: status.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
             ready: status.state() == cri::PodSandboxState::Ready,
-            is_cut_off: !on_host && status.network.is_some() && ips.is_empty(),
+            has_lost_network: !on_host && status.network.is_some() && ips.is_empty(),
             ips,
         }
     }
 }
 
-impl Ran {
-    fn of(sandbox: &str, status: &cri::ContainerStatus) -> Ran {
+impl ContainerRun {
+    fn of(sandbox: &str, status: &cri::ContainerStatus) -> ContainerRun {
         let (since, at) = (time(status.started_at), time(status.finished_at));
         let metadata = status.metadata.clone().unwrap_or_default();
-        Ran {
+        ContainerRun {
             id: status.id.clone(),
             sandbox: sandbox.to_owned(),
             name: status.labels.get(CONTAINER_NAME).cloned().unwrap_or(metadata.name),
             attempt: metadata.attempt,
             state: match status.state() {
                 cri::ContainerState::Created => State::Created,
-                cri::ContainerState::Exited | cri::ContainerState::Unknown if was_given_up(status) => {
+                cri::ContainerState::Exited | cri::ContainerState::Unknown if start_was_canceled(status) => {
                     State::Created
                 }
                 cri::ContainerState::Running => State::Running { since },
@@ -164,9 +164,9 @@ impl Ran {
             reason: status.reason.clone(),
             message: status.message.clone(),
             user: status.user.as_ref().and_then(|user| user.linux.as_ref()).map(user_of),
-            made_of: MadeOf {
-                image: status.annotations.get(IMAGE).cloned(),
-                resources: status.annotations.get(RESOURCES).cloned(),
+            created_from: CreatedFrom {
+                image: status.annotations.get(IMAGE_ANNOTATION).cloned(),
+                resources: status.annotations.get(RESOURCES_ANNOTATION).cloned(),
             },
             resources: status.resources.as_ref().and_then(|resources| resources.linux.clone()),
         }
@@ -185,14 +185,14 @@ fn user_of(user: &cri::LinuxContainerUser) -> LinuxContainerUser {
 /// Whether whoever asked for the start, or was asked for it, went away in the middle of it, as a skiff or a containerd
 /// does that is killed. The container has not run then as far as anybody was told, so it counts as one that has yet to
 /// be started; should it run all the same, it is ended with what is removed before that.
-fn was_given_up(status: &cri::ContainerStatus) -> bool {
+fn start_was_canceled(status: &cri::ContainerStatus) -> bool {
     if status.state() == cri::ContainerState::Unknown {
         return status.started_at == 0;
     }
     let message = &status.message;
-    let is_cut_short = message.contains("context canceled")
+    let is_canceled = message.contains("context canceled")
         || message.contains("failed to start shim") && message.contains("signal: killed");
-    status.started_at == 0 && status.reason == "StartError" && is_cut_short
+    status.started_at == 0 && status.reason == "StartError" && is_canceled
 }
 
 fn time(nanoseconds: i64) -> Timestamp {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_without_an_address_is_none() {
+    fn sandbox_without_an_address_is_invalid() {
         let status = |id: &str, ip: &str| cri::PodSandboxStatus {
             id: id.to_owned(),
             network: Some(cri::PodSandboxNetworkStatus { ip: ip.to_owned(), additional_ips: Vec::new() }),
@@ -212,7 +212,7 @@ mod tests {
         };
         let check = |spec: serde_json::Value, sandboxes: &[cri::PodSandboxStatus], expected: Option<&str>| {
             let pod = serde_json::from_value(serde_json::json!({"spec": spec})).expect("a pod");
-            let seen = Observed::new(&pod, sandboxes, &[]);
+            let seen = ObservedPod::new(&pod, sandboxes, &[]);
             assert_eq!(seen.sandbox().map(|sandbox| sandbox.id.as_str()), expected);
         };
         let plain = || serde_json::json!({"containers": []});
@@ -224,11 +224,11 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_knows_of_has_run_if_it_was_started() {
+    fn unknown_container_has_exited_if_it_was_started() {
         let check = |started_at, expected: State| {
             let state = cri::ContainerState::Unknown.into();
             let status = cri::ContainerStatus { state, started_at, ..cri::ContainerStatus::default() };
-            assert_eq!(Ran::of("s", &status).state, expected);
+            assert_eq!(ContainerRun::of("s", &status).state, expected);
         };
         check(0, State::Created);
         let since = Timestamp::from_second(7).expect("a time");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_nobody_waited_for_is_none() {
+    fn canceled_start_counts_as_created() {
         let check = |started_at, reason: &str, message: &str, is_created| {
             let status = cri::ContainerStatus {
                 state: cri::ContainerState::Exited.into(),
@@ -246,16 +246,21 @@ mod tests {
                 message: message.into(),
                 ..cri::ContainerStatus::default()
             };
-            assert_eq!(Ran::of("s", &status).state == State::Created, is_created, "{reason} {message}");
+            assert_eq!(
+                ContainerRun::of("s", &status).state == State::Created,
+                is_created,
+                "{reason} {message}"
+            );
         };
-        let gone = "failed to create containerd task: failed to create shim task: context canceled: unknown";
-        check(0, "StartError", gone, true);
+        let canceled =
+            "failed to create containerd task: failed to create shim task: context canceled: unknown";
+        check(0, "StartError", canceled, true);
         let killed =
             "failed to create containerd task: failed to start shim: start failed: : signal: killed: unknown";
         check(0, "StartError", killed, true);
         check(0, "StartError", "OCI runtime start failed: signal: killed", false);
-        check(7, "StartError", gone, false);
-        check(0, "Error", gone, false);
+        check(7, "StartError", canceled, false);
+        check(0, "Error", canceled, false);
         check(0, "StartError", "exec: \"nope\": executable file not found in $PATH", false);
     }
 }

@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use reconcile::Ctx;
-use runtime::Socket;
+use runtime::GrpcClient;
 
-use crate::changes::Changes;
 use crate::config::Settings;
 use crate::csi::{self, registry};
+use crate::dir_watcher::DirWatcher;
 use crate::dra::{self, Plugin};
 
-const QUICK: Duration = Duration::from_secs(10);
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-const STORAGE: &str = "CSIPlugin";
-const DEVICES: &str = "DRAPlugin";
+const RPC_TIMEOUT: Duration = Duration::from_secs(10);
+const INITIAL_BACK_OFF: Duration = Duration::from_secs(1);
+const MAX_BACK_OFF: Duration = Duration::from_secs(60);
+const CSI_PLUGIN: &str = "CSIPlugin";
+const DRA_PLUGIN: &str = "DRAPlugin";
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Empty {}
 
 /// Who is behind a socket. Names and numbers are the protocol's own (`pluginregistration`, v1).
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Info {
+pub struct PluginRegistrationInfo {
     /// Such as `CSIPlugin`.
     #[prost(string, tag = 1)]
     pub kind: String,
@@ -38,7 +38,7 @@ pub struct Info {
     pub supported_versions: Vec<String>,
 }
 
-impl Info {
+impl PluginRegistrationInfo {
     /// Where it serves on this host.
     pub fn endpoint_on_host(&self, path: &Path, settings: &Settings) -> String {
         match self.endpoint.is_empty() {
@@ -50,7 +50,7 @@ impl Info {
 
 /// How that went.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Registered {
+pub struct RegistrationStatus {
     #[prost(bool, tag = 1)]
     pub plugin_registered: bool,
     #[prost(string, tag = 2)]
@@ -58,54 +58,59 @@ pub struct Registered {
 }
 
 /// Those who work with plugins.
-pub struct Hosts<'a> {
+pub struct PluginHandlers<'a> {
     pub csi: &'a csi::Drivers,
     pub dra: &'a dra::Drivers,
 }
 
 /// What was found behind a socket.
-enum Known {
-    Storage(String),
-    Devices(Plugin),
+enum RegisteredPlugin {
+    Csi(String),
+    Dra(Plugin),
     /// A plugin of a kind nobody here works with.
-    Other,
+    Unsupported,
 }
 
-impl Hosts<'_> {
-    async fn meet(&self, info: &Info, path: &Path, settings: &Settings) -> Result<Known, String> {
+impl PluginHandlers<'_> {
+    async fn register(
+        &self,
+        info: &PluginRegistrationInfo,
+        path: &Path,
+        settings: &Settings,
+    ) -> Result<RegisteredPlugin, String> {
         let endpoint = info.endpoint_on_host(path, settings);
         match info.kind.as_str() {
-            STORAGE => {
-                let driver = registry::meet(info, &endpoint).await?;
+            CSI_PLUGIN => {
+                let driver = registry::connect_driver(info, &endpoint).await?;
                 let name = driver.name.clone();
-                self.csi.know(driver);
-                Ok(Known::Storage(name))
+                self.csi.register(driver);
+                Ok(RegisteredPlugin::Csi(name))
             }
-            DEVICES => {
+            DRA_PLUGIN => {
                 let plugin = Plugin::new(info, &endpoint)?;
-                self.dra.know(plugin.clone())?;
-                Ok(Known::Devices(plugin))
+                self.dra.register(plugin.clone())?;
+                Ok(RegisteredPlugin::Dra(plugin))
             }
-            _ => Ok(Known::Other),
+            _ => Ok(RegisteredPlugin::Unsupported),
         }
     }
 
-    fn forget(&self, known: &Known) {
+    fn deregister(&self, known: &RegisteredPlugin) {
         match known {
-            Known::Storage(name) => self.csi.forget(name),
-            Known::Devices(plugin) => self.dra.forget(plugin),
-            Known::Other => {}
+            RegisteredPlugin::Csi(name) => self.csi.unregister(name),
+            RegisteredPlugin::Dra(plugin) => self.dra.unregister(plugin),
+            RegisteredPlugin::Unsupported => {}
         }
     }
 }
 
 /// Looks after the directory of plugins for as long as the node runs. `news` is called when drivers come and go.
-pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn()) {
+pub async fn run(ctx: &Ctx, settings: &Settings, hosts: PluginHandlers<'_>, on_change: impl Fn()) {
     let dir = settings.root.join("plugins_registry");
     // Drivers mount these, and say that they must be there.
     let directories = [settings.root.join("pods"), settings.root.join("plugins"), dir.clone()];
     let created = directories.iter().try_for_each(std::fs::create_dir_all);
-    let changes = created.and_then(|()| Changes::of(&dir));
+    let changes = created.and_then(|()| DirWatcher::new(&dir));
     let changes = match changes {
         Ok(changes) => changes,
         Err(error) => {
@@ -113,9 +118,9 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn
             return std::future::pending().await;
         }
     };
-    let mut known: BTreeMap<PathBuf, (u64, Known)> = BTreeMap::new();
-    let mut is_told = false;
-    let mut pause = FIRST_PAUSE;
+    let mut known: BTreeMap<PathBuf, (u64, RegisteredPlugin)> = BTreeMap::new();
+    let mut csi_node_updated = false;
+    let mut back_off = INITIAL_BACK_OFF;
     loop {
         let found = sockets(&dir);
         let before = hosts.csi.names();
@@ -124,17 +129,17 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn
             let stays = found.get(path) == Some(number);
             if !stays {
                 tracing::info!(socket = %path.display(), "a plugin is gone");
-                hosts.forget(plugin);
+                hosts.deregister(plugin);
                 has_changed = true;
             }
             stays
         });
-        let mut all_met = true;
+        let mut all_registered = true;
         for (path, number) in found {
             if known.contains_key(&path) {
                 continue;
             }
-            match introduce(&hosts, &path, settings).await {
+            match register_socket(&hosts, &path, settings).await {
                 Ok(plugin) => {
                     tracing::info!(socket = %path.display(), "a plugin is there");
                     has_changed = true;
@@ -142,13 +147,13 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn
                 }
                 Err(error) => {
                     tracing::warn!(error, socket = %path.display(), "a plugin cannot be used");
-                    all_met = false;
+                    all_registered = false;
                 }
             }
         }
-        if before != hosts.csi.names() || !is_told {
-            is_told = match registry::tell(ctx, settings, hosts.csi).await {
-                Ok(is_told) => is_told,
+        if before != hosts.csi.names() || !csi_node_updated {
+            csi_node_updated = match registry::update_csi_node(ctx, settings, hosts.csi).await {
+                Ok(csi_node_updated) => csi_node_updated,
                 Err(error) => {
                     tracing::warn!(%error, "cannot tell which storage drivers there are");
                     false
@@ -156,14 +161,14 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: Hosts<'_>, news: impl Fn
             };
         }
         if has_changed {
-            news();
+            on_change();
         }
-        if all_met && is_told {
-            pause = FIRST_PAUSE;
+        if all_registered && csi_node_updated {
+            back_off = INITIAL_BACK_OFF;
             let _ = changes.next().await;
         } else {
-            let _ = tokio::time::timeout(pause, changes.next()).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            let _ = tokio::time::timeout(back_off, changes.next()).await;
+            back_off = (back_off * 2).min(MAX_BACK_OFF);
         }
     }
 }
@@ -180,18 +185,22 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, u64> {
 }
 
 /// Asks who is behind a socket, and tells it how that went.
-async fn introduce(hosts: &Hosts<'_>, path: &Path, settings: &Settings) -> Result<Known, String> {
-    let socket = Socket::new(&path.display().to_string());
-    let info: Result<Info, _> =
-        socket.call("/pluginregistration.Registration/GetInfo", &Empty {}, QUICK).await;
+async fn register_socket(
+    hosts: &PluginHandlers<'_>,
+    path: &Path,
+    settings: &Settings,
+) -> Result<RegisteredPlugin, String> {
+    let socket = GrpcClient::new(&path.display().to_string());
+    let info: Result<PluginRegistrationInfo, _> =
+        socket.call("/pluginregistration.Registration/GetInfo", &Empty {}, RPC_TIMEOUT).await;
     let info = info.map_err(|refusal| refusal.to_string())?;
-    let met = hosts.meet(&info, path, settings).await;
-    if matches!(met, Ok(Known::Other)) {
-        return met;
+    let registered = hosts.register(&info, path, settings).await;
+    if matches!(registered, Ok(RegisteredPlugin::Unsupported)) {
+        return registered;
     }
-    let error = met.as_ref().err().cloned().unwrap_or_default();
-    let status = Registered { plugin_registered: met.is_ok(), error };
+    let error = registered.as_ref().err().cloned().unwrap_or_default();
+    let status = RegistrationStatus { plugin_registered: registered.is_ok(), error };
     let call = "/pluginregistration.Registration/NotifyRegistrationStatus";
-    let _: Result<Empty, _> = socket.call(call, &status, QUICK).await;
-    met
+    let _: Result<Empty, _> = socket.call(call, &status, RPC_TIMEOUT).await;
+    registered
 }

@@ -1,9 +1,9 @@
 //! A pod's worker: what it needs next ([`plan`]), what is said about it ([`status`]).
 
-pub mod anew;
 pub mod back_off;
 pub mod plan;
 pub mod resize;
+pub mod restart_all_containers;
 pub mod status;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
@@ -15,18 +15,18 @@ pub fn containers(pod: &Pod) -> Vec<Container> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let mut all = spec.init_containers.clone().unwrap_or_default();
     all.extend(spec.containers.iter().cloned());
-    all.extend(spec.ephemeral_containers.iter().flatten().map(ephemeral));
+    all.extend(spec.ephemeral_containers.iter().flatten().map(from_ephemeral));
     all
 }
 
 /// Whether the pod has ended for good.
-pub fn is_over(pod: &Pod) -> bool {
+pub fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// The pod as people are told of it: name, namespace and uid.
-pub fn whole_name(pod: &Pod) -> String {
+pub fn format_pod(pod: &Pod) -> String {
     format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid())
 }
 
@@ -36,7 +36,7 @@ pub fn container(pod: &Pod, name: &str) -> Option<Container> {
 }
 
 /// What a pod's spec says of how much it needs, in the words of the API and without the rest of it.
-pub fn needs(pod: &Pod) -> Value {
+pub fn resource_spec(pod: &Pod) -> Value {
     let Some(spec) = &pod.spec else { return Value::Null };
     let each = |containers: &[Container]| -> Value {
         let needs = |one: &Container| json!({"name": one.name, "restartPolicy": one.restart_policy, "resources": one.resources});
@@ -50,7 +50,7 @@ pub fn needs(pod: &Pod) -> Value {
 }
 
 /// One for having a look is started like any other, just never again.
-pub fn ephemeral(container: &EphemeralContainer) -> Container {
+pub fn from_ephemeral(container: &EphemeralContainer) -> Container {
     let EphemeralContainer { name, image, command, args, working_dir, .. } = container.clone();
     let EphemeralContainer { env, env_from, volume_mounts, volume_devices, security_context, .. } =
         container.clone();

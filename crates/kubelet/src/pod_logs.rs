@@ -17,12 +17,12 @@ use crate::observed::CONTAINER_NAME;
 use crate::pod_of;
 
 /// The longest name that usual file systems take, and how those of logs end.
-const LONGEST: usize = 255;
-const SUFFIX: &str = ".log";
+const MAX_FILE_NAME_BYTES: usize = 255;
+const LOG_SUFFIX: &str = ".log";
 
 /// Where containers' logs are.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Logs {
+pub struct PodLogs {
     /// Nobody else's; has an entry for each pod.
     pub own: PathBuf,
     /// Where pods that are made now have their logs.
@@ -34,37 +34,37 @@ pub struct Logs {
 /// The pods that have logs, by their entries, and where those are.
 pub type Entries = BTreeMap<String, PathBuf>;
 
-impl Logs {
+impl PodLogs {
     /// All in one directory.
-    pub fn within(own: PathBuf) -> Logs {
-        Logs { dir: own.clone(), own, links: None }
+    pub fn within(own: PathBuf) -> PodLogs {
+        PodLogs { dir: own.clone(), own, links: None }
     }
 
     /// The directory of a pod's logs: where it has begun to write them, or else where it is going to.
-    pub fn of(&self, pod: &Key, uid: &str) -> PathBuf {
-        let name = entry(pod, uid);
-        self.place(&name).unwrap_or_else(|| self.dir.join(name))
+    pub fn pod_dir(&self, pod: &Key, uid: &str) -> PathBuf {
+        let name = entry_name(pod, uid);
+        self.resolve(&name).unwrap_or_else(|| self.dir.join(name))
     }
 
-    fn place(&self, name: &str) -> Option<PathBuf> {
+    fn resolve(&self, name: &str) -> Option<PathBuf> {
         let entry = self.own.join(name);
         std::fs::read_link(&entry).ok().or_else(|| entry.exists().then_some(entry))
     }
 
     /// Makes the directory of a pod's logs, and before that an entry for it.
-    pub fn begin(&self, pod: &Key, uid: &str) -> io::Result<()> {
-        let (place, entry) = (self.of(pod, uid), self.own.join(entry(pod, uid)));
-        if place != entry {
-            link(&place, &entry)?;
+    pub fn create_pod_dir(&self, pod: &Key, uid: &str) -> io::Result<()> {
+        let (log_dir, entry) = (self.pod_dir(pod, uid), self.own.join(entry_name(pod, uid)));
+        if log_dir != entry {
+            create_link(&log_dir, &entry)?;
         }
-        std::fs::create_dir_all(place)
+        std::fs::create_dir_all(log_dir)
     }
 
     /// The pods that have logs.
     pub fn entries(&self) -> Entries {
         let found = std::fs::read_dir(&self.own).into_iter().flatten().flatten();
         let names = found.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter_map(|name| Some((name.clone(), self.place(&name)?))).collect()
+        names.filter_map(|name| Some((name.clone(), self.resolve(&name)?))).collect()
     }
 
     /// A link to the log of a container that was started, for those who look for it by its name.
@@ -75,7 +75,8 @@ impl Logs {
         };
         // One that writes none needs none.
         if log.exists()
-            && let Err(error) = std::fs::create_dir_all(links).and_then(|()| link(&log, &links.join(name)))
+            && let Err(error) =
+                std::fs::create_dir_all(links).and_then(|()| create_link(&log, &links.join(name)))
         {
             tracing::warn!(%error, log = %log.display(), "cannot link to a log");
         }
@@ -84,16 +85,21 @@ impl Logs {
     fn log(&self, container: &cri::Container) -> Option<PathBuf> {
         let (pod, uid) = pod_of(&container.labels)?;
         let attempt = container.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
-        Some(self.of(&pod, &uid).join(log_path(container.labels.get(CONTAINER_NAME)?, attempt)))
+        Some(self.pod_dir(&pod, &uid).join(log_path(container.labels.get(CONTAINER_NAME)?, attempt)))
     }
 
     /// Removes the logs of pods that are gone, and links to logs that are, but for those of containers that run: theirs are
     /// about to be there again.
-    pub fn tidy(&self, entries: &Entries, is_gone: impl Fn(&str) -> bool, running: &[cri::Container]) {
+    pub fn collect_garbage(
+        &self,
+        entries: &Entries,
+        is_removed: impl Fn(&str) -> bool,
+        running: &[cri::Container],
+    ) {
         let uid = |name: &String| name.rsplit('_').next().unwrap_or_default().to_owned();
-        let gone: Vec<_> = entries.iter().filter(|(name, _)| is_gone(&uid(name))).collect();
-        for (_, place) in &gone {
-            let _ = std::fs::remove_dir_all(place);
+        let removed: Vec<_> = entries.iter().filter(|(name, _)| is_removed(&uid(name))).collect();
+        for (_, log_dir) in &removed {
+            let _ = std::fs::remove_dir_all(log_dir);
         }
         let running: BTreeSet<String> = running.iter().filter_map(link_name).collect();
         for (link, log) in self.links_into(entries) {
@@ -102,22 +108,22 @@ impl Logs {
                 let _ = std::fs::remove_file(link);
             }
         }
-        for (name, place) in gone {
-            forget(&self.own.join(name), place);
+        for (name, log_dir) in removed {
+            remove_entry(&self.own.join(name), log_dir);
         }
     }
 
     /// Removes what pods have left where others have their logs as well.
-    pub fn leave(&self) -> io::Result<()> {
+    pub fn remove_all(&self) -> io::Result<()> {
         let entries = self.entries();
         for (link, _) in self.links_into(&entries) {
             std::fs::remove_file(link)?;
         }
-        let elsewhere = entries.iter().filter(|(_, place)| !place.starts_with(&self.own));
-        for (name, place) in elsewhere {
-            match std::fs::remove_dir_all(place) {
+        let external = entries.iter().filter(|(_, log_dir)| !log_dir.starts_with(&self.own));
+        for (name, log_dir) in external {
+            match std::fs::remove_dir_all(log_dir) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => forget(&self.own.join(name), place),
+                _ => remove_entry(&self.own.join(name), log_dir),
             }
         }
         let shared = [Some(&self.dir).filter(|dir| **dir != self.own), self.links.as_ref()];
@@ -128,29 +134,30 @@ impl Logs {
 
     /// The links to logs of these pods, and to where.
     fn links_into(&self, entries: &Entries) -> Vec<(PathBuf, PathBuf)> {
-        let ours = |log: &Path| {
-            log.starts_with(&self.own) || log.ancestors().nth(2).is_some_and(|pod| is_place(entries, pod))
+        let is_own = |log: &Path| {
+            log.starts_with(&self.own)
+                || log.ancestors().nth(2).is_some_and(|pod| is_pod_log_dir(entries, pod))
         };
         let links = self.links.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|link| link.path());
         let read = links.filter_map(|link| Some((link.clone(), std::fs::read_link(link).ok()?)));
-        read.filter(|(_, log)| ours(log)).collect()
+        read.filter(|(_, log)| is_own(log)).collect()
     }
 }
 
 /// Whether this is the directory of one of these pods' logs.
-fn is_place(entries: &Entries, dir: &Path) -> bool {
+fn is_pod_log_dir(entries: &Entries, dir: &Path) -> bool {
     let name = dir.file_name().map(|name| name.to_string_lossy());
-    name.and_then(|name| entries.get(&*name)).is_some_and(|place| place == dir)
+    name.and_then(|name| entries.get(&*name)).is_some_and(|log_dir| log_dir == dir)
 }
 
 /// Removes the entry of logs that were somewhere else.
-fn forget(entry: &Path, place: &Path) {
-    if entry != place {
+fn remove_entry(entry: &Path, log_dir: &Path) {
+    if entry != log_dir {
         let _ = std::fs::remove_file(entry);
     }
 }
 
-fn entry(pod: &Key, uid: &str) -> String {
+fn entry_name(pod: &Key, uid: &str) -> String {
     format!("{}_{}_{uid}", pod.namespace, pod.name)
 }
 
@@ -158,12 +165,12 @@ fn entry(pod: &Key, uid: &str) -> String {
 fn link_name(container: &cri::Container) -> Option<String> {
     let (pod, _) = pod_of(&container.labels)?;
     let name = container.labels.get(CONTAINER_NAME)?;
-    let whole = format!("{}_{}_{name}-{}", pod.name, pod.namespace, container.id);
-    Some(whole.chars().take(LONGEST - SUFFIX.len()).chain(SUFFIX.chars()).collect())
+    let full_name = format!("{}_{}_{name}-{}", pod.name, pod.namespace, container.id);
+    Some(full_name.chars().take(MAX_FILE_NAME_BYTES - LOG_SUFFIX.len()).chain(LOG_SUFFIX.chars()).collect())
 }
 
 /// Makes a link that may be there already.
-fn link(to: &Path, at: &Path) -> io::Result<()> {
+fn create_link(to: &Path, at: &Path) -> io::Result<()> {
     match symlink(to, at) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         done => done,
@@ -175,13 +182,13 @@ mod tests {
     use super::*;
     use crate::observed::{POD_NAME, POD_NAMESPACE, POD_UID};
 
-    struct Rig {
+    struct TestLogs {
         _dir: tempfile::TempDir,
-        logs: Logs,
+        logs: PodLogs,
     }
 
     /// A machine on which somebody else has logs too.
-    fn rig() -> Rig {
+    fn test_logs() -> TestLogs {
         let dir = tempfile::tempdir().expect("a directory");
         let [own, pods, links] = ["own", "pods", "links"].map(|name| dir.path().join(name));
         for dir in [&own, &pods.join("default_theirs_9/c"), &links] {
@@ -189,7 +196,7 @@ mod tests {
         }
         std::fs::write(pods.join("default_theirs_9/c/0.log"), "").expect("written");
         symlink(pods.join("default_theirs_9/c/1.log"), links.join("theirs_default_c-9.log")).expect("a link");
-        Rig { logs: Logs { own, dir: pods, links: Some(links) }, _dir: dir }
+        TestLogs { logs: PodLogs { own, dir: pods, links: Some(links) }, _dir: dir }
     }
 
     fn container(pod: &str, uid: &str, id: &str) -> cri::Container {
@@ -203,9 +210,9 @@ mod tests {
     }
 
     /// Starts a container of a pod.
-    fn write(logs: &Logs, container: &cri::Container) -> PathBuf {
+    fn write(logs: &PodLogs, container: &cri::Container) -> PathBuf {
         let (pod, uid) = pod_of(&container.labels).expect("a pod");
-        logs.begin(&pod, &uid).expect("begun");
+        logs.create_pod_dir(&pod, &uid).expect("begun");
         let log = logs.log(container).expect("a log");
         std::fs::create_dir_all(log.parent().expect("a parent")).expect("a directory");
         std::fs::write(&log, "").expect("written");
@@ -220,13 +227,13 @@ mod tests {
         names
     }
 
-    fn seen(logs: &Logs) -> [Vec<String>; 3] {
+    fn seen(logs: &PodLogs) -> [Vec<String>; 3] {
         [names(&logs.own), names(&logs.dir), logs.links.iter().flat_map(|links| names(links)).collect()]
     }
 
     #[test]
-    fn logs_are_where_they_are_looked_for() {
-        let Rig { logs, _dir } = rig();
+    fn creates_logs_and_links_in_upstream_layout() {
+        let TestLogs { logs, _dir } = test_logs();
         let log = write(&logs, &container("web", "1", "abc"));
         assert_eq!(log, logs.dir.join("default_web_1/c/0.log"));
         let link = logs.links.as_ref().expect("links").join("web_default_c-abc.log");
@@ -245,41 +252,44 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_keeps_the_place_it_began_with() {
-        let Rig { logs, _dir } = rig();
-        let before = Logs::within(logs.own.clone());
+    fn pod_keeps_its_log_dir() {
+        let TestLogs { logs, _dir } = test_logs();
+        let before = PodLogs::within(logs.own.clone());
         let old = write(&before, &container("old", "1", "a"));
         let new = write(&logs, &container("new", "2", "b"));
         assert!(old.starts_with(&logs.own) && new.starts_with(&logs.dir));
-        for logs in [&before, &logs, &Logs { dir: "/elsewhere".into(), ..logs.clone() }] {
+        for logs in [&before, &logs, &PodLogs { dir: "/elsewhere".into(), ..logs.clone() }] {
             assert_eq!(logs.log(&container("old", "1", "a")).as_ref(), Some(&old));
             assert_eq!(logs.log(&container("new", "2", "b")).as_ref(), Some(&new));
         }
     }
 
     #[test]
-    fn only_what_is_ours_goes() {
-        let Rig { logs, _dir } = rig();
-        let (runs, gone, old) =
+    fn only_own_logs_and_links_are_removed() {
+        let TestLogs { logs, _dir } = test_logs();
+        let (runs, removed, old) =
             (container("a", "1", "1"), container("b", "2", "2"), container("c", "3", "3"));
-        write(&Logs { links: logs.links.clone(), ..Logs::within(logs.own.clone()) }, &old);
-        write(&logs, &gone);
+        write(&PodLogs { links: logs.links.clone(), ..PodLogs::within(logs.own.clone()) }, &old);
+        write(&logs, &removed);
         let log = write(&logs, &runs);
         // An earlier run of the same pod.
         let earlier = container("a", "1", "0");
         logs.link(&earlier);
         // Between two steps of its rotation.
         std::fs::remove_file(&log).expect("removed");
-        logs.tidy(&logs.entries(), |uid| uid != "1", &[runs]);
-        let theirs = "theirs_default_c-9.log";
-        let expected =
-            [vec!["default_a_1"], vec!["default_a_1", "default_theirs_9"], vec!["a_default_c-1.log", theirs]];
+        logs.collect_garbage(&logs.entries(), |uid| uid != "1", &[runs]);
+        let foreign = "theirs_default_c-9.log";
+        let expected = [
+            vec!["default_a_1"],
+            vec!["default_a_1", "default_theirs_9"],
+            vec!["a_default_c-1.log", foreign],
+        ];
         assert_eq!(seen(&logs), expected);
-        logs.leave().expect("left");
-        assert_eq!(seen(&logs), [vec![], vec!["default_theirs_9"], vec![theirs]]);
+        logs.remove_all().expect("left");
+        assert_eq!(seen(&logs), [vec![], vec!["default_theirs_9"], vec![foreign]]);
         // Nobody else has anything there.
         std::fs::remove_dir_all(logs.dir.join("default_theirs_9")).expect("removed");
-        logs.leave().expect("left");
+        logs.remove_all().expect("left");
         assert!(!logs.dir.exists());
     }
 }

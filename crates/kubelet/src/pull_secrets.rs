@@ -9,57 +9,57 @@ use reconcile::{Key, Object as _};
 use runtime::cri::AuthConfig;
 use serde_json::Value;
 
-use crate::pulled::{self, PullSecret};
-use crate::{Node, reference};
+use crate::image_pull_records::{self, PullSecret};
+use crate::{Node, image_reference};
 
 /// Docker's own registry as secrets name it, whatever images do.
-const HUB: &str = "index.docker.io";
+const DOCKER_HUB: &str = "index.docker.io";
 
 /// The key of a Secret with what docker keeps in its config.json.
-pub const CONFIG: &str = ".dockerconfigjson";
+pub const DOCKER_CONFIG_JSON: &str = ".dockerconfigjson";
 /// The same as docker once wrote it.
-pub const OLD_CONFIG: &str = ".dockercfg";
+pub const DOCKER_CFG: &str = ".dockercfg";
 
 /// What is shown to a registry, and the secret or service account it is from, unless it is the node's own.
-pub struct Shown {
+pub struct RegistryCredential {
     pub auth: AuthConfig,
-    pub from: Option<PullSecret>,
+    pub source: Option<PullSecret>,
 }
 
 /// What to try, in order: every credential for the image, of the pod's secrets, the ones that are meant for the least
 /// first.
-pub fn keys(node: &Node, pod: &Pod, image: &str) -> Vec<Shown> {
+pub fn registry_credentials(node: &Node, pod: &Pod, image: &str) -> Vec<RegistryCredential> {
     let mut all = Vec::new();
     let mut missing = Vec::new();
-    for name in named(pod) {
+    for name in secret_names(pod) {
         let Some(secret) = node.ctx.caches.secrets().get(&Key::new(pod.namespace(), name)) else {
             missing.push(name);
             continue;
         };
-        for (place, auth) in of_secret(secret.data.as_ref()) {
+        for (registry, auth) in secret_credentials(secret.data.as_ref()) {
             let from = PullSecret {
                 namespace: secret.namespace().to_owned(),
                 name: secret.name().to_owned(),
                 uid: secret.uid().to_owned(),
-                hash: pulled::digest(&auth),
+                hash: image_pull_records::credential_hash(&auth),
             };
-            all.push((place, Shown { auth, from: Some(from) }));
+            all.push((registry, RegistryCredential { auth, source: Some(from) }));
         }
     }
-    if let Some(message) = warning(&missing) {
+    if let Some(message) = missing_secrets_message(&missing) {
         node.ctx.events.warning(pod, "FailedToRetrieveImagePullSecret", message);
     }
-    chosen(all, image)
+    matching_credentials(all, image)
 }
 
 /// The secrets that a pod names. Some name none, which the API has always taken.
-fn named(pod: &Pod) -> impl Iterator<Item = &str> {
+fn secret_names(pod: &Pod) -> impl Iterator<Item = &str> {
     let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     secrets.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty())
 }
 
 /// What is said where some are missing: the image may be had without them.
-fn warning(missing: &[&str]) -> Option<String> {
+fn missing_secrets_message(missing: &[&str]) -> Option<String> {
     let names = missing.join(", ");
     (!missing.is_empty()).then(|| {
         format!(
@@ -69,48 +69,48 @@ fn warning(missing: &[&str]) -> Option<String> {
 }
 
 /// Those of the credentials for places that are for an image.
-pub fn chosen<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
+pub fn matching_credentials<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
     let repository = repository(image);
-    let has_own = all.iter().any(|(place, _)| is_for(place, &repository));
-    all.retain(|(place, _)| match has_own {
-        true => is_for(place, &repository),
-        false => place == HUB && repository.starts_with("docker.io/"),
+    let has_own = all.iter().any(|(registry, _)| matches_repository(registry, &repository));
+    all.retain(|(registry, _)| match has_own {
+        true => matches_repository(registry, &repository),
+        false => registry == DOCKER_HUB && repository.starts_with("docker.io/"),
     });
     all.sort_by(|(one, _), (other, _)| other.cmp(one));
     all.into_iter().map(|(_, one)| one).collect()
 }
 
 /// What a secret holds, by place; in docker's form of today or of old.
-fn of_secret(data: Option<&BTreeMap<String, ByteString>>) -> Vec<(String, AuthConfig)> {
-    let read = |name: &str| entries(name, &data?.get(name)?.0);
-    read(CONFIG).or_else(|| read(OLD_CONFIG)).unwrap_or_default()
+fn secret_credentials(data: Option<&BTreeMap<String, ByteString>>) -> Vec<(String, AuthConfig)> {
+    let read = |name: &str| parse_docker_config(name, &data?.get(name)?.0);
+    read(DOCKER_CONFIG_JSON).or_else(|| read(DOCKER_CFG)).unwrap_or_default()
 }
 
 /// The credentials that a text of this form has, by place; `None` if it is not of this form.
-pub fn entries(form: &str, text: &[u8]) -> Option<Vec<(String, AuthConfig)>> {
+pub fn parse_docker_config(form: &str, text: &[u8]) -> Option<Vec<(String, AuthConfig)>> {
     let config: serde_json::Map<String, Value> = serde_json::from_slice(text).ok()?;
-    let auths = match form {
-        CONFIG => match config.get("auths") {
+    let registries = match form {
+        DOCKER_CONFIG_JSON => match config.get("auths") {
             None | Some(Value::Null) => return Some(Vec::new()),
-            Some(auths) => auths.as_object()?.clone(),
+            Some(registries) => registries.as_object()?.clone(),
         },
         _ => config,
     };
-    Some(auths.iter().map(|(server, entry)| (place(server), key(entry))).collect())
+    Some(registries.iter().map(|(server, entry)| (normalize_registry(server), auth_config(entry))).collect())
 }
 
-fn key(entry: &Value) -> AuthConfig {
+fn auth_config(entry: &Value) -> AuthConfig {
     let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
     let (mut username, mut password) = (text("username"), text("password"));
     // Kubernetes takes it with and without what fills it up, in any lines.
     let auth: String = text("auth").split_whitespace().collect();
     let both = base64::engine::general_purpose::STANDARD_NO_PAD.decode(auth.trim_end_matches('=')).ok();
-    if let Some((name, word)) = both
+    if let Some((name, secret)) = both
         .as_deref()
         .and_then(|bytes| std::str::from_utf8(bytes).ok())
         .and_then(|both| both.split_once(':'))
     {
-        (username, password) = (name.to_owned(), word.to_owned());
+        (username, password) = (name.to_owned(), secret.to_owned());
     }
     // Not for which server: as secrets have it, that is no address to a runtime where there is a port.
     AuthConfig { username, password, ..AuthConfig::default() }
@@ -118,7 +118,7 @@ fn key(entry: &Value) -> AuthConfig {
 
 /// The image's repository in full.
 pub fn repository(image: &str) -> String {
-    let name = reference::without_tag(image);
+    let name = image_reference::without_tag(image);
     match name.split_once('/') {
         Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => name.to_owned(),
         Some(_) => format!("docker.io/{name}"),
@@ -127,7 +127,7 @@ pub fn repository(image: &str) -> String {
 }
 
 /// A registry, or a part of it, as secrets name it: with or without a scheme and the version of its API.
-pub fn place(server: &str) -> String {
+pub fn normalize_registry(server: &str) -> String {
     let rest = server.strip_prefix("https://").or_else(|| server.strip_prefix("http://")).unwrap_or(server);
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let path = match path.get(..4) {
@@ -138,21 +138,24 @@ pub fn place(server: &str) -> String {
 }
 
 /// Whether a place, of whose host any part may be a pattern, has a repository.
-pub fn is_for(place: &str, repository: &str) -> bool {
-    let apart = |text: &str| {
+pub fn matches_repository(registry: &str, repository: &str) -> bool {
+    let split = |text: &str| {
         let (host, path) = text.split_at(text.find('/').unwrap_or(text.len()));
         let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
         (name.split('.').map(str::to_owned).collect::<Vec<_>>(), port.to_owned(), path.to_owned())
     };
-    let ((patterns, port, path), (parts, own_port, own_path)) = (apart(place), apart(repository));
+    let ((patterns, port, path), (parts, own_port, own_path)) = (split(registry), split(repository));
     port == own_port
         && own_path.starts_with(&path)
         && patterns.len() == parts.len()
-        && patterns.iter().zip(&parts).all(|(pattern, part)| fits(pattern.as_bytes(), part.as_bytes()))
+        && patterns
+            .iter()
+            .zip(&parts)
+            .all(|(pattern, part)| matches_glob(pattern.as_bytes(), part.as_bytes()))
 }
 
 /// Whether a text is as a pattern says, where `*` stands for anything and `?` for any one letter.
-fn fits(pattern: &[u8], text: &[u8]) -> bool {
+fn matches_glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut seen) = (0, 0);
     // The last star, and what it stood for up to where.
     let mut star = None;
@@ -164,9 +167,9 @@ fn fits(pattern: &[u8], text: &[u8]) -> bool {
             }
             Some(letter) if *letter == b'?' || *letter == text[seen] => (at, seen) = (at + 1, seen + 1),
             _ => {
-                let Some((begun, until)) = star else { return false };
-                star = Some((begun, until + 1));
-                (at, seen) = (begun + 1, until + 1);
+                let Some((start, until)) = star else { return false };
+                star = Some((start, until + 1));
+                (at, seen) = (start + 1, until + 1);
             }
         }
     }
@@ -179,17 +182,17 @@ mod tests {
 
     #[track_caller]
     fn check(servers: &[&str], image: &str, expected: &[&str]) {
-        let all = servers.iter().map(|server| (place(server), *server)).collect();
-        assert_eq!(chosen(all, image), expected, "{image}");
+        let all = servers.iter().map(|server| (normalize_registry(server), *server)).collect();
+        assert_eq!(matching_credentials(all, image), expected, "{image}");
     }
 
     #[test]
-    fn credentials_are_for_places() {
-        const HUB: &str = "https://index.docker.io/v1/";
-        check(&[HUB, "quay.io"], "busybox:1", &[HUB]);
-        check(&[HUB], "luksa/kubia:v1", &[HUB]);
-        check(&[HUB, "docker.io"], "busybox", &["docker.io"]);
-        check(&[HUB], "quay.io/a", &[]);
+    fn credentials_match_registries() {
+        const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+        check(&[DOCKER_HUB, "quay.io"], "busybox:1", &[DOCKER_HUB]);
+        check(&[DOCKER_HUB], "luksa/kubia:v1", &[DOCKER_HUB]);
+        check(&[DOCKER_HUB, "docker.io"], "busybox", &["docker.io"]);
+        check(&[DOCKER_HUB], "quay.io/a", &[]);
         check(&["r.example", "r.example:5000"], "r.example:5000/a/b:1", &["r.example:5000"]);
         check(&["http://r.example/v2/"], "r.example/a@sha256:0", &["http://r.example/v2/"]);
         check(&["r.example", "r.example/a", "r.example/b"], "r.example/a/x", &["r.example/a", "r.example"]);
@@ -199,19 +202,19 @@ mod tests {
     }
 
     #[test]
-    fn secrets_that_are_missing_are_told_of() {
+    fn missing_secrets_are_reported() {
         let secrets = serde_json::json!([{"name": "a"}, {"name": ""}, {}, {"name": "b"}]);
         let spec = serde_json::json!({"containers": [], "imagePullSecrets": secrets});
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": spec})).expect("a pod");
-        let named: Vec<&str> = named(&pod).collect();
+        let named: Vec<&str> = secret_names(&pod).collect();
         assert_eq!(named, ["a", "b"]);
-        let told = "Unable to retrieve some image pull secrets (a, b); attempting to pull the image may not succeed.";
-        assert_eq!(warning(&named).as_deref(), Some(told));
-        assert_eq!(warning(&[]), None);
+        let expected = "Unable to retrieve some image pull secrets (a, b); attempting to pull the image may not succeed.";
+        assert_eq!(missing_secrets_message(&named).as_deref(), Some(expected));
+        assert_eq!(missing_secrets_message(&[]), None);
     }
 
     #[test]
-    fn patterns() {
+    fn glob_patterns() {
         for (pattern, text, expected) in [
             ("", "", true),
             ("*", "", true),
@@ -222,17 +225,17 @@ mod tests {
             ("a?c", "ac", false),
             ("abc", "ab", false),
         ] {
-            assert_eq!(fits(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
+            assert_eq!(matches_glob(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
         }
         // Not even one that is made to take long does.
-        assert!(!fits("*a".repeat(500).as_bytes(), "a".repeat(499).as_bytes()));
+        assert!(!matches_glob("*a".repeat(500).as_bytes(), "a".repeat(499).as_bytes()));
     }
 
     #[test]
-    fn secrets_come_in_two_forms() {
+    fn reads_both_docker_secret_formats() {
         let servers = |name: &str, text: &str| {
             let data = BTreeMap::from([(name.to_owned(), ByteString(text.into()))]);
-            of_secret(Some(&data)).into_iter().map(|(place, _)| place).collect::<Vec<_>>()
+            secret_credentials(Some(&data)).into_iter().map(|(registry, _)| registry).collect::<Vec<_>>()
         };
         assert_eq!(servers(".dockerconfigjson", r#"{"auths": {"a": {}}}"#), ["a"]);
         assert_eq!(servers(".dockercfg", r#"{"a": {}}"#), ["a"]);
@@ -242,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn credentials_come_in_two_forms() {
+    fn reads_auth_with_and_without_padding() {
         for auth in ["bWU6c2VzYW1lcw==", "bWU6c2VzYW1lcw", "bWU6c2Vz\nYW1lcw==\n"] {
-            let read = key(&serde_json::json!({"auth": auth}));
+            let read = auth_config(&serde_json::json!({"auth": auth}));
             assert_eq!((read.username.as_str(), read.password.as_str()), ("me", "sesames"), "{auth:?}");
         }
     }

@@ -17,7 +17,7 @@ pub fn listen(node: &Arc<Node>) {
     let own = node.settings.node_name.clone();
     node.ctx.caches.persistent_volumes().listen(move |changed| {
         let (Some(volume), None) = (changed.before, changed.after) else { return };
-        let Some(dir) = directory(volume, &own) else { return };
+        let Some(dir) = reclaim_dir(volume, &own) else { return };
         tokio::task::spawn_blocking(move || match sys::trees::remove(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(%error, dir = %dir.display(), "cannot remove a volume's directory");
@@ -28,16 +28,16 @@ pub fn listen(node: &Arc<Node>) {
 }
 
 /// The directory that goes with a volume: one of ours on this node, called after it.
-fn directory(volume: &PersistentVolume, node: &str) -> Option<PathBuf> {
+fn reclaim_dir(volume: &PersistentVolume, node: &str) -> Option<PathBuf> {
     let spec = volume.spec.as_ref()?;
-    let ours =
+    let provisioned_here =
         volume.annotation(PROVISIONED_BY) == Some(PROVISIONER) && volume.annotation(ON_NODE) == Some(node);
     let delete = spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete");
     let path = PathBuf::from(&spec.host_path.as_ref()?.path);
     // Whoever writes a volume by hand must not have anything else removed by it.
     let named = path.file_name()?.to_str()?.starts_with(&format!("{}_", volume.name()));
     let plain = path.is_absolute() && path.components().all(|part| part.as_os_str() != "..");
-    (ours && delete && named && plain && !volume.name().is_empty()).then_some(path)
+    (provisioned_here && delete && named && plain && !volume.name().is_empty()).then_some(path)
 }
 
 #[cfg(test)]
@@ -54,11 +54,15 @@ mod tests {
             "spec": {"hostPath": {"path": path}, "persistentVolumeReclaimPolicy": policy},
         });
         let volume: PersistentVolume = serde_json::from_value(volume).expect("a volume");
-        assert_eq!(directory(&volume, node), expected.then(|| PathBuf::from(path)), "{path} {policy} {node}");
+        assert_eq!(
+            reclaim_dir(&volume, node),
+            expected.then(|| PathBuf::from(path)),
+            "{path} {policy} {node}"
+        );
     }
 
     #[test]
-    fn only_its_own_directory_goes_with_a_volume() {
+    fn only_provisioned_directories_are_removed() {
         check("/data/pvc-1_default_data", "Delete", "here", true);
         check("/data/pvc-1_default_data", "Retain", "here", false);
         check("/data/pvc-1_default_data", "Delete", "there", false);

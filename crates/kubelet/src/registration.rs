@@ -11,32 +11,32 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
-use reconcile::{Error, Key, Object as _, Patch, Severity};
+use reconcile::{Error, EventType, Key, Object as _, Patch};
 use serde_json::json;
 use tokio::sync::Notify;
 
-use crate::abilities::{self, Abilities};
-use crate::{Node, Reserved, huge_pages, look_at_all, network};
+use crate::runtime_features::{self, RuntimeCapabilities};
+use crate::{Node, NodeReservation, enqueue_all, huge_pages, network};
 
 const LEASE_SECONDS: i32 = 40;
 /// The status is looked at with each beat of the node; it is written when it has changed, or after so many seconds.
-const REPORT_EVERY: i64 = 300;
+const STATUS_REPORT_SECONDS: i64 = 300;
 /// Until the node can be used somebody waits for it.
-const UNREADY_EVERY: Duration = Duration::from_millis(250);
+const UNREADY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a lease that could not be written is left alone, doubled each time, but no longer than until the next beat.
-const FIRST_LEASE_PAUSE: Duration = Duration::from_millis(200);
-const LOST_RACE: Duration = Duration::from_millis(50);
-const VERSION: &str = "v1.36.4";
+const INITIAL_LEASE_RETRY: Duration = Duration::from_millis(200);
+const CONFLICT_RETRY: Duration = Duration::from_millis(50);
+const KUBELET_VERSION: &str = "v1.36.4";
 /// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too; pods are resized
 /// as a whole, and while they begin; and one container's end may begin all others anew.
-const DECLARED: [&str; 4] = [
+const DECLARED_FEATURES: [&str; 4] = [
     "ExtendWebSocketsToKubelet",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 ];
 /// What is said of each shortage: reason and message where there is none, and where there is.
-const PRESSURES: [(&str, [&str; 2], [&str; 2]); 3] = [
+const PRESSURE_CONDITIONS: [(&str, [&str; 2], [&str; 2]); 3] = [
     (
         "MemoryPressure",
         ["KubeletHasSufficientMemory", "KubeletHasInsufficientMemory"],
@@ -53,75 +53,75 @@ const PRESSURES: [(&str, [&str; 2], [&str; 2]); 3] = [
         ["kubelet has sufficient PID available", "kubelet has insufficient PID available"],
     ),
 ];
-const MOST_IMAGES: usize = 50;
+const MAX_REPORTED_IMAGES: usize = 50;
 /// Says that volumes are attached by a control loop, not by the node itself.
-const ATTACHED_BY_CONTROLLER: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 /// How the node presents itself.
 #[derive(Clone, Debug, Default)]
-pub struct Presentation {
+pub struct NodeRegistration {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub max_pods: u32,
-    pub reserved: Reserved,
+    pub reserved: NodeReservation,
     /// Where logs and streams of its containers can be had.
     pub port: u16,
     /// The Node object is made by somebody else.
-    pub is_unregistered: bool,
+    pub is_registered_externally: bool,
     /// A controller of the cloud it is in looks after its addresses, and says when it may be used.
-    pub is_external: bool,
+    pub has_external_cloud_provider: bool,
     /// What that cloud calls it.
     pub provider_id: String,
     /// How often its status is looked at, if not with each beat.
-    pub report_every: Option<Duration>,
+    pub status_update_frequency: Option<Duration>,
     /// How often it is told though nothing has changed.
-    pub tell_every: Option<Duration>,
+    pub status_report_frequency: Option<Duration>,
     /// How long the node is taken to live after each sign of that.
     pub lease_seconds: Option<i32>,
     /// How many pods there may be by what it has of processors, if that is less than `max_pods`.
-    pub most_by_cores: Option<u32>,
+    pub max_pods_by_cores: Option<u32>,
     /// How many images it tells of: 50 if nothing is said, all if it is less than nothing.
-    pub most_images: Option<i64>,
+    pub max_reported_images: Option<i64>,
     /// Nobody is let into containers, nor told what they have said.
-    pub is_closed: bool,
+    pub debug_handlers_disabled: bool,
 }
 
 /// Registers, then keeps the node's status and lease.
 pub async fn run(node: &Node) {
     let nodes = node.ctx.caches.nodes().clone();
-    nodes.filled().await;
+    nodes.wait_for_sync().await;
     let mut address = node.settings.node_ip.clone();
-    let mut is_told = false;
+    let mut start_reported = false;
     tokio::join!(
         async {
             loop {
-                let soon = match report(node, &mut is_told).await {
+                let retry_after = match sync_node_status(node, &mut start_reported).await {
                     Ok(true) => None,
-                    Ok(false) => Some(UNREADY_EVERY),
+                    Ok(false) => Some(UNREADY_POLL_INTERVAL),
                     // Others write to a new node as well; its first status must not wait for long.
-                    Err(error) if error.is_conflict() => Some(LOST_RACE),
+                    Err(error) if error.is_conflict() => Some(CONFLICT_RETRY),
                     Err(error) => {
                         tracing::warn!(%error, "cannot report the node's status");
                         None
                     }
                 };
                 let pause = async {
-                    match soon {
+                    match retry_after {
                         Some(pause) => tokio::time::sleep(pause).await,
-                        None => match node.presentation.report_every {
+                        None => match node.presentation.status_update_frequency {
                             Some(pause) => tokio::time::sleep(pause).await,
-                            None => node.pulse.next().await,
+                            None => node.housekeeping_ticker.tick().await,
                         },
                     }
                 };
                 tokio::select! {
                     () = pause => {}
                     // Volumes are not mounted before it is told that they are going to be used.
-                    () = node.csi.news.notified() => {}
-                    () = node.devices.news.notified() => {}
+                    () = node.csi.in_use_changed.notified() => {}
+                    () = node.devices.devices_changed.notified() => {}
                     Ok(()) = address.changed() => {
                         // Pods tell where their node is, and those in its network are there too.
-                        look_at_all(node);
+                        enqueue_all(node);
                     }
                 }
             }
@@ -132,89 +132,89 @@ pub async fn run(node: &Node) {
 
 /// Renews the lease with each beat. It is made as soon as the node is, also when that was made anew.
 async fn keep_lease(node: &Node) {
-    let appeared = Arc::new(Notify::new());
-    let (news, own) = (appeared.clone(), node.settings.node_name.clone());
+    let node_created = Arc::new(Notify::new());
+    let (notify, own) = (node_created.clone(), node.settings.node_name.clone());
     node.ctx.caches.nodes().listen(move |changed| {
         let uid = |node: Option<&Arc<ApiNode>>| node.map(|node| node.uid().to_owned());
-        if changed.newest().name() == own && uid(changed.before) != uid(changed.after) {
-            news.notify_one();
+        if changed.latest().name() == own && uid(changed.before) != uid(changed.after) {
+            notify.notify_one();
         }
     });
     let mut pause: Option<Duration> = None;
     loop {
         // Others need not have made yet what a lease needs.
-        pause = renew(node).await.err().map(|error| {
+        pause = renew_lease(node).await.err().map(|error| {
             tracing::warn!(%error, "cannot renew the node's lease");
-            pause.map_or(FIRST_LEASE_PAUSE, |pause| pause.saturating_mul(2))
+            pause.map_or(INITIAL_LEASE_RETRY, |pause| pause.saturating_mul(2))
         });
-        let soon = async {
+        let retry = async {
             match pause {
                 Some(pause) => tokio::time::sleep(pause).await,
                 None => std::future::pending().await,
             }
         };
         // Four signs of life should fit into the time.
-        let often = async {
+        let renew_early = async {
             match node.presentation.lease_seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
                 Some(seconds @ ..40) => tokio::time::sleep(Duration::from_millis(seconds * 250)).await,
                 _ => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = node.pulse.next() => {}
-            () = soon => {}
-            () = often => {}
-            () = appeared.notified() => {}
+            () = node.housekeeping_ticker.tick() => {}
+            () = retry => {}
+            () = renew_early => {}
+            () = node_created.notified() => {}
         }
     }
 }
 
 /// Whether the node is ready. That it starts is told once.
-async fn report(node: &Node, is_told: &mut bool) -> Result<bool, Error> {
+async fn sync_node_status(node: &Node, start_reported: &mut bool) -> Result<bool, Error> {
     let key = Key::new("", &node.settings.node_name);
     let current = match node.ctx.caches.nodes().get(&key) {
         Some(current) => ApiNode::clone(&current),
         // Somebody else makes it.
-        None if node.presentation.is_unregistered => return Ok(true),
-        None => node.ctx.create(&fresh(node)).await?,
+        None if node.presentation.is_registered_externally => return Ok(true),
+        None => node.ctx.create(&initial_node(node)).await?,
     };
-    if !std::mem::replace(is_told, true) {
-        for (severity, reason, message) in first_words(&current, &boot_id()) {
+    if !std::mem::replace(start_reported, true) {
+        for (severity, reason, message) in startup_events(&current, &boot_id()) {
             node.ctx.events.record(reconcile::reference(&current), severity, reason, message);
         }
     }
-    if current.annotation(ATTACHED_BY_CONTROLLER).is_none() {
-        let marked = json!({"metadata": {"annotations": {ATTACHED_BY_CONTROLLER: "true"}}});
-        node.ctx.client.patch::<ApiNode>(&key, &Patch::Merge(marked)).await?;
+    if current.annotation(CONTROLLER_MANAGED_ATTACH).is_none() {
+        let annotation = json!({"metadata": {"annotations": {CONTROLLER_MANAGED_ATTACH: "true"}}});
+        node.ctx.client.patch::<ApiNode>(&key, &Patch::Merge(annotation)).await?;
         return Ok(false);
     }
     let status = status(node, &current).await;
     let is_ready = |condition: &NodeCondition| condition.type_ == "Ready" && condition.status == "True";
     let ready = status.conditions.iter().flatten().any(is_ready);
     let ranges = current.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
-    if !ready || network::are_new(node, ranges) {
-        network::provide(node, ranges).await;
+    if !ready || network::ranges_changed(node, ranges) {
+        network::configure(node, ranges).await;
     }
-    tell_changes(node, &current, &status);
-    if worth_telling(current.status.as_ref(), &status, node) {
+    record_condition_changes(node, &current, &status);
+    if needs_update(current.status.as_ref(), &status, node) {
         node.ctx.replace_status(&ApiNode { status: Some(status), ..current }).await?;
     }
     Ok(ready)
 }
 
 /// Events for the start of a node, and for the machine's if the node was last heard of before that.
-fn first_words(node: &ApiNode, boot_id: &str) -> Vec<(Severity, &'static str, String)> {
-    let mut words = vec![(Severity::Normal, "Starting", "Starting kubelet.".to_owned())];
+fn startup_events(node: &ApiNode, boot_id: &str) -> Vec<(EventType, &'static str, String)> {
+    let mut events = vec![(EventType::Normal, "Starting", "Starting kubelet.".to_owned())];
     let known = node.status.as_ref().and_then(|status| status.node_info.as_ref());
     if known.is_some_and(|known| !known.boot_id.is_empty() && known.boot_id != boot_id) {
         let message = format!("Node {} has been rebooted, boot id: {boot_id}", node.name());
-        words.push((Severity::Warning, "Rebooted", message));
+        events.push((EventType::Warning, "Rebooted", message));
     }
-    words
+    events
 }
 
 /// Events for conditions that are not what they were.
-fn tell_changes(node: &Node, before: &ApiNode, now: &NodeStatus) {
+fn record_condition_changes(node: &Node, before: &ApiNode, now: &NodeStatus) {
     let known = before.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     for condition in now.conditions.iter().flatten() {
         let was = known.iter().find(|was| was.type_ == condition.type_).map(|was| was.status.as_str());
@@ -233,7 +233,7 @@ fn tell_changes(node: &Node, before: &ApiNode, now: &NodeStatus) {
     }
 }
 
-fn fresh(node: &Node) -> ApiNode {
+fn initial_node(node: &Node) -> ApiNode {
     let name = &node.settings.node_name;
     let mut labels: BTreeMap<String, String> = [
         ("beta.kubernetes.io/arch", arch()),
@@ -247,8 +247,8 @@ fn fresh(node: &Node) -> ApiNode {
     labels.extend(node.presentation.labels.clone());
     let mut taints = node.presentation.taints.clone();
     let mut annotations: BTreeMap<String, String> =
-        [(ATTACHED_BY_CONTROLLER.to_owned(), "true".to_owned())].into();
-    if node.presentation.is_external {
+        [(CONTROLLER_MANAGED_ATTACH.to_owned(), "true".to_owned())].into();
+    if node.presentation.has_external_cloud_provider {
         taints.push(Taint {
             key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
             value: Some("true".to_owned()),
@@ -275,23 +275,24 @@ fn fresh(node: &Node) -> ApiNode {
 }
 
 /// Whether something other than the time has changed, or nothing was said for long.
-fn worth_telling(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> bool {
+fn needs_update(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> bool {
     let Some(before) = before else { return true };
-    let mut timeless = now.clone();
-    let pairs = timeless.conditions.iter_mut().flatten().zip(before.conditions.iter().flatten());
+    let mut comparable = now.clone();
+    let pairs = comparable.conditions.iter_mut().flatten().zip(before.conditions.iter().flatten());
     let mut oldest = None;
     // Others say when they like what they have to say.
     let own = |condition: &NodeCondition| {
-        condition.type_ == "Ready" || PRESSURES.iter().any(|(known, ..)| *known == condition.type_)
+        condition.type_ == "Ready" || PRESSURE_CONDITIONS.iter().any(|(known, ..)| *known == condition.type_)
     };
     for (condition, before) in pairs.filter(|(condition, _)| own(condition)) {
         condition.last_heartbeat_time = before.last_heartbeat_time.clone();
         oldest = oldest.min(before.last_heartbeat_time.clone()).or(before.last_heartbeat_time.clone());
     }
-    let every = node.presentation.tell_every.and_then(|every| i64::try_from(every.as_secs()).ok());
-    let every = every.unwrap_or(REPORT_EVERY);
-    let due = oldest.is_none_or(|time| node.ctx.clock.now().duration_since(time.0).as_secs() >= every);
-    timeless != *before || due
+    let every =
+        node.presentation.status_report_frequency.and_then(|every| i64::try_from(every.as_secs()).ok());
+    let every = every.unwrap_or(STATUS_REPORT_SECONDS);
+    let is_expired = oldest.is_none_or(|time| node.ctx.clock.now().duration_since(time.0).as_secs() >= every);
+    comparable != *before || is_expired
 }
 
 async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
@@ -299,21 +300,22 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     let now = node.ctx.clock.now();
     let mut resources = resources(node);
     // What others say this node has, such as a device plugin's or an administrator's, is there for pods too.
-    let lent = node.devices.amounts();
-    for (name, (all, _)) in &lent {
+    let device_resources = node.devices.device_counts();
+    for (name, (all, _)) in &device_resources {
         resources.insert(name.clone(), Quantity(all.to_string()));
     }
     let extended = before.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
     for (name, amount) in extended {
         resources.entry(name.clone()).or_insert_with(|| amount.clone());
     }
-    let told = node.runtime.status().await;
-    if let Ok(told) = &told {
-        *node.abilities.lock() = Abilities::of(told);
+    let runtime_status = node.runtime.status().await;
+    if let Ok(runtime_status) = &runtime_status {
+        *node.runtime_capabilities.lock() = RuntimeCapabilities::from_status(runtime_status);
     }
-    let (runtime_handlers, features) = abilities::shown(&node.runtime_name, told.as_ref().ok());
-    let unready = match told {
-        _ if *node.is_going_down.borrow() => Some("node is shutting down".to_owned()),
+    let (runtime_handlers, features) =
+        runtime_features::node_status_features(&node.runtime_name, runtime_status.as_ref().ok());
+    let unready = match runtime_status {
+        _ if *node.is_shutting_down.borrow() => Some("node is shutting down".to_owned()),
         Err(error) => Some(format!("[container runtime is down: {error}]")),
         Ok(status) => {
             let conditions = status.status.map(|status| status.conditions).unwrap_or_default();
@@ -346,10 +348,13 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         None => condition("Ready", true, "KubeletReady", "kubelet is posting ready status"),
         Some(why) => condition("Ready", false, "KubeletNotReady", why),
     };
-    let [memory, disk, processes] = node.keeping.pressures().lasting(now, node.settings.keeping.lasts);
-    let pressed = |type_: &str, holds: bool| {
+    let [memory, disk, processes] = node
+        .maintenance
+        .last_pressure()
+        .is_active(now, node.settings.kubelet_config.pressure_transition_period);
+    let pressure_condition = |type_: &str, holds: bool| {
         let (_, reasons, messages) =
-            PRESSURES.iter().find(|(known, ..)| *known == type_).expect("all pressures are listed");
+            PRESSURE_CONDITIONS.iter().find(|(known, ..)| *known == type_).expect("all pressures are listed");
         condition(type_, holds, reasons[usize::from(holds)], messages[usize::from(holds)])
     };
     let address =
@@ -357,7 +362,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     let mut addresses: Vec<_> = node.settings.node_ips().iter().map(|ip| address("InternalIP", ip)).collect();
     addresses.push(address("Hostname", &node.settings.node_name));
     let mut allocatable = allocatable(node, resources.clone());
-    for (name, (_, healthy)) in lent {
+    for (name, (_, healthy)) in device_resources {
         allocatable.insert(name, Quantity(healthy.to_string()));
     }
     NodeStatus {
@@ -365,24 +370,26 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         features,
         capacity: Some(resources),
         allocatable: Some(allocatable),
-        addresses: Some(match before.addresses.clone().filter(|_| node.presentation.is_external) {
-            // The cloud's own controller knows better.
-            Some(known) if !known.is_empty() => known,
-            _ => addresses,
-        }),
-        conditions: Some(beside_others(
+        addresses: Some(
+            match before.addresses.clone().filter(|_| node.presentation.has_external_cloud_provider) {
+                // The cloud's own controller knows better.
+                Some(known) if !known.is_empty() => known,
+                _ => addresses,
+            },
+        ),
+        conditions: Some(merge_conditions(
             before.conditions.clone().unwrap_or_default(),
             [
-                pressed("MemoryPressure", memory),
-                pressed("DiskPressure", disk),
-                pressed("PIDPressure", processes),
+                pressure_condition("MemoryPressure", memory),
+                pressure_condition("DiskPressure", disk),
+                pressure_condition("PIDPressure", processes),
                 ready,
             ],
         )),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(node.presentation.port) }),
         }),
-        declared_features: Some(DECLARED.map(str::to_owned).to_vec()),
+        declared_features: Some(DECLARED_FEATURES.map(str::to_owned).to_vec()),
         images: Some(images(node).await),
         node_info: Some(info(node)),
         volumes_in_use: Some(node.csi.in_use()).filter(|in_use| !in_use.is_empty()),
@@ -396,7 +403,7 @@ pub fn is_extended(name: &str) -> bool {
 }
 
 /// Our conditions among those that others have added to the node.
-fn beside_others(mut conditions: Vec<NodeCondition>, own: [NodeCondition; 4]) -> Vec<NodeCondition> {
+fn merge_conditions(mut conditions: Vec<NodeCondition>, own: [NodeCondition; 4]) -> Vec<NodeCondition> {
     for condition in own {
         match conditions.iter_mut().find(|known| known.type_ == condition.type_) {
             Some(known) => *known = condition,
@@ -425,9 +432,9 @@ fn resources(node: &Node) -> BTreeMap<String, Quantity> {
 
 /// What is there for pods: all but what is reserved, and what must always be left.
 fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
-    let limits = &node.settings.keeping.limits;
-    let kept = |amount: crate::Amount, capacity: i64| {
-        i64::try_from(amount.of(u64::try_from(capacity).unwrap_or(0))).unwrap_or(i64::MAX)
+    let limits = &node.settings.kubelet_config.hard_eviction;
+    let eviction_reserve = |amount: crate::ThresholdValue, capacity: i64| {
+        i64::try_from(amount.to_number(u64::try_from(capacity).unwrap_or(0))).unwrap_or(i64::MAX)
     };
     let reserved = |name: &str| node.presentation.reserved.of(name);
     // Memory that is nothing else any more.
@@ -444,13 +451,14 @@ fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeM
                 amount.0 = format!("{}m", (capacity.milli() - reserved("cpu")).max(0));
             }
             "memory" => {
-                let kept = kept(limits.memory, capacity.value());
-                let left = capacity.value() - reserved("memory") - kept - huge;
+                let eviction_reserve = eviction_reserve(limits.memory, capacity.value());
+                let left = capacity.value() - reserved("memory") - eviction_reserve - huge;
                 amount.0 = format!("{}Ki", left.max(0) / 1024);
             }
             "ephemeral-storage" => {
-                let kept = kept(limits.disk, capacity.value());
-                amount.0 = (capacity.value() - kept - reserved("ephemeral-storage")).max(0).to_string();
+                let eviction_reserve = eviction_reserve(limits.disk, capacity.value());
+                amount.0 =
+                    (capacity.value() - eviction_reserve - reserved("ephemeral-storage")).max(0).to_string();
             }
             _ => {}
         }
@@ -461,13 +469,16 @@ fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeM
 async fn images(node: &Node) -> Vec<ContainerImage> {
     let mut images = node.runtime.images().await.unwrap_or_default();
     images.sort_by_key(|image| (std::cmp::Reverse(image.size), image.id.clone()));
-    let most = node.presentation.most_images;
-    images.truncate(most.map_or(MOST_IMAGES, |most| usize::try_from(most).unwrap_or(usize::MAX)));
-    let shown = images.into_iter().map(|image| ContainerImage {
+    let max_images = node.presentation.max_reported_images;
+    images.truncate(
+        max_images
+            .map_or(MAX_REPORTED_IMAGES, |max_images| usize::try_from(max_images).unwrap_or(usize::MAX)),
+    );
+    let reported = images.into_iter().map(|image| ContainerImage {
         names: Some(image.repo_digests.into_iter().chain(image.repo_tags).collect()),
         size_bytes: i64::try_from(image.size).ok(),
     });
-    shown.collect()
+    reported.collect()
 }
 
 fn read(path: &str) -> String {
@@ -488,7 +499,7 @@ fn info(node: &Node) -> NodeSystemInfo {
         boot_id: boot_id(),
         container_runtime_version: node.runtime_version.clone(),
         kernel_version: rustix::system::uname().release().to_string_lossy().into_owned(),
-        kubelet_version: VERSION.into(),
+        kubelet_version: KUBELET_VERSION.into(),
         operating_system: "linux".into(),
         os_image: pretty.unwrap_or("Linux").trim_matches('"').to_owned(),
         system_uuid: machine.clone(),
@@ -505,7 +516,7 @@ fn arch() -> &'static str {
     }
 }
 
-async fn renew(node: &Node) -> Result<(), Error> {
+async fn renew_lease(node: &Node) -> Result<(), Error> {
     let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) else {
         return Ok(());
     };
@@ -552,7 +563,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_says_that_it_starts() {
+    fn start_and_reboot_are_recorded_as_events() {
         let check = |before: Option<&str>, expected: &[&str]| {
             let info =
                 before.map(|id| NodeSystemInfo { boot_id: id.to_owned(), ..NodeSystemInfo::default() });
@@ -561,11 +572,11 @@ mod tests {
                 status: Some(NodeStatus { node_info: info, ..NodeStatus::default() }),
                 ..ApiNode::default()
             };
-            let words = first_words(&node, "b").into_iter();
-            let words: Vec<_> = words
+            let events = startup_events(&node, "b").into_iter();
+            let events: Vec<_> = events
                 .map(|(severity, reason, message)| format!("{severity:?} {reason}: {message}"))
                 .collect();
-            assert_eq!(words, expected, "{before:?}");
+            assert_eq!(events, expected, "{before:?}");
         };
         let (start, reboot) = (
             "Normal Starting: Starting kubelet.",
@@ -578,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_of_the_node_stays() {
+    fn foreign_conditions_are_preserved() {
         let condition = |type_: &str, status: &str| NodeCondition {
             type_: type_.to_owned(),
             status: status.to_owned(),
@@ -588,7 +599,7 @@ mod tests {
             ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"].map(|type_| condition(type_, "True"))
         };
         let before = vec![condition("Ready", "False"), condition("KernelDeadlock", "False")];
-        let shown: Vec<(String, String)> = beside_others(before, own())
+        let merged: Vec<(String, String)> = merge_conditions(before, own())
             .into_iter()
             .map(|condition| (condition.type_, condition.status))
             .collect();
@@ -599,7 +610,7 @@ mod tests {
             ("DiskPressure", "True"),
             ("PIDPressure", "True"),
         ];
-        assert_eq!(shown, expected.map(|(type_, status)| (type_.to_owned(), status.to_owned())));
+        assert_eq!(merged, expected.map(|(type_, status)| (type_.to_owned(), status.to_owned())));
         assert!(is_extended("example.com/gpu"));
         assert!(!is_extended("cpu") && !is_extended("attachable-volumes.kubernetes.io/x"));
     }

@@ -6,9 +6,9 @@
 
 mod access;
 mod log;
+mod log_target;
 mod metrics;
 mod request;
-mod status;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -27,7 +27,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use pki::{ClientAuthority, Serving};
+use pki::{ClientAuthority, ServingCertificate};
 use reconcile::{Key, Object as _};
 use runtime::cri;
 use serde_json::{Value, json};
@@ -36,38 +36,38 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Node;
-use request::{Flags, Metrics, Route, Streams};
+use request::{MetricsEndpoint, QueryFlags, Route, StreamOptions};
 
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// To send a request's headers, the pause before them included.
-const HEADERS: Duration = Duration::from_secs(90);
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(90);
 const MAX_CONNECTIONS: usize = 4096;
 /// To reach the runtime's own server, which is on this machine.
-const DIAL: Duration = Duration::from_secs(10);
+const STREAM_DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the node's API is served, and to whom.
-pub struct Api {
+pub struct KubeletServer {
     pub listener: TcpListener,
     /// The certificate to show.
-    pub serving: Arc<Serving>,
+    pub serving: Arc<ServingCertificate>,
     /// Who vouches for clients.
     pub authority: ClientAuthority,
     /// The name of the API server.
-    pub user: String,
+    pub api_server_user: String,
 }
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Serves until the node ends; what is being served then ends with the connections' tasks.
-pub(crate) async fn run(node: &Arc<Node>, api: Option<Api>) {
+pub(crate) async fn run(node: &Arc<Node>, api: Option<KubeletServer>) {
     let Some(api) = api else { return std::future::pending().await };
     let tls = pki::server_config(api.serving.clone(), std::slice::from_ref(&api.authority));
-    let prepared = tls.map_err(told).and_then(|mut tls| {
+    let prepared = tls.map_err(error_text).and_then(|mut tls| {
         // Streams need a connection of their own.
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        api.listener.set_nonblocking(true).map_err(told)?;
-        let listener = api.listener.try_clone().map_err(told)?;
-        Ok((tls, tokio::net::TcpListener::from_std(listener).map_err(told)?))
+        api.listener.set_nonblocking(true).map_err(error_text)?;
+        let listener = api.listener.try_clone().map_err(error_text)?;
+        Ok((tls, tokio::net::TcpListener::from_std(listener).map_err(error_text)?))
     });
     let (tls, listener) = match prepared {
         Ok(prepared) => prepared,
@@ -77,18 +77,18 @@ pub(crate) async fn run(node: &Arc<Node>, api: Option<Api>) {
         }
     };
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connection_limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let api = Arc::new(api);
     let mut connections = tokio::task::JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        let place = room.clone().acquire_owned().await.expect("never closed");
+        let permit = connection_limit.clone().acquire_owned().await.expect("never closed");
         match listener.accept().await {
             Ok((stream, _)) => {
-                let serving = connection(node.clone(), api.clone(), acceptor.clone(), stream);
+                let serving = serve_connection(node.clone(), api.clone(), acceptor.clone(), stream);
                 connections.spawn(async move {
                     serving.await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -99,32 +99,38 @@ pub(crate) async fn run(node: &Arc<Node>, api: Option<Api>) {
     }
 }
 
-fn told(error: impl std::fmt::Display) -> String {
+fn error_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-async fn connection(node: Arc<Node>, api: Arc<Api>, acceptor: TlsAcceptor, stream: TcpStream) {
+async fn serve_connection(
+    node: Arc<Node>,
+    api: Arc<KubeletServer>,
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+) {
     let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    let stream = match tokio::time::timeout(TLS_HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => return tracing::debug!("TLS handshake took too long"),
     };
-    let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let user = access::shown(&api, shown, Timestamp::now());
+    let peer_certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let user = access::certificate_user(&api, peer_certificates, Timestamp::now());
     let service = service_fn(move |request: Request<Incoming>| {
         let (node, api, user) = (node.clone(), api.clone(), user.clone());
         async move {
-            let asked = (request.method(), request.uri().path());
-            let admitted = access::admit(&node, &api, user.as_ref(), asked, request.headers()).await;
-            Ok::<_, Infallible>(match admitted {
-                Err((code, why)) => text(code, why),
-                Ok(()) => answer(&node, request).await,
+            let target = (request.method(), request.uri().path());
+            let authorization =
+                access::authorize(&node, &api, user.as_ref(), target, request.headers()).await;
+            Ok::<_, Infallible>(match authorization {
+                Err((code, message)) => text(code, message),
+                Ok(()) => handle_request(&node, request).await,
             })
         }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_READ_TIMEOUT);
     let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
     if let Err(error) = connection.await {
         tracing::debug!(%error, "connection ended");
@@ -132,11 +138,11 @@ async fn connection(node: Arc<Node>, api: Arc<Api>, acceptor: TlsAcceptor, strea
 }
 
 /// A refusal in the kubelet's words.
-type Refused = (StatusCode, String);
+type HttpError = (StatusCode, String);
 
-async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> {
+async fn handle_request(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> {
     let route = Route::of(request.uri().path());
-    let done = match (route, request.method()) {
+    let result = match (route, request.method()) {
         (Route::Health, &Method::GET) => Ok(text(StatusCode::OK, "ok".to_owned())),
         (Route::Pods, &Method::GET) => Ok(pods(node)),
         (Route::RunningPods, &Method::GET) => running_pods(node).await,
@@ -145,19 +151,19 @@ async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> 
         (Route::Metrics(which), &Method::GET) => Ok(text(
             StatusCode::OK,
             match which {
-                Metrics::Own => metrics::own(node).await,
-                Metrics::Resource => metrics::resource(node).await,
-                Metrics::Cadvisor => metrics::cadvisor(node).await,
-                Metrics::Probes => metrics::probes(node),
+                MetricsEndpoint::Kubelet => metrics::kubelet_metrics(node).await,
+                MetricsEndpoint::Resource => metrics::resource_metrics(node).await,
+                MetricsEndpoint::Cadvisor => metrics::cadvisor_metrics(node).await,
+                MetricsEndpoint::Probes => metrics::probe_metrics(node),
             },
         )),
         (Route::Logs { .. } | Route::Exec { .. } | Route::Attach { .. } | Route::PortForward { .. }, _)
-            if node.presentation.is_closed =>
+            if node.presentation.debug_handlers_disabled =>
         {
             Err((StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.".to_owned()))
         }
         (Route::Logs { pod, container }, &Method::GET) => {
-            log::answer(node, &pod, &container, request.uri().query().unwrap_or("")).await
+            log::handle_logs(node, &pod, &container, request.uri().query().unwrap_or("")).await
         }
         (Route::Exec { pod, container }, &Method::GET | &Method::POST) => {
             exec(node, &pod, &container, request).await
@@ -169,7 +175,7 @@ async fn answer(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> 
         (Route::Unknown, _) => Err((StatusCode::NOT_FOUND, "404: Page Not Found".to_owned())),
         _ => Err((StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed".to_owned())),
     };
-    done.unwrap_or_else(|(code, why)| text(code, why))
+    result.unwrap_or_else(|(code, message)| text(code, message))
 }
 
 async fn exec(
@@ -177,13 +183,13 @@ async fn exec(
     pod: &Key,
     container: &str,
     mut request: Request<Incoming>,
-) -> Result<Response<Body>, Refused> {
-    let Streams { stdin, stdout, stderr, tty } = Streams::of(&request)?;
-    let flags = Flags::of(request.uri().query().unwrap_or(""));
-    let container_id = running(node, pod, container).await?;
+) -> Result<Response<Body>, HttpError> {
+    let StreamOptions { stdin, stdout, stderr, tty } = StreamOptions::of(&request)?;
+    let flags = QueryFlags::of(request.uri().query().unwrap_or(""));
+    let container_id = running_container_id(node, pod, container).await?;
     let cmd: Vec<String> = flags.all("command").map(str::to_owned).collect();
-    let asked = cri::ExecRequest { container_id, cmd, tty, stdin, stdout, stderr };
-    let url = node.runtime.exec(&asked).await.map_err(failed)?;
+    let exec_request = cri::ExecRequest { container_id, cmd, tty, stdin, stdout, stderr };
+    let url = node.runtime.exec(&exec_request).await.map_err(internal_error)?;
     tunnel(&url, &mut request).await
 }
 
@@ -192,11 +198,11 @@ async fn attach(
     pod: &Key,
     container: &str,
     mut request: Request<Incoming>,
-) -> Result<Response<Body>, Refused> {
-    let Streams { stdin, stdout, stderr, tty } = Streams::of(&request)?;
-    let container_id = running(node, pod, container).await?;
-    let asked = cri::AttachRequest { container_id, stdin, tty, stdout, stderr };
-    let url = node.runtime.attach(&asked).await.map_err(failed)?;
+) -> Result<Response<Body>, HttpError> {
+    let StreamOptions { stdin, stdout, stderr, tty } = StreamOptions::of(&request)?;
+    let container_id = running_container_id(node, pod, container).await?;
+    let attach_request = cri::AttachRequest { container_id, stdin, tty, stdout, stderr };
+    let url = node.runtime.attach(&attach_request).await.map_err(internal_error)?;
     tunnel(&url, &mut request).await
 }
 
@@ -204,86 +210,89 @@ async fn port_forward(
     node: &Node,
     pod: &Key,
     mut request: Request<Incoming>,
-) -> Result<Response<Body>, Refused> {
-    let flags = Flags::of(request.uri().query().unwrap_or(""));
+) -> Result<Response<Body>, HttpError> {
+    let flags = QueryFlags::of(request.uri().query().unwrap_or(""));
     let ports: Vec<i32> =
         flags.all("port").flat_map(|text| text.split(',')).filter_map(|port| port.parse().ok()).collect();
-    let pod = find(node, pod)?;
+    let pod = find_pod(node, pod)?;
     // The newest: one that was given up may not have been noticed to be over yet, and its network is gone.
-    let seen = crate::worker::observe(&*node.runtime, &pod, &node.settings).await.map_err(failed)?;
+    let seen = crate::worker::observe(&*node.runtime, &pod, &node.settings).await.map_err(internal_error)?;
     let Some(sandbox) = seen.sandbox() else {
         return Err((StatusCode::INTERNAL_SERVER_ERROR, format!("not found (\"{}\")", pod.key())));
     };
-    let url = node.runtime.port_forward(&sandbox.id, &ports).await.map_err(failed)?;
+    let url = node.runtime.port_forward(&sandbox.id, &ports).await.map_err(internal_error)?;
     tunnel(&url, &mut request).await
 }
 
 /// Ties the client to what the runtime serves at `url`.
-async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<Body>, Refused> {
-    if !stream::wants_upgrade(request.headers()) {
+async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<Body>, HttpError> {
+    if !stream::is_upgrade_request(request.headers()) {
         return Err((StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
     }
-    let bad =
+    let invalid_address =
         || (StatusCode::INTERNAL_SERVER_ERROR, "the container runtime gave no usable address".to_owned());
-    let url: http::Uri = url.parse().map_err(|_| bad())?;
-    let authority = url.authority().filter(|_| url.scheme_str() == Some("http")).ok_or_else(bad)?;
+    let url: http::Uri = url.parse().map_err(|_| invalid_address())?;
+    let authority =
+        url.authority().filter(|_| url.scheme_str() == Some("http")).ok_or_else(invalid_address)?;
     let address = (authority.host().trim_matches(['[', ']']), authority.port_u16().unwrap_or(80));
-    let lost = |why: &dyn std::fmt::Display| {
+    let stream_error = |message: &dyn std::fmt::Display| {
         (
             StatusCode::INTERNAL_SERVER_ERROR,
-            format!("the container runtime's streams cannot be reached: {why}"),
+            format!("the container runtime's streams cannot be reached: {message}"),
         )
     };
-    let connected = tokio::time::timeout(DIAL, TcpStream::connect(address)).await;
-    let runtime = connected.map_err(|error| lost(&error))?.map_err(|error| lost(&error))?;
+    let connected = tokio::time::timeout(STREAM_DIAL_TIMEOUT, TcpStream::connect(address)).await;
+    let runtime = connected.map_err(|error| stream_error(&error))?.map_err(|error| stream_error(&error))?;
     let _ = runtime.set_nodelay(true);
     let upgrade = hyper::upgrade::on(&mut *request);
-    let ask = stream::Ask {
+    let forward_request = stream::ForwardRequest {
         method: request.method().clone(),
         path: url.path_and_query().map_or("/", |path| path.as_str()),
         host: authority.as_str(),
         headers: request.headers(),
     };
-    let answer = stream::forward(runtime, ask, Some(upgrade)).await.map_err(|error| lost(&error))?;
+    let answer = stream::forward(runtime, forward_request, Some(upgrade))
+        .await
+        .map_err(|error| stream_error(&error))?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(answer.map(|_| Full::default().boxed_unsync()));
     }
     let (parts, body) = answer.into_parts();
-    let whole = body.collect().await.map_err(|error| lost(&error))?.to_bytes();
-    let mut response = Response::new(Full::new(whole).boxed_unsync());
+    let bytes = body.collect().await.map_err(|error| stream_error(&error))?.to_bytes();
+    let mut response = Response::new(Full::new(bytes).boxed_unsync());
     *response.status_mut() = parts.status;
     Ok(response)
 }
 
 /// One of this node's pods.
-fn find(node: &Node, key: &Key) -> Result<Arc<Pod>, Refused> {
+fn find_pod(node: &Node, key: &Key) -> Result<Arc<Pod>, HttpError> {
     node.pod(key).ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {:?} does not exist", key.name)))
 }
 
 /// The id of the container's present run.
-async fn running(node: &Node, pod: &Key, container: &str) -> Result<String, Refused> {
-    let pod = find(node, pod)?;
+async fn running_container_id(node: &Node, pod: &Key, container: &str) -> Result<String, HttpError> {
+    let pod = find_pod(node, pod)?;
     let labels = [(crate::POD_UID, pod.uid()), (crate::CONTAINER_NAME, container)];
-    let runs = node.runtime.containers(&labels).await.map_err(failed)?;
+    let runs = node.runtime.containers(&labels).await.map_err(internal_error)?;
     let run = runs.into_iter().find(|run| run.state() == cri::ContainerState::Running);
     run.map(|run| run.id)
         .ok_or_else(|| (StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({container:?})")))
 }
 
-fn failed(error: runtime::Error) -> Refused {
+fn internal_error(error: runtime::Error) -> HttpError {
     (StatusCode::INTERNAL_SERVER_ERROR, error.message())
 }
 
 fn pods(node: &Node) -> Response<Body> {
-    let mine = node.pods();
-    let items: Vec<_> = mine.iter().map(|pod| json!(**pod)).collect();
+    let local_pods = node.pods();
+    let items: Vec<_> = local_pods.iter().map(|pod| json!(**pod)).collect();
     json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
 /// What the runtime has, whatever the API says.
-async fn running_pods(node: &Node) -> Result<Response<Body>, Refused> {
+async fn running_pods(node: &Node) -> Result<Response<Body>, HttpError> {
     let mut items: BTreeMap<(Key, String), Vec<Value>> = BTreeMap::new();
-    for container in node.runtime.containers(&[]).await.map_err(failed)? {
+    for container in node.runtime.containers(&[]).await.map_err(internal_error)? {
         if container.state() == cri::ContainerState::Running
             && let Some(pod) = crate::pod_of(&container.labels)
         {
@@ -303,9 +312,12 @@ async fn running_pods(node: &Node) -> Result<Response<Body>, Refused> {
     Ok(json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})))
 }
 
-async fn summary(node: &Node, query: Option<&str>) -> Result<Response<Body>, Refused> {
-    let little = Flags::of(query.unwrap_or("")).is_set("only_cpu_and_memory");
-    crate::stats::summary(node, little).await.map(|summary| json(&summary)).map_err(failed)
+async fn summary(node: &Node, query: Option<&str>) -> Result<Response<Body>, HttpError> {
+    let only_cpu_and_memory = QueryFlags::of(query.unwrap_or("")).is_set("only_cpu_and_memory");
+    crate::stats::summary(node, only_cpu_and_memory)
+        .await
+        .map(|summary| json(&summary))
+        .map_err(internal_error)
 }
 
 /// How this node is set up, in the words of upstream's configuration file.

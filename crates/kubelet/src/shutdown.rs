@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::Node;
 use crate::observed::POD_UID;
-use plan::Group;
+use plan::ShutdownGroup;
 
 /// What is said of pods that end with their node, and of those that come too late.
 pub const TERMINATED: (&str, &str) =
@@ -30,20 +30,21 @@ pub const TERMINATED: (&str, &str) =
 pub const REJECTED: (&str, &str) = ("NodeShutdown", "Pod was rejected as the node is shutting down.");
 
 /// Between two attempts to listen, should the host's tools end by themselves.
-const AGAIN: Duration = Duration::from_secs(60);
+const LOGIND_RETRY: Duration = Duration::from_secs(60);
 /// Between two looks whether all pods of a group have ended.
-const LOOK: Duration = Duration::from_millis(100);
-const SIGNAL: &str = "type='signal',interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const SHUTDOWN_SIGNAL_MATCH: &str =
+    "type='signal',interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
 
 /// How much time pods have by default, and how much of it critical pods.
 pub const DEFAULT_SECONDS: (i64, i64) = (10, 5);
 
 /// Lets the process that runs the node ask for its pods to be ended.
 #[derive(Clone, Debug)]
-pub struct HostShutdown(Arc<watch::Sender<Progress>>);
+pub struct HostShutdown(Arc<watch::Sender<ShutdownState>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum ShutdownState {
     Idle,
     Requested,
     Done,
@@ -51,22 +52,22 @@ enum Progress {
 
 impl Default for HostShutdown {
     fn default() -> HostShutdown {
-        HostShutdown(Arc::new(watch::Sender::new(Progress::Idle)))
+        HostShutdown(Arc::new(watch::Sender::new(ShutdownState::Idle)))
     }
 }
 
 impl HostShutdown {
     /// Ends the pods of the node in order; returns when they have ended or their time is over. Never returns while no node
     /// runs.
-    pub async fn end_pods(&self) {
+    pub async fn terminate_pods(&self) {
         self.0.send_if_modified(|progress| {
-            let is_first = *progress == Progress::Idle;
+            let is_first = *progress == ShutdownState::Idle;
             if is_first {
-                *progress = Progress::Requested;
+                *progress = ShutdownState::Requested;
             }
             is_first
         });
-        let _ = self.0.subscribe().wait_for(|progress| *progress == Progress::Done).await;
+        let _ = self.0.subscribe().wait_for(|progress| *progress == ShutdownState::Done).await;
     }
 }
 
@@ -74,45 +75,45 @@ impl HostShutdown {
 pub async fn run(node: &Arc<Node>) {
     let requested = async {
         let mut progress = node.host_shutdown.0.subscribe();
-        if progress.wait_for(|progress| *progress == Progress::Requested).await.is_ok() {
-            end_all(node).await;
-            node.host_shutdown.0.send_replace(Progress::Done);
+        if progress.wait_for(|progress| *progress == ShutdownState::Requested).await.is_ok() {
+            terminate_all(node).await;
+            node.host_shutdown.0.send_replace(ShutdownState::Done);
         }
         std::future::pending().await
     };
     tokio::select! {
         () = requested => {}
-        () = follow_logind(node) => {}
+        () = watch_logind(node) => {}
     }
 }
 
 /// Listens to logind, where the node is configured to. By default the processes that this takes are not worth it.
-async fn follow_logind(node: &Arc<Node>) {
+async fn watch_logind(node: &Arc<Node>) {
     if node.settings.shutdown.is_empty() || node.settings.is_shutdown_default {
         return std::future::pending().await;
     }
     loop {
-        if let Err(why) = listen(node).await {
-            tracing::warn!(why, "cannot delay a shutdown by logind, pods end when skiff is stopped for it");
+        if let Err(error) = delay_shutdown(node).await {
+            tracing::warn!(error, "cannot delay a shutdown by logind, pods end when skiff is stopped for it");
             if let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) {
-                let message = format!("Cannot delay a shutdown until pods have ended: {why}");
+                let message = format!("Cannot delay a shutdown until pods have ended: {error}");
                 node.ctx.events.warning(&*own, "GracefulShutdownUnavailable", message);
             }
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(LOGIND_RETRY).await;
     }
 }
 
 /// Holds logind back and listens to it for as long as it speaks.
-async fn listen(node: &Arc<Node>) -> Result<(), String> {
+async fn delay_shutdown(node: &Arc<Node>) -> Result<(), String> {
     if !std::path::Path::new("/run/systemd/system").exists() {
         return Err("it is not run by systemd, whose logind tells of it".to_owned());
     }
-    let wanted: i64 = node.settings.shutdown.iter().map(|period| period.seconds).sum();
-    check_patience(wanted).await?;
-    let mut lock = Some(hold()?);
+    let required_seconds: i64 = node.settings.shutdown.iter().map(|period| period.seconds).sum();
+    check_inhibit_delay(required_seconds).await?;
+    let mut lock = Some(inhibit_shutdown()?);
     let mut command = Command::new("busctl");
-    command.args(["monitor", "--system", "--json=short", "--match", SIGNAL]);
+    command.args(["monitor", "--system", "--json=short", "--match", SHUTDOWN_SIGNAL_MATCH]);
     let mut monitor = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -123,15 +124,15 @@ async fn listen(node: &Arc<Node>) -> Result<(), String> {
     let output = monitor.stdout.take().ok_or("busctl says nothing")?;
     let mut lines = BufReader::new(output).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        match is_going_down(&line) {
+        match parse_shutdown_signal(&line) {
             Some(true) => {
-                end_all(node).await;
+                terminate_all(node).await;
                 // Everybody may go on now.
                 lock = None;
             }
             Some(false) => {
-                node.is_going_down.send_replace(false);
-                lock.get_or_insert(hold()?);
+                node.is_shutting_down.send_replace(false);
+                lock.get_or_insert(inhibit_shutdown()?);
             }
             None => {}
         }
@@ -140,7 +141,7 @@ async fn listen(node: &Arc<Node>) -> Result<(), String> {
 }
 
 /// Whether a signal says that the machine goes down, or that it does not after all.
-fn is_going_down(line: &str) -> Option<bool> {
+fn parse_shutdown_signal(line: &str) -> Option<bool> {
     let signal: serde_json::Value = serde_json::from_str(line).ok()?;
     if signal["member"] != "PrepareForShutdown" {
         return None;
@@ -148,7 +149,7 @@ fn is_going_down(line: &str) -> Option<bool> {
     signal["payload"]["data"][0].as_bool()
 }
 
-fn hold() -> Result<Child, String> {
+fn inhibit_shutdown() -> Result<Child, String> {
     let mut command = Command::new("systemd-inhibit");
     command.args(["--what=shutdown", "--mode=delay", "--who=skiff", "--why=Pods are ended in order first"]);
     command.args(["sleep", "infinity"]).stdin(Stdio::null()).kill_on_drop(true);
@@ -156,45 +157,47 @@ fn hold() -> Result<Child, String> {
 }
 
 /// logind waits for nobody longer than it is set up to.
-async fn check_patience(wanted: i64) -> Result<(), String> {
+async fn check_inhibit_delay(required_seconds: i64) -> Result<(), String> {
     let mut command = Command::new("busctl");
     let manager = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"];
     command.args(["get-property", "--json=short"]).args(manager).arg("InhibitDelayMaxUSec");
-    let told = command.stdin(Stdio::null()).output().await.map_err(|error| format!("busctl: {error}"))?;
-    let told: serde_json::Value = serde_json::from_slice(&told.stdout)
+    let reply = command.stdin(Stdio::null()).output().await.map_err(|error| format!("busctl: {error}"))?;
+    let reply: serde_json::Value = serde_json::from_slice(&reply.stdout)
         .map_err(|_| "systemd-logind does not answer: is it running?".to_owned())?;
-    let seconds = told["data"].as_i64().unwrap_or(0) / 1_000_000;
-    if seconds >= wanted {
+    let seconds = reply["data"].as_i64().unwrap_or(0) / 1_000_000;
+    if seconds >= required_seconds {
         return Ok(());
     }
     Err(format!(
-        "logind waits for {seconds} s only, and pods are to have {wanted} s: set InhibitDelayMaxSec={wanted} in \
+        "logind waits for {seconds} s only, and pods are to have {required_seconds} s: set InhibitDelayMaxSec={required_seconds} in \
          /etc/systemd/logind.conf and restart systemd-logind"
     ))
 }
 
 /// Ends all pods of this node, one group after the other.
-async fn end_all(node: &Arc<Node>) {
-    node.is_going_down.send_replace(true);
+async fn terminate_all(node: &Arc<Node>) {
+    node.is_shutting_down.send_replace(true);
     let pods = node.pods();
-    let active: Vec<Arc<Pod>> = pods.into_iter().filter(|pod| !is_over(pod)).collect();
-    let is_suspending = node.settings.is_shutdown_default;
+    let active: Vec<Arc<Pod>> = pods.into_iter().filter(|pod| !is_terminal(pod)).collect();
+    let suspend_only = node.settings.is_shutdown_default;
     tracing::info!(pods = active.len(), "the machine goes down, ending pods");
-    for Group { seconds, pods } in plan::plan(&node.settings.shutdown, &active) {
+    for ShutdownGroup { seconds, pods } in plan::shutdown_groups(&node.settings.shutdown, &active) {
         for (pod, grace) in &pods {
-            node.remember(pod, |memory| {
-                if is_suspending {
-                    memory.is_suspended = true;
+            node.with_pod_state(pod, |worker_state| {
+                if suspend_only {
+                    worker_state.is_suspended = true;
                 } else {
-                    memory.ended.get_or_insert_with(|| (TERMINATED.0.to_owned(), TERMINATED.1.to_owned()));
+                    worker_state
+                        .termination_reason
+                        .get_or_insert_with(|| (TERMINATED.0.to_owned(), TERMINATED.1.to_owned()));
                 }
-                memory.end_within = Some(*grace);
+                worker_state.grace_period_override = Some(*grace);
             });
-            node.hasten(pod);
+            node.notify_termination(pod);
         }
         let ended = async {
-            while !is_reported(node, &pods) || !have_ended(node, &pods).await {
-                tokio::time::sleep(LOOK).await;
+            while !all_reported(node, &pods) || !all_terminated(node, &pods).await {
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         let seconds = u64::try_from(seconds).unwrap_or(0);
@@ -205,20 +208,22 @@ async fn end_all(node: &Arc<Node>) {
 }
 
 /// Whether the API server knows that these pods have failed, where they do.
-fn is_reported(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
+fn all_reported(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
     node.settings.is_shutdown_default
-        || pods.iter().all(|(pod, _)| node.pod_exactly(&pod.key(), pod.uid()).is_none_or(|pod| is_over(&pod)))
+        || pods
+            .iter()
+            .all(|(pod, _)| node.pod_with_uid(&pod.key(), pod.uid()).is_none_or(|pod| is_terminal(&pod)))
 }
 
 /// Whether nothing runs any more of these pods.
-async fn have_ended(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
+async fn all_terminated(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
     let Ok(sandboxes) = node.runtime.sandboxes(&[]).await else { return false };
-    let is_one = |uid: &String| pods.iter().any(|(pod, _)| pod.uid() == uid);
+    let is_listed = |uid: &String| pods.iter().any(|(pod, _)| pod.uid() == uid);
     let mut running = sandboxes.iter().filter(|sandbox| sandbox.state() == PodSandboxState::Ready);
-    !running.any(|sandbox| sandbox.labels.get(POD_UID).is_some_and(is_one))
+    !running.any(|sandbox| sandbox.labels.get(POD_UID).is_some_and(is_listed))
 }
 
-fn is_over(pod: &Pod) -> bool {
+fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
@@ -228,13 +233,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_logind_says() {
+    fn reads_logind_signals() {
         let signal = |member: &str, data: &str| {
             format!(r#"{{"type":"signal","member":"{member}","payload":{{"type":"b","data":[{data}]}}}}"#)
         };
-        assert_eq!(is_going_down(&signal("PrepareForShutdown", "true")), Some(true));
-        assert_eq!(is_going_down(&signal("PrepareForShutdown", "false")), Some(false));
-        assert_eq!(is_going_down(&signal("PrepareForSleep", "true")), None);
-        assert_eq!(is_going_down("Monitoring bus message stream."), None);
+        assert_eq!(parse_shutdown_signal(&signal("PrepareForShutdown", "true")), Some(true));
+        assert_eq!(parse_shutdown_signal(&signal("PrepareForShutdown", "false")), Some(false));
+        assert_eq!(parse_shutdown_signal(&signal("PrepareForSleep", "true")), None);
+        assert_eq!(parse_shutdown_signal("Monitoring bus message stream."), None);
     }
 }

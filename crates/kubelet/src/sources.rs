@@ -9,12 +9,12 @@ use schema::quantity::Quantity;
 use crate::env::Sources;
 
 /// The cluster's objects as this node sees them.
-pub struct Cluster<'a> {
+pub struct CachedSources<'a> {
     pub ctx: &'a Ctx,
     pub node_name: &'a str,
 }
 
-impl Sources for Cluster<'_> {
+impl Sources for CachedSources<'_> {
     fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
         self.ctx.caches.config_maps().get(&Key::new(namespace, name))
     }

@@ -15,42 +15,44 @@ use reconcile::{Error, Key, Object as _};
 use tokio::sync::Notify;
 
 use crate::Node;
-use crate::manifests::MIRROR;
+use crate::manifests::MIRROR_ANNOTATION;
 
 /// The static pods there are, by the names they have in the cluster.
 #[derive(Default)]
 pub struct StaticPods {
-    pods: Mutex<BTreeMap<Key, Known>>,
+    pods: Mutex<BTreeMap<Key, StaticPod>>,
     /// Told when one has come or is gone, and when its mirror is.
-    pub news: Notify,
+    pub changed: Notify,
 }
 
-struct Known {
+struct StaticPod {
     /// With its status as it was told last. It is being deleted once its manifest is not there any more.
     pod: Arc<Pod>,
     /// What its manifest has become, which begins when this one is gone.
-    next: Option<Arc<Pod>>,
+    replacement: Option<Arc<Pod>>,
 }
 
 impl StaticPods {
     /// Takes what manifests say now. Answers with the pods that are changed by it.
-    pub fn set(&self, mut wanted: BTreeMap<Key, Pod>, now: Timestamp) -> Vec<Key> {
+    pub fn update(&self, mut desired: BTreeMap<Key, Pod>, now: Timestamp) -> Vec<Key> {
         let mut changed = Vec::new();
         let mut pods = self.pods.lock();
         for (key, known) in pods.iter_mut() {
-            known.next = wanted.remove(key).map(Arc::new);
+            known.replacement = desired.remove(key).map(Arc::new);
             if known.pod.is_deleting() {
                 continue;
             }
-            if known.next.as_ref().is_some_and(|next| next.uid() == known.pod.uid()) {
-                known.next = None;
+            if known.replacement.as_ref().is_some_and(|next| next.uid() == known.pod.uid()) {
+                known.replacement = None;
                 continue;
             }
-            known.pod = Arc::new(deleted(&known.pod, now));
+            known.pod = Arc::new(mark_deleted(&known.pod, now));
             changed.push(key.clone());
         }
-        changed.extend(wanted.keys().cloned());
-        pods.extend(wanted.into_iter().map(|(key, pod)| (key, Known { pod: Arc::new(pod), next: None })));
+        changed.extend(desired.keys().cloned());
+        pods.extend(
+            desired.into_iter().map(|(key, pod)| (key, StaticPod { pod: Arc::new(pod), replacement: None })),
+        );
         changed
     }
 
@@ -63,16 +65,16 @@ impl StaticPods {
     }
 
     /// Nothing is left of a pod.
-    pub fn end(&self, pod: &Pod) {
+    pub fn remove(&self, pod: &Pod) {
         let mut pods = self.pods.lock();
         let Some(known) = pods.get_mut(&pod.key()).filter(|known| known.pod.uid() == pod.uid()) else {
             return;
         };
-        match known.next.take() {
+        match known.replacement.take() {
             Some(next) => known.pod = next,
             None => drop(pods.remove(&pod.key())),
         }
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
     fn set_status(&self, pod: &Pod, status: PodStatus) {
@@ -85,7 +87,7 @@ impl StaticPods {
 }
 
 /// The pod as it is once it is to go.
-fn deleted(pod: &Pod, now: Timestamp) -> Pod {
+fn mark_deleted(pod: &Pod, now: Timestamp) -> Pod {
     let mut pod = pod.clone();
     let grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
     let end = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
@@ -96,50 +98,55 @@ fn deleted(pod: &Pod, now: Timestamp) -> Pod {
 
 /// Whether a pod is one of a manifest, or the likeness of one.
 pub fn is_static(pod: &Pod) -> bool {
-    pod.annotation(MIRROR).is_some()
+    pod.annotation(MIRROR_ANNOTATION).is_some()
 }
 
 impl Node {
     /// The pod of this name, if it is this node's.
     pub fn pod(&self, key: &Key) -> Option<Arc<Pod>> {
-        let given = || self.ctx.caches.pods().get(key).filter(|pod| self.has(pod) && !is_static(pod));
-        self.static_pods.get(key).or_else(given)
+        let from_api =
+            || self.ctx.caches.pods().get(key).filter(|pod| self.is_own_pod(pod) && !is_static(pod));
+        self.static_pods.get(key).or_else(from_api)
     }
 
     /// The pod of this name and uid, if it is this node's.
-    pub fn pod_exactly(&self, key: &Key, uid: &str) -> Option<Arc<Pod>> {
-        let given = || self.ctx.caches.pods().get_exactly(key, uid).filter(|pod| !is_static(pod));
-        self.static_pods.get(key).filter(|pod| pod.uid() == uid).or_else(given)
+    pub fn pod_with_uid(&self, key: &Key, uid: &str) -> Option<Arc<Pod>> {
+        let from_api = || self.ctx.caches.pods().get_exactly(key, uid).filter(|pod| !is_static(pod));
+        self.static_pods.get(key).filter(|pod| pod.uid() == uid).or_else(from_api)
     }
 
     /// All pods of this node.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
-        let given = self.ctx.caches.pods().indexed("node", &self.settings.node_name);
-        let given = given.into_iter().filter(|pod| !is_static(pod));
-        self.static_pods.all().into_iter().chain(given).collect()
+        let from_api = self.ctx.caches.pods().indexed("node", &self.settings.node_name);
+        let from_api = from_api.into_iter().filter(|pod| !is_static(pod));
+        self.static_pods.all().into_iter().chain(from_api).collect()
     }
 
     /// What the API knows of a static pod, where that is up to date.
-    pub fn mirror(&self, pod: &Pod) -> Option<Arc<Pod>> {
+    pub fn mirror_pod(&self, pod: &Pod) -> Option<Arc<Pod>> {
         let found = self.ctx.caches.pods().get(&pod.key())?;
-        (found.annotation(MIRROR) == Some(pod.uid()) && self.has(&found)).then_some(found)
+        (found.annotation(MIRROR_ANNOTATION) == Some(pod.uid()) && self.is_own_pod(&found)).then_some(found)
     }
 
     /// A static pod as it was last told of; one whose process has just begun was told of by the one before.
     pub fn with_status(&self, pod: &Arc<Pod>) -> Arc<Pod> {
-        let is_told = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
-        let mirror = if is_told || !is_static(pod) { None } else { self.mirror(pod) };
+        let has_status = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        let mirror = if has_status || !is_static(pod) { None } else { self.mirror_pod(pod) };
         // One that is over by what was told may have been ended with its machine, and begins again.
-        match mirror.filter(|mirror| !crate::pod::is_over(mirror)).and_then(|mirror| mirror.status.clone()) {
+        match mirror
+            .filter(|mirror| !crate::pod::is_terminal(mirror))
+            .and_then(|mirror| mirror.status.clone())
+        {
             Some(status) => Arc::new(Pod { status: Some(status), ..Pod::clone(pod) }),
             None => pod.clone(),
         }
     }
 
     /// Says how a static pod is: here, and in the API where that has its likeness.
-    pub async fn tell_mirror(&self, pod: &Pod, status: PodStatus) -> Result<(), Error> {
+    pub async fn update_mirror_status(&self, pod: &Pod, status: PodStatus) -> Result<(), Error> {
         self.static_pods.set_status(pod, status.clone());
-        let Some(mirror) = self.mirror(pod).filter(|mirror| mirror.status.as_ref() != Some(&status)) else {
+        let Some(mirror) = self.mirror_pod(pod).filter(|mirror| mirror.status.as_ref() != Some(&status))
+        else {
             return Ok(());
         };
         match self.ctx.replace_status(&Pod { status: Some(status), ..Pod::clone(&mirror) }).await {
@@ -155,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    fn wanted(pods: &[(&str, &str)]) -> BTreeMap<Key, Pod> {
+    fn desired_pods(pods: &[(&str, &str)]) -> BTreeMap<Key, Pod> {
         let pod = |(name, uid): &(&str, &str)| -> Pod {
             let metadata = json!({"name": name, "namespace": "n", "uid": uid});
             serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": []}})).expect("a pod")
@@ -164,21 +171,21 @@ mod tests {
     }
 
     #[test]
-    fn one_goes_before_the_next_of_its_name_comes() {
+    fn replaced_pod_is_removed_before_its_replacement_starts() {
         let pods = StaticPods::default();
         let set = |now: &[(&str, &str)], expected: &[&str]| {
-            let changed = pods.set(wanted(now), Timestamp::UNIX_EPOCH);
+            let changed = pods.update(desired_pods(now), Timestamp::UNIX_EPOCH);
             let names: Vec<String> = changed.iter().map(|key| key.name.to_string()).collect();
             assert_eq!(names, expected, "{now:?}");
         };
         let check = |expected: &str| {
-            let shown =
+            let describe =
                 |pod: &Arc<Pod>| format!("{}{}", pod.uid(), if pod.is_deleting() { " goes" } else { "" });
-            assert_eq!(pods.all().iter().map(shown).collect::<Vec<_>>().join(", "), expected);
+            assert_eq!(pods.all().iter().map(describe).collect::<Vec<_>>().join(", "), expected);
         };
         let end = |uid: &str| {
             let all = pods.all();
-            pods.end(all.iter().find(|pod| pod.uid() == uid).expect("a pod"));
+            pods.remove(all.iter().find(|pod| pod.uid() == uid).expect("a pod"));
         };
         set(&[("a", "a1"), ("b", "b1")], &["a", "b"]);
         set(&[("a", "a1"), ("b", "b1")], &[]);

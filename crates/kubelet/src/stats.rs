@@ -14,11 +14,11 @@ use crate::observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 use crate::{Key, Node};
 
 /// The kernel counts processor time in hundredths of a second.
-const TICK: u64 = 10_000_000;
+const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
 /// Processor time and memory of something.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
+pub struct ResourceUsage {
     /// When it was counted, in nanoseconds.
     pub at: i64,
     pub cpu_nanoseconds: u64,
@@ -30,24 +30,24 @@ pub struct Usage {
 }
 
 /// What a container uses.
-pub struct Container {
+pub struct ContainerUsage {
     pub name: String,
-    pub usage: Usage,
+    pub usage: ResourceUsage,
     pub layer: Option<u64>,
     pub layer_inodes: Option<u64>,
 }
 
 /// What a pod uses.
-pub struct Pod {
+pub struct PodUsage {
     pub key: Key,
     pub uid: String,
-    pub containers: Vec<Container>,
+    pub containers: Vec<ContainerUsage>,
 }
 
-impl Pod {
-    pub fn usage(&self) -> Usage {
-        let mut sum = Usage::default();
-        for Container { usage, .. } in &self.containers {
+impl PodUsage {
+    pub fn usage(&self) -> ResourceUsage {
+        let mut sum = ResourceUsage::default();
+        for ContainerUsage { usage, .. } in &self.containers {
             sum.at = sum.at.max(usage.at);
             sum.cpu_nanoseconds += usage.cpu_nanoseconds;
             sum.working_set += usage.working_set;
@@ -60,35 +60,35 @@ impl Pod {
 
 /// The last count of each thing, from which its present pace follows.
 #[derive(Default)]
-pub struct Counts(Mutex<HashMap<String, (i64, u64, u64)>>);
+pub struct CpuRates(Mutex<HashMap<String, (i64, u64, u64)>>);
 
-impl Counts {
+impl CpuRates {
     /// Nanoseconds of processor time a second since the last count, or as long as that is the same, as then.
-    fn pace(&self, of: &str, usage: &Usage) -> u64 {
+    fn cpu_rate(&self, id: &str, usage: &ResourceUsage) -> u64 {
         let mut counts = self.0.lock();
-        let known = counts.get(of).copied();
-        let pace = match known {
-            Some((at, cpu, pace)) => {
+        let known = counts.get(id).copied();
+        let rate = match known {
+            Some((at, cpu, rate)) => {
                 let time = u64::try_from(usage.at - at).unwrap_or(0);
                 match usage.cpu_nanoseconds.saturating_sub(cpu).checked_mul(1_000_000_000) {
                     Some(spent) if time > 0 => spent / time,
-                    _ => pace,
+                    _ => rate,
                 }
             }
             None => 0,
         };
-        counts.insert(of.to_owned(), (usage.at, usage.cpu_nanoseconds, pace));
-        pace
+        counts.insert(id.to_owned(), (usage.at, usage.cpu_nanoseconds, rate));
+        rate
     }
 
-    fn keep_only(&self, ids: &BTreeMap<String, ()>) {
+    fn retain(&self, ids: &BTreeMap<String, ()>) {
         self.0.lock().retain(|id, _| ids.contains_key(id));
     }
 }
 
 /// All pods' containers that run.
-pub async fn pods(node: &Node) -> runtime::Result<Vec<Pod>> {
-    let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+pub async fn pod_stats(node: &Node) -> runtime::Result<Vec<PodUsage>> {
+    let mut pods: BTreeMap<String, PodUsage> = BTreeMap::new();
     for stats in node.runtime.stats().await? {
         let Some(attributes) = &stats.attributes else { continue };
         let label = |name: &str| attributes.labels.get(name).cloned();
@@ -98,25 +98,25 @@ pub async fn pods(node: &Node) -> runtime::Result<Vec<Pod>> {
             continue;
         };
         // One that has ended uses nothing and says so by its absence.
-        let Some(usage) = usage(&stats) else { continue };
+        let Some(usage) = container_usage(&stats) else { continue };
         let layer = stats.writable_layer.as_ref();
-        let found = Container {
+        let found = ContainerUsage {
             name: container,
             usage,
             layer: layer.and_then(|layer| layer.used_bytes.as_ref()).map(|used| used.value),
             layer_inodes: layer.and_then(|layer| layer.inodes_used.as_ref()).map(|used| used.value),
         };
         let key = Key::new(&namespace, &name);
-        let pod = pods.entry(uid.clone()).or_insert_with(|| Pod { key, uid, containers: Vec::new() });
+        let pod = pods.entry(uid.clone()).or_insert_with(|| PodUsage { key, uid, containers: Vec::new() });
         pod.containers.push(found);
     }
     Ok(pods.into_values().collect())
 }
 
-fn usage(stats: &cri::ContainerStats) -> Option<Usage> {
+fn container_usage(stats: &cri::ContainerStats) -> Option<ResourceUsage> {
     let (cpu, memory) = (stats.cpu.as_ref()?, stats.memory.as_ref()?);
     let value = |value: &Option<cri::Uint64Value>| value.as_ref().map(|value| value.value);
-    Some(Usage {
+    Some(ResourceUsage {
         at: cpu.timestamp,
         cpu_nanoseconds: value(&cpu.usage_core_nano_seconds)?,
         working_set: value(&memory.working_set_bytes)?,
@@ -128,13 +128,13 @@ fn usage(stats: &cri::ContainerStats) -> Option<Usage> {
 }
 
 /// What the whole machine uses.
-pub fn machine(now: Timestamp) -> Usage {
+pub fn node_usage(now: Timestamp) -> ResourceUsage {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let memory = read("/proc/meminfo");
     let kib = |name: &str| meminfo(&memory, name);
-    Usage {
+    ResourceUsage {
         at: i64::try_from(now.as_nanosecond()).unwrap_or(0),
-        cpu_nanoseconds: processor_time(&read("/proc/stat")),
+        cpu_nanoseconds: cpu_time(&read("/proc/stat")),
         working_set: kib("MemTotal").saturating_sub(kib("MemAvailable")),
         memory: Some(kib("MemTotal").saturating_sub(kib("MemFree"))),
         rss: Some(kib("AnonPages")),
@@ -151,23 +151,23 @@ pub fn meminfo(text: &str, name: &str) -> u64 {
 }
 
 /// All but idle and waiting, from `/proc/stat`.
-fn processor_time(stat: &str) -> u64 {
+fn cpu_time(stat: &str) -> u64 {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "));
     let columns: Vec<u64> =
         line.into_iter().flat_map(str::split_whitespace).filter_map(|n| n.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal; what guests use is in user.
     let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|i| columns.get(i)).sum::<u64>();
-    busy.saturating_mul(TICK)
+    busy.saturating_mul(NANOSECONDS_PER_TICK)
 }
 
 /// `/stats/summary`.
 pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<Value> {
     let now = node.ctx.clock.now();
-    let pods = pods(node).await?;
+    let pods = pod_stats(node).await?;
     let mut ids = BTreeMap::from([("node".to_owned(), ())]);
-    let mut told = Vec::new();
+    let mut pod_values = Vec::new();
     for pod in &pods {
-        let known = node.pod_exactly(&pod.key, &pod.uid);
+        let known = node.pod_with_uid(&pod.key, &pod.uid);
         let status = known.as_ref().and_then(|pod| pod.status.as_ref());
         let started = |name: &str| {
             let all = status?
@@ -176,21 +176,21 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
                 .flatten()
                 .chain(status?.init_container_statuses.iter().flatten());
             let state = all.into_iter().find(|status| status.name == name)?.state.as_ref()?;
-            Some(shown(state.running.as_ref()?.started_at.as_ref()?.0))
+            Some(format_time(state.running.as_ref()?.started_at.as_ref()?.0))
         };
         let mut containers = Vec::new();
         for container in &pod.containers {
             let id = format!("{}/{}", pod.uid, container.name);
             let mut one = json!({"name": container.name, "startTime": started(&container.name)});
-            put_usage(node, &mut one, &id, &container.usage, None);
+            write_usage(node, &mut one, &id, &container.usage, None);
             ids.insert(id, ());
             if !only_cpu_and_memory {
-                let mut rootfs = disk(&node.settings.pods, now);
+                let mut rootfs = filesystem_summary(&node.settings.pods, now);
                 rootfs["usedBytes"] = json!(container.layer);
                 rootfs["inodesUsed"] = json!(container.layer_inodes);
                 one["rootfs"] = rootfs;
                 let dir = node.settings.log_dir(&pod.key, &pod.uid).join(&container.name);
-                let mut logs = disk(&node.settings.logs.dir, now);
+                let mut logs = filesystem_summary(&node.settings.logs.dir, now);
                 let (bytes, files) = sys::trees::usage(&dir);
                 logs["usedBytes"] = json!(bytes);
                 logs["inodesUsed"] = json!(files);
@@ -198,59 +198,59 @@ pub async fn summary(node: &Node, only_cpu_and_memory: bool) -> runtime::Result<
             }
             containers.push(one);
         }
-        let start = status.and_then(|status| status.start_time.as_ref()).map(|time| shown(time.0));
+        let start = status.and_then(|status| status.start_time.as_ref()).map(|time| format_time(time.0));
         let mut one = json!({
             "podRef": {"name": &*pod.key.name, "namespace": &*pod.key.namespace, "uid": pod.uid},
             "startTime": start,
             "containers": containers,
         });
-        put_usage(node, &mut one, &pod.uid, &pod.usage(), None);
+        write_usage(node, &mut one, &pod.uid, &pod.usage(), None);
         ids.insert(pod.uid.clone(), ());
         if !only_cpu_and_memory {
             let (bytes, files) = sys::trees::usage(&node.settings.pods.join(&pod.uid));
             let layers: u64 = pod.containers.iter().filter_map(|container| container.layer).sum();
-            let mut ephemeral = disk(&node.settings.pods, now);
+            let mut ephemeral = filesystem_summary(&node.settings.pods, now);
             ephemeral["usedBytes"] = json!(bytes + layers);
             ephemeral["inodesUsed"] = json!(files);
             one["ephemeral-storage"] = ephemeral;
             let volumes = match &known {
-                Some(known) => volumes::of_pod(node, known, false, now).await,
+                Some(known) => volumes::pod_volume_stats(node, known, false, now).await,
                 None => Vec::new(),
             };
             if !volumes.is_empty() {
                 one["volume"] = json!(volumes);
             }
         }
-        told.push(one);
+        pod_values.push(one);
     }
-    node.counts.keep_only(&ids);
+    node.counts.retain(&ids);
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds: f64 = uptime.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
     let boot = now.checked_sub(jiff::SignedDuration::from_secs(seconds as i64)).unwrap_or(now);
-    let mut machine_told = json!({"nodeName": node.settings.node_name, "startTime": shown(boot)});
+    let mut node_summary = json!({"nodeName": node.settings.node_name, "startTime": format_time(boot)});
     let available = meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable");
-    put_usage(node, &mut machine_told, "node", &machine(now), Some(available));
+    write_usage(node, &mut node_summary, "node", &node_usage(now), Some(available));
     if !only_cpu_and_memory {
-        machine_told["fs"] = disk(&node.settings.pods, now);
-        machine_told["network"] = network(now);
-        machine_told["rlimit"] = processes(now);
+        node_summary["fs"] = filesystem_summary(&node.settings.pods, now);
+        node_summary["network"] = network_summary(now);
+        node_summary["rlimit"] = process_summary(now);
         let images = node.runtime.image_filesystems().await.unwrap_or_default();
         if let Some(usage) = images.first() {
             let mount = usage.fs_id.as_ref().map_or("/", |id| &id.mountpoint);
-            let mut image = disk(Path::new(mount), now);
+            let mut image = filesystem_summary(Path::new(mount), now);
             image["usedBytes"] = json!(usage.used_bytes.as_ref().map(|used| used.value));
             image["inodesUsed"] = json!(usage.inodes_used.as_ref().map(|used| used.value));
-            machine_told["runtime"] = json!({"imageFs": image, "containerFs": image});
+            node_summary["runtime"] = json!({"imageFs": image, "containerFs": image});
         }
     }
-    Ok(json!({"node": machine_told, "pods": told}))
+    Ok(json!({"node": node_summary, "pods": pod_values}))
 }
 
-fn put_usage(node: &Node, into: &mut Value, id: &str, usage: &Usage, available: Option<u64>) {
-    let time = Timestamp::from_nanosecond(i128::from(usage.at)).map(shown).unwrap_or_default();
+fn write_usage(node: &Node, into: &mut Value, id: &str, usage: &ResourceUsage, available: Option<u64>) {
+    let time = Timestamp::from_nanosecond(i128::from(usage.at)).map(format_time).unwrap_or_default();
     into["cpu"] = json!({
         "time": time,
-        "usageNanoCores": node.counts.pace(id, usage),
+        "usageNanoCores": node.counts.cpu_rate(id, usage),
         "usageCoreNanoSeconds": usage.cpu_nanoseconds,
     });
     let mut memory = json!({"time": time, "workingSetBytes": usage.working_set});
@@ -268,10 +268,10 @@ fn put_usage(node: &Node, into: &mut Value, id: &str, usage: &Usage, available: 
 }
 
 /// The file system a path is on.
-fn disk(path: &Path, now: Timestamp) -> Value {
-    let Ok(stat) = rustix::fs::statvfs(path) else { return json!({"time": shown(now)}) };
+fn filesystem_summary(path: &Path, now: Timestamp) -> Value {
+    let Ok(stat) = rustix::fs::statvfs(path) else { return json!({"time": format_time(now)}) };
     json!({
-        "time": shown(now),
+        "time": format_time(now),
         "availableBytes": stat.f_bavail * stat.f_frsize,
         "capacityBytes": stat.f_blocks * stat.f_frsize,
         "usedBytes": (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
@@ -281,17 +281,17 @@ fn disk(path: &Path, now: Timestamp) -> Value {
     })
 }
 
-fn network(now: Timestamp) -> Value {
+fn network_summary(now: Timestamp) -> Value {
     let text = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
-    let interfaces: Vec<Value> = text.lines().skip(2).filter_map(interface).collect();
-    let mut told = interfaces.first().cloned().unwrap_or(json!({"name": ""}));
-    told["time"] = json!(shown(now));
-    told["interfaces"] = json!(interfaces);
-    told
+    let interfaces: Vec<Value> = text.lines().skip(2).filter_map(interface_summary).collect();
+    let mut result = interfaces.first().cloned().unwrap_or(json!({"name": ""}));
+    result["time"] = json!(format_time(now));
+    result["interfaces"] = json!(interfaces);
+    result
 }
 
 /// One line of `/proc/net/dev`; pods' ends of their links are theirs, and nobody counts the loopback.
-fn interface(line: &str) -> Option<Value> {
+fn interface_summary(line: &str) -> Option<Value> {
     let (name, counts) = line.split_once(':')?;
     let name = name.trim();
     if name == "lo" || name.starts_with("veth") {
@@ -303,19 +303,19 @@ fn interface(line: &str) -> Option<Value> {
 }
 
 /// How many processes and threads this machine may have.
-pub fn most_processes() -> Option<i64> {
+pub fn max_processes() -> Option<i64> {
     let read = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok();
     ["pid_max", "threads-max"].into_iter().filter_map(|name| read(name)?.trim().parse().ok()).min()
 }
 
-fn processes(now: Timestamp) -> Value {
-    let most = most_processes();
+fn process_summary(now: Timestamp) -> Value {
+    let max_pids = max_processes();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let running = load.split(' ').nth(3).and_then(|pair| pair.split('/').nth(1)?.parse::<i64>().ok());
-    json!({"time": shown(now), "maxpid": most, "curproc": running})
+    json!({"time": format_time(now), "maxpid": max_pids, "curproc": running})
 }
 
-fn shown(time: Timestamp) -> String {
+fn format_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
@@ -324,28 +324,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_accounts() {
-        assert_eq!(processor_time("cpu  1 2 3 100 200 4 5 6 7 8\ncpu0 9\n"), 21 * TICK);
+    fn reads_proc_files() {
+        assert_eq!(cpu_time("cpu  1 2 3 100 200 4 5 6 7 8\ncpu0 9\n"), 21 * NANOSECONDS_PER_TICK);
         assert_eq!(meminfo("MemTotal:   10 kB\nMemFree: 3 kB\n", "MemFree"), 3072);
         assert_eq!(meminfo("", "MemFree"), 0);
         let line = "  eth0: 100 2 3 0 0 0 0 0 200 1 4 0 0 0 0 0";
         assert_eq!(
-            interface(line),
+            interface_summary(line),
             Some(json!({"name": "eth0", "rxBytes": 100, "rxErrors": 3, "txBytes": 200, "txErrors": 4}))
         );
-        assert_eq!(interface("    lo: 1 2"), None);
-        assert_eq!(interface("Inter-|   Receive"), None);
+        assert_eq!(interface_summary("    lo: 1 2"), None);
+        assert_eq!(interface_summary("Inter-|   Receive"), None);
     }
 
     #[test]
-    fn the_pace_follows_from_two_counts() {
-        let counts = Counts::default();
-        let at = |at: i64, cpu| Usage { at, cpu_nanoseconds: cpu, ..Usage::default() };
-        assert_eq!(counts.pace("a", &at(1_000_000_000, 5)), 0);
-        assert_eq!(counts.pace("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
+    fn cpu_rate_from_two_samples() {
+        let counts = CpuRates::default();
+        let at = |at: i64, cpu| ResourceUsage { at, cpu_nanoseconds: cpu, ..ResourceUsage::default() };
+        assert_eq!(counts.cpu_rate("a", &at(1_000_000_000, 5)), 0);
+        assert_eq!(counts.cpu_rate("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
         // The runtime has not counted again.
-        assert_eq!(counts.pace("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
+        assert_eq!(counts.cpu_rate("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
         // Started again from nothing.
-        assert_eq!(counts.pace("a", &at(4_000_000_000, 1)), 0);
+        assert_eq!(counts.cpu_rate("a", &at(4_000_000_000, 1)), 0);
     }
 }

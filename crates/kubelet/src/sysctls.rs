@@ -3,10 +3,10 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::admission::Refusal;
+use crate::admission::AdmissionFailure;
 
 /// Those that change nothing for others.
-const SAFE: [&str; 12] = [
+const SAFE_SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.tcp_syncookies",
@@ -22,7 +22,7 @@ const SAFE: [&str; 12] = [
 ];
 
 /// A name with dots between its parts, as others write it with slashes.
-pub fn dotted(name: &str) -> String {
+pub fn normalize_name(name: &str) -> String {
     match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
         Some(b'/') => name
             .chars()
@@ -38,16 +38,16 @@ pub fn dotted(name: &str) -> String {
 
 /// Why a pod may not have the settings that it asks for. `more` are allowed besides; those that end in `*` stand for all that
 /// begin so.
-pub fn problem(pod: &Pod, more: &[String]) -> Option<Refusal> {
+pub fn forbidden_sysctl(pod: &Pod, extra_allowed: &[String]) -> Option<AdmissionFailure> {
     let spec = pod.spec.as_ref()?;
-    let wanted = spec.security_context.as_ref()?.sysctls.as_ref()?;
-    let why = wanted.iter().find_map(|sysctl| {
-        let name = dotted(&sysctl.name);
+    let requested = spec.security_context.as_ref()?.sysctls.as_ref()?;
+    let reason = requested.iter().find_map(|sysctl| {
+        let name = normalize_name(&sysctl.name);
         let is_allowed = |pattern: &str| match pattern.strip_suffix('*') {
             Some(beginning) => name.starts_with(beginning),
             None => name == pattern,
         };
-        if !SAFE.iter().copied().chain(more.iter().map(String::as_str)).any(is_allowed) {
+        if !SAFE_SYSCTLS.iter().copied().chain(extra_allowed.iter().map(String::as_str)).any(is_allowed) {
             return Some(format!("{name:?} not allowlisted"));
         }
         let (host, space) = match name.starts_with("net.") {
@@ -56,11 +56,14 @@ pub fn problem(pod: &Pod, more: &[String]) -> Option<Refusal> {
         };
         (host == Some(true)).then(|| format!("{name:?} not allowed with host {space} enabled"))
     })?;
-    Some(Refusal { reason: "SysctlForbidden".to_owned(), message: format!("forbidden sysctl: {why}") })
+    Some(AdmissionFailure {
+        reason: "SysctlForbidden".to_owned(),
+        message: format!("forbidden sysctl: {reason}"),
+    })
 }
 
 /// Whether every pod has a setting, or a group of settings, of its own; others cannot be allowed.
-pub fn is_own(pattern: &str) -> bool {
+pub fn is_namespaced(pattern: &str) -> bool {
     let (name, all) = match pattern.strip_suffix('*') {
         Some(beginning) => (beginning.trim_end_matches('.'), true),
         None => (pattern, false),
@@ -81,14 +84,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pods_may_set() {
-        let check = |name: &str, more: &[&str], host: bool, expected: Option<&str>| {
+    fn rejects_sysctls_that_are_not_allowed() {
+        let check = |name: &str, extra_allowed: &[&str], host: bool, expected: Option<&str>| {
             let sysctls = json!([{"name": name, "value": "1"}]);
             let spec = json!({"containers": [], "hostNetwork": host, "hostIPC": host, "securityContext": {"sysctls": sysctls}});
             let pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
-            let more: Vec<String> = more.iter().map(|name| (*name).to_owned()).collect();
-            let found = problem(&pod, &more).map(|refusal| refusal.message);
-            let expected = expected.map(|why| format!("forbidden sysctl: {why}"));
+            let extra_allowed: Vec<String> = extra_allowed.iter().map(|name| (*name).to_owned()).collect();
+            let found = forbidden_sysctl(&pod, &extra_allowed).map(|refusal| refusal.message);
+            let expected = expected.map(|reason| format!("forbidden sysctl: {reason}"));
             assert_eq!(found, expected, "{name}");
         };
         check("net.ipv4.tcp_syncookies", &[], false, None);
@@ -119,12 +122,12 @@ mod tests {
     }
 
     #[test]
-    fn what_nodes_may_allow() {
+    fn only_namespaced_sysctls_can_be_allowed() {
         for own in ["net.*", "net.core.somaxconn", "kernel.shm*", "kernel.msgmax", "fs.mqueue.*"] {
-            assert!(is_own(own), "{own}");
+            assert!(is_namespaced(own), "{own}");
         }
         for other in ["*", "kernel.*", "kernel.core_pattern", "vm.swappiness", "fs.file-max", "network.x"] {
-            assert!(!is_own(other), "{other}");
+            assert!(!is_namespaced(other), "{other}");
         }
     }
 }

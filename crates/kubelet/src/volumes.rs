@@ -3,13 +3,13 @@
 pub mod claims;
 mod content;
 mod disk;
+mod host_commands;
 mod hosts;
 pub mod iscsi;
-pub mod memory;
 mod nfs;
-mod refused;
 pub mod sub_path;
-mod tools;
+pub mod tmpfs;
+mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,18 +20,18 @@ use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, Secret, V
 use reconcile::{Ctx, Key};
 use runtime::cri;
 
+use crate::atomic_writer;
 use crate::config::Settings;
-use crate::csi::{self, volume::Trouble};
+use crate::csi::{self, volume::SetUpError};
 use crate::env::{Addresses, Sources, expand};
 use crate::huge_pages;
-use crate::payload;
-use crate::users;
-pub use content::token;
+use crate::user_namespaces;
+pub use content::request_token;
 
 /// What a pod's group may do to volumes and what is in them, and to directories besides: whatever is made there is theirs too.
-const READABLE: u32 = 0o440;
-const WRITABLE: u32 = 0o660;
-const ENTERABLE: u32 = 0o2110;
+const GROUP_READ_MODE: u32 = 0o440;
+const GROUP_WRITE_MODE: u32 = 0o660;
+const GROUP_DIR_MODE: u32 = 0o2110;
 
 /// Why a volume is not there, in upstream's words.
 #[derive(Debug, thiserror::Error)]
@@ -50,12 +50,12 @@ impl VolumeError {
         VolumeError { operation, volume: volume.to_owned(), message: message.into(), waits: false }
     }
 
-    fn of(volume: &str, trouble: Trouble) -> VolumeError {
+    fn from_csi(volume: &str, trouble: SetUpError) -> VolumeError {
         match trouble {
-            Trouble::Waits => {
+            SetUpError::Waiting => {
                 VolumeError { waits: true, ..VolumeError::new(volume, "it is not attached yet") }
             }
-            Trouble::Failed { operation, message } => {
+            SetUpError::Failed { operation, message } => {
                 VolumeError { operation, ..VolumeError::new(volume, message) }
             }
         }
@@ -63,13 +63,13 @@ impl VolumeError {
 }
 
 /// Where each volume of a pod is on this host.
-pub type Places = BTreeMap<String, Place>;
+pub type VolumePaths = BTreeMap<String, VolumeHostPath>;
 
 /// The volumes of a pod that are images.
-pub type Images = BTreeMap<String, cri::ImageSpec>;
+pub type VolumeImages = BTreeMap<String, cri::ImageSpec>;
 
 /// A volume on this host.
-pub struct Place {
+pub struct VolumeHostPath {
     pub path: PathBuf,
     /// Whoever mounts it may only read.
     pub read_only: bool,
@@ -78,54 +78,55 @@ pub struct Place {
 }
 
 /// What volumes are made from.
-pub struct Materials<'a> {
+pub struct VolumeContext<'a> {
     pub ctx: &'a Ctx,
     pub sources: &'a (dyn Sources + Sync),
     pub settings: &'a Settings,
     pub csi: &'a csi::Drivers,
     pub addresses: Addresses<'a>,
     /// What is secret may be mounted, since the runtime sees it.
-    pub in_memory: bool,
+    pub tmpfs_visible: bool,
     /// Nothing of the pod has run yet: what is in its volumes is not its own doing.
-    pub is_first: bool,
+    pub before_first_container: bool,
 }
 
 /// Makes every volume that the pod uses, or says which cannot be made and why.
-pub async fn set_up(pod: &Pod, materials: &Materials<'_>) -> Result<Places, VolumeError> {
-    let mut places = Places::new();
-    for volume in used(pod) {
+pub async fn set_up(pod: &Pod, volume_context: &VolumeContext<'_>) -> Result<VolumePaths, VolumeError> {
+    let mut volume_paths = VolumePaths::new();
+    for volume in used_volumes(pod) {
         // Images are the runtime's.
         if volume.image.is_some() {
             continue;
         }
         let failed = |message: String| VolumeError::new(&volume.name, message);
-        let place = if let Some(claim) = claims::name(pod, volume) {
-            let found = claims::set_up(materials, pod, volume, &claim).await?;
-            share(pod, &found, materials).map_err(|message| VolumeError::new(&found.name, message))?;
-            Place { path: found.place, read_only: found.read_only, is_block: found.is_block }
-        } else if let Some(wanted) = csi::volume::Wanted::inline(pod, volume) {
-            let ready = csi::volume::set_up(materials, pod, &wanted).await;
-            let ready = ready.map_err(|trouble| VolumeError::of(&volume.name, trouble))?;
-            if ready.share && !wanted.read_only && materials.is_first {
-                own(&ready.path, pod, WRITABLE).map_err(failed)?;
+        let volume_path = if let Some(claim) = claims::claim_name(pod, volume) {
+            let found = claims::set_up(volume_context, pod, volume, &claim).await?;
+            apply_fs_group(pod, &found, volume_context)
+                .map_err(|message| VolumeError::new(&found.name, message))?;
+            VolumeHostPath { path: found.path, read_only: found.read_only, is_block: found.is_block }
+        } else if let Some(request) = csi::volume::CsiVolumeSpec::inline(pod, volume) {
+            let ready = csi::volume::set_up(volume_context, pod, &request).await;
+            let ready = ready.map_err(|trouble| VolumeError::from_csi(&volume.name, trouble))?;
+            if ready.apply_fs_group && !request.read_only && volume_context.before_first_container {
+                set_volume_group(&ready.path, pod, GROUP_WRITE_MODE).map_err(failed)?;
             }
-            Place { path: ready.path, read_only: wanted.read_only, is_block: false }
-        } else if let Some(wanted) = iscsi::Wanted::inline(pod, volume) {
-            let found = claims::disk(materials, pod, &volume.name, &wanted).await?;
-            share(pod, &found, materials).map_err(failed)?;
-            Place { path: found.place, read_only: found.read_only, is_block: false }
+            VolumeHostPath { path: ready.path, read_only: request.read_only, is_block: false }
+        } else if let Some(request) = iscsi::DiskRequest::inline(pod, volume) {
+            let found = claims::set_up_disk(volume_context, pod, &volume.name, &request).await?;
+            apply_fs_group(pod, &found, volume_context).map_err(failed)?;
+            VolumeHostPath { path: found.path, read_only: found.read_only, is_block: false }
         } else {
-            let path = one(pod, volume, materials).await.map_err(failed)?;
-            Place { path, read_only: content::is_in(volume), is_block: false }
+            let path = set_up_volume(pod, volume, volume_context).await.map_err(failed)?;
+            VolumeHostPath { path, read_only: content::is_config_volume(volume), is_block: false }
         };
-        places.insert(volume.name.clone(), place);
+        volume_paths.insert(volume.name.clone(), volume_path);
     }
-    Ok(places)
+    Ok(volume_paths)
 }
 
 /// The volumes that any of the pod's containers mounts or has as a device. Nobody needs the others, so what they are made
 /// from may be missing.
-fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
+fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     let containers = crate::pod::containers(pod);
     let names = containers.into_iter().flat_map(|one| {
         let mounts = one.volume_mounts.into_iter().flatten().map(|mount| mount.name);
@@ -137,39 +138,47 @@ fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
 }
 
 /// Gives a claimed volume to the pod's group, unless it is known to be theirs already.
-fn share(pod: &Pod, found: &claims::Claimed, materials: &Materials<'_>) -> Result<(), String> {
+fn apply_fs_group(
+    pod: &Pod,
+    found: &claims::BoundVolume,
+    volume_context: &VolumeContext<'_>,
+) -> Result<(), String> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let is_due = found.is_shared && materials.is_first;
-    let Some(context) = context.filter(|context| context.fs_group.is_some() && is_due) else {
+    let is_required = found.needs_fs_group && volume_context.before_first_container;
+    let Some(context) = context.filter(|context| context.fs_group.is_some() && is_required) else {
         return Ok(());
     };
     let group = context.fs_group.and_then(|group| u32::try_from(group).ok());
-    let is_theirs = fs::metadata(&found.place).is_ok_and(|known| {
+    let is_applied = fs::metadata(&found.path).is_ok_and(|known| {
         use std::os::unix::fs::MetadataExt as _;
         Some(known.gid()) == group && known.mode() & 0o2770 == 0o2770
     });
-    if is_theirs && context.fs_group_change_policy.as_deref() == Some("OnRootMismatch") {
+    if is_applied && context.fs_group_change_policy.as_deref() == Some("OnRootMismatch") {
         return Ok(());
     }
-    own(&found.place, pod, WRITABLE)
+    set_volume_group(&found.path, pod, GROUP_WRITE_MODE)
 }
 
 /// What a secret holds that a volume needs to be reached. It is asked for by name, since a node may see no others than those
 /// that its own pods lead to.
 pub async fn secret_data(
-    materials: &Materials<'_>,
+    volume_context: &VolumeContext<'_>,
     namespace: &str,
     name: &str,
 ) -> Result<BTreeMap<String, String>, String> {
-    let secret = materials.ctx.client.get::<Secret>(&Key::new(namespace, name)).await;
+    let secret = volume_context.ctx.client.get::<Secret>(&Key::new(namespace, name)).await;
     let data = secret.map_err(|error| error.to_string())?.data.unwrap_or_default().into_iter();
     Ok(data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect())
 }
 
-async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<PathBuf, String> {
-    let dir = |kind: &str| materials.settings.pod_dir(pod).join("volumes").join(kind).join(&volume.name);
+async fn set_up_volume(
+    pod: &Pod,
+    volume: &Volume,
+    volume_context: &VolumeContext<'_>,
+) -> Result<PathBuf, String> {
+    let dir = |kind: &str| volume_context.settings.pod_dir(pod).join("volumes").join(kind).join(&volume.name);
     if let Some(host) = &volume.host_path {
-        return host_path(&host.path, host.type_.as_deref().unwrap_or_default(), materials.settings);
+        return host_path(&host.path, host.type_.as_deref().unwrap_or_default(), volume_context.settings);
     }
     if let Some(empty) = &volume.empty_dir {
         let dir = dir("kubernetes.io~empty-dir");
@@ -183,16 +192,16 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
             mount(&dir, "hugetlbfs", &format!("pagesize={size}"))?;
         }
         if medium == "Memory" && fresh {
-            let of_node = materials.sources.allocatable("memory");
-            let of_node = of_node.map_or(materials.settings.memory, |memory| memory.value());
-            let size = memory_for(pod, empty, of_node);
+            let of_node = volume_context.sources.allocatable("memory");
+            let of_node = of_node.map_or(volume_context.settings.memory, |memory| memory.value());
+            let size = memory_size_limit(pod, empty, of_node);
             mount(&dir, "tmpfs", &if size > 0 { format!("size={size}") } else { String::new() })?;
         }
         // One for having a look may be the first to use it.
-        if materials.is_first || fresh {
+        if volume_context.before_first_container || fresh {
             fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))
                 .map_err(|error| error.to_string())?;
-            own(&dir, pod, WRITABLE)?;
+            set_volume_group(&dir, pod, GROUP_WRITE_MODE)?;
         }
         return Ok(dir);
     }
@@ -201,20 +210,21 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
         nfs::mount(source, &[], &dir).await?;
         return Ok(dir);
     }
-    let Some((dir, mut payload)) = content::of(pod, volume, dir, materials).await? else {
-        return Err(refused::why(volume));
+    let Some((dir, mut payload)) = content::volume_payload(pod, volume, dir, volume_context).await? else {
+        return Err(unsupported::unsupported_message(volume));
     };
-    if group_of(pod).is_some() {
+    if fs_group(pod).is_some() {
         // Right from the start, or it would never be as it should.
-        payload.values_mut().for_each(|file| file.mode |= READABLE);
+        payload.values_mut().for_each(|file| file.mode |= GROUP_READ_MODE);
     }
-    let is_kept_in_memory = materials.in_memory && content::is_kept_in_memory(volume);
-    if let Some(around) = dir.parent().filter(|_| is_kept_in_memory) {
-        memory::hold(around, users::are_own(pod)).map_err(|error| error.to_string())?;
+    let is_in_memory = volume_context.tmpfs_visible && content::is_in_memory(volume);
+    if let Some(around) = dir.parent().filter(|_| is_in_memory) {
+        tmpfs::mount_tmpfs(around, user_namespaces::has_user_namespace(pod))
+            .map_err(|error| error.to_string())?;
     }
-    payload::write(&dir, &payload, |fresh| own(fresh, pod, READABLE))?;
-    if let Some(group) = group_of(pod) {
-        let more = fs::Permissions::from_mode(0o755 | READABLE | ENTERABLE);
+    atomic_writer::write(&dir, &payload, |fresh| set_volume_group(fresh, pod, GROUP_READ_MODE))?;
+    if let Some(group) = fs_group(pod) {
+        let more = fs::Permissions::from_mode(0o755 | GROUP_READ_MODE | GROUP_DIR_MODE);
         let given = lchown(&dir, None, Some(group)).and_then(|()| fs::set_permissions(&dir, more));
         given.map_err(|error| error.to_string())?;
     }
@@ -223,24 +233,24 @@ async fn one(pod: &Pod, volume: &Volume, materials: &Materials<'_>) -> Result<Pa
 
 /// How much memory a volume may take: no more than all pods of the node may, than the whole pod may, or than it says
 /// itself. 0 leaves that to the kernel.
-fn memory_for(pod: &Pod, empty: &EmptyDirVolumeSource, of_node: i64) -> i64 {
-    let of_pod = crate::cgroups::limits(pod, 0).memory;
-    let stated = empty.size_limit.as_ref();
-    let stated = stated.and_then(|size| schema::quantity::Quantity::parse(&size.0).ok());
-    let limits = [of_node, of_pod, stated.map_or(0, |size| size.value())];
+fn memory_size_limit(pod: &Pod, empty: &EmptyDirVolumeSource, of_node: i64) -> i64 {
+    let of_pod = crate::cgroups::pod_limits(pod, 0).memory;
+    let size_limit = empty.size_limit.as_ref();
+    let size_limit = size_limit.and_then(|size| schema::quantity::Quantity::parse(&size.0).ok());
+    let limits = [of_node, of_pod, size_limit.map_or(0, |size| size.value())];
     limits.into_iter().filter(|limit| *limit > 0).min().unwrap_or(0)
 }
 
 /// The group that all of a pod's volumes are to belong to.
-fn group_of(pod: &Pod) -> Option<u32> {
+fn fs_group(pod: &Pod) -> Option<u32> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
 }
 
 /// Gives a volume to the pod's group, where it has one, which may do to it what `mode` says.
-fn own(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
-    match group_of(pod) {
-        Some(group) => own_all(dir, group, mode).map_err(|error| error.to_string()),
+fn set_volume_group(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
+    match fs_group(pod) {
+        Some(group) => set_group_of_tree(dir, group, mode).map_err(|error| error.to_string()),
         None => Ok(()),
     }
 }
@@ -248,30 +258,30 @@ fn own(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
 /// Gives all there is in a directory to a group, the directory itself last: by that one sees that it is done.
 ///
 /// What cannot be given stays as it is, for its being so may be meant, or it is gone by now.
-fn own_all(top: &Path, group: u32, mode: u32) -> std::io::Result<()> {
+fn set_group_of_tree(top: &Path, group: u32, mode: u32) -> std::io::Result<()> {
     use tokio::runtime::{Handle, RuntimeFlavor};
     let all = || -> std::io::Result<()> {
-        let (mut refused, mut count) = (None, 0);
-        let mut give = |path: &Path, known: &fs::Metadata| {
-            if let Err(error) = own_one(path, known, group, mode) {
+        let (mut first_error, mut count) = (None, 0);
+        let mut set_group = |path: &Path, known: &fs::Metadata| {
+            if let Err(error) = set_group_of_file(path, known, group, mode) {
                 count += 1;
-                refused.get_or_insert_with(|| (path.to_owned(), error));
+                first_error.get_or_insert_with(|| (path.to_owned(), error));
             }
         };
         let known = fs::symlink_metadata(top)?;
         let mut dirs = if known.is_dir() { vec![top.to_owned()] } else { Vec::new() };
         while let Some(dir) = dirs.pop() {
-            for entry in unless_gone(fs::read_dir(&dir))?.into_iter().flatten() {
+            for entry in ignore_not_found(fs::read_dir(&dir))?.into_iter().flatten() {
                 let path = entry?.path();
-                let Some(known) = unless_gone(fs::symlink_metadata(&path))? else { continue };
-                give(&path, &known);
+                let Some(known) = ignore_not_found(fs::symlink_metadata(&path))? else { continue };
+                set_group(&path, &known);
                 if known.is_dir() {
                     dirs.push(path);
                 }
             }
         }
-        give(top, &known);
-        if let Some((path, error)) = refused {
+        set_group(top, &known);
+        if let Some((path, error)) = first_error {
             let first = path.display();
             tracing::warn!(%first, %error, count, "not all of a volume can be given to the pod's group");
         }
@@ -284,16 +294,16 @@ fn own_all(top: &Path, group: u32, mode: u32) -> std::io::Result<()> {
     }
 }
 
-fn own_one(path: &Path, known: &fs::Metadata, group: u32, mode: u32) -> std::io::Result<()> {
+fn set_group_of_file(path: &Path, known: &fs::Metadata, group: u32, mode: u32) -> std::io::Result<()> {
     let given = lchown(path, None, Some(group));
     if known.is_symlink() {
         return given;
     }
-    let more = if known.is_dir() { mode | ENTERABLE } else { mode };
+    let more = if known.is_dir() { mode | GROUP_DIR_MODE } else { mode };
     fs::set_permissions(path, fs::Permissions::from_mode(known.permissions().mode() | more)).and(given)
 }
 
-fn unless_gone<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
+fn ignore_not_found<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
     match found {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         found => found.map(Some),
@@ -301,14 +311,16 @@ fn unless_gone<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
 }
 
 fn host_path(path: &str, kind: &str, settings: &Settings) -> Result<PathBuf, String> {
-    let place = settings.host_path(Path::new(path));
-    let found = fs::metadata(&place).ok();
+    let volume_path = settings.host_path(Path::new(path));
+    let found = fs::metadata(&volume_path).ok();
     let is = |check: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(|found| check(&found.file_type()));
     match kind {
         "DirectoryOrCreate" if found.is_none() => {
-            fs::create_dir_all(&place).map_err(|error| error.to_string())?
+            fs::create_dir_all(&volume_path).map_err(|error| error.to_string())?
         }
-        "FileOrCreate" if found.is_none() => fs::write(&place, "").map_err(|error| error.to_string())?,
+        "FileOrCreate" if found.is_none() => {
+            fs::write(&volume_path, "").map_err(|error| error.to_string())?
+        }
         "Directory" | "DirectoryOrCreate" if !is(fs::FileType::is_dir) => {
             return Err(format!("hostPath type check failed: {path} is not a directory"));
         }
@@ -325,10 +337,10 @@ fn host_path(path: &str, kind: &str, settings: &Settings) -> Result<PathBuf, Str
             return Err(format!("hostPath type check failed: {path} is not a block device"));
         }
         // As docker did: what is not there is made a directory.
-        "" if found.is_none() => fs::create_dir_all(&place).map_err(|error| error.to_string())?,
+        "" if found.is_none() => fs::create_dir_all(&volume_path).map_err(|error| error.to_string())?,
         _ => {}
     }
-    Ok(place)
+    Ok(volume_path)
 }
 
 /// Whether something is mounted at a directory: it is on another device than what is above it.
@@ -346,32 +358,32 @@ fn mount(dir: &Path, kind: &str, options: &str) -> Result<(), String> {
 }
 
 /// What a run of a container mounts.
-pub struct Mounted<'a> {
+pub struct MountContext<'a> {
     pub attempt: u32,
-    pub places: &'a Places,
-    pub images: &'a Images,
+    pub volume_paths: &'a VolumePaths,
+    pub images: &'a VolumeImages,
     pub env: &'a [(String, String)],
 }
 
 /// The mounts of all containers of a pod.
 pub fn all_mounts(pod: &Pod) -> impl Iterator<Item = &VolumeMount> {
     let spec = pod.spec.as_ref();
-    let inits = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
-    let looks = spec.and_then(|spec| spec.ephemeral_containers.as_ref()).into_iter().flatten();
-    let own = inits.chain(spec.into_iter().flat_map(|spec| &spec.containers));
-    let mounts = own.map(|one| &one.volume_mounts).chain(looks.map(|one| &one.volume_mounts));
+    let init_containers = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    let ephemeral_containers = spec.and_then(|spec| spec.ephemeral_containers.as_ref()).into_iter().flatten();
+    let own = init_containers.chain(spec.into_iter().flat_map(|spec| &spec.containers));
+    let mounts = own.map(|one| &one.volume_mounts).chain(ephemeral_containers.map(|one| &one.volume_mounts));
     mounts.flatten().flatten()
 }
 
 /// Whether all that is mounted below is to be read only as well, on a node whose runtime can do that or not.
-pub fn is_recursively_read_only(mount: &VolumeMount, can: bool) -> Result<bool, String> {
+pub fn is_recursive_read_only(mount: &VolumeMount, is_supported: bool) -> Result<bool, String> {
     match mount.recursive_read_only.as_deref() {
-        Some("Enabled") if !can => Err(format!(
+        Some("Enabled") if !is_supported => Err(format!(
             "volume {:?} requested recursive read-only mount, but it is not supported by the runtime",
             mount.name
         )),
         Some("Enabled") => Ok(true),
-        Some("IfPossible") => Ok(can && mount.read_only == Some(true)),
+        Some("IfPossible") => Ok(is_supported && mount.read_only == Some(true)),
         _ => Ok(false),
     }
 }
@@ -380,16 +392,16 @@ pub fn is_recursively_read_only(mount: &VolumeMount, can: bool) -> Result<bool, 
 pub fn mounts(
     pod: &Pod,
     container: &Container,
-    mounted: &Mounted<'_>,
+    mounted: &MountContext<'_>,
     recursive: bool,
     settings: &Settings,
 ) -> Result<Vec<cri::Mount>, VolumeError> {
-    let Mounted { attempt, places, images, env } = *mounted;
+    let MountContext { attempt, volume_paths: places, images, env } = *mounted;
     let mut mounts = Vec::new();
     let has_labels = Path::new("/sys/fs/selinux/enforce").exists();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let failed = |message: String| VolumeError::new(&mount.name, message);
-        let part = part_of(mount, env).map_err(failed)?;
+        let part = sub_path_of(mount, env).map_err(failed)?;
         if let Some(image) = images.get(&mount.name) {
             mounts.push(cri::Mount {
                 container_path: mount.mount_path.clone(),
@@ -400,8 +412,8 @@ pub fn mounts(
             });
             continue;
         }
-        let place = places.get(&mount.name).ok_or_else(|| failed("there is no such volume".into()))?;
-        if place.is_block {
+        let volume_path = places.get(&mount.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        if volume_path.is_block {
             let why = format!("volume {} has volumeMode Block, but is specified in volumeMounts", mount.name);
             return Err(failed(why));
         }
@@ -409,9 +421,9 @@ pub fn mounts(
             Some(part) => {
                 let bound = settings.pod_dir(pod).join("volume-subpaths").join(&mount.name);
                 let bound = bound.join(&container.name).join(at.to_string());
-                sub_path::bind(&place.path, &part, &bound).map_err(failed)?
+                sub_path::bind(&volume_path.path, &part, &bound).map_err(failed)?
             }
-            None => place.path.clone(),
+            None => volume_path.path.clone(),
         };
         let propagation = match mount.mount_propagation.as_deref() {
             Some("HostToContainer") => cri::MountPropagation::HostToContainer,
@@ -421,14 +433,14 @@ pub fn mounts(
         mounts.push(cri::Mount {
             container_path: mount.mount_path.clone(),
             host_path: path.display().to_string(),
-            readonly: place.read_only || mount.read_only == Some(true),
-            recursive_read_only: is_recursively_read_only(mount, recursive).map_err(failed)?,
+            readonly: volume_path.read_only || mount.read_only == Some(true),
+            recursive_read_only: is_recursive_read_only(mount, recursive).map_err(failed)?,
             propagation: propagation.into(),
-            selinux_relabel: has_labels && is_ours(pod, &mount.name),
+            selinux_relabel: has_labels && is_owned_by_pod(pod, &mount.name),
             ..cri::Mount::default()
         });
     }
-    add_real_paths(&mut mounts, settings);
+    add_host_paths(&mut mounts, settings);
     let mounted = |mounts: &[cri::Mount], path: &str| mounts.iter().any(|mount| mount.container_path == path);
     let file = |name: PathBuf, target: &str| cri::Mount {
         container_path: target.to_owned(),
@@ -436,19 +448,19 @@ pub fn mounts(
         selinux_relabel: has_labels,
         ..cri::Mount::default()
     };
-    if !mounted(&mounts, hosts::HOSTS) {
-        mounts.push(file(settings.pod_dir(pod).join(hosts::FILE), hosts::HOSTS));
+    if !mounted(&mounts, hosts::HOSTS_PATH) {
+        mounts.push(file(settings.pod_dir(pod).join(hosts::HOSTS_FILE), hosts::HOSTS_PATH));
     }
-    let words = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
-    if !mounted(&mounts, words) {
-        mounts.push(file(last_words(pod, &container.name, attempt, settings), words));
+    let message_path = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
+    if !mounted(&mounts, message_path) {
+        mounts.push(file(termination_message_path(pod, &container.name, attempt, settings), message_path));
     }
     Ok(mounts)
 }
 
 /// Shows the node's kubelet directory under its own path as well to those who mount it at the usual one: the paths of
 /// volumes that drivers are given are the host's.
-fn add_real_paths(mounts: &mut Vec<cri::Mount>, settings: &Settings) {
+fn add_host_paths(mounts: &mut Vec<cri::Mount>, settings: &Settings) {
     let real: Vec<cri::Mount> = mounts
         .iter()
         .filter(|mount| {
@@ -466,7 +478,7 @@ fn add_real_paths(mounts: &mut Vec<cri::Mount>, settings: &Settings) {
 }
 
 /// Whether a volume was made for this pod alone, so that all there is in it may be labelled as the pod's.
-fn is_ours(pod: &Pod, name: &str) -> bool {
+fn is_owned_by_pod(pod: &Pod, name: &str) -> bool {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter(|volume| volume.name == name).any(|volume| {
         volume.empty_dir.is_some()
@@ -478,11 +490,12 @@ fn is_ours(pod: &Pod, name: &str) -> bool {
 }
 
 /// The devices of a container that are volumes.
-pub fn devices(container: &Container, places: &Places) -> Result<Vec<cri::Device>, VolumeError> {
+pub fn devices(container: &Container, volume_paths: &VolumePaths) -> Result<Vec<cri::Device>, VolumeError> {
     let devices = container.volume_devices.iter().flatten().map(|device| {
         let failed = |message: String| VolumeError::new(&device.name, message);
-        let place = places.get(&device.name).ok_or_else(|| failed("there is no such volume".into()))?;
-        if !place.is_block {
+        let volume_path =
+            volume_paths.get(&device.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        if !volume_path.is_block {
             let why = format!(
                 "volume {} has volumeMode Filesystem, but is specified in volumeDevices",
                 device.name
@@ -491,20 +504,20 @@ pub fn devices(container: &Container, places: &Places) -> Result<Vec<cri::Device
         }
         Ok(cri::Device {
             container_path: device.device_path.clone(),
-            host_path: place.path.display().to_string(),
-            permissions: if place.read_only { "r" } else { "mrw" }.to_owned(),
+            host_path: volume_path.path.display().to_string(),
+            permissions: if volume_path.read_only { "r" } else { "mrw" }.to_owned(),
         })
     });
     devices.collect()
 }
 
 /// Where a run of a container leaves its last words.
-pub fn last_words(pod: &Pod, container: &str, attempt: u32, settings: &Settings) -> PathBuf {
+pub fn termination_message_path(pod: &Pod, container: &str, attempt: u32, settings: &Settings) -> PathBuf {
     settings.pod_dir(pod).join("containers").join(container).join(attempt.to_string())
 }
 
 /// When the first of the pod's tokens is to be renewed.
-pub fn stale_from(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
+pub fn token_refresh_time(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
     let dir = settings.pod_dir(pod).join("volumes/kubernetes.io~projected");
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let sources = volumes.flat_map(|volume| {
@@ -512,17 +525,17 @@ pub fn stale_from(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
         sources.map(move |source| (&volume.name, source))
     });
     let times = sources.filter_map(|(volume, source)| {
-        let wanted = source.service_account_token.as_ref()?;
-        let made = fs::metadata(dir.join(volume).join(&wanted.path)).ok()?.modified().ok()?;
-        let made = jiff::Timestamp::try_from(made).ok()?;
-        let seconds = content::keeps(wanted.expiration_seconds.unwrap_or(3607)) + 1;
-        made.checked_add(jiff::SignedDuration::from_secs(seconds)).ok()
+        let token_source = source.service_account_token.as_ref()?;
+        let created = fs::metadata(dir.join(volume).join(&token_source.path)).ok()?.modified().ok()?;
+        let created = jiff::Timestamp::try_from(created).ok()?;
+        let seconds = content::refresh_after_seconds(token_source.expiration_seconds.unwrap_or(3607)) + 1;
+        created.checked_add(jiff::SignedDuration::from_secs(seconds)).ok()
     });
     times.min()
 }
 
 /// The part of a volume that is mounted, if not all.
-fn part_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<String>, String> {
+fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<String>, String> {
     let known =
         |name: &str| env.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let part = match (&mount.sub_path, &mount.sub_path_expr) {
@@ -540,7 +553,7 @@ fn part_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<Strin
 }
 
 /// What every container has beside its volumes: the hosts file, and room for its last words.
-pub fn write_files(
+pub fn write_container_files(
     pod: &Pod,
     container: &Container,
     attempt: u32,
@@ -548,15 +561,15 @@ pub fn write_files(
     ips: &[String],
 ) -> std::io::Result<()> {
     let dir = settings.pod_dir(pod);
-    let words = last_words(pod, &container.name, attempt, settings);
-    fs::create_dir_all(words.parent().unwrap_or(&dir))?;
-    fs::write(&words, "")?;
-    fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
+    let message_path = termination_message_path(pod, &container.name, attempt, settings);
+    fs::create_dir_all(message_path.parent().unwrap_or(&dir))?;
+    fs::write(&message_path, "")?;
+    fs::set_permissions(&message_path, fs::Permissions::from_mode(0o666))?;
     hosts::write(pod, settings, ips)
 }
 
 /// Removes the volumes of a pod, and all else that is in its directory.
-pub fn clear(uid: &str, settings: &Settings) -> std::io::Result<()> {
+pub fn remove_volumes(uid: &str, settings: &Settings) -> std::io::Result<()> {
     let dir = settings.pods.join(uid);
     sys::mounts::unmount_below(&dir)?;
     match sys::trees::remove(&dir) {
@@ -572,7 +585,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_alone_is_no_mount() {
+    fn plain_directory_is_not_a_mount_point() {
         let dir = tempfile::tempdir().expect("a directory");
         assert!(is_mount(Path::new("/proc")) && !is_mount(Path::new("/proc/1")));
         assert!(!is_mount(&dir.path().join("none")));
@@ -581,8 +594,8 @@ mod tests {
     }
 
     #[test]
-    fn read_only_all_the_way_down() {
-        let check = |how: Option<&str>, can, expected: Result<bool, &str>| {
+    fn recursive_read_only_requires_runtime_support() {
+        let check = |how: Option<&str>, is_supported, expected: Result<bool, &str>| {
             let mount = VolumeMount {
                 name: "v".to_owned(),
                 read_only: Some(true),
@@ -590,9 +603,9 @@ mod tests {
                 ..VolumeMount::default()
             };
             assert_eq!(
-                is_recursively_read_only(&mount, can),
+                is_recursive_read_only(&mount, is_supported),
                 expected.map_err(str::to_owned),
-                "{how:?} {can}"
+                "{how:?} {is_supported}"
             );
         };
         check(None, true, Ok(false));
@@ -609,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_used_is_made() {
+    fn only_used_volumes_are_set_up() {
         let mounts = |name: &str| json!([{"name": name, "mountPath": "/x"}]);
         let volumes = ["none", "main", "init", "look", "disk"].map(|name| json!({"name": name}));
         let pod = pod(json!({
@@ -621,23 +634,23 @@ mod tests {
             "ephemeralContainers": [{"name": "d", "volumeMounts": mounts("look")}],
             "volumes": volumes,
         }));
-        let names: Vec<&str> = used(&pod).map(|volume| volume.name.as_str()).collect();
+        let names: Vec<&str> = used_volumes(&pod).map(|volume| volume.name.as_str()).collect();
         assert_eq!(names, ["main", "init", "look", "disk"]);
     }
 
     #[test]
-    fn memory_is_limited_by_whoever_has_least() {
-        let check = |limits: [Option<&str>; 2], stated: Option<&str>, expected: i64| {
+    fn memory_volume_has_the_smallest_limit() {
+        let check = |limits: [Option<&str>; 2], size_limit: Option<&str>, expected: i64| {
             let one = |limit: &Option<&str>| match limit {
                 Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
                 None => json!({"name": "c"}),
             };
             let pod = pod(json!({"containers": limits.iter().map(one).collect::<Vec<_>>()}));
-            let empty = serde_json::from_value(json!({"medium": "Memory", "sizeLimit": stated}));
+            let empty = serde_json::from_value(json!({"medium": "Memory", "sizeLimit": size_limit}));
             assert_eq!(
-                memory_for(&pod, &empty.expect("a volume"), 1 << 30),
+                memory_size_limit(&pod, &empty.expect("a volume"), 1 << 30),
                 expected,
-                "{limits:?} {stated:?}"
+                "{limits:?} {size_limit:?}"
             );
         };
         check([None, None], None, 1 << 30);
@@ -657,9 +670,14 @@ mod tests {
             let mounts: Vec<_> = own.iter().map(|path| json!({"name": "v", "mountPath": path})).collect();
             let container = json!({"name": "c", "volumeMounts": mounts});
             let pod = pod(json!({"hostNetwork": host_network, "containers": [container]}));
-            let place = Place { path: "/v".into(), read_only: false, is_block: false };
-            let places = Places::from([("v".to_owned(), place)]);
-            let mounted = Mounted { attempt: 0, places: &places, images: &Images::new(), env: &[] };
+            let volume_path = VolumeHostPath { path: "/v".into(), read_only: false, is_block: false };
+            let volume_paths = VolumePaths::from([("v".to_owned(), volume_path)]);
+            let mounted = MountContext {
+                attempt: 0,
+                volume_paths: &volume_paths,
+                images: &VolumeImages::new(),
+                env: &[],
+            };
             let settings = Settings::for_tests(Path::new("/node"));
             let found = mounts_of(&pod, &mounted, &settings);
             let at: Vec<&cri::Mount> =
@@ -701,14 +719,19 @@ mod tests {
         let check = |root: &str, host_path: &str, mounts: &[&str], expected: &[&str]| {
             let settings = Settings { root: root.into(), ..Settings::for_tests(Path::new("/node")) };
             let path = settings.host_path(Path::new(host_path));
-            let place = Place { path, read_only: false, is_block: false };
-            let places = Places::from([("v".to_owned(), place)]);
+            let volume_path = VolumeHostPath { path, read_only: false, is_block: false };
+            let volume_paths = VolumePaths::from([("v".to_owned(), volume_path)]);
             let mounts = mounts
                 .iter()
                 .map(|path| json!({"name": "v", "mountPath": path, "mountPropagation": "Bidirectional"}));
             let container = json!({"name": "c", "volumeMounts": mounts.collect::<Vec<_>>()});
             let pod = pod(json!({"containers": [container]}));
-            let mounted = Mounted { attempt: 0, places: &places, images: &Images::new(), env: &[] };
+            let mounted = MountContext {
+                attempt: 0,
+                volume_paths: &volume_paths,
+                images: &VolumeImages::new(),
+                env: &[],
+            };
             let found = mounts_of(&pod, &mounted, &settings);
             let found: Vec<String> = found
                 .iter()
@@ -731,13 +754,13 @@ mod tests {
         check("/var/lib/kubelet", default, &[default], &["/var/lib/kubelet/pods /var/lib/kubelet/pods"]);
     }
 
-    fn mounts_of(pod: &Pod, mounted: &Mounted<'_>, settings: &Settings) -> Vec<cri::Mount> {
+    fn mounts_of(pod: &Pod, mounted: &MountContext<'_>, settings: &Settings) -> Vec<cri::Mount> {
         let container = &crate::pod::containers(pod)[0];
         mounts(pod, container, mounted, false, settings).expect("mounts")
     }
 
     #[test]
-    fn a_group_gets_all_there_is() {
+    fn group_is_set_on_all_files() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
         let mode_of = |name: &str| fs::metadata(at(name)).expect("there").permissions().mode() & 0o7777;
@@ -751,40 +774,40 @@ mod tests {
         std::os::unix::fs::symlink("/nowhere", at("link")).expect("made");
         let group = rustix::process::getegid().as_raw();
         let check = |mode: u32, expected: [u32; 4]| {
-            own_all(dir.path(), group, mode).expect("given");
+            set_group_of_tree(dir.path(), group, mode).expect("given");
             assert_eq!(["", "inner", "inner/key", "program"].map(mode_of), expected);
         };
-        check(READABLE, [0o2750, 0o2750, 0o640, 0o755]);
-        check(WRITABLE, [0o2770, 0o2770, 0o660, 0o775]);
+        check(GROUP_READ_MODE, [0o2750, 0o2750, 0o640, 0o755]);
+        check(GROUP_WRITE_MODE, [0o2770, 0o2770, 0o660, 0o775]);
     }
 
     #[test]
-    fn what_cannot_be_given_is_no_reason_to_do_without_a_volume() {
+    fn files_with_fixed_group_are_ignored() {
         use std::os::unix::fs::MetadataExt as _;
         // What the kernel shows of a process belongs to it and to nobody else, and comes and goes.
-        let of_the_kernel = Path::new("/proc/self/fdinfo");
-        let before = fs::metadata(of_the_kernel).expect("there").gid();
-        own_all(of_the_kernel, before.wrapping_add(1), READABLE).expect("what can be given is");
-        assert_eq!(fs::metadata(of_the_kernel).expect("there").gid(), before);
-        let gone = tempfile::tempdir().expect("a directory").path().join("gone");
-        own_all(&gone, 0, READABLE).expect_err("there is nothing to give");
+        let proc_dir = Path::new("/proc/self/fdinfo");
+        let before = fs::metadata(proc_dir).expect("there").gid();
+        set_group_of_tree(proc_dir, before.wrapping_add(1), GROUP_READ_MODE).expect("what can be given is");
+        assert_eq!(fs::metadata(proc_dir).expect("there").gid(), before);
+        let missing = tempfile::tempdir().expect("a directory").path().join("gone");
+        set_group_of_tree(&missing, 0, GROUP_READ_MODE).expect_err("there is nothing to give");
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_deep_volume_is_given_on_a_worker() {
+    async fn group_of_deep_volume_is_set_on_a_worker_thread() {
         let dir = tempfile::tempdir().expect("a directory");
         let group = rustix::process::getegid().as_raw();
         let deep = (0..500).fold(dir.path().to_owned(), |path, _| path.join("d"));
         fs::create_dir_all(&deep).expect("made");
-        own_all(dir.path(), group, WRITABLE).expect("given");
+        set_group_of_tree(dir.path(), group, GROUP_WRITE_MODE).expect("given");
         assert_eq!(fs::metadata(&deep).expect("there").permissions().mode() & 0o2770, 0o2770);
     }
 
     #[test]
-    fn an_expression_may_not_name_another_place() {
+    fn rejects_sub_path_expressions_outside_the_volume() {
         let mount = VolumeMount { sub_path_expr: Some("$(WHERE)".to_owned()), ..VolumeMount::default() };
         let check = |value: &str, expected: Result<&str, &str>| {
-            let found = part_of(&mount, &[("WHERE".to_owned(), value.to_owned())]);
+            let found = sub_path_of(&mount, &[("WHERE".to_owned(), value.to_owned())]);
             let found = found.map(|part| part.expect("a part"));
             assert_eq!(found.as_deref().map_err(String::as_str), expected, "{value}");
         };

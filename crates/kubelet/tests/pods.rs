@@ -12,26 +12,26 @@ use serde_json::{Value, json};
 use testkit::Containerd;
 use tokio::sync::watch;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Cluster {
+struct KubeletTestCluster {
     client: Client,
     runtime: Remote,
     containerd: Containerd,
     /// Ends the server.
     _stop: watch::Sender<bool>,
-    _server: apiserver::Started,
+    _server: apiserver::RunningServer,
     dir: tempfile::TempDir,
 }
 
 /// A node at work.
-struct Running {
+struct RunningKubelet {
     ctx: Ctx,
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Running {
+impl RunningKubelet {
     async fn end(self) {
         self.stop.send_replace(true);
         self.task.await.expect("the node ends by itself");
@@ -39,21 +39,22 @@ impl Running {
 }
 
 /// Volumes and groups of pods that a test has not deleted; containerd takes the rest with it.
-impl Drop for Cluster {
+impl Drop for KubeletTestCluster {
     fn drop(&mut self) {
-        testkit::sweep(self.dir.path(), &self.path("pods"));
+        testkit::cleanup_node(self.dir.path(), &self.path("pods"));
     }
 }
 
-impl Cluster {
-    async fn start() -> (Cluster, Running) {
+impl KubeletTestCluster {
+    async fn start() -> (KubeletTestCluster, RunningKubelet) {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
         let (stop, shutdown) = watch::channel(false);
-        let server = apiserver::start_in(&dir.path().join("server"), shutdown).await.expect("a server");
+        let server =
+            apiserver::start_in_directory(&dir.path().join("server"), shutdown).await.expect("a server");
         let client = Client::new(server.local(), "kubelet");
         let runtime = Remote::new(&containerd.socket().display().to_string());
-        let cluster = Cluster { client, runtime, containerd, _stop: stop, _server: server, dir };
+        let cluster = KubeletTestCluster { client, runtime, containerd, _stop: stop, _server: server, dir };
         let node = cluster.run_node();
         let ready = async || {
             let node: Node = cluster.client.get(&Key::new("", "here")).await.ok()?;
@@ -72,18 +73,18 @@ impl Cluster {
         (cluster, node)
     }
 
-    fn run_node(&self) -> Running {
+    fn run_node(&self) -> RunningKubelet {
         self.run_node_with(|_| {})
     }
 
-    fn run_node_with(&self, change: impl FnOnce(&mut kubelet::Keeping)) -> Running {
-        let mut keeping = kubelet::Keeping {
+    fn run_node_with(&self, change: impl FnOnce(&mut kubelet::KubeletConfig)) -> RunningKubelet {
+        let mut kubelet_config = kubelet::KubeletConfig {
             // However full the disk of whoever tests this is.
-            limits: kubelet::Limits::NONE,
-            images: kubelet::ImagePolicy { high: 100, ..kubelet::ImagePolicy::default() },
-            ..kubelet::Keeping::default()
+            hard_eviction: kubelet::EvictionThresholds::NONE,
+            image_gc: kubelet::ImagePolicy { high_threshold_percent: 100, ..kubelet::ImagePolicy::default() },
+            ..kubelet::KubeletConfig::default()
         };
-        change(&mut keeping);
+        change(&mut kubelet_config);
         let (stop, shutdown) = watch::channel(false);
         let ctx = Ctx::new(self.client.clone(), Clock::default(), shutdown);
         let config = kubelet::Config {
@@ -93,24 +94,24 @@ impl Cluster {
                 second_ip: None,
                 pods: self.path("pods"),
                 root: self.path("root"),
-                logs: kubelet::Logs::within(self.path("logs")),
+                logs: kubelet::PodLogs::within(self.path("logs")),
                 cluster_domain: "cluster.local".into(),
                 cluster_dns: vec!["10.43.0.10".into()],
-                resolver: kubelet::Resolver::at("/dev/null"),
+                resolver: kubelet::ResolverConfig::from_path("/dev/null"),
                 memory: 8 << 30,
-                keeping,
+                kubelet_config,
                 shutdown: Vec::new(),
                 is_shutdown_default: false,
                 manifests: Some(self.path("manifests")),
                 proxied: true,
             },
-            presentation: kubelet::Presentation { max_pods: 110, port: 10250, ..Default::default() },
-            referred: None,
+            presentation: kubelet::NodeRegistration { max_pods: 110, port: 10250, ..Default::default() },
+            object_manager: None,
             api: None,
             host_shutdown: kubelet::HostShutdown::default(),
         };
         let task = tokio::spawn(kubelet::run(ctx.clone(), Arc::new(self.runtime.clone()), config));
-        Running { ctx, stop, task }
+        RunningKubelet { ctx, stop, task }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -139,24 +140,24 @@ impl Cluster {
     }
 
     /// Waits until the pod's containers are as told by `state`, such as `main:running ready#0`.
-    async fn becomes(&self, name: &str, wanted: &str) -> Pod {
-        self.until(&format!("{name} is {wanted}"), async || {
+    async fn wait_for_state(&self, name: &str, expected: &str) -> Pod {
+        self.until(&format!("{name} is {expected}"), async || {
             let pod = self.get(name).await?;
-            (state(&pod) == wanted).then_some(pod)
+            (state(&pod) == expected).then_some(pod)
         })
         .await
     }
 
-    async fn until<T>(&self, what: &str, look: impl AsyncFn() -> Option<T>) -> T {
+    async fn until<T>(&self, what: &str, condition: impl AsyncFn() -> Option<T>) -> T {
         let waiting = async {
             loop {
-                if let Some(found) = look().await {
+                if let Some(found) = condition().await {
                     return found;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        if let Ok(found) = tokio::time::timeout(DEADLINE, waiting).await {
+        if let Ok(found) = tokio::time::timeout(TEST_TIMEOUT, waiting).await {
             return found;
         }
         let pods: Vec<Pod> = self.client.list("default").await.unwrap_or_default();
@@ -173,32 +174,32 @@ impl Cluster {
         let id =
             found.container_id.as_deref().and_then(|id| id.strip_prefix("containerd://")).expect("an id");
         let command = ["sh", "-c", script].map(str::to_owned);
-        let said = self.runtime.exec_sync(id, &command, Duration::from_secs(10)).await.expect("an answer");
-        String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).trim_end().to_owned()
+        let output = self.runtime.exec_sync(id, &command, Duration::from_secs(10)).await.expect("an answer");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim_end().to_owned()
     }
 }
 
 fn state(pod: &Pod) -> String {
     let status = pod.status.clone().unwrap_or_default();
     let containers = status.container_statuses.unwrap_or_default();
-    let shown = containers.iter().map(|container| {
+    let states = containers.iter().map(|container| {
         let state = container.state.clone().unwrap_or_default();
-        let told = match (state.running, state.waiting, state.terminated) {
+        let description = match (state.running, state.waiting, state.terminated) {
             (Some(_), ..) if container.ready => "running ready".to_owned(),
             (Some(_), ..) => "running".to_owned(),
             (_, Some(waiting), _) => waiting.reason.unwrap_or_default(),
             (_, _, Some(end)) => format!("exit {}", end.exit_code),
             _ => "?".to_owned(),
         };
-        format!("{}:{told}#{}", container.name, container.restart_count)
+        format!("{}:{description}#{}", container.name, container.restart_count)
     });
-    let shown: Vec<String> = shown.collect();
-    format!("{} {}", status.phase.unwrap_or_default(), shown.join(" "))
+    let states: Vec<String> = states.collect();
+    format!("{} {}", status.phase.unwrap_or_default(), states.join(" "))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_run_and_go_and_leave_nothing() {
-    let (cluster, node) = Cluster::start().await;
+async fn pods_run_and_are_removed_without_a_trace() {
+    let (cluster, node) = KubeletTestCluster::start().await;
     let settings: ConfigMap = serde_json::from_value(
         json!({"metadata": {"name": "settings", "namespace": "default"}, "data": {"color": "blue"}}),
     )
@@ -222,7 +223,7 @@ async fn pods_run_and_go_and_leave_nothing() {
             }),
         )
         .await;
-    let web = cluster.becomes("web", "Running main:running ready#0").await;
+    let web = cluster.wait_for_state("web", "Running main:running ready#0").await;
     assert_eq!(
         cluster.exec(&web, "main", "echo $WHO $COLOR $(hostname) $(cat /settings/color)").await,
         "web blue web blue"
@@ -238,8 +239,8 @@ async fn pods_run_and_go_and_leave_nothing() {
         "ln -sfn /etc /settings/..data",
         "touch /var/run/secrets/kubernetes.io/serviceaccount/x",
     ] {
-        let tried = format!("{change} 2>/dev/null || echo refused");
-        assert_eq!(cluster.exec(&web, "main", &tried).await, "refused", "{change}");
+        let command = format!("{change} 2>/dev/null || echo refused");
+        assert_eq!(cluster.exec(&web, "main", &command).await, "refused", "{change}");
     }
     let change = Patch::Merge(json!({"data": {"color": "red"}}));
     cluster.client.patch::<ConfigMap>(&Key::new("default", "settings"), &change).await.expect("changed");
@@ -255,26 +256,26 @@ async fn pods_run_and_go_and_leave_nothing() {
     cluster
         .create("once", json!({"restartPolicy": "Never", "containers": script("echo done; exit 2")}))
         .await;
-    cluster.becomes("once", "Failed main:exit 2#0").await;
-    cluster.becomes("crash", "Running main:exit 1#1").await;
+    cluster.wait_for_state("once", "Failed main:exit 2#0").await;
+    cluster.wait_for_state("crash", "Running main:exit 1#1").await;
     // containerd tells of an end, and writes down the last words a moment later.
     let path = log_of(&cluster, "once").await;
-    let said = |log: &String| log.trim_end().ends_with("stdout F done");
-    cluster.until("the last words", async || std::fs::read_to_string(&path).ok().filter(said)).await;
+    let has_last_line = |log: &String| log.trim_end().ends_with("stdout F done");
+    cluster.until("the last words", async || std::fs::read_to_string(&path).ok().filter(has_last_line)).await;
 
     // One that may fail once has a period to begin in. It is asked by the startup probe and then by the other two.
-    let asked = |script: &str| json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 3, "failureThreshold": 1});
-    let alive = asked("echo >> /tmp/asked; cat /tmp/begun");
+    let probe = |script: &str| json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 3, "failureThreshold": 1});
+    let alive = probe("echo >> /tmp/asked; cat /tmp/begun");
     let late = json!([{
         "name": "main", "command": ["sh", "-c", "sleep 0.2; touch /tmp/begun; sleep 1000"],
-        "startupProbe": alive, "livenessProbe": alive, "readinessProbe": asked("[ $(wc -l < /tmp/asked) -ge 3 ]"),
+        "startupProbe": alive, "livenessProbe": alive, "readinessProbe": probe("[ $(wc -l < /tmp/asked) -ge 3 ]"),
     }]);
     cluster.create("late", json!({"containers": late})).await;
-    cluster.becomes("late", "Running main:running ready#0").await;
+    cluster.wait_for_state("late", "Running main:running ready#0").await;
 
     // Pods that cannot run say why.
     cluster.create("lost", json!({"containers": [{"name": "main", "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "none", "key": "x"}}}]}]})).await;
-    let lost = cluster.becomes("lost", "Pending main:CreateContainerConfigError#0").await;
+    let lost = cluster.wait_for_state("lost", "Pending main:CreateContainerConfigError#0").await;
     let waiting =
         lost.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting?.message);
     assert_eq!(waiting.as_deref(), Some("secret \"none\" not found"));
@@ -284,7 +285,7 @@ async fn pods_run_and_go_and_leave_nothing() {
         cluster.get("web").await.and_then(|pod| pod.status?.container_statuses?[0].container_id.clone());
     node.end().await;
     let node = cluster.run_node();
-    let again = cluster.becomes("web", "Running main:running ready#0").await;
+    let again = cluster.wait_for_state("web", "Running main:running ready#0").await;
     assert_eq!(again.status.and_then(|status| status.container_statuses?[0].container_id.clone()), before);
 
     let pods = cluster.client.list::<Pod>("default").await.expect("pods");
@@ -292,7 +293,7 @@ async fn pods_run_and_go_and_leave_nothing() {
     for name in ["web", "crash", "once", "late", "lost"] {
         cluster
             .client
-            .delete::<Pod>(&Key::new("default", name), &reconcile::Delete::default())
+            .delete::<Pod>(&Key::new("default", name), &reconcile::DeleteOptions::default())
             .await
             .expect("deleted");
     }
@@ -316,7 +317,7 @@ async fn pods_run_and_go_and_leave_nothing() {
 /// Who sends requests to a pod has to know when it does not answer them any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_probes_go_on_while_a_pod_is_terminating() {
-    let (cluster, node) = Cluster::start().await;
+    let (cluster, node) = KubeletTestCluster::start().await;
     let script = "trap 'rm /tmp/ready' TERM; touch /tmp/ready; until [ -e /tmp/end ]; do sleep 0.05; done";
     let exec =
         |command: [&str; 2]| json!({"exec": {"command": command}, "periodSeconds": 1, "failureThreshold": 1});
@@ -325,16 +326,16 @@ async fn readiness_probes_go_on_while_a_pod_is_terminating() {
         "livenessProbe": exec(["touch", "/tmp/alive"]),
     });
     cluster.create("web", json!({"containers": [main]})).await;
-    let web = cluster.becomes("web", "Running main:running ready#0").await;
-    let delete = reconcile::Delete { grace_seconds: Some(600), ..reconcile::Delete::default() };
+    let web = cluster.wait_for_state("web", "Running main:running ready#0").await;
+    let delete = reconcile::DeleteOptions { grace_seconds: Some(600), ..reconcile::DeleteOptions::default() };
     cluster.client.delete::<Pod>(&Key::new("default", "web"), &delete).await.expect("deleted");
-    let unready = cluster.becomes("web", "Running main:running#0").await;
+    let unready = cluster.wait_for_state("web", "Running main:running#0").await;
     assert!(unready.is_deleting());
     let conditions = unready.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready").expect("a condition");
     assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("ContainersNotReady")));
     cluster.exec(&web, "main", "touch /tmp/ready").await;
-    cluster.becomes("web", "Running main:running ready#0").await;
+    cluster.wait_for_state("web", "Running main:running ready#0").await;
     cluster.exec(&web, "main", "touch /tmp/end").await;
     cluster.until("it is gone", async || cluster.get("web").await.is_none().then_some(())).await;
     node.end().await;
@@ -344,41 +345,43 @@ async fn readiness_probes_go_on_while_a_pod_is_terminating() {
 /// What containers have comes from the runtime, whichever it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_are_resized() {
-    let (cluster, node) = Cluster::start().await;
+    let (cluster, node) = KubeletTestCluster::start().await;
     let both = |cpu: &str, memory: &str| {
-        let amounts = json!({"cpu": cpu, "memory": memory});
-        json!({"limits": amounts, "requests": amounts})
+        let values = json!({"cpu": cpu, "memory": memory});
+        json!({"limits": values, "requests": values})
     };
     let main = json!({"name": "main", "resources": both("100m", "64Mi")});
     cluster.create("web", json!({"containers": [main]})).await;
-    cluster.becomes("web", "Running main:running ready#0").await;
-    let becomes = async |wanted: Value, had: Value, problem: &str| {
-        let change = json!({"spec": {"containers": [{"name": "main", "resources": wanted}]}});
+    cluster.wait_for_state("web", "Running main:running ready#0").await;
+    let resize_to = async |desired: Value, actual: Value, error: &str| {
+        let change = json!({"spec": {"containers": [{"name": "main", "resources": desired}]}});
         let path = "/api/v1/namespaces/default/pods/web/resize";
         cluster.client.patch_at::<Pod>(path, &Patch::Strategic(change)).await.expect("patched");
-        let look = async || {
+        let check_resized = async || {
             let status = json!(cluster.get("web").await?.status?);
             let container = &status["containerStatuses"][0];
             let conditions = status["conditions"].as_array().expect("conditions").iter();
-            let said: Vec<&Value> =
+            let in_progress: Vec<&Value> =
                 conditions.filter(|one| one["type"].as_str() == Some("PodResizeInProgress")).collect();
-            let is_said = match said[..] {
-                [] => problem.is_empty(),
-                [said] => {
-                    !problem.is_empty() && said["message"].as_str().is_some_and(|told| told.contains(problem))
+            let is_reported = match in_progress[..] {
+                [] => error.is_empty(),
+                [in_progress] => {
+                    !error.is_empty()
+                        && in_progress["message"].as_str().is_some_and(|message| message.contains(error))
                 }
                 _ => false,
             };
-            let is_had = container["resources"] == had && container["restartCount"] == 0;
-            (is_had && container["allocatedResources"] == wanted["requests"] && is_said).then_some(())
+            let has_resources = container["resources"] == actual && container["restartCount"] == 0;
+            (has_resources && container["allocatedResources"] == desired["requests"] && is_reported)
+                .then_some(())
         };
-        cluster.until(&format!("it has {had} {problem}"), look).await;
+        cluster.until(&format!("it has {actual} {error}"), check_resized).await;
     };
-    becomes(both("200m", "96Mi"), both("200m", "96Mi"), "").await;
-    becomes(both("50m", "48Mi"), both("50m", "48Mi"), "").await;
-    let problem = "attempting to set container \"main\" memory limit (8192) below current usage (";
-    becomes(both("50m", "8Ki"), both("50m", "48Mi"), problem).await;
-    becomes(both("60m", "32Mi"), both("60m", "32Mi"), "").await;
+    resize_to(both("200m", "96Mi"), both("200m", "96Mi"), "").await;
+    resize_to(both("50m", "48Mi"), both("50m", "48Mi"), "").await;
+    let error = "attempting to set container \"main\" memory limit (8192) below current usage (";
+    resize_to(both("50m", "8Ki"), both("50m", "48Mi"), error).await;
+    resize_to(both("60m", "32Mi"), both("60m", "32Mi"), "").await;
     node.end().await;
 
     // Nobody waits for time of processors on a node that does not want that.
@@ -402,19 +405,19 @@ async fn pods_are_resized() {
     };
     let limited = quotas("web").await;
     assert!(limited.contains(&true), "{limited:?}");
-    let node = cluster.run_node_with(|keeping| keeping.limits_cpu = false);
+    let node = cluster.run_node_with(|kubelet_config| kubelet_config.cpu_cfs_quota = false);
     let main = json!({"name": "main", "resources": both("100m", "64Mi")});
     cluster.create("free", json!({"containers": [main]})).await;
-    cluster.becomes("free", "Running main:running ready#0").await;
+    cluster.wait_for_state("free", "Running main:running ready#0").await;
     let free = quotas("free").await;
     assert!(free.len() == limited.len() && !free.contains(&true), "{free:?}");
     node.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_over_gives_back_its_disks() {
+async fn disks_of_finished_pod_are_released() {
     const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.example:disk:0";
-    let (cluster, node) = Cluster::start().await;
+    let (cluster, node) = KubeletTestCluster::start().await;
     let script = "echo begun; until [ -e /room/end ]; do sleep 0.1; done";
     let main = json!({
         "name": "main", "command": ["sh", "-c", script],
@@ -424,7 +427,7 @@ async fn a_pod_that_is_over_gives_back_its_disks() {
     });
     let volumes = json!([{"name": "room", "emptyDir": {}}]);
     cluster.create("once", json!({"restartPolicy": "Never", "containers": [main], "volumes": volumes})).await;
-    let pod = cluster.becomes("once", "Running main:running ready#0").await;
+    let pod = cluster.wait_for_state("once", "Running main:running ready#0").await;
     node.end().await;
     // As it is left by a node that had a disk for it.
     let disk = cluster.path("root/plugins/kubernetes.io/iscsi/iface-default/disk");
@@ -445,29 +448,33 @@ async fn a_pod_that_is_over_gives_back_its_disks() {
         node.and_then(|node| node.status?.volumes_in_use).unwrap_or_default()
     };
     cluster.until("the disk is in use", async || (used().await == [NAME]).then_some(())).await;
-    let room = cluster.path("pods").join(pod.uid()).join("volumes/kubernetes.io~empty-dir/room");
-    let shown = cluster.path("pods").join(pod.uid()).join("volume-subpaths/room/main/1");
-    std::fs::write(room.join("part/note"), "").expect("written");
-    assert!(shown.join("note").exists(), "a part of a volume is mounted");
-    std::fs::write(room.join("end"), "").expect("written");
-    cluster.becomes("once", "Succeeded main:exit 0#0").await;
+    let volume_dir = cluster.path("pods").join(pod.uid()).join("volumes/kubernetes.io~empty-dir/room");
+    let subpath_dir = cluster.path("pods").join(pod.uid()).join("volume-subpaths/room/main/1");
+    std::fs::write(volume_dir.join("part/note"), "").expect("written");
+    assert!(subpath_dir.join("note").exists(), "a part of a volume is mounted");
+    std::fs::write(volume_dir.join("end"), "").expect("written");
+    cluster.wait_for_state("once", "Succeeded main:exit 0#0").await;
     cluster.until("the disk is given back", async || used().await.is_empty().then_some(())).await;
-    assert!(!disk.exists() && room.join("end").exists());
-    assert!(shown.is_dir() && !shown.join("note").exists(), "a part of a volume is still mounted");
+    assert!(!disk.exists() && volume_dir.join("end").exists());
+    assert!(
+        subpath_dir.is_dir() && !subpath_dir.join("note").exists(),
+        "a part of a volume is still mounted"
+    );
     let log = log_of(&cluster, "once").await;
     assert!(std::fs::read_to_string(&log).expect("a log").contains("begun"));
     let key = Key::new("default", "once");
-    cluster.client.delete::<Pod>(&key, &reconcile::Delete::default()).await.expect("a deletion");
+    cluster.client.delete::<Pod>(&key, &reconcile::DeleteOptions::default()).await.expect("a deletion");
     let dir = cluster.path("pods").join(pod.uid());
     cluster.until("nothing is left", async || (!dir.exists()).then_some(())).await;
-    let is_held = || versions.lock().expect("not poisoned").iter().any(|version| version.strong_count() > 0);
-    cluster.until("nobody holds it", async || (!is_held()).then_some(())).await;
+    let is_referenced =
+        || versions.lock().expect("not poisoned").iter().any(|version| version.strong_count() > 0);
+    cluster.until("nobody holds it", async || (!is_referenced()).then_some(())).await;
     node.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn variables_come_from_files() {
-    let (cluster, node) = Cluster::start().await;
+async fn environment_is_read_from_files() {
+    let (cluster, node) = KubeletTestCluster::start().await;
     let pod = |written: &str, path: &str, key: &str, optional: bool| {
         let from = json!({"volumeName": "room", "path": path, "key": key, "optional": optional});
         let mounts = json!([{"name": "room", "mountPath": "/room"}]);
@@ -482,7 +489,7 @@ async fn variables_come_from_files() {
     cluster.create("told", pod(WRITE, "a/env", "B", false)).await;
     cluster.create("untold", pod(WRITE, "a/env", "C", true)).await;
     for (name, expected) in [("told", "[two\nlines]"), ("untold", "[]")] {
-        let pod = cluster.becomes(name, "Running main:running ready#0").await;
+        let pod = cluster.wait_for_state(name, "Running main:running ready#0").await;
         assert_eq!(cluster.exec(&pod, "main", "echo \"[$X]\"").await, expected);
     }
     let volume = |name: &str| format!("/{name}/volumes/kubernetes.io~empty-dir/room");
@@ -494,7 +501,7 @@ async fn variables_come_from_files() {
         ("unquoted", pod("echo A=1 > /room/env", "env", "A", true), "couldn't parse env file"),
     ] {
         cluster.create(name, spec).await;
-        let pod = cluster.becomes(name, "Pending main:CreateContainerConfigError#0").await;
+        let pod = cluster.wait_for_state(name, "Pending main:CreateContainerConfigError#0").await;
         let uid = pod.uid().to_owned();
         let waiting = pod.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting);
         let message = waiting.and_then(|waiting| waiting.message).unwrap_or_default();
@@ -527,13 +534,13 @@ fn registry(dir: &Path, network: &Path, is_open: watch::Receiver<bool>) -> Strin
     });
     std::fs::write(dir.join("config"), config.to_string()).expect("written");
     let kind = |name: &str| format!("application/vnd.oci.image.{name}");
-    let piece =
+    let descriptor =
         |name: &str, of: &str| json!({"mediaType": kind(of), "digest": digest(name), "size": size(name)});
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": kind("manifest.v1+json"),
-        "config": piece("config", "config.v1+json"),
-        "layers": [piece("layer", "layer.v1.tar")]
+        "config": descriptor("config", "config.v1+json"),
+        "layers": [descriptor("layer", "layer.v1.tar")]
     });
     std::fs::write(dir.join("manifest"), manifest.to_string()).expect("written");
     let files: Vec<(String, Vec<u8>)> = ["manifest", "config", "layer"]
@@ -591,14 +598,14 @@ async fn serve_image(mut stream: tokio::net::TcpStream, files: &[(String, Vec<u8
     let _ = stream.shutdown().await;
 }
 
-impl Cluster {
+impl KubeletTestCluster {
     /// What pulls images.
     async fn add_pull_secret(&self, name: &str, host: &str, password: &str) {
-        let auths = json!({"auths": {host: {"username": "me", "password": password}}}).to_string();
+        let docker_config = json!({"auths": {host: {"username": "me", "password": password}}}).to_string();
         let secret = json!({
             "metadata": {"name": name, "namespace": "default"},
             "type": "kubernetes.io/dockerconfigjson",
-            "stringData": {".dockerconfigjson": auths}
+            "stringData": {".dockerconfigjson": docker_config}
         });
         let secret: k8s_openapi::api::core::v1::Secret = serde_json::from_value(secret).expect("a secret");
         self.client.create(&secret).await.expect("created");
@@ -607,38 +614,38 @@ impl Cluster {
 
 /// A registry that does not answer keeps nobody from going, from being looked after and from being told of.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_waits_for_a_pull_but_what_needs_it() {
-    let (cluster, node) = Cluster::start().await;
+async fn image_pull_blocks_only_its_container() {
+    let (cluster, node) = KubeletTestCluster::start().await;
     let (open, is_open) = watch::channel(false);
     let host = registry(&cluster.path("registry"), &cluster.containerd.network(), is_open);
     cluster.add_pull_secret("own", &host, "secret").await;
     let slow = json!({"name": "slow", "image": format!("{host}/app:1")});
     let script = "until [ -e /end ]; do sleep 0.1; done; exit 1";
-    let quick = json!({"name": "quick", "command": ["sh", "-c", script]});
+    let fast = json!({"name": "quick", "command": ["sh", "-c", script]});
     let pod = |first: &Value, second: &Value| json!({"containers": [first, second], "imagePullSecrets": [{"name": "own"}]});
-    cluster.create("goes", pod(&quick, &slow)).await;
-    cluster.create("stays", pod(&quick, &slow)).await;
+    cluster.create("goes", pod(&fast, &slow)).await;
+    cluster.create("stays", pod(&fast, &slow)).await;
     const PULLS: &str = "Pending quick:running ready#0 slow:ContainerCreating#0";
-    cluster.becomes("goes", PULLS).await;
-    let stays = cluster.becomes("stays", PULLS).await;
-    let goes = Key::new("default", "goes");
-    cluster.client.delete::<Pod>(&goes, &reconcile::Delete::default()).await.expect("deleted");
+    cluster.wait_for_state("goes", PULLS).await;
+    let stays = cluster.wait_for_state("stays", PULLS).await;
+    let deleted_key = Key::new("default", "goes");
+    cluster.client.delete::<Pod>(&deleted_key, &reconcile::DeleteOptions::default()).await.expect("deleted");
     cluster.until("it is gone", async || cluster.get("goes").await.is_none().then_some(())).await;
     // Another container of the pod that waits ends, and begins again.
     cluster.exec(&stays, "quick", "touch /end").await;
-    cluster.becomes("stays", "Pending quick:running ready#1 slow:ContainerCreating#0").await;
+    cluster.wait_for_state("stays", "Pending quick:running ready#1 slow:ContainerCreating#0").await;
     let events: Vec<Event> = cluster.client.list("default").await.expect("events");
     let pulling = events.iter().filter(|event| event.reason.as_deref() == Some("Pulling"));
     assert_eq!(pulling.map(|event| event.count).collect::<Vec<_>>(), [Some(1), Some(1)]);
     open.send_replace(true);
-    cluster.becomes("stays", "Running quick:running ready#1 slow:running ready#0").await;
+    cluster.wait_for_state("stays", "Running quick:running ready#1 slow:running ready#0").await;
     node.end().await;
 }
 
 /// An image that is there is for those who could have pulled it, also after the kubelet was started again.
 #[tokio::test(flavor = "multi_thread")]
-async fn images_are_for_those_who_could_pull_them() {
-    let (cluster, node) = Cluster::start().await;
+async fn present_images_require_pull_credentials() {
+    let (cluster, node) = KubeletTestCluster::start().await;
     let (_open, is_open) = watch::channel(true);
     let host = registry(&cluster.path("registry"), &cluster.containerd.network(), is_open);
     for (name, password) in [("own", "secret"), ("twin", "secret"), ("wrong", "guess")] {
@@ -652,33 +659,34 @@ async fn images_are_for_those_who_could_pull_them() {
     const RUNS: &str = "Running main:running ready#0";
     const NEVER: &str = "Pending main:ErrImageNeverPull#0";
     cluster.create("early", pod("own", "Never")).await;
-    cluster.becomes("early", NEVER).await;
+    cluster.wait_for_state("early", NEVER).await;
     cluster.create("owner", pod("own", "IfNotPresent")).await;
-    cluster.becomes("owner", RUNS).await;
+    cluster.wait_for_state("owner", RUNS).await;
     cluster.create("nobody", pod("none", "Never")).await;
-    let nobody = cluster.becomes("nobody", NEVER).await;
-    let waiting = nobody.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting);
+    let without_secret = cluster.wait_for_state("nobody", NEVER).await;
+    let waiting =
+        without_secret.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting);
     let expected = format!("Container image \"{host}/app:1\" is not present with pull policy of Never");
     assert_eq!(waiting.and_then(|waiting| waiting.message), Some(expected));
     cluster.create("guest", pod("wrong", "IfNotPresent")).await;
     cluster
         .until("the guest is refused", async || {
-            let shown = state(&cluster.get("guest").await?);
-            (shown.contains("ErrImagePull") || shown.contains("ImagePullBackOff")).then_some(())
+            let state_text = state(&cluster.get("guest").await?);
+            (state_text.contains("ErrImagePull") || state_text.contains("ImagePullBackOff")).then_some(())
         })
         .await;
     node.end().await;
     let node = cluster.run_node();
     cluster.create("friend", pod("twin", "Never")).await;
-    cluster.becomes("friend", RUNS).await;
+    cluster.wait_for_state("friend", RUNS).await;
     cluster.create("again", pod("own", "Never")).await;
-    cluster.becomes("again", RUNS).await;
+    cluster.wait_for_state("again", RUNS).await;
     cluster.create("stranger", pod("none", "Never")).await;
-    cluster.becomes("stranger", NEVER).await;
+    cluster.wait_for_state("stranger", NEVER).await;
     node.end().await;
     // A program on the node has credentials for one account.
-    let programs = cluster.path("programs");
-    std::os::unix::fs::symlink("/bin/sh", programs.join("sh")).expect("a shell");
+    let plugin_dir = cluster.path("programs");
+    std::os::unix::fs::symlink("/bin/sh", plugin_dir.join("sh")).expect("a shell");
     let version = "credentialprovider.kubelet.k8s.io/v1";
     let answer = json!({
         "kind": "CredentialProviderResponse", "apiVersion": version, "cacheKeyType": "Registry",
@@ -699,20 +707,20 @@ async fn images_are_for_those_who_could_pull_them() {
     let other = json!({"metadata": {"name": "other", "namespace": "default"}});
     let other: ServiceAccount = serde_json::from_value(other).expect("a service account");
     cluster.client.create(&other).await.expect("created");
-    let credentials = kubelet::CredentialProviders { programs, providers: vec![provider] };
-    let node = cluster.run_node_with(|keeping| keeping.credentials = credentials);
+    let credentials = kubelet::CredentialProviders { plugin_dir, providers: vec![provider] };
+    let node = cluster.run_node_with(|kubelet_config| kubelet_config.credentials = credentials);
     cluster.create("helped", pod("none", "IfNotPresent")).await;
-    cluster.becomes("helped", RUNS).await;
+    cluster.wait_for_state("helped", RUNS).await;
     cluster.create("known", pod("none", "Never")).await;
-    cluster.becomes("known", RUNS).await;
+    cluster.wait_for_state("known", RUNS).await;
     let mut unknown = pod("none", "Never");
     unknown["serviceAccountName"] = json!("other");
     cluster.create("unknown", unknown).await;
-    cluster.becomes("unknown", NEVER).await;
+    cluster.wait_for_state("unknown", NEVER).await;
     node.end().await;
 }
 
-async fn log_of(cluster: &Cluster, name: &str) -> std::path::PathBuf {
+async fn log_of(cluster: &KubeletTestCluster, name: &str) -> std::path::PathBuf {
     let pod = cluster.get(name).await.expect("the pod");
     cluster.path("logs").join(format!("default_{name}_{}", pod.uid())).join("main/0.log")
 }

@@ -1,18 +1,18 @@
 //! What to change in the kernel, all of it or nothing.
 
-use crate::{Base, Key, Name, Rule, Set, Verdict};
+use crate::{BaseChain, Key, Name, Rule, Set, Verdict};
 
 /// One change. Sets and chains that an element or a rule names have been made by then.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Makes the table anew, empty, whether there is one or not.
-    Renew,
+    RecreateTable,
     /// Removes the table, whether there is one or not.
-    Remove,
+    DeleteTable,
     AddSet(Name, Set),
-    AddChain(Name, Option<Base>),
+    AddChain(Name, Option<BaseChain>),
     /// Empties a chain.
-    Flush(Name),
+    FlushChain(Name),
     AddRule(Name, Rule),
     AddElements(Name, Vec<(Key, Option<Verdict>)>),
     DeleteElements(Name, Vec<(Key, Option<Verdict>)>),
@@ -32,8 +32,8 @@ impl Batch {
     }
 
     /// Removes the table.
-    pub fn remove() -> Batch {
-        Batch { commands: vec![Command::Remove] }
+    pub fn delete_table() -> Batch {
+        Batch { commands: vec![Command::DeleteTable] }
     }
 
     pub(crate) fn push(&mut self, command: Command) {

@@ -4,14 +4,14 @@
 //! Docker, ufw or firewalld drop, an accepting rule must be in their chain. [`plan`] decides, [`accept`] and [`remove`]
 //! encode. The rules are such as iptables can list. Pure: see `proxy::host_firewall` for who applies it.
 
-mod read;
+mod parse;
 
 use std::fmt;
 
-use crate::netlink::{BATCH_BEGIN, BATCH_END, NFTABLES, expressions, message};
+use crate::netlink::{BATCH_BEGIN, BATCH_END, SUBSYS_NFTABLES, expressions, message};
 use crate::wire::{APPEND, CREATE, DUMP, Writer};
-use crate::{Atom, Field, Hook, Ip, Net, Statement, Verdict};
-pub use read::{chain, rule};
+use crate::{Field, Hook, IpFamily, IpNet, MatchValue, Statement, Verdict};
+pub use parse::{chain, rule};
 
 /// What our jumps are commented with, in the tables of others.
 const COMMENT: &[u8] = b"\x00\x06skiff\x00";
@@ -50,7 +50,7 @@ impl Family {
         }
     }
 
-    fn has(self, net: &Net) -> bool {
+    fn has(self, net: &IpNet) -> bool {
         match self {
             Family::Inet => true,
             Family::Ip => !net.is_v6(),
@@ -68,38 +68,38 @@ pub struct Chain {
     /// Of a base chain that filters.
     pub hook: Option<Hook>,
     /// Whether it drops what none of its rules decides about.
-    pub drops: bool,
+    pub policy_drops: bool,
 }
 
 /// A rule of some chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub handle: u64,
-    pub parts: Vec<Part>,
+    pub expressions: Vec<Expression>,
 }
 
 /// A part of a rule, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Expression {
     /// Goes on if this byte range of the network header, under a mask, has this value.
-    Header {
+    NetworkHeader {
         offset: u32,
         mask: Vec<u8>,
         value: Vec<u8>,
     },
     /// Goes on for packets of this family.
-    Family(Ip),
+    Family(IpFamily),
     /// Goes on if something else holds.
-    Condition,
+    OtherMatch,
     /// Counts, or logs.
-    Neutral,
+    NonTerminal,
     Verdict(Verdict),
     Reject,
 }
 
 /// A chain of another program that drops packets of pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Obstacle {
+pub struct DroppingChain {
     pub chain: Chain,
     /// The rule that drops; the chain's policy where there is none.
     pub handle: Option<u64>,
@@ -111,7 +111,7 @@ impl fmt::Display for Chain {
     }
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for DroppingChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.chain)?;
         match self.handle {
@@ -123,13 +123,13 @@ impl fmt::Display for Obstacle {
 
 /// What to do about one chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ChainAction {
     /// Packets of pods are accepted, or nothing drops them.
     Nothing,
     /// Our rules are missing.
     Accept { has_jump: bool },
     /// It is none of those that we may change.
-    Report(Obstacle),
+    Report(DroppingChain),
 }
 
 impl Chain {
@@ -150,58 +150,59 @@ impl Chain {
     }
 
     /// The chain of ours beside it.
-    pub fn accepting(&self) -> &'static str {
+    pub fn accept_chain_name(&self) -> &'static str {
         if self.hook == Some(Hook::Forward) { "SKIFF-FORWARD" } else { "SKIFF-INPUT" }
     }
 }
 
 /// Decides about a chain with these rules. `has_chain` says whether there is a chain of ours in the same table.
-pub fn plan(chain: &Chain, rules: &[Rule], has_chain: bool, pods: &[Net]) -> Step {
-    let ours = Part::Verdict(Verdict::Jump(chain.accepting().into()));
-    let has_jump = rules.iter().any(|rule| rule.parts.contains(&ours));
-    let Some(obstacle) = obstacle(chain, rules, pods) else { return Step::Nothing };
+pub fn plan_chain(chain: &Chain, rules: &[Rule], has_chain: bool, pods: &[IpNet]) -> ChainAction {
+    let accept_jump = Expression::Verdict(Verdict::Jump(chain.accept_chain_name().into()));
+    let has_jump = rules.iter().any(|rule| rule.expressions.contains(&accept_jump));
+    let Some(dropping) = find_drop(chain, rules, pods) else { return ChainAction::Nothing };
     match (chain.is_known(), has_jump && has_chain) {
-        (true, true) => Step::Nothing,
-        (true, false) => Step::Accept { has_jump },
-        (false, _) => Step::Report(obstacle),
+        (true, true) => ChainAction::Nothing,
+        (true, false) => ChainAction::Accept { has_jump },
+        (false, _) => ChainAction::Report(dropping),
     }
 }
 
 /// What in a chain may drop packets of pods. In chains of a known program every rule may, since each leads to many.
-fn obstacle(chain: &Chain, rules: &[Rule], pods: &[Net]) -> Option<Obstacle> {
-    let mut left: Vec<&Net> = pods.iter().filter(|net| chain.family.has(net)).collect();
-    let found = |handle| Some(Obstacle { chain: chain.clone(), handle });
+fn find_drop(chain: &Chain, rules: &[Rule], pods: &[IpNet]) -> Option<DroppingChain> {
+    let mut left: Vec<&IpNet> = pods.iter().filter(|net| chain.family.has(net)).collect();
+    let found = |handle| Some(DroppingChain { chain: chain.clone(), handle });
     for rule in rules {
         if chain.is_known() || rule.drops_everything() {
             return if left.is_empty() { None } else { found(Some(rule.handle)) };
         }
         left.retain(|net| !rule.accepts(net));
     }
-    if left.is_empty() || !chain.drops { None } else { found(None) }
+    if left.is_empty() || !chain.policy_drops { None } else { found(None) }
 }
 
 impl Rule {
     fn drops_everything(&self) -> bool {
-        let decides = |part: &Part| matches!(part, Part::Reject | Part::Verdict(Verdict::Drop));
-        self.parts.iter().all(|part| decides(part) || *part == Part::Neutral)
-            && self.parts.iter().any(decides)
+        let is_drop =
+            |part: &Expression| matches!(part, Expression::Reject | Expression::Verdict(Verdict::Drop));
+        self.expressions.iter().all(|part| is_drop(part) || *part == Expression::NonTerminal)
+            && self.expressions.iter().any(is_drop)
     }
 
     /// Whether it accepts everything that comes from this network.
-    fn accepts(&self, net: &Net) -> bool {
-        let accept = Part::Verdict(Verdict::Accept);
-        self.parts.contains(&accept)
-            && self.parts.iter().all(|part| match part {
-                Part::Neutral => true,
-                Part::Family(ip) => *ip == Ip::of(net.first()),
-                Part::Header { offset, mask, value } => is_source(net, *offset, mask, value),
+    fn accepts(&self, net: &IpNet) -> bool {
+        let accept = Expression::Verdict(Verdict::Accept);
+        self.expressions.contains(&accept)
+            && self.expressions.iter().all(|part| match part {
+                Expression::NonTerminal => true,
+                Expression::Family(ip) => *ip == IpFamily::of(net.first()),
+                Expression::NetworkHeader { offset, mask, value } => is_source(net, *offset, mask, value),
                 other => *other == accept,
             })
     }
 }
 
 /// Whether all addresses of the network are among the sources that this compares with.
-fn is_source(net: &Net, offset: u32, mask: &[u8], value: &[u8]) -> bool {
+fn is_source(net: &IpNet, offset: u32, mask: &[u8], value: &[u8]) -> bool {
     let (expected, bytes) = match net.first() {
         std::net::IpAddr::V4(first) => (12, first.octets().to_vec()),
         std::net::IpAddr::V6(first) => (8, first.octets().to_vec()),
@@ -215,14 +216,14 @@ fn is_source(net: &Net, offset: u32, mask: &[u8], value: &[u8]) -> bool {
 /// A request for all chains.
 pub fn list_chains() -> Vec<u8> {
     let mut out = Writer::starting_at(1);
-    out.message(NFTABLES << 8 | message::GET_CHAIN, DUMP, (0, 0), |_| {});
+    out.message(SUBSYS_NFTABLES << 8 | message::GET_CHAIN, DUMP, (0, 0), |_| {});
     out.bytes
 }
 
 /// A request for the rules of a chain.
 pub fn list_rules(chain: &Chain) -> Vec<u8> {
     let mut out = Writer::starting_at(1);
-    out.message(NFTABLES << 8 | message::GET_RULE, DUMP, (chain.family.number(), 0), |out| {
+    out.message(SUBSYS_NFTABLES << 8 | message::GET_RULE, DUMP, (chain.family.number(), 0), |out| {
         out.text(1, &chain.table);
         out.text(2, &chain.name);
     });
@@ -230,18 +231,18 @@ pub fn list_rules(chain: &Chain) -> Vec<u8> {
 }
 
 /// A batch that accepts packets of pods in a chain. `has_jump` says whether the chain has a jump to ours already.
-pub fn accept(chain: &Chain, has_jump: bool, pods: &[Net], masquerade: u32) -> crate::netlink::Encoded {
-    let own = chain.accepting();
+pub fn accept(chain: &Chain, has_jump: bool, pods: &[IpNet], masquerade: u32) -> crate::netlink::Encoded {
+    let own = chain.accept_chain_name();
     batch(|out| {
         let mut message = |kind: u16, flags: u16, fill: &dyn Fn(&mut Writer)| {
-            out.message(NFTABLES << 8 | kind, flags, (chain.family.number(), 0), |out| {
+            out.message(SUBSYS_NFTABLES << 8 | kind, flags, (chain.family.number(), 0), |out| {
                 out.text(1, &chain.table);
                 fill(out);
             });
         };
         message(message::NEW_CHAIN, CREATE, &|out| out.text(3, own));
         message(message::DELETE_RULE, 0, &|out| out.text(2, own));
-        for statements in accepting_rules(chain, pods, masquerade) {
+        for statements in accept_rules(chain, pods, masquerade) {
             let expressions = expressions(chain.family.number(), &statements);
             message(message::NEW_RULE, CREATE | APPEND, &|out| {
                 out.text(2, own);
@@ -261,40 +262,40 @@ pub fn accept(chain: &Chain, has_jump: bool, pods: &[Net], masquerade: u32) -> c
 }
 
 /// From pods to this machine; from and to pods through it, and what this machine masquerades for a Service.
-fn accepting_rules(chain: &Chain, pods: &[Net], masquerade: u32) -> Vec<crate::Rule> {
+fn accept_rules(chain: &Chain, pods: &[IpNet], masquerade: u32) -> Vec<crate::Rule> {
     let is_forward = chain.hook == Some(Hook::Forward);
     let mut rules = Vec::new();
     for net in pods.iter().filter(|net| chain.family.has(net)) {
-        let ip = Ip::of(net.first());
+        let ip = IpFamily::of(net.first());
         let mut fields = vec![Field::Source(ip)];
         fields.extend(is_forward.then_some(Field::Destination(ip)));
         for field in fields {
-            rules.push(crate::rule([Statement::is(field, Atom::Net(*net)), Statement::accept()]));
+            rules.push(crate::rule([Statement::equals(field, MatchValue::Net(*net)), Statement::accept()]));
         }
     }
     if is_forward {
-        rules.push(crate::rule([Statement::Marked(masquerade), Statement::accept()]));
+        rules.push(crate::rule([Statement::HasMark(masquerade), Statement::accept()]));
     }
     rules
 }
 
 /// A batch that takes these jumps out of a chain, and our chain out of its table where `has_chain`.
 pub fn remove(chain: &Chain, rules: &[Rule], has_chain: bool) -> Option<crate::netlink::Encoded> {
-    let own = chain.accepting();
-    let jump = Part::Verdict(Verdict::Jump(own.into()));
-    let jumps: Vec<u64> =
-        rules.iter().filter(|rule| rule.parts.contains(&jump)).map(|rule| rule.handle).collect();
-    if jumps.is_empty() && !has_chain {
+    let own = chain.accept_chain_name();
+    let jump = Expression::Verdict(Verdict::Jump(own.into()));
+    let jump_handles: Vec<u64> =
+        rules.iter().filter(|rule| rule.expressions.contains(&jump)).map(|rule| rule.handle).collect();
+    if jump_handles.is_empty() && !has_chain {
         return None;
     }
     Some(batch(|out| {
         let mut message = |kind: u16, fill: &dyn Fn(&mut Writer)| {
-            out.message(NFTABLES << 8 | kind, 0, (chain.family.number(), 0), |out| {
+            out.message(SUBSYS_NFTABLES << 8 | kind, 0, (chain.family.number(), 0), |out| {
                 out.text(1, &chain.table);
                 fill(out);
             });
         };
-        for handle in jumps {
+        for handle in jump_handles {
             message(message::DELETE_RULE, &|out| {
                 out.text(2, &chain.name);
                 out.u64(3, handle);
@@ -309,11 +310,11 @@ pub fn remove(chain: &Chain, rules: &[Rule], has_chain: bool) -> Option<crate::n
 
 fn batch(fill: impl FnOnce(&mut Writer)) -> crate::netlink::Encoded {
     let mut out = Writer::starting_at(1);
-    out.message(BATCH_BEGIN, 0, (0, NFTABLES), |_| {});
+    out.message(BATCH_BEGIN, 0, (0, SUBSYS_NFTABLES), |_| {});
     fill(&mut out);
     // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
-    let last = out.ask_for_answer();
-    out.message(BATCH_END, 0, (0, NFTABLES), |_| {});
+    let last = out.request_ack();
+    out.message(BATCH_END, 0, (0, SUBSYS_NFTABLES), |_| {});
     crate::netlink::Encoded { bytes: out.bytes, first: 1, last }
 }
 

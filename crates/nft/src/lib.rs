@@ -17,7 +17,8 @@ pub mod wire;
 
 pub use batch::{Batch, Command};
 pub use model::{
-    Atom, Base, Field, Fragment, Hook, Ip, Key, Kind, Name, Proto, Rule, Set, Statement, Type, Verdict, rule,
+    BaseChain, ChainType, DataType, Field, Fragment, Hook, IpFamily, Key, MatchValue, Name, Proto, Rule, Set,
+    Statement, Verdict, rule,
 };
-pub use net::Net;
+pub use net::IpNet;
 pub use ruleset::Ruleset;

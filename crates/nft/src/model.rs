@@ -4,34 +4,34 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::Net;
+use crate::IpNet;
 
 /// The name of a chain or a set: letters, digits, `/`, `-`, `_` and `.`, beginning with a letter.
 pub type Name = Arc<str>;
 /// What an element of a set is found by; one atom for each field.
-pub type Key = Vec<Atom>;
+pub type Key = Vec<MatchValue>;
 /// One rule: its statements are done in order, until one does not match or decides.
 pub type Rule = Vec<Statement>;
 
 /// A family of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Ip {
+pub enum IpFamily {
     V4,
     V6,
 }
 
-impl Ip {
-    pub const BOTH: [Ip; 2] = [Ip::V4, Ip::V6];
+impl IpFamily {
+    pub const ALL: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
-    pub fn of(address: IpAddr) -> Ip {
-        if address.is_ipv6() { Ip::V6 } else { Ip::V4 }
+    pub fn of(address: IpAddr) -> IpFamily {
+        if address.is_ipv6() { IpFamily::V6 } else { IpFamily::V4 }
     }
 
     /// The type of its addresses.
-    pub fn address(self) -> Type {
+    pub fn address(self) -> DataType {
         match self {
-            Ip::V4 => Type::V4,
-            Ip::V6 => Type::V6,
+            IpFamily::V4 => DataType::V4,
+            IpFamily::V6 => DataType::V6,
         }
     }
 }
@@ -57,8 +57,8 @@ impl Proto {
 /// What can be asked of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
-    Source(Ip),
-    Destination(Ip),
+    Source(IpFamily),
+    Destination(IpFamily),
     /// The transport protocol.
     Proto,
     DestinationPort,
@@ -70,21 +70,21 @@ pub enum Field {
 
 /// One value, or several that lie together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Atom {
+pub enum MatchValue {
     Address(IpAddr),
-    Net(Net),
+    Net(IpNet),
     Proto(Proto),
     Port(u16),
     /// From and to, both included.
     Ports(u16, u16),
-    Family(Ip),
+    Family(IpFamily),
     /// Of 15 bytes at most.
     Link(&'static str),
 }
 
 /// The type of a field of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Type {
+pub enum DataType {
     V4,
     V6,
     Proto,
@@ -105,13 +105,13 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Statement {
     /// Goes on if the field has one of these values, or, with `not`, none of them.
-    Is {
+    Match {
         field: Field,
         not: bool,
-        any: Vec<Atom>,
+        any: Vec<MatchValue>,
     },
     /// Goes on if the fields together are an element of a set.
-    In {
+    InSet {
         fields: Vec<Field>,
         set: Name,
     },
@@ -119,33 +119,33 @@ pub enum Statement {
     SourceIsLocal,
     DestinationIsLocal,
     /// Goes on if the connection is not known yet.
-    New,
+    StateNew,
     /// Goes on if the connection is known, or belongs to one that is.
-    Known,
+    StateEstablished,
     /// Goes on if the connection's destination was changed.
-    Redirected,
+    IsDnat,
     /// Goes on if a bit of the mark is set.
-    Marked(u32),
+    HasMark(u32),
     /// Sets a bit of the mark.
-    Mark(u32),
+    SetMark(u32),
     /// Clears a bit of the mark that is set.
-    Unmark(u32),
+    ClearMark(u32),
     /// Goes where a map says, or on if it says nothing.
     Lookup {
         fields: Vec<Field>,
         map: Name,
     },
     /// Goes to one of these at random, all alike.
-    Pick(Vec<Verdict>),
+    RandomVerdict(Vec<Verdict>),
     /// Changes the destination to one of these at random, all alike, and accepts. The rule must have asked for a
     /// protocol before.
-    Redirect(Vec<SocketAddr>),
+    Dnat(Vec<SocketAddr>),
     /// Changes the source to this machine's address on the way out, and accepts.
     Masquerade,
     /// Puts the source into a set, or renews it there.
-    Remember {
+    AddSourceToSet {
         set: Name,
-        ip: Ip,
+        ip: IpFamily,
     },
     Verdict(Verdict),
     /// Drops, and tells the sender.
@@ -158,8 +158,8 @@ pub fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
 }
 
 impl Statement {
-    pub fn is(field: Field, value: Atom) -> Statement {
-        Statement::Is { field, not: false, any: vec![value] }
+    pub fn equals(field: Field, value: MatchValue) -> Statement {
+        Statement::Match { field, not: false, any: vec![value] }
     }
 
     pub fn goto(chain: &Name) -> Statement {
@@ -181,7 +181,7 @@ impl Statement {
 
 /// What a base chain does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ChainType {
     Filter,
     Nat,
 }
@@ -198,8 +198,8 @@ pub enum Hook {
 
 /// How a chain hangs in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Base {
-    pub kind: Kind,
+pub struct BaseChain {
+    pub chain_type: ChainType,
     pub hook: Hook,
     pub priority: i32,
 }
@@ -207,29 +207,29 @@ pub struct Base {
 /// What a set is like, apart from its elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Set {
-    pub key: Vec<Type>,
+    pub key: Vec<DataType>,
     /// Elements lead somewhere.
-    pub verdicts: bool,
+    pub is_verdict_map: bool,
     /// Elements may be networks and ranges.
     pub ranges: bool,
     /// Packets add elements, which stay for this many seconds.
-    pub seconds: Option<u32>,
+    pub timeout_seconds: Option<u32>,
 }
 
 impl Set {
-    pub fn plain(key: &[Type]) -> Set {
-        Set { key: key.into(), verdicts: false, ranges: false, seconds: None }
+    pub fn new(key: &[DataType]) -> Set {
+        Set { key: key.into(), is_verdict_map: false, ranges: false, timeout_seconds: None }
     }
 
-    pub fn verdicts(key: &[Type]) -> Set {
-        Set { verdicts: true, ..Set::plain(key) }
+    pub fn verdict_map(key: &[DataType]) -> Set {
+        Set { is_verdict_map: true, ..Set::new(key) }
     }
 }
 
 /// A part of the table: what one owner asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fragment {
-    pub bases: BTreeMap<Name, Base>,
+    pub base_chains: BTreeMap<Name, BaseChain>,
     pub chains: BTreeMap<Name, Vec<Rule>>,
     pub sets: BTreeMap<Name, Set>,
     /// By set and key, where they lead.
@@ -245,8 +245,8 @@ impl Fragment {
         self.chains.insert(name.clone(), rules);
     }
 
-    pub fn base(&mut self, name: &Name, base: Base, rules: Vec<Rule>) {
-        self.bases.insert(name.clone(), base);
+    pub fn base_chain(&mut self, name: &Name, base: BaseChain, rules: Vec<Rule>) {
+        self.base_chains.insert(name.clone(), base);
         self.chain(name, rules);
     }
 

@@ -6,14 +6,14 @@ use std::str::FromStr;
 
 /// A network of either family. Bits that do not count are always zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Net {
+pub struct IpNet {
     first: IpAddr,
     bits: u8,
 }
 
-impl Net {
+impl IpNet {
     /// The network of this many bits that `address` is in; `None` where the family has fewer bits.
-    pub fn new(address: IpAddr, bits: u8) -> Option<Net> {
+    pub fn new(address: IpAddr, bits: u8) -> Option<IpNet> {
         let first = match address {
             IpAddr::V4(v4) if bits <= 32 => {
                 let mask = u32::MAX.checked_shl(u32::from(32 - bits)).unwrap_or(0);
@@ -25,11 +25,11 @@ impl Net {
             }
             _ => return None,
         };
-        Some(Net { first, bits })
+        Some(IpNet { first, bits })
     }
 
     pub fn contains(&self, address: IpAddr) -> bool {
-        Net::new(address, self.bits).is_some_and(|net| net == *self)
+        IpNet::new(address, self.bits).is_some_and(|net| net == *self)
     }
 
     pub fn first(&self) -> IpAddr {
@@ -58,35 +58,35 @@ impl Net {
     }
 }
 
-impl From<IpAddr> for Net {
-    fn from(first: IpAddr) -> Net {
-        Net { first, bits: if first.is_ipv6() { 128 } else { 32 } }
+impl From<IpAddr> for IpNet {
+    fn from(first: IpAddr) -> IpNet {
+        IpNet { first, bits: if first.is_ipv6() { 128 } else { 32 } }
     }
 }
 
 /// What is no network.
 #[derive(Debug, PartialEq)]
-pub struct NotANet;
+pub struct ParseIpNetError;
 
-impl fmt::Display for NotANet {
+impl fmt::Display for ParseIpNetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not a network such as 10.0.0.0/8")
     }
 }
 
-impl std::error::Error for NotANet {}
+impl std::error::Error for ParseIpNetError {}
 
-impl FromStr for Net {
-    type Err = NotANet;
+impl FromStr for IpNet {
+    type Err = ParseIpNetError;
 
-    fn from_str(text: &str) -> Result<Net, NotANet> {
-        let (address, bits) = text.split_once('/').ok_or(NotANet)?;
-        let address = address.parse().map_err(|_| NotANet)?;
-        Net::new(address, bits.parse().map_err(|_| NotANet)?).ok_or(NotANet)
+    fn from_str(text: &str) -> Result<IpNet, ParseIpNetError> {
+        let (address, bits) = text.split_once('/').ok_or(ParseIpNetError)?;
+        let address = address.parse().map_err(|_| ParseIpNetError)?;
+        IpNet::new(address, bits.parse().map_err(|_| ParseIpNetError)?).ok_or(ParseIpNetError)
     }
 }
 
-impl fmt::Display for Net {
+impl fmt::Display for IpNet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.first, self.bits)
     }
@@ -98,7 +98,7 @@ mod tests {
 
     #[track_caller]
     fn check(net: &str, inside: &[&str], outside: &[&str]) {
-        let net: Net = net.parse().unwrap();
+        let net: IpNet = net.parse().unwrap();
         for address in inside {
             assert!(net.contains(address.parse().unwrap()), "{address} is in {net}");
         }
@@ -117,17 +117,17 @@ mod tests {
     }
 
     #[test]
-    fn ends() {
-        let net: Net = "10.1.0.0/16".parse().unwrap();
+    fn first_and_last_address_of_a_network() {
+        let net: IpNet = "10.1.0.0/16".parse().unwrap();
         assert_eq!((net.first(), net.last()), ("10.1.0.0".parse().unwrap(), "10.1.255.255".parse().unwrap()));
-        assert_eq!("0.0.0.0/0".parse::<Net>().unwrap().last(), IpAddr::from([255; 4]));
-        assert_eq!("::1/128".parse::<Net>().unwrap().last(), "::1".parse::<IpAddr>().unwrap());
+        assert_eq!("0.0.0.0/0".parse::<IpNet>().unwrap().last(), IpAddr::from([255; 4]));
+        assert_eq!("::1/128".parse::<IpNet>().unwrap().last(), "::1".parse::<IpAddr>().unwrap());
     }
 
     #[test]
-    fn what_is_none() {
+    fn rejects_malformed_networks() {
         for text in ["10.0.0.0", "10.0.0.0/33", "x/8", "::/129", "10.0.0.0/-1", ""] {
-            assert_eq!(text.parse::<Net>(), Err(NotANet), "{text}");
+            assert_eq!(text.parse::<IpNet>(), Err(ParseIpNetError), "{text}");
         }
     }
 }

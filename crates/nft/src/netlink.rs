@@ -4,19 +4,21 @@ mod expressions;
 mod slots;
 
 use crate::wire::{APPEND, CREATE, Writer};
-use crate::{Atom, Base, Batch, Command, Hook, Ip, Key, Kind, Name, Set, Type, Verdict};
+use crate::{
+    BaseChain, Batch, ChainType, Command, DataType, Hook, IpFamily, Key, MatchValue, Name, Set, Verdict,
+};
 use expressions::rule;
-pub use slots::Slots;
-use slots::Taken;
+pub use slots::EndpointSlots;
+use slots::SlotRange;
 
 /// The part of netfilter that is meant.
-pub const NFTABLES: u16 = 10;
+pub const SUBSYS_NFTABLES: u16 = 10;
 /// The family of tables for both kinds of addresses.
 pub const INET: u8 = 1;
 pub(crate) const BATCH_BEGIN: u16 = 0x10;
 pub(crate) const BATCH_END: u16 = 0x11;
 /// How many bytes of elements go into one message: an attribute has room for 64 KiB.
-const MOST_BYTES: usize = 48 * 1024;
+const MAX_ELEMENTS_BYTES: usize = 48 * 1024;
 
 /// Kinds of messages.
 pub mod message {
@@ -47,12 +49,12 @@ mod flag {
 /// What marks a map that leads to chains.
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 /// What `nft list` knows types by; the kernel does not look at them.
-const INTEGER: u32 = 4;
-const LINK: u32 = 41;
+const INTEGER_TYPE: u32 = 4;
+const IFNAME_TYPE: u32 = 41;
 /// How many bytes the name of a link has.
-const LINK_NAME: usize = 16;
+const LINK_NAME_BYTES: usize = 16;
 /// Tells `nft list` which end of the numbers in a set, or of names, comes first.
-const AS_THE_MACHINE_HAS_THEM: [u8; 6] = [0, 4, 1, 0, 0, 0];
+const USERDATA_HOST_ENDIAN: [u8; 6] = [0, 4, 1, 0, 0, 0];
 
 /// The bytes of a batch for the table `inet <table>`, and the number of the message whose answer is the last one.
 #[derive(Debug)]
@@ -64,16 +66,16 @@ pub struct Encoded {
 
 /// Encodes a batch that has at least one command. `slots` is what batches before this one have taken of the maps of
 /// endpoints; it must be that of a kernel which has taken them all, or the batch must make the table anew.
-pub fn encode(table: &str, batch: &Batch, slots: &mut Slots) -> Encoded {
-    slots.begin();
+pub fn encode(table: &str, batch: &Batch, slots: &mut EndpointSlots) -> Encoded {
+    slots.begin_batch();
     let mut out = Encoder { family: INET, table, out: Writer::starting_at(1), sets: 0, slots };
-    let of_batch = (0, NFTABLES);
+    let of_batch = (0, SUBSYS_NFTABLES);
     out.out.message(BATCH_BEGIN, 0, of_batch, |_| {});
     for command in &batch.commands {
         out.command(command);
     }
     // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
-    let last = out.out.ask_for_answer();
+    let last = out.out.request_ack();
     out.out.message(BATCH_END, 0, of_batch, |_| {});
     Encoded { bytes: out.out.bytes, first: 1, last }
 }
@@ -84,18 +86,18 @@ struct Encoder<'a> {
     out: Writer,
     /// How many sets have been made in this batch.
     sets: u32,
-    slots: &'a mut Slots,
+    slots: &'a mut EndpointSlots,
 }
 
 /// The expressions of a rule that needs no set, for a table of this family.
 pub(crate) fn expressions(family: u8, statements: &[crate::Statement]) -> Vec<u8> {
-    let mut slots = Slots::default();
+    let mut slots = EndpointSlots::default();
     let mut encoder = Encoder { family, table: "", out: Writer::default(), sets: 0, slots: &mut slots };
     rule(&mut encoder, &"".into(), statements)
 }
 
 /// A set without a name, made for one rule.
-struct Unnamed {
+struct AnonymousSet {
     id: u32,
     name: &'static str,
 }
@@ -103,7 +105,7 @@ struct Unnamed {
 impl Encoder<'_> {
     fn message(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut Writer)) {
         let (family, table) = (self.family, self.table);
-        self.out.message(NFTABLES << 8 | kind, flags, (family, 0), |out| {
+        self.out.message(SUBSYS_NFTABLES << 8 | kind, flags, (family, 0), |out| {
             out.text(1, table);
             fill(out);
         });
@@ -111,20 +113,20 @@ impl Encoder<'_> {
 
     fn command(&mut self, command: &Command) {
         match command {
-            Command::Renew => {
+            Command::RecreateTable => {
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 self.message(message::DELETE_TABLE, 0, |_| {});
                 self.message(message::NEW_TABLE, CREATE, |_| {});
-                *self.slots = Slots::default();
-                self.slots.begin();
+                *self.slots = EndpointSlots::default();
+                self.slots.begin_batch();
             }
-            Command::Remove => {
+            Command::DeleteTable => {
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 self.message(message::DELETE_TABLE, 0, |_| {});
             }
             Command::AddSet(name, set) => self.add_set(name, set),
             Command::AddChain(name, base) => self.add_chain(name, base.as_ref()),
-            Command::Flush(chain) => {
+            Command::FlushChain(chain) => {
                 self.message(message::DELETE_RULE, 0, |out| out.text(2, chain));
                 self.free_slots(chain);
             }
@@ -149,40 +151,40 @@ impl Encoder<'_> {
     }
 
     /// Takes numbers for the endpoints of a rule in this chain, and makes the map they are in if need be.
-    fn take_slots(&mut self, chain: &Name, ip: Ip, count: usize) -> Taken {
-        let taken = self.slots.take(chain, ip, count);
-        if taken.is_new {
-            self.add_endpoints(&taken);
+    fn allocate_slots(&mut self, chain: &Name, ip: IpFamily, count: usize) -> SlotRange {
+        let slot_range = self.slots.allocate(chain, ip, count);
+        if slot_range.is_new {
+            self.add_endpoint_map(&slot_range);
         }
-        taken
+        slot_range
     }
 
     /// Makes a map from numbers to endpoints.
-    fn add_endpoints(&mut self, taken: &Taken) {
-        let address = taken.ip.address();
+    fn add_endpoint_map(&mut self, slot_range: &SlotRange) {
+        let address = slot_range.ip.address();
         let number = self.sets + 1;
         self.sets = number;
         self.message(message::NEW_SET, CREATE, |out| {
-            out.text(2, &taken.map());
+            out.text(2, &slot_range.map_name());
             out.u32(3, flag::MAP);
-            out.u32(4, INTEGER);
+            out.u32(4, INTEGER_TYPE);
             out.u32(5, 4);
-            out.u32(6, type_number(address) << 6 | type_number(Type::Port));
-            out.u32(7, width(address) + width(Type::Port));
+            out.u32(6, type_number(address) << 6 | type_number(DataType::Port));
+            out.u32(7, width(address) + width(DataType::Port));
             out.u32(10, number);
-            out.attribute(13, &AS_THE_MACHINE_HAS_THEM);
+            out.attribute(13, &USERDATA_HOST_ENDIAN);
         });
     }
 
     /// The rules of a chain go, and with them the endpoints they lead to.
     fn free_slots(&mut self, chain: &Name) {
-        for taken in self.slots.free(chain) {
-            let elements = taken.numbers.clone().map(|number| boundary(&number.to_ne_bytes(), false));
-            self.elements(message::DELETE_ELEMENTS, 0, &taken.map(), None, elements);
+        for slot_range in self.slots.free(chain) {
+            let elements = slot_range.numbers.clone().map(|number| boundary(&number.to_ne_bytes(), false));
+            self.elements(message::DELETE_ELEMENTS, 0, &slot_range.map_name(), None, elements);
         }
     }
 
-    fn add_chain(&mut self, name: &Name, base: Option<&Base>) {
+    fn add_chain(&mut self, name: &Name, base: Option<&BaseChain>) {
         self.message(message::NEW_CHAIN, CREATE, |out| {
             out.text(3, name);
             let Some(base) = base else { return };
@@ -190,19 +192,19 @@ impl Encoder<'_> {
                 out.u32(1, hook(base.hook));
                 out.attribute(2, &base.priority.to_be_bytes());
             });
-            out.text(7, if base.kind == Kind::Nat { "nat" } else { "filter" });
+            out.text(7, if base.chain_type == ChainType::Nat { "nat" } else { "filter" });
         });
     }
 
     fn add_set(&mut self, name: &Name, set: &Set) {
         let mut flags = 0;
-        if set.verdicts {
+        if set.is_verdict_map {
             flags |= flag::MAP;
         }
         if set.ranges {
             flags |= flag::INTERVAL;
         }
-        if set.seconds.is_some() {
+        if set.timeout_seconds.is_some() {
             flags |= flag::TIMEOUT | flag::DYNAMIC;
         }
         let number = self.sets + 1;
@@ -212,10 +214,10 @@ impl Encoder<'_> {
             out.u32(3, flags);
             out.u32(4, set.key.iter().fold(0, |number, key| number << 6 | type_number(*key)));
             out.u32(5, set.key.iter().map(|key| width(*key)).sum());
-            if set.verdicts {
+            if set.is_verdict_map {
                 out.u32(6, VERDICT_TYPE);
             }
-            if let Some(seconds) = set.seconds {
+            if let Some(seconds) = set.timeout_seconds {
                 out.u64(11, u64::from(seconds) * 1000);
             }
             out.u32(10, number);
@@ -223,13 +225,13 @@ impl Encoder<'_> {
     }
 
     /// Makes a set for one rule. `width` is that of its keys, `data` the type and width of what they lead to.
-    fn unnamed(
+    fn add_anonymous_set(
         &mut self,
         key: (u32, u32),
         data: Option<(u32, u32)>,
-        intervals: bool,
+        has_ranges: bool,
         elements: Vec<Vec<u8>>,
-    ) -> Unnamed {
+    ) -> AnonymousSet {
         let name = if data.is_some() { "__map%d" } else { "__set%d" };
         let id = self.sets + 1;
         self.sets = id;
@@ -237,7 +239,7 @@ impl Encoder<'_> {
         self.message(message::NEW_SET, CREATE, |out| {
             out.text(2, name);
             let map = if data.is_some() { flag::MAP } else { 0 };
-            let interval = if intervals { flag::INTERVAL } else { 0 };
+            let interval = if has_ranges { flag::INTERVAL } else { 0 };
             out.u32(3, flag::ANONYMOUS | flag::CONSTANT | map | interval);
             out.u32(4, key.0);
             out.u32(5, key.1);
@@ -247,12 +249,12 @@ impl Encoder<'_> {
             }
             out.nested(9, |out| out.u32(1, count));
             out.u32(10, id);
-            if matches!(key.0, INTEGER | LINK) {
-                out.attribute(13, &AS_THE_MACHINE_HAS_THEM);
+            if matches!(key.0, INTEGER_TYPE | IFNAME_TYPE) {
+                out.attribute(13, &USERDATA_HOST_ENDIAN);
             }
         });
         self.elements(message::NEW_ELEMENTS, CREATE, name, Some(id), elements.into_iter());
-        Unnamed { id, name }
+        AnonymousSet { id, name }
     }
 
     /// Sends elements, as many messages as they need.
@@ -267,7 +269,7 @@ impl Encoder<'_> {
         let mut elements = elements.peekable();
         while elements.peek().is_some() {
             let mut bytes = Vec::new();
-            while let Some(element) = elements.next_if(|next| bytes.len() + next.len() < MOST_BYTES) {
+            while let Some(element) = elements.next_if(|next| bytes.len() + next.len() < MAX_ELEMENTS_BYTES) {
                 bytes.extend(element);
             }
             self.message(kind, flags, |out| {
@@ -322,35 +324,35 @@ pub(crate) fn verdict_data(out: &mut Writer, verdict: &Verdict) {
 }
 
 /// The fields of a key side by side, each filled up to four bytes.
-fn key_bytes(key: &[Atom]) -> Vec<u8> {
+fn key_bytes(key: &[MatchValue]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for atom in key {
-        bytes.extend(atom_bytes(atom));
+    for value in key {
+        bytes.extend(value_bytes(value));
         bytes.resize(bytes.len().next_multiple_of(4), 0);
     }
     // A single field is as long as it is.
-    if let [atom] = key {
-        bytes.truncate(atom_bytes(atom).len());
+    if let [value] = key {
+        bytes.truncate(value_bytes(value).len());
     }
     bytes
 }
 
-fn atom_bytes(atom: &Atom) -> Vec<u8> {
+fn value_bytes(value: &MatchValue) -> Vec<u8> {
     use std::net::IpAddr;
     let address = |address: &IpAddr| match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
     };
-    match atom {
-        Atom::Address(one) => address(one),
-        Atom::Net(net) => address(&net.first()),
-        Atom::Proto(proto) => vec![proto_number(*proto)],
-        Atom::Port(port) | Atom::Ports(port, _) => port.to_be_bytes().to_vec(),
-        Atom::Family(Ip::V4) => vec![2],
-        Atom::Family(Ip::V6) => vec![10],
-        Atom::Link(name) => {
+    match value {
+        MatchValue::Address(one) => address(one),
+        MatchValue::Net(net) => address(&net.first()),
+        MatchValue::Proto(proto) => vec![proto_number(*proto)],
+        MatchValue::Port(port) | MatchValue::Ports(port, _) => port.to_be_bytes().to_vec(),
+        MatchValue::Family(IpFamily::V4) => vec![2],
+        MatchValue::Family(IpFamily::V6) => vec![10],
+        MatchValue::Link(name) => {
             let mut bytes = name.as_bytes().to_vec();
-            bytes.resize(LINK_NAME, 0);
+            bytes.resize(LINK_NAME_BYTES, 0);
             bytes
         }
     }
@@ -374,19 +376,19 @@ fn hook(hook: Hook) -> u32 {
     }
 }
 
-fn type_number(kind: Type) -> u32 {
+fn type_number(kind: DataType) -> u32 {
     match kind {
-        Type::V4 => 7,
-        Type::V6 => 8,
-        Type::Proto => 12,
-        Type::Port => 13,
+        DataType::V4 => 7,
+        DataType::V6 => 8,
+        DataType::Proto => 12,
+        DataType::Port => 13,
     }
 }
 
 /// How many bytes a field has in a key of several.
-fn width(kind: Type) -> u32 {
+fn width(kind: DataType) -> u32 {
     match kind {
-        Type::V6 => 16,
-        Type::V4 | Type::Proto | Type::Port => 4,
+        DataType::V6 => 16,
+        DataType::V4 | DataType::Proto | DataType::Port => 4,
     }
 }

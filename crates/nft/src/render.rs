@@ -3,32 +3,35 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use crate::{Atom, Base, Batch, Command, Field, Hook, Ip, Key, Kind, Rule, Set, Statement, Type, Verdict};
+use crate::{
+    BaseChain, Batch, ChainType, Command, DataType, Field, Hook, IpFamily, Key, MatchValue, Rule, Set,
+    Statement, Verdict,
+};
 
 /// The batch for the table `inet <table>`.
 pub fn render(table: &str, batch: &Batch) -> String {
     let mut out = String::new();
     for command in &batch.commands {
-        one(table, command, &mut out);
+        render_command(table, command, &mut out);
     }
     out
 }
 
 // Writing to a String never fails, so results of `write!` are dropped throughout.
-fn one(table: &str, command: &Command, out: &mut String) {
+fn render_command(table: &str, command: &Command, out: &mut String) {
     let _ = match command {
-        Command::Renew => {
+        Command::RecreateTable => {
             writeln!(out, "add table inet {table}\ndelete table inet {table}\nadd table inet {table}")
         }
-        Command::Remove => writeln!(out, "add table inet {table}\ndelete table inet {table}"),
+        Command::DeleteTable => writeln!(out, "add table inet {table}\ndelete table inet {table}"),
         Command::AddSet(name, set) => {
-            writeln!(out, "add {} inet {table} {name} {}", word(set), set_text(set))
+            writeln!(out, "add {} inet {table} {name} {}", set_keyword(set), set_text(set))
         }
         Command::AddChain(name, None) => writeln!(out, "add chain inet {table} {name}"),
         Command::AddChain(name, Some(base)) => {
             writeln!(out, "add chain inet {table} {name} {}", base_text(base))
         }
-        Command::Flush(name) => writeln!(out, "flush chain inet {table} {name}"),
+        Command::FlushChain(name) => writeln!(out, "flush chain inet {table} {name}"),
         Command::AddRule(chain, rule) => writeln!(out, "add rule inet {table} {chain} {}", rule_text(rule)),
         Command::AddElements(set, elements) => {
             writeln!(out, "add element inet {table} {set} {{ {} }}", elements_text(elements, true))
@@ -41,8 +44,8 @@ fn one(table: &str, command: &Command, out: &mut String) {
     };
 }
 
-fn word(set: &Set) -> &'static str {
-    if set.verdicts { "map" } else { "set" }
+fn set_keyword(set: &Set) -> &'static str {
+    if set.is_verdict_map { "map" } else { "set" }
 }
 
 fn set_text(set: &Set) -> String {
@@ -50,27 +53,27 @@ fn set_text(set: &Set) -> String {
         .key
         .iter()
         .map(|key| match key {
-            Type::V4 => "ipv4_addr",
-            Type::V6 => "ipv6_addr",
-            Type::Proto => "inet_proto",
-            Type::Port => "inet_service",
+            DataType::V4 => "ipv4_addr",
+            DataType::V6 => "ipv6_addr",
+            DataType::Proto => "inet_proto",
+            DataType::Port => "inet_service",
         })
         .collect();
-    let verdict = if set.verdicts { " : verdict" } else { "" };
+    let verdict = if set.is_verdict_map { " : verdict" } else { "" };
     let mut text = format!("{{ type {}{verdict} ;", types.join(" . "));
     if set.ranges {
         text.push_str(" flags interval ;");
     }
-    if let Some(seconds) = set.seconds {
+    if let Some(seconds) = set.timeout_seconds {
         let _ = write!(text, " flags dynamic,timeout ; timeout {seconds}s ;");
     }
     text + " }"
 }
 
-fn base_text(base: &Base) -> String {
-    let kind = match base.kind {
-        Kind::Filter => "filter",
-        Kind::Nat => "nat",
+fn base_text(base: &BaseChain) -> String {
+    let kind = match base.chain_type {
+        ChainType::Filter => "filter",
+        ChainType::Nat => "nat",
     };
     let hook = match base.hook {
         Hook::Prerouting => "prerouting",
@@ -91,28 +94,28 @@ fn elements_text(elements: &[(Key, Option<Verdict>)], with_verdict: bool) -> Str
 }
 
 fn key_text(key: &Key) -> String {
-    key.iter().map(atom).collect::<Vec<_>>().join(" . ")
+    key.iter().map(value_text).collect::<Vec<_>>().join(" . ")
 }
 
-fn atom(atom: &Atom) -> String {
+fn value_text(atom: &MatchValue) -> String {
     match atom {
-        Atom::Address(address) => address.to_string(),
-        Atom::Net(net) => net.to_string(),
-        Atom::Proto(proto) => proto.name().to_owned(),
-        Atom::Port(port) => port.to_string(),
-        Atom::Ports(from, to) => format!("{from}-{to}"),
-        Atom::Family(Ip::V4) => "ipv4".to_owned(),
-        Atom::Family(Ip::V6) => "ipv6".to_owned(),
-        Atom::Link(name) => format!("{name:?}"),
+        MatchValue::Address(address) => address.to_string(),
+        MatchValue::Net(net) => net.to_string(),
+        MatchValue::Proto(proto) => proto.name().to_owned(),
+        MatchValue::Port(port) => port.to_string(),
+        MatchValue::Ports(from, to) => format!("{from}-{to}"),
+        MatchValue::Family(IpFamily::V4) => "ipv4".to_owned(),
+        MatchValue::Family(IpFamily::V6) => "ipv6".to_owned(),
+        MatchValue::Link(name) => format!("{name:?}"),
     }
 }
 
-fn field(field: &Field) -> &'static str {
+fn field_text(field: &Field) -> &'static str {
     match field {
-        Field::Source(Ip::V4) => "ip saddr",
-        Field::Source(Ip::V6) => "ip6 saddr",
-        Field::Destination(Ip::V4) => "ip daddr",
-        Field::Destination(Ip::V6) => "ip6 daddr",
+        Field::Source(IpFamily::V4) => "ip saddr",
+        Field::Source(IpFamily::V6) => "ip6 saddr",
+        Field::Destination(IpFamily::V4) => "ip daddr",
+        Field::Destination(IpFamily::V6) => "ip6 daddr",
         Field::Proto => "meta l4proto",
         Field::DestinationPort => "th dport",
         Field::Family => "meta nfproto",
@@ -120,8 +123,8 @@ fn field(field: &Field) -> &'static str {
     }
 }
 
-fn fields(fields: &[Field]) -> String {
-    fields.iter().map(field).collect::<Vec<_>>().join(" . ")
+fn fields_text(fields: &[Field]) -> String {
+    fields.iter().map(field_text).collect::<Vec<_>>().join(" . ")
 }
 
 fn verdict_text(verdict: &Verdict) -> String {
@@ -136,45 +139,47 @@ fn verdict_text(verdict: &Verdict) -> String {
 
 /// A rule as `nft` writes it.
 pub fn rule_text(rule: &Rule) -> String {
-    rule.iter().map(statement).collect::<Vec<_>>().join(" ")
+    rule.iter().map(statement_text).collect::<Vec<_>>().join(" ")
 }
 
-fn statement(part: &Statement) -> String {
+fn statement_text(part: &Statement) -> String {
     match part {
-        Statement::Is { field: what, not, any } => {
+        Statement::Match { field: what, not, any } => {
             let not = if *not { " !=" } else { "" };
             match any.as_slice() {
-                [one] => format!("{}{not} {}", field(what), atom(one)),
+                [one] => format!("{}{not} {}", field_text(what), value_text(one)),
                 several => {
-                    let values: Vec<String> = several.iter().map(atom).collect();
-                    format!("{}{not} {{ {} }}", field(what), values.join(", "))
+                    let values: Vec<String> = several.iter().map(value_text).collect();
+                    format!("{}{not} {{ {} }}", field_text(what), values.join(", "))
                 }
             }
         }
-        Statement::In { fields: what, set } => format!("{} @{set}", fields(what)),
+        Statement::InSet { fields: what, set } => format!("{} @{set}", fields_text(what)),
         Statement::SourceIsLocal => "fib saddr type local".to_owned(),
         Statement::DestinationIsLocal => "fib daddr type local".to_owned(),
-        Statement::New => "ct state new".to_owned(),
-        Statement::Known => "ct state established,related".to_owned(),
-        Statement::Redirected => "ct status dnat".to_owned(),
-        Statement::Marked(bit) => format!("meta mark and {bit:#x} != 0"),
-        Statement::Mark(bit) => format!("meta mark set meta mark or {bit:#x}"),
-        Statement::Unmark(bit) => format!("meta mark set meta mark xor {bit:#x}"),
-        Statement::Lookup { fields: what, map } => format!("{} vmap @{map}", fields(what)),
-        Statement::Pick(verdicts) => {
+        Statement::StateNew => "ct state new".to_owned(),
+        Statement::StateEstablished => "ct state established,related".to_owned(),
+        Statement::IsDnat => "ct status dnat".to_owned(),
+        Statement::HasMark(bit) => format!("meta mark and {bit:#x} != 0"),
+        Statement::SetMark(bit) => format!("meta mark set meta mark or {bit:#x}"),
+        Statement::ClearMark(bit) => format!("meta mark set meta mark xor {bit:#x}"),
+        Statement::Lookup { fields: what, map } => format!("{} vmap @{map}", fields_text(what)),
+        Statement::RandomVerdict(verdicts) => {
             let rows =
                 verdicts.iter().enumerate().map(|(n, verdict)| format!("{n} : {}", verdict_text(verdict)));
             format!("numgen random mod {} vmap {{ {} }}", verdicts.len(), rows.collect::<Vec<_>>().join(", "))
         }
-        Statement::Redirect(to) => redirect(to),
+        Statement::Dnat(to) => dnat_text(to),
         Statement::Masquerade => "masquerade fully-random".to_owned(),
-        Statement::Remember { set, ip } => format!("update @{set} {{ {} }}", field(&Field::Source(*ip))),
+        Statement::AddSourceToSet { set, ip } => {
+            format!("update @{set} {{ {} }}", field_text(&Field::Source(*ip)))
+        }
         Statement::Verdict(verdict) => verdict_text(verdict),
         Statement::Reject => "reject".to_owned(),
     }
 }
 
-fn redirect(to: &[SocketAddr]) -> String {
+fn dnat_text(to: &[SocketAddr]) -> String {
     let family = if to.first().is_some_and(SocketAddr::is_ipv6) { "ip6" } else { "ip" };
     match to {
         [one] => format!("dnat {family} to {one}"),

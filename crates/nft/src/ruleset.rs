@@ -2,25 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::{Base, Batch, Command, Fragment, Key, Name, Rule, Set, Verdict};
+use crate::{BaseChain, Batch, Command, Fragment, Key, Name, Rule, Set, Verdict};
 
 /// One table, made of the parts its owners asked for. Chains and sets have one owner each; an element may be asked
 /// for by several, and then the first of them by name has it until it lets go.
 #[derive(Debug, Default)]
 pub struct Ruleset {
-    owned: HashMap<Name, Owned>,
-    bases: BTreeMap<Name, Base>,
+    owned: HashMap<Name, OwnerState>,
+    base_chains: BTreeMap<Name, BaseChain>,
     chains: HashMap<Name, Vec<Rule>>,
     sets: HashMap<Name, Set>,
     elements: HashMap<Name, HashMap<Key, Claims>>,
-    pending: Pending,
+    pending: PendingChanges,
     /// Chains that nothing leads to any more. Kernels before 6.2 need a moment until they believe it.
     stale: BTreeSet<Name>,
 }
 
 /// What an owner has in the table.
 #[derive(Debug, Default)]
-struct Owned {
+struct OwnerState {
     chains: Vec<Name>,
     sets: Vec<Name>,
     elements: Vec<(Name, Key)>,
@@ -31,7 +31,7 @@ type Claims = Vec<(Name, Option<Verdict>)>;
 
 /// What was there before the first change that the kernel was not told of.
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingChanges {
     chains: BTreeMap<Name, Option<Vec<Rule>>>,
     sets: BTreeMap<Name, Option<Set>>,
     elements: BTreeMap<(Name, Key), Option<Option<Verdict>>>,
@@ -43,7 +43,7 @@ impl Ruleset {
         let old = self.owned.remove(owner).unwrap_or_default();
         for name in old.chains.iter().filter(|name| !fragment.chains.contains_key(*name)) {
             self.change_chain(name, None);
-            self.bases.remove(name);
+            self.base_chains.remove(name);
         }
         for name in old.sets.iter().filter(|name| !fragment.sets.contains_key(*name)) {
             self.change_set(name, None);
@@ -54,13 +54,13 @@ impl Ruleset {
         if fragment.is_empty() {
             return;
         }
-        let owned = Owned {
+        let owned = OwnerState {
             chains: fragment.chains.keys().cloned().collect(),
             sets: fragment.sets.keys().cloned().collect(),
             elements: fragment.elements.keys().cloned().collect(),
         };
         self.owned.insert(owner.clone(), owned);
-        self.bases.extend(fragment.bases);
+        self.base_chains.extend(fragment.base_chains);
         for (name, rules) in fragment.chains {
             self.change_chain(&name, Some(rules));
         }
@@ -74,18 +74,18 @@ impl Ruleset {
 
     /// Takes out every owner for whom `keep` does not hold.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        let gone: Vec<Name> = self.owned.keys().filter(|owner| !keep(owner)).cloned().collect();
-        for owner in gone {
+        let removed: Vec<Name> = self.owned.keys().filter(|owner| !keep(owner)).cloned().collect();
+        for owner in removed {
             self.put(&owner, Fragment::default());
         }
     }
 
     /// What has changed since the kernel was last told.
     pub fn changes(&mut self) -> Batch {
-        let Pending { chains, sets, elements } = std::mem::take(&mut self.pending);
+        let PendingChanges { chains, sets, elements } = std::mem::take(&mut self.pending);
         let mut batch = Batch::default();
-        let (gone, new) = self.changed_elements(elements);
-        for (set, elements) in gone {
+        let (removed, new) = self.changed_elements(elements);
+        for (set, elements) in removed {
             batch.push(Command::DeleteElements(set, elements));
         }
         let changed: Vec<(Name, bool)> = chains
@@ -94,7 +94,7 @@ impl Ruleset {
             .map(|(name, before)| (name, before.is_some()))
             .collect();
         for (name, _) in changed.iter().filter(|(_, was_there)| *was_there) {
-            batch.push(Command::Flush(name.clone()));
+            batch.push(Command::FlushChain(name.clone()));
         }
         let sets: Vec<(Name, bool)> = sets
             .into_iter()
@@ -112,7 +112,7 @@ impl Ruleset {
         for (name, was_there) in &changed {
             match self.chains.contains_key(name) {
                 true if !was_there && !self.stale.remove(name) => {
-                    batch.push(Command::AddChain(name.clone(), self.bases.get(name).copied()));
+                    batch.push(Command::AddChain(name.clone(), self.base_chains.get(name).copied()));
                 }
                 true => {}
                 false => _ = self.stale.insert(name.clone()),
@@ -128,30 +128,30 @@ impl Ruleset {
     }
 
     /// Like [`Ruleset::changes`], and chains that have been out of use for a while go too.
-    pub fn changes_and_sweep(&mut self) -> Batch {
+    pub fn changes_and_prune(&mut self) -> Batch {
         let stale = std::mem::take(&mut self.stale);
-        let revived: Vec<Name> =
+        let reused: Vec<Name> =
             stale.iter().filter(|name| self.chains.contains_key(*name)).cloned().collect();
-        self.stale = revived.into_iter().collect();
-        let swept = stale.into_iter().filter(|name| !self.stale.contains(name)).map(Command::DeleteChain);
-        let swept: Vec<Command> = swept.collect();
+        self.stale = reused.into_iter().collect();
+        let pruned = stale.into_iter().filter(|name| !self.stale.contains(name)).map(Command::DeleteChain);
+        let pruned: Vec<Command> = pruned.collect();
         let mut batch = self.changes();
-        batch.commands.splice(0..0, swept);
+        batch.commands.splice(0..0, pruned);
         batch
     }
 
     /// Everything, from nothing.
-    pub fn everything(&mut self) -> Batch {
-        self.pending = Pending::default();
+    pub fn full_batch(&mut self) -> Batch {
+        self.pending = PendingChanges::default();
         self.stale.clear();
-        let mut batch = Batch { commands: vec![Command::Renew] };
+        let mut batch = Batch { commands: vec![Command::RecreateTable] };
         let sets: BTreeMap<&Name, &Set> = self.sets.iter().collect();
         for (name, set) in sets {
             batch.push(Command::AddSet(name.clone(), set.clone()));
         }
         let chains: BTreeSet<&Name> = self.chains.keys().collect();
         for name in &chains {
-            batch.push(Command::AddChain((*name).clone(), self.bases.get(*name).copied()));
+            batch.push(Command::AddChain((*name).clone(), self.base_chains.get(*name).copied()));
         }
         for name in &chains {
             self.add_rules(name, &mut batch);
@@ -174,8 +174,8 @@ impl Ruleset {
     }
 
     /// The chains that hang in the kernel.
-    pub fn bases(&self) -> impl Iterator<Item = (&Name, &Base)> {
-        self.bases.iter()
+    pub fn base_chains(&self) -> impl Iterator<Item = (&Name, &BaseChain)> {
+        self.base_chains.iter()
     }
 
     /// The elements of a set, each with where it leads.
@@ -246,25 +246,28 @@ impl Ruleset {
     }
 
     /// The elements to delete and to add, by set. One that leads elsewhere now is both.
-    fn changed_elements(&self, before: BTreeMap<(Name, Key), Option<Option<Verdict>>>) -> (BySet, BySet) {
-        let (mut gone, mut new) = (BySet::new(), BySet::new());
+    fn changed_elements(
+        &self,
+        before: BTreeMap<(Name, Key), Option<Option<Verdict>>>,
+    ) -> (ElementsBySet, ElementsBySet) {
+        let (mut removed, mut new) = (ElementsBySet::new(), ElementsBySet::new());
         for ((set, key), before) in before {
             let after = self.element(&set, &key).map(Option::<&Verdict>::cloned);
             if before == after {
                 continue;
             }
             if let Some(before) = before {
-                gone.entry(set.clone()).or_default().push((key.clone(), before));
+                removed.entry(set.clone()).or_default().push((key.clone(), before));
             }
             if let Some(after) = after {
                 new.entry(set).or_default().push((key, after));
             }
         }
-        (gone, new)
+        (removed, new)
     }
 }
 
-type BySet = BTreeMap<Name, Vec<(Key, Option<Verdict>)>>;
+type ElementsBySet = BTreeMap<Name, Vec<(Key, Option<Verdict>)>>;
 
 #[cfg(test)]
 mod tests;

@@ -2,9 +2,9 @@
 //! end first, those of netlink itself as the machine has them.
 
 /// How long the header of a message is, and that of netfilter after it.
-pub const HEADER: usize = 16;
-const FAMILY_HEADER: usize = 4;
-const NESTED: u16 = 0x8000;
+pub const HEADER_BYTES: usize = 16;
+const FAMILY_HEADER_BYTES: usize = 4;
+const NESTED_FLAG: u16 = 0x8000;
 
 /// Flags of requests.
 pub const REQUEST: u16 = 0x1;
@@ -52,10 +52,10 @@ impl Writer {
     }
 
     /// Asks for an answer to the last message. Returns its number.
-    pub fn ask_for_answer(&mut self) -> u32 {
+    pub fn request_ack(&mut self) -> u32 {
         let flags = &mut self.bytes[self.last + 6..self.last + 8];
-        let asked = u16::from_ne_bytes([flags[0], flags[1]]) | ACK;
-        flags.copy_from_slice(&asked.to_ne_bytes());
+        let with_ack = u16::from_ne_bytes([flags[0], flags[1]]) | ACK;
+        flags.copy_from_slice(&with_ack.to_ne_bytes());
         self.sequence - 1
     }
 
@@ -85,7 +85,7 @@ impl Writer {
     pub fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Writer)) {
         let start = self.bytes.len();
         self.bytes.extend([0; 2]);
-        self.bytes.extend((kind | NESTED).to_ne_bytes());
+        self.bytes.extend((kind | NESTED_FLAG).to_ne_bytes());
         fill(self);
         let length = u16::try_from(self.bytes.len() - start).unwrap_or(u16::MAX);
         self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
@@ -122,7 +122,7 @@ impl<'a> Message<'a> {
 
     /// The attributes of a message of netfilter.
     pub fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
-        attributes(self.body.get(FAMILY_HEADER..).unwrap_or_default())
+        attributes(self.body.get(FAMILY_HEADER_BYTES..).unwrap_or_default())
     }
 }
 
@@ -133,7 +133,7 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
         let length = usize::try_from(number(0)?).ok()?;
         let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
         let message =
-            Message { kind, sequence: number(8)?, port: number(12)?, body: bytes.get(HEADER..length)? };
+            Message { kind, sequence: number(8)?, port: number(12)?, body: bytes.get(HEADER_BYTES..length)? };
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message)
     })
@@ -162,14 +162,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn written_messages_parse_back() {
         let mut writer = Writer::starting_at(7);
         writer.message(0xa06, CREATE, (1, 0), |out| {
             out.text(1, "skiff");
             out.nested(4, |out| out.u32(2, 5));
         });
         writer.message(0xa07, 0, (1, 0), |_| {});
-        assert_eq!(writer.ask_for_answer(), 8);
+        assert_eq!(writer.request_ack(), 8);
         let read: Vec<Message<'_>> = messages(&writer.bytes).collect();
         assert_eq!(
             read.iter().map(|message| (message.kind, message.sequence)).collect::<Vec<_>>(),
@@ -183,7 +183,7 @@ mod tests {
     proptest! {
         /// Whatever comes, reading it ends and does not panic.
         #[test]
-        fn garbage(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn malformed_messages_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             for message in messages(&bytes) {
                 message.error();
                 message.attributes().for_each(drop);

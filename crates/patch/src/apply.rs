@@ -9,8 +9,8 @@
 mod compare;
 mod conflict;
 mod created;
-mod fieldset;
-mod fieldsv1;
+mod field_set;
+mod fields_v1;
 mod last_applied;
 mod managed;
 mod merge;
@@ -26,15 +26,15 @@ use schema::{Table, TypeId};
 use serde_json::{Map, Value};
 
 pub use self::conflict::{Cause, Conflicts};
-use self::created::LeftOut;
-use self::fieldset::{Set, same};
-use self::managed::{Entry, Managed, Operation, Owner};
+use self::created::ExcludedFields;
+use self::field_set::{Set, same};
+use self::managed::{Entry, ManagedFields, Operation, Owner};
 pub use self::overlay::overlay;
 use self::typed::Typed;
 
 /// Who writes, and through what.
 #[derive(Clone, Copy, Debug)]
-pub struct Writer<'a> {
+pub struct FieldManager<'a> {
     pub manager: &'a str,
     pub api_version: &'a str,
     /// Empty for the object itself.
@@ -59,7 +59,7 @@ pub enum ApplyError {
 }
 
 /// What identifies an object or is the server's own belongs to nobody.
-static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
+static STRIP_SET: LazyLock<Set> = LazyLock::new(|| {
     Set::of(&[
         &["apiVersion"],
         &["kind"],
@@ -83,10 +83,10 @@ pub fn apply(
     ty: TypeId,
     live: Option<&Value>,
     config: &Value,
-    writer: &Writer,
+    writer: &FieldManager,
     force: bool,
 ) -> Result<Value, ApplyError> {
-    let managed = live.map_or(Ok(Managed::default()), |live| Managed::parse(entries(live)));
+    let managed = live.map_or(Ok(ManagedFields::default()), |live| ManagedFields::parse(entries(live)));
     let managed =
         managed.map_err(|e| ApplyError::Internal(format!("failed to decode managed fields: {e}")))?;
     check_kind(table, ty, config)?;
@@ -95,14 +95,17 @@ pub fn apply(
     }
     let typed = Typed::root(table, ty);
     typed::validate(typed, config, false).map_err(|e| {
-        ApplyError::Internal(format!("failed to create typed patch object ({}): {e}", described(config)))
+        ApplyError::Internal(format!(
+            "failed to create typed patch object ({}): {e}",
+            describe_object(config)
+        ))
     })?;
 
     let mut live = live.cloned().unwrap_or_else(|| Value::Object(Map::new()));
     take_entries(&mut live);
-    let mut request = Request { typed, live: &live, config, writer, managed };
+    let mut request = ApplyRequest { typed, live: &live, config, writer, managed };
     if request.managed.entries.is_empty() {
-        request.adopt(table, ty);
+        request.add_before_first_apply(table, ty);
     }
     let mut object = match request.run(force) {
         Err(ApplyError::Conflict(conflicts)) if writer.manager == last_applied::KUBECTL => {
@@ -123,7 +126,7 @@ pub fn apply(
 
 /// Works out the managed fields of `new` after an ordinary write over `live` (`None`: a create) and writes
 /// them into it. What the client sent as managed fields counts, as long as it is sound.
-pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, writer: &Writer) {
+pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, writer: &FieldManager) {
     let sent = take_entries(new);
     let stored = live.map_or(&Value::Null, entries);
     let main = writer.subresource.is_empty();
@@ -152,33 +155,39 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     };
     let mut changes = compare::compare(typed, old, new).without_trees(&ignored);
     for set in [&mut changes.removed, &mut changes.modified, &mut changes.added] {
-        set.subtract(&STRIPPED);
+        set.subtract(&STRIP_SET);
     }
-    let record_kept = sent.as_ref().is_none_or(|sent| sent == stored);
-    if live.is_some() && changes.is_empty() && record_kept {
+    let is_record_unchanged = sent.as_ref().is_none_or(|sent| sent == stored);
+    if live.is_some() && changes.is_empty() && is_record_unchanged {
         put_entries(new, sent.unwrap_or_else(|| stored.clone()));
         return;
     }
     let mut managed = match sent {
-        Some(sent) if record_kept => Managed::headers(sent).ok(),
-        Some(sent) => Managed::parse(&sent).or_else(|_| Managed::headers(stored.clone())).ok(),
-        None => Managed::headers(stored.clone()).ok(),
+        Some(sent) if is_record_unchanged => ManagedFields::headers(sent).ok(),
+        Some(sent) => ManagedFields::parse(&sent).or_else(|_| ManagedFields::headers(stored.clone())).ok(),
+        None => ManagedFields::headers(stored.clone()).ok(),
     }
     .unwrap_or_default();
     // An object whose owners nobody knows is not tracked until someone applies to it.
     if managed.entries.is_empty() && live.is_some() {
         return;
     }
-    give(typed, &mut managed, changes, &owner(writer, writer.manager, Operation::Update), writer.now);
-    managed.cap_updaters();
+    update_ownership(
+        typed,
+        &mut managed,
+        changes,
+        &owner(writer, writer.manager, Operation::Update),
+        writer.now,
+    );
+    managed.cap_update_managers();
     put_entries(new, managed.print());
 }
 
 /// The managed fields of a new object that has none yet, as the JSON text that [`track`] would put into it; `[]` if its
 /// writer owns nothing. `None`: it has something in it that only `track` can judge.
-pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &Writer) -> Option<Vec<u8>> {
+pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &FieldManager) -> Option<Vec<u8>> {
     let ignored = Set::of(writer.ignore);
-    let left_out = LeftOut { paths: Some(&STRIPPED), trees: Some(&ignored) };
+    let excluded = ExcludedFields { paths: Some(&STRIP_SET), trees: Some(&ignored) };
     let mut out = Vec::with_capacity(1024);
     let text = |out: &mut Vec<u8>, name: &str, value: &str| {
         out.extend_from_slice(name.as_bytes());
@@ -187,7 +196,7 @@ pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &Writer) -> Opt
     let owner = owner(writer, writer.manager, Operation::Update);
     text(&mut out, "[{\"apiVersion\":", &owner.api_version);
     out.extend_from_slice(b",\"fieldsType\":\"FieldsV1\",\"fieldsV1\":");
-    if !created::fields(Typed::root(table, ty), new, left_out, &mut out).ok()? {
+    if !created::fields(Typed::root(table, ty), new, excluded, &mut out).ok()? {
         return Some(b"[]".to_vec());
     }
     text(&mut out, ",\"manager\":", &owner.manager);
@@ -230,18 +239,18 @@ fn equal_except(a: &Value, b: &Value, fields: &[&str]) -> bool {
 }
 
 /// One apply, worked out.
-struct Request<'r> {
+struct ApplyRequest<'r> {
     typed: Typed<'r>,
     /// Without managed fields.
     live: &'r Value,
     config: &'r Value,
-    writer: &'r Writer<'r>,
-    managed: Managed,
+    writer: &'r FieldManager<'r>,
+    managed: ManagedFields,
 }
 
-impl Request<'_> {
+impl ApplyRequest<'_> {
     /// The first apply to an object nobody tracked: everything in it had some owner before.
-    fn adopt(&mut self, table: &Table, ty: TypeId) {
+    fn add_before_first_apply(&mut self, table: &Table, ty: TypeId) {
         if self.live.as_object().is_none_or(Map::is_empty) {
             return;
         }
@@ -249,14 +258,17 @@ impl Request<'_> {
         let changes =
             compare::compare(self.typed, &zero, self.live).without_trees(&Set::of(self.writer.ignore));
         let before = owner(self.writer, "before-first-apply", Operation::Update);
-        give(self.typed, &mut self.managed, changes, &before, self.writer.now);
+        update_ownership(self.typed, &mut self.managed, changes, &before, self.writer.now);
     }
 
     fn run(&self, force: bool) -> Result<Value, ApplyError> {
         let ignored = Set::of(self.writer.ignore);
         let me = owner(self.writer, self.writer.manager, Operation::Apply);
         let mut managed = self.managed.clone();
-        managed.entries.iter_mut().for_each(|entry| prune::settle(self.typed, &mut entry.set));
+        managed
+            .entries
+            .iter_mut()
+            .for_each(|entry| prune::reconcile_field_set_with_schema(self.typed, &mut entry.set));
 
         let merged = merge::merge(self.typed, self.live, self.config)
             .map_err(|e| ApplyError::Internal(format!("failed to merge config: {e}")))?;
@@ -271,7 +283,7 @@ impl Request<'_> {
                 prune::prune(self.typed, merged, &last.set, &owned)
             }
         };
-        prune::drop_nulls(self.typed, &mut object);
+        prune::remove_null_values(self.typed, &mut object);
         if object.is_null() {
             object = Value::Object(Map::new());
         }
@@ -290,7 +302,7 @@ impl Request<'_> {
             entry.set.subtract(&changed);
             entry.set.subtract(&changes.removed);
         }
-        set.subtract(&STRIPPED);
+        set.subtract(&STRIP_SET);
         let time = if same(self.live, &object) {
             last.and_then(|last| last.time)
         } else {
@@ -306,28 +318,34 @@ impl Request<'_> {
 }
 
 /// Gives what changed to its writer and takes it from everyone else.
-fn give(typed: Typed, managed: &mut Managed, changes: compare::Comparison, writer: &Owner, now: &str) {
-    let mut gained = changes.modified;
-    gained.add(changes.added);
+fn update_ownership(
+    typed: Typed,
+    managed: &mut ManagedFields,
+    changes: compare::Comparison,
+    writer: &Owner,
+    now: &str,
+) {
+    let mut owned = changes.modified;
+    owned.add(changes.added);
     for entry in &mut managed.entries {
-        if entry.concerns(&gained) || entry.concerns(&changes.removed) {
-            let set = entry.open();
-            prune::settle(typed, set);
-            set.subtract(&gained);
+        if entry.has_overlap(&owned) || entry.has_overlap(&changes.removed) {
+            let set = entry.set_mut();
+            prune::reconcile_field_set_with_schema(typed, set);
+            set.subtract(&owned);
             set.subtract(&changes.removed);
         }
     }
-    gained.subtract(&STRIPPED);
-    if !gained.is_empty() {
+    owned.subtract(&STRIP_SET);
+    if !owned.is_empty() {
         if let Some(mut entry) = managed.remove(writer) {
-            gained.add(std::mem::take(entry.open()));
+            owned.add(std::mem::take(entry.set_mut()));
         }
-        managed.entries.push(Entry::new(writer.clone(), Some(now.to_owned()), gained));
+        managed.entries.push(Entry::new(writer.clone(), Some(now.to_owned()), owned));
     }
     managed.drop_empty();
 }
 
-fn owner(writer: &Writer, manager: &str, operation: Operation) -> Owner {
+fn owner(writer: &FieldManager, manager: &str, operation: Operation) -> Owner {
     Owner {
         operation,
         manager: if manager.is_empty() { "unknown" } else { manager }.to_owned(),
@@ -354,7 +372,7 @@ fn gvk(object: &Value) -> (&str, &str, &str) {
 }
 
 /// An object as errors name it: `default/web; apps/v1, Kind=Deployment`.
-fn described(object: &Value) -> String {
+fn describe_object(object: &Value) -> String {
     let (group, version, kind) = gvk(object);
     let meta =
         |name: &str| object.get("metadata").and_then(|m| m.get(name)).and_then(Value::as_str).unwrap_or("");

@@ -40,9 +40,9 @@ pub fn json_patch(doc: &mut Value, ops: &Value) -> Result<(), JsonPatchError> {
     ops.iter().try_for_each(|op| run(doc, op, &mut copied))
 }
 
-type Outcome<T = ()> = Result<T, JsonPatchError>;
+type PatchResult<T = ()> = Result<T, JsonPatchError>;
 
-fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> Outcome {
+fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> PatchResult {
     let kind = op.get("op").and_then(Value::as_str).unwrap_or("unknown");
     let value = || op.get("value").cloned().unwrap_or(Value::Null);
     match kind {
@@ -56,7 +56,7 @@ fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> Outcome {
             })?;
             let value = value();
             check_depth(path, &value)?;
-            add(parent, &key, value).map_err(within("add", path))
+            add(parent, &key, value).map_err(operation_error("add", path))
         }
         "remove" => {
             let path = text(op, "path")
@@ -66,22 +66,22 @@ fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> Outcome {
                     "remove operation does not apply: doc is missing path: \"{path}\": missing value"
                 ))
             })?;
-            remove(parent, &key).map(drop).map_err(within("remove", path))
+            remove(parent, &key).map(drop).map_err(operation_error("remove", path))
         }
         "replace" => replace(doc, path_of(op, "replace", "path")?, value()),
         "move" => {
             let from = path_of(op, "move", "from")?;
             let (parent, key) =
                 find(doc, from).ok_or_else(|| missing("move", "doc is missing from path", from))?;
-            get(parent, &key).map_err(within("move", &key))?;
-            let value = remove(parent, &key).map_err(within("move", &key))?;
+            get(parent, &key).map_err(operation_error("move", &key))?;
+            let value = remove(parent, &key).map_err(operation_error("move", &key))?;
             let path = path_of(op, "move", "path")?;
             if steps(path) > steps(from) {
                 check_depth(path, &value)?;
             }
             let (parent, key) =
                 find(doc, path).ok_or_else(|| missing("move", "doc is missing destination path", path))?;
-            add(parent, &key, value).map_err(within("move", path))
+            add(parent, &key, value).map_err(operation_error("move", path))
         }
         "copy" => {
             let from = path_of(op, "copy", "from")?;
@@ -110,7 +110,7 @@ fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> Outcome {
     }
 }
 
-fn replace(doc: &mut Value, path: &str, value: Value) -> Outcome {
+fn replace(doc: &mut Value, path: &str, value: Value) -> PatchResult {
     check_depth(path, &value)?;
     if path.is_empty() {
         // Upstream turns a whole-document replacement by a scalar into nothing at all.
@@ -124,7 +124,7 @@ fn replace(doc: &mut Value, path: &str, value: Value) -> Outcome {
     Ok(())
 }
 
-fn test(doc: &mut Value, op: &Value) -> Outcome {
+fn test(doc: &mut Value, op: &Value) -> PatchResult {
     let path = path_of(op, "test", "path")?;
     let want = op.get("value").unwrap_or(&Value::Null);
     let have = if path.is_empty() {
@@ -134,7 +134,7 @@ fn test(doc: &mut Value, op: &Value) -> Outcome {
         match parent {
             // A field that is not there is as good as null.
             Value::Object(fields) => fields.get(&key).unwrap_or(&Value::Null),
-            parent => get(parent, &key).map_err(within("test", path))?,
+            parent => get(parent, &key).map_err(operation_error("test", path))?,
         }
     };
     if have == want { Ok(()) } else { Err(JsonPatchError::TestFailed(path.to_owned())) }
@@ -208,15 +208,15 @@ fn remove(container: &mut Value, key: &str) -> Result<Value, String> {
 fn index(key: &str, len: usize) -> Result<usize, String> {
     let at: i64 = key.parse().map_err(|e: std::num::ParseIntError| {
         use std::num::IntErrorKind::{NegOverflow, PosOverflow};
-        let why = match e.kind() {
+        let reason = match e.kind() {
             PosOverflow | NegOverflow => "value out of range",
             _ => "invalid syntax",
         };
-        format!("strconv.Atoi: parsing {}: {why}", crate::go::quote(key))
+        format!("strconv.Atoi: parsing {}: {reason}", crate::go::quote(key))
     })?;
-    let place = if at < 0 { len.checked_sub(at.unsigned_abs() as usize) } else { Some(at as usize) };
-    place
-        .filter(|place| *place < len)
+    let position = if at < 0 { len.checked_sub(at.unsigned_abs() as usize) } else { Some(at as usize) };
+    position
+        .filter(|position| *position < len)
         .ok_or_else(|| format!("Unable to access invalid index: {at}: invalid index referenced"))
 }
 
@@ -231,7 +231,7 @@ fn text<'o>(op: &'o Value, name: &str) -> Result<&'o str, String> {
     }
 }
 
-fn path_of<'o>(op: &'o Value, kind: &str, name: &str) -> Outcome<&'o str> {
+fn path_of<'o>(op: &'o Value, kind: &str, name: &str) -> PatchResult<&'o str> {
     text(op, name).map_err(|e| failed(format!("{kind} operation failed to decode {name}: {e}")))
 }
 
@@ -239,7 +239,7 @@ fn steps(path: &str) -> usize {
     path.bytes().filter(|b| *b == b'/').count()
 }
 
-fn check_depth(path: &str, value: &Value) -> Outcome {
+fn check_depth(path: &str, value: &Value) -> PatchResult {
     if steps(path) + depth(value) > MAX_DEPTH {
         return Err(failed(format!("the result would nest deeper than {MAX_DEPTH} levels")));
     }
@@ -279,7 +279,7 @@ fn missing(kind: &str, what: &str, path: &str) -> JsonPatchError {
     failed(format!("{kind} operation does not apply: {what}: {path}: missing value"))
 }
 
-fn within<'p>(kind: &'p str, path: &'p str) -> impl Fn(String) -> JsonPatchError + 'p {
+fn operation_error<'p>(kind: &'p str, path: &'p str) -> impl Fn(String) -> JsonPatchError + 'p {
     move |e| failed(format!("error in {kind} for path: '{path}': {e}"))
 }
 
@@ -314,13 +314,13 @@ pub(crate) mod tests {
     }
 
     #[track_caller]
-    fn refused(mut doc: Value, ops: Value, want: &str) {
+    fn check_error(mut doc: Value, ops: Value, want: &str) {
         let error = json_patch(&mut doc, &ops).expect_err("the patch does not apply");
         assert_eq!(error.to_string(), want);
     }
 
     #[test]
-    fn operations() {
+    fn applies_operations() {
         check(json!({"a": 1}), json!([{"op": "add", "path": "/b", "value": 2}]), json!({"a": 1, "b": 2}));
         check(
             json!({"a": [1, 3]}),
@@ -350,63 +350,63 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn refusals() {
-        refused(
+    fn rejects_invalid_operations() {
+        check_error(
             json!({}),
             json!([{"op": "add", "path": "/metadata/labels/x", "value": "y"}]),
             "add operation does not apply: doc is missing path: \"/metadata/labels/x\": missing value",
         );
-        refused(
+        check_error(
             json!({}),
             json!([{"op": "remove", "path": "/a"}]),
             "error in remove for path: '/a': Unable to remove nonexistent key: a: missing value",
         );
-        refused(
+        check_error(
             json!({"spec": {}}),
             json!([{"op": "replace", "path": "/spec/replicas", "value": 1}]),
             "replace operation does not apply: doc is missing key: /spec/replicas: missing value",
         );
-        refused(
+        check_error(
             json!({"a": [1]}),
             json!([{"op": "add", "path": "/a/3", "value": 1}]),
             "error in add for path: '/a/3': Unable to access invalid index: 3: invalid index referenced",
         );
-        refused(
+        check_error(
             json!({"a": [1]}),
             json!([{"op": "add", "path": "/a/x", "value": 1}]),
             "error in add for path: '/a/x': value was not a proper array index: 'x': strconv.Atoi: parsing \"x\": invalid syntax",
         );
-        refused(
+        check_error(
             json!({"a": 1}),
             json!([{"op": "test", "path": "/a", "value": 2}]),
             "testing value /a failed: test failed",
         );
-        refused(json!({"a": 1}), json!([{"op": "jump", "path": "/a"}]), "Unexpected kind: jump");
-        refused(json!({}), json!([null]), "Unexpected kind: unknown");
-        refused(
+        check_error(json!({"a": 1}), json!([{"op": "jump", "path": "/a"}]), "Unexpected kind: jump");
+        check_error(json!({}), json!([null]), "Unexpected kind: unknown");
+        check_error(
             json!({}),
             json!([{"op": "replace", "value": 2}]),
             "replace operation failed to decode path: operation missing path field: missing value",
         );
-        refused(
+        check_error(
             json!({}),
             json!({"a": 1}),
             "json: cannot unmarshal object into Go value of type jsonpatch.Patch",
         );
-        refused(
+        check_error(
             json!({}),
             json!([1]),
             "json: cannot unmarshal number into Go value of type jsonpatch.Operation",
         );
         let many = Value::from(vec![json!({"op": "test", "path": "", "value": {}}); 10_001]);
-        refused(json!({}), many, "The allowed maximum operations in a JSON patch is 10000, got 10001");
+        check_error(json!({}), many, "The allowed maximum operations in a JSON patch is 10000, got 10001");
     }
 
     #[test]
-    fn copies_cannot_grow_without_bound() {
-        let doubling = vec![json!({"op": "copy", "from": "/a", "path": "/a/-"}); 64];
+    fn limits_total_size_of_copies() {
+        let copy_operations = vec![json!({"op": "copy", "from": "/a", "path": "/a/-"}); 64];
         let mut doc = json!({"a": ["x"]});
-        let error = json_patch(&mut doc, &Value::from(doubling)).expect_err("bounded");
+        let error = json_patch(&mut doc, &Value::from(copy_operations)).expect_err("bounded");
         assert!(
             error.to_string().contains("nest deeper") || error.to_string().contains("exceeding the limit")
         );
@@ -418,7 +418,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn moves_cannot_nest_without_bound() {
+    fn limits_depth_of_moved_values() {
         let mut ops = vec![];
         for _ in 0..500 {
             ops.push(json!({"op": "add", "path": "/b", "value": {}}));

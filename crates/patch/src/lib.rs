@@ -9,9 +9,9 @@ pub mod apply;
 pub mod go;
 mod json_patch;
 mod merge;
-#[cfg(test)]
-mod shapes;
 mod strategic;
+#[cfg(test)]
+mod test_schema;
 
 pub use json_patch::{JsonPatchError, json_patch};
 pub use merge::merge_patch;

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_of_rfc_7386() {
+    fn applies_examples_of_rfc_7386() {
         check(json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"}));
         check(json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"}));
         check(json!({"a": "b"}), json!({"a": null}), json!({}));
@@ -63,29 +63,30 @@ mod tests {
     /// The merge patch that turns `from` into `to`, when neither holds nulls.
     fn diff(from: &Value, to: &Value) -> Value {
         let (Value::Object(old), Value::Object(new)) = (from, to) else { return to.clone() };
-        let gone = old.keys().filter(|name| !new.contains_key(*name)).map(|name| (name.clone(), Value::Null));
+        let deleted =
+            old.keys().filter(|name| !new.contains_key(*name)).map(|name| (name.clone(), Value::Null));
         let set = new.iter().filter(|(name, value)| old.get(*name) != Some(value)).map(|(name, value)| {
             (name.clone(), old.get(name).map_or_else(|| value.clone(), |old| diff(old, value)))
         });
-        Value::Object(gone.chain(set).collect())
+        Value::Object(deleted.chain(set).collect())
     }
 
-    fn without_nulls(value: &mut Value) {
+    fn remove_null_values(value: &mut Value) {
         match value {
             Value::Object(map) => {
                 map.retain(|_, value| !value.is_null());
-                map.values_mut().for_each(without_nulls);
+                map.values_mut().for_each(remove_null_values);
             }
-            Value::Array(items) => items.iter_mut().for_each(without_nulls),
+            Value::Array(items) => items.iter_mut().for_each(remove_null_values),
             _ => {}
         }
     }
 
     proptest! {
         #[test]
-        fn merging_a_diff_gives_the_target(mut from in any_json(), mut to in any_json()) {
-            without_nulls(&mut from);
-            without_nulls(&mut to);
+        fn diff_patch_produces_target(mut from in any_json(), mut to in any_json()) {
+            remove_null_values(&mut from);
+            remove_null_values(&mut to);
             prop_assume!(!to.is_null() && to.is_object() == from.is_object());
             let patch = diff(&from, &to);
             merge_patch(&mut from, &patch);
@@ -93,7 +94,7 @@ mod tests {
         }
 
         #[test]
-        fn merging_twice_is_merging_once(mut doc in any_json(), patch in any_json()) {
+        fn merge_patch_is_stable_when_repeated(mut doc in any_json(), patch in any_json()) {
             merge_patch(&mut doc, &patch);
             let once = doc.clone();
             merge_patch(&mut doc, &patch);

@@ -5,7 +5,7 @@ mod lists;
 #[cfg(test)]
 mod tests;
 
-use schema::{Shape, Strategy, Table, Type, TypeId};
+use schema::{PatchStrategy, Shape, Table, Type, TypeId};
 use serde_json::{Map, Value};
 
 use crate::go;
@@ -16,7 +16,7 @@ const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList";
 const SET_ORDER: &str = "$setElementOrder";
 
 /// The one struct field upstream replaces as a whole.
-const REPLACED: &[(&str, &str)] = &[("PodDisruptionBudgetSpec", "selector")];
+const REPLACE_FIELDS: &[(&str, &str)] = &[("PodDisruptionBudgetSpec", "selector")];
 
 /// The variants are the statuses upstream answers with; the texts are its own.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub fn strategic(table: &Table, ty: TypeId, doc: &mut Value, patch: &Value) -> R
 }
 
 type Object = Map<String, Value>;
-type Merged<T> = Result<T, StrategicError>;
+type MergeResult<T> = Result<T, StrategicError>;
 
 /// What the fields of an object are looked up in.
 #[derive(Clone, Copy)]
@@ -59,8 +59,8 @@ enum Level<'t> {
 struct Meta<'t> {
     level: Level<'t>,
     is_list: bool,
-    strategy: Strategy,
-    replaced: bool,
+    strategy: PatchStrategy,
+    is_replaced: bool,
     merge_key: &'t str,
 }
 
@@ -84,7 +84,7 @@ impl<'t> Level<'t> {
         }
     }
 
-    fn field(self, table: &'t Table, name: &str) -> Merged<Meta<'t>> {
+    fn field(self, table: &'t Table, name: &str) -> MergeResult<Meta<'t>> {
         let unknown = |owner: &str| {
             internal(format!(
                 "unable to find api field in struct {owner} for the json field {}",
@@ -111,14 +111,14 @@ impl<'t> Level<'t> {
         Ok(Meta {
             level: Level::of(table, shape),
             is_list,
-            strategy: field.strategy,
-            replaced: REPLACED.contains(&(ty.short_name(), &*field.name)),
+            strategy: field.patch_strategy,
+            is_replaced: REPLACE_FIELDS.contains(&(ty.short_name(), &*field.name)),
             merge_key: &field.merge_key,
         })
     }
 
     /// As `field`, of a field whose value is a list on both sides.
-    fn list(self, table: &'t Table, name: &str) -> Merged<Meta<'t>> {
+    fn list(self, table: &'t Table, name: &str) -> MergeResult<Meta<'t>> {
         let meta = self.field(table, name)?;
         if !meta.is_list {
             return Err(internal("expected slice or array type, but got: struct"));
@@ -137,13 +137,18 @@ impl<'t> Level<'t> {
     }
 }
 
-fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch: &Object) -> Merged<Object> {
+fn merge_map<'t>(
+    table: &'t Table,
+    level: Level<'t>,
+    mut original: Object,
+    patch: &Object,
+) -> MergeResult<Object> {
     if let Some(directive) = patch.get(PATCH) {
         return match directive.as_str() {
             Some("replace") => {
-                let mut whole = patch.clone();
-                whole.remove(PATCH);
-                Ok(whole)
+                let mut replacement = patch.clone();
+                replacement.remove(PATCH);
+                Ok(replacement)
             }
             Some("delete") => Ok(Map::new()),
             _ => Err(bad_patch_type(directive, patch)),
@@ -157,7 +162,7 @@ fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch
             continue;
         }
         let deletes = key.starts_with(DELETE_FROM_LIST);
-        let name = if deletes { named(key, DELETE_FROM_LIST)? } else { key };
+        let name = if deletes { field_name(key, DELETE_FROM_LIST)? } else { key };
         if change.is_null() {
             original.remove(name);
             continue;
@@ -165,7 +170,7 @@ fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch
         let merged = match (original.get_mut(name).map(Value::take), change) {
             (Some(Value::Object(old)), Value::Object(new)) => {
                 let meta = level.field(table, name)?;
-                Some(Value::Object(if meta.replaced {
+                Some(Value::Object(if meta.is_replaced {
                     new.clone()
                 } else {
                     merge_map(table, meta.level, old, new)?
@@ -176,7 +181,7 @@ fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch
                 Some(Value::Array(lists::merge_field(table, &meta, old, new, deletes)?))
             }
             (old, _) if deletes => old,
-            (_, new) => settled(new),
+            (_, new) => remove_directives(new),
         };
         match merged {
             Some(merged) => original.insert(name.to_owned(), merged),
@@ -187,7 +192,7 @@ fn merge_map<'t>(table: &'t Table, level: Level<'t>, mut original: Object, patch
 }
 
 /// The field a parallel list such as `$deleteFromPrimitiveList/finalizers` is about.
-fn named<'k>(key: &'k str, prefix: &str) -> Merged<&'k str> {
+fn field_name<'k>(key: &'k str, prefix: &str) -> MergeResult<&'k str> {
     match key.split_once('/') {
         Some((start, name)) if start == prefix => Ok(name),
         _ if prefix == SET_ORDER => Err(bad_order()),
@@ -196,17 +201,17 @@ fn named<'k>(key: &'k str, prefix: &str) -> Merged<&'k str> {
 }
 
 /// Drops the fields `$retainKeys` does not list.
-fn retain_keys(original: &mut Object, patch: &Object) -> Merged<()> {
-    let Some(listed) = patch.get(RETAIN_KEYS) else { return Ok(()) };
+fn retain_keys(original: &mut Object, patch: &Object) -> MergeResult<()> {
+    let Some(retained) = patch.get(RETAIN_KEYS) else { return Ok(()) };
     let bad = || StrategicError::BadRequest("invalid patch format of retainKeys".to_owned());
-    let listed = listed.as_array().ok_or_else(bad)?;
-    let keep: std::collections::HashSet<&str> = listed.iter().filter_map(Value::as_str).collect();
-    let unlisted = patch.iter().any(|(key, change)| {
+    let retained = retained.as_array().ok_or_else(bad)?;
+    let keep: std::collections::HashSet<&str> = retained.iter().filter_map(Value::as_str).collect();
+    let has_extra_keys = patch.iter().any(|(key, change)| {
         let directive =
             [RETAIN_KEYS, DELETE_FROM_LIST, SET_ORDER].iter().any(|prefix| key.starts_with(prefix));
         !change.is_null() && !directive && !keep.contains(key.as_str())
     });
-    if unlisted {
+    if has_extra_keys {
         return Err(bad());
     }
     original.retain(|key, _| keep.contains(key.as_str()));
@@ -214,17 +219,17 @@ fn retain_keys(original: &mut Object, patch: &Object) -> Merged<()> {
 }
 
 /// A patch value where there was none before: without its nulls and directives, or nothing at all.
-fn settled(change: &Value) -> Option<Value> {
+fn remove_directives(change: &Value) -> Option<Value> {
     match change {
         Value::Object(fields) if fields.contains_key(PATCH) => None,
         Value::Object(fields) => Some(Value::Object(
             fields
                 .iter()
                 .filter(|(_, value)| !value.is_null())
-                .filter_map(|(name, value)| Some((name.clone(), settled(value)?)))
+                .filter_map(|(name, value)| Some((name.clone(), remove_directives(value)?)))
                 .collect(),
         )),
-        Value::Array(items) => Some(Value::Array(items.iter().filter_map(settled).collect())),
+        Value::Array(items) => Some(Value::Array(items.iter().filter_map(remove_directives).collect())),
         scalar => Some(scalar.clone()),
     }
 }

@@ -1,16 +1,16 @@
 //! Patches and field owners on the built-in types.
 
-use patch::apply::{Writer, apply, track};
+use patch::apply::{FieldManager, apply, track};
 use patch::strategic;
 use schema::TypeId;
 use serde_json::{Value, json};
 
 fn ty(group: &str, version: &str, kind: &str) -> TypeId {
-    schema::kubernetes().kind(group, version, kind).expect("a built-in kind")
+    schema::kubernetes().type_by_kind(group, version, kind).expect("a built-in kind")
 }
 
-fn writer(api_version: &str) -> Writer<'_> {
-    Writer {
+fn writer(api_version: &str) -> FieldManager<'_> {
+    FieldManager {
         manager: "me",
         api_version,
         subresource: "",
@@ -55,16 +55,16 @@ fn deployment() -> Value {
 }
 
 /// The entry of the first owner after a create.
-fn created(ty: TypeId, mut object: Value) -> Value {
+fn field_set_after_create(ty: TypeId, mut object: Value) -> Value {
     let api_version = object["apiVersion"].as_str().unwrap_or("").to_owned();
     track(schema::kubernetes(), ty, None, &mut object, &writer(&api_version));
     object["metadata"]["managedFields"][0]["fieldsV1"].take()
 }
 
 #[test]
-fn a_created_deployment_is_owned_as_upstream_owns_it() {
+fn created_deployment_has_upstream_field_ownership() {
     assert_eq!(
-        created(ty("apps", "v1", "Deployment"), deployment()),
+        field_set_after_create(ty("apps", "v1", "Deployment"), deployment()),
         json!({
             "f:metadata": {"f:labels": {".": {}, "f:app": {}}},
             "f:spec": {
@@ -111,7 +111,7 @@ fn a_created_deployment_is_owned_as_upstream_owns_it() {
 }
 
 #[test]
-fn a_created_service_and_config_map() {
+fn created_service_and_config_map_have_upstream_field_ownership() {
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",
@@ -126,7 +126,7 @@ fn a_created_service_and_config_map() {
         "status": {"loadBalancer": {}},
     });
     assert_eq!(
-        created(ty("", "v1", "Service"), service),
+        field_set_after_create(ty("", "v1", "Service"), service),
         json!({"f:spec": {
             "f:internalTrafficPolicy": {},
             "f:ports": {
@@ -141,16 +141,19 @@ fn a_created_service_and_config_map() {
         }})
     );
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "1"}});
-    assert_eq!(created(ty("", "v1", "ConfigMap"), map), json!({"f:data": {".": {}, "f:a": {}}}));
+    assert_eq!(
+        field_set_after_create(ty("", "v1", "ConfigMap"), map),
+        json!({"f:data": {".": {}, "f:a": {}}})
+    );
 }
 
 #[test]
-fn applied_services_share_ports_by_port_and_protocol() {
+fn applied_services_merge_ports_by_port_and_protocol() {
     let table = schema::kubernetes();
     let service = |ports: Value| json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "sv", "namespace": "ns"}, "spec": {"ports": ports}});
     let one = service(json!([{"name": "x", "port": 80}]));
     let live = apply(table, ty("", "v1", "Service"), None, &one, &writer("v1"), false).expect("applies");
-    let other = Writer { manager: "two", ..writer("v1") };
+    let other = FieldManager { manager: "two", ..writer("v1") };
     let config = service(json!([{"name": true, "port": 81}]));
     let error =
         apply(table, ty("", "v1", "Service"), Some(&live), &config, &other, false).expect_err("refused");
@@ -165,7 +168,7 @@ fn applied_services_share_ports_by_port_and_protocol() {
 }
 
 #[test]
-fn strategic_patches_of_a_deployment() {
+fn applies_strategic_patches_to_deployment() {
     let mut doc = deployment();
     let mut patch = |patch: Value| {
         strategic(schema::kubernetes(), ty("apps", "v1", "Deployment"), &mut doc, &patch).expect("applies");
@@ -190,7 +193,7 @@ fn strategic_patches_of_a_deployment() {
 }
 
 #[test]
-fn a_disruption_budget_s_selector_is_replaced() {
+fn selector_of_disruption_budget_is_replaced() {
     let mut doc = json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}});
     let patch = json!({"spec": {"selector": {"matchLabels": {"c": "d"}}}});
     let budget = ty("policy", "v1", "PodDisruptionBudget");

@@ -14,7 +14,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Authorities are the root of every trust in the cluster, and replacing one is work for a person.
 const LIFETIME: Duration = Duration::from_secs(3650 * DAY.as_secs());
 /// Certificates start a little in the past, for machines whose clocks lag behind the signer's.
-const BACKDATE: Duration = Duration::from_secs(5 * 60);
+const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
 /// A certificate authority that can sign.
 pub struct Authority {
@@ -139,7 +139,7 @@ fn self_sign(name: &str, key: &KeyPair, now: Timestamp) -> Result<String, Error>
 pub(crate) fn set_validity(params: &mut CertificateParams, now: Timestamp, until: Timestamp) {
     let seconds = |at: Timestamp| Duration::from_secs(u64::try_from(at.as_second()).unwrap_or(0));
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
-    params.not_before = epoch + seconds(now).saturating_sub(BACKDATE);
+    params.not_before = epoch + seconds(now).saturating_sub(CLOCK_SKEW);
     params.not_after = epoch + seconds(until);
 }
 
@@ -166,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn is_made_once_and_kept_private() {
+    fn is_created_once_with_private_permissions() {
         let dir = tempfile::tempdir().unwrap();
         let tls = dir.path().join("tls");
-        let made = Authority::load_or_create(&tls, "server-ca", now()).unwrap();
+        let created = Authority::load_or_create(&tls, "server-ca", now()).unwrap();
         let loaded = Authority::load_or_create(&tls, "server-ca", now()).unwrap();
-        assert_eq!(made.pem(), loaded.pem());
+        assert_eq!(created.pem(), loaded.pem());
         let other = Authority::load_or_create(&tls, "client-ca", now()).unwrap();
-        assert_ne!(made.pem(), other.pem());
+        assert_ne!(created.pem(), other.pem());
         for name in ["", "server-ca.crt", "server-ca.key", "client-ca.key"] {
             let mode = fs::metadata(tls.join(name)).unwrap().permissions().mode() & 0o777;
             assert_eq!(mode, if name.is_empty() { 0o700 } else { 0o600 }, "{name:?}");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_start_cut_short_between_key_and_certificate_heals() {
+    fn key_without_certificate_is_completed() {
         let dir = tempfile::tempdir().unwrap();
         Authority::load_or_create(dir.path(), "server-ca", now()).unwrap();
         let key = fs::read(dir.path().join("server-ca.key")).unwrap();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn never_replaces_what_others_already_trust() {
+    fn existing_certificate_is_never_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         Authority::load_or_create(dir, "server-ca", now()).unwrap();

@@ -15,8 +15,8 @@ pub fn write_file(path: &Path, contents: &[u8], mode: u32) -> Result<(), Error> 
 
 /// Makes the directory if it is missing, and closes it to others either way.
 pub(crate) fn private_dir(dir: &Path) -> Result<(), Error> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    let closed = made.and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)));
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    let closed = created.and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)));
     closed.map_err(|source| Error::Write { path: dir.to_owned(), source })
 }
 
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_with_its_mode_and_leaves_nothing_behind() {
+    fn write_is_atomic_and_sets_mode() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         write_file(&path, b"one, and long", 0o600).unwrap();
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_names_the_path_and_keeps_the_old_file() {
+    fn failed_write_reports_path_and_keeps_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("taken");
         fs::create_dir(&path).unwrap();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_open_to_others_is_closed() {
+    fn directory_permissions_are_restricted() {
         let dir = tempfile::tempdir().unwrap();
         let open = dir.path().join("a/b");
         fs::create_dir_all(&open).unwrap();

@@ -65,12 +65,12 @@ mod tests {
             usage: Usage::Client,
             lifetime: Duration::from_secs(3600),
         };
-        let issued = ca.issue(&leaf, now).unwrap();
-        CertificateDer::from_pem_slice(issued.cert_pem.as_bytes()).unwrap()
+        let cert_key_pair = ca.issue(&leaf, now).unwrap();
+        CertificateDer::from_pem_slice(cert_key_pair.cert_pem.as_bytes()).unwrap()
     }
 
     #[test]
-    fn the_common_name_is_the_user_and_the_organization_the_group() {
+    fn user_is_common_name_and_groups_are_organizations() {
         expect_test::expect![[r#"
             Identity {
                 user: "system:admin",
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_without_a_name_or_without_sense_is_nobody() {
+    fn certificate_without_common_name_or_malformed_is_rejected() {
         let error = |der: &[u8]| identity_of(der).unwrap_err().to_string();
         assert_eq!(
             error(&certificate("", &["system:masters"])),

@@ -19,15 +19,15 @@ use rustls::{CertificateError, ClientConfig, Error as TlsError, RootCertStore};
 
 use crate::request::to_pem;
 use crate::tls::signatures;
-use crate::{Error, Showing};
+use crate::{ClientCertificate, Error};
 
 /// What joining tokens begin with, as those of k3s do.
-const PREFIX: &str = "K10";
+const TOKEN_PREFIX: &str = "K10";
 const SEPARATOR: &str = "::";
-const ID: usize = 6;
-const SECRET: usize = 16;
+const ID_LENGTH: usize = 6;
+const SECRET_LENGTH: usize = 16;
 /// What ids and secrets of bootstrap tokens are made of.
-const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+const TOKEN_ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
 /// The digest by which an authority is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
     /// Of the first certificate in PEM.
-    pub fn of(pem: &str) -> Result<Fingerprint, Error> {
+    pub fn from_pem(pem: &str) -> Result<Fingerprint, Error> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes());
         let der = der.map_err(|_| Error::Malformed { what: "the authority's certificate".to_owned() })?;
         Ok(Fingerprint::of_der(&der))
@@ -79,33 +79,33 @@ impl FromStr for Fingerprint {
 
 /// What a new node shows: a bootstrap token.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Bootstrap {
+pub struct BootstrapToken {
     pub id: String,
     pub secret: String,
 }
 
-impl Bootstrap {
-    pub fn random() -> Result<Bootstrap, Error> {
+impl BootstrapToken {
+    pub fn random() -> Result<BootstrapToken, Error> {
         let mut bytes = [0; 64];
         ring::rand::SystemRandom::new().fill(&mut bytes).map_err(|_| Error::Randomness)?;
         // 252 is the largest multiple of 36 in a byte: no letter is likelier than another.
         let mut letters = bytes.iter().filter(|byte| **byte < 252).map(|byte| letter(*byte));
         let mut take = |count| letters.by_ref().take(count).collect::<String>();
-        let made = Bootstrap { id: take(ID), secret: take(SECRET) };
+        let token = BootstrapToken { id: take(ID_LENGTH), secret: take(SECRET_LENGTH) };
         // 22 of 64 are there except once in a number with thirty digits.
-        if made.secret.len() == SECRET { Ok(made) } else { Err(Error::Randomness) }
+        if token.secret.len() == SECRET_LENGTH { Ok(token) } else { Err(Error::Randomness) }
     }
 
     /// `id.secret` as it is, `user:word` and a word alone by what follows from the word: both ends find the same.
-    pub fn of(text: &str) -> Result<Bootstrap, Error> {
-        let plain = |text: &str| text.bytes().all(|byte| LETTERS.contains(&byte));
+    pub fn from_text(text: &str) -> Result<BootstrapToken, Error> {
+        let plain = |text: &str| text.bytes().all(|byte| TOKEN_ALPHABET.contains(&byte));
         if let Some((id, secret)) = text.split_once('.')
-            && id.len() == ID
-            && secret.len() == SECRET
+            && id.len() == ID_LENGTH
+            && secret.len() == SECRET_LENGTH
             && plain(id)
             && plain(secret)
         {
-            return Ok(Bootstrap { id: id.to_owned(), secret: secret.to_owned() });
+            return Ok(BootstrapToken { id: id.to_owned(), secret: secret.to_owned() });
         }
         let word = text.split_once(':').map_or(text, |(_, word)| word);
         if word.is_empty() {
@@ -115,7 +115,7 @@ impl Bootstrap {
             let digest = digest(&SHA256, format!("skiff {purpose} {word}").as_bytes());
             digest.as_ref().iter().take(length).map(|byte| letter(*byte)).collect()
         };
-        Ok(Bootstrap { id: derive("id", ID), secret: derive("secret", SECRET) })
+        Ok(BootstrapToken { id: derive("id", ID_LENGTH), secret: derive("secret", SECRET_LENGTH) })
     }
 
     /// As it is shown to the API server.
@@ -125,11 +125,11 @@ impl Bootstrap {
 }
 
 fn letter(byte: u8) -> char {
-    char::from(LETTERS[usize::from(byte) % LETTERS.len()])
+    char::from(TOKEN_ALPHABET[usize::from(byte) % TOKEN_ALPHABET.len()])
 }
 
 /// Secrets are not for logs.
-impl fmt::Debug for Bootstrap {
+impl fmt::Debug for BootstrapToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bootstrap").field("id", &self.id).finish_non_exhaustive()
     }
@@ -140,16 +140,16 @@ impl fmt::Debug for Bootstrap {
 pub struct JoinToken {
     /// Not there in a token that only says what to show.
     pub authority: Option<Fingerprint>,
-    pub bootstrap: Bootstrap,
+    pub bootstrap: BootstrapToken,
 }
 
 impl JoinToken {
     /// For writing down; it is a secret.
-    pub fn reveal(&self) -> String {
-        let shown = self.bootstrap.bearer();
+    pub fn to_secret_string(&self) -> String {
+        let bearer = self.bootstrap.bearer();
         match &self.authority {
-            Some(authority) => format!("{PREFIX}{authority}{SEPARATOR}{shown}"),
-            None => shown,
+            Some(authority) => format!("{TOKEN_PREFIX}{authority}{SEPARATOR}{bearer}"),
+            None => bearer,
         }
     }
 }
@@ -159,24 +159,24 @@ impl FromStr for JoinToken {
 
     fn from_str(text: &str) -> Result<JoinToken, Error> {
         let text = text.trim();
-        let pinned = text.strip_prefix(PREFIX).and_then(|rest| rest.split_once(SEPARATOR));
+        let pinned = text.strip_prefix(TOKEN_PREFIX).and_then(|rest| rest.split_once(SEPARATOR));
         let Some((authority, rest)) = pinned else {
-            return Ok(JoinToken { authority: None, bootstrap: Bootstrap::of(text)? });
+            return Ok(JoinToken { authority: None, bootstrap: BootstrapToken::from_text(text)? });
         };
-        Ok(JoinToken { authority: Some(authority.parse()?), bootstrap: Bootstrap::of(rest)? })
+        Ok(JoinToken { authority: Some(authority.parse()?), bootstrap: BootstrapToken::from_text(rest)? })
     }
 }
 
 /// Trusts servers whose certificate is of one authority, which they show beside it.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedAuthorityVerifier {
     authority: Fingerprint,
     found: Mutex<Option<CertificateDer<'static>>>,
 }
 
-impl Pinned {
-    pub fn new(authority: Fingerprint) -> Arc<Pinned> {
-        Arc::new(Pinned { authority, found: Mutex::default() })
+impl PinnedAuthorityVerifier {
+    pub fn new(authority: Fingerprint) -> Arc<PinnedAuthorityVerifier> {
+        Arc::new(PinnedAuthorityVerifier { authority, found: Mutex::default() })
     }
 
     /// The authority in PEM, once a server has shown it.
@@ -185,36 +185,39 @@ impl Pinned {
     }
 
     /// How to speak to such a server. What is spoken over it is for the caller to add.
-    pub fn config(self: &Arc<Self>, showing: Option<Arc<Showing>>) -> Result<ClientConfig, Error> {
+    pub fn config(
+        self: &Arc<Self>,
+        client_certificate: Option<Arc<ClientCertificate>>,
+    ) -> Result<ClientConfig, Error> {
         let builder = ClientConfig::builder_with_provider(Arc::new(provider::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|source| Error::Tls { source })?
             .dangerous()
             .with_custom_certificate_verifier(self.clone());
-        Ok(match showing {
-            Some(showing) => builder.with_client_cert_resolver(showing),
+        Ok(match client_certificate {
+            Some(client_certificate) => builder.with_client_cert_resolver(client_certificate),
             None => builder.with_no_client_auth(),
         })
     }
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedAuthorityVerifier {
     fn verify_server_cert(
         &self,
-        shown: &CertificateDer<'_>,
-        others: &[CertificateDer<'_>],
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
-        stapled: &[u8],
+        ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
-        let authority = others.iter().find(|other| Fingerprint::of_der(other) == self.authority);
+        let authority = intermediates.iter().find(|other| Fingerprint::of_der(other) == self.authority);
         let authority = authority.ok_or(CertificateError::UnknownIssuer)?.clone().into_owned();
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone())?;
         let provider = Arc::new(provider::default_provider());
-        let chains = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        let chains = chains.map_err(|_| CertificateError::UnknownIssuer)?;
-        let verified = chains.verify_server_cert(shown, others, name, stapled, now)?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        let verifier = verifier.map_err(|_| CertificateError::UnknownIssuer)?;
+        let verified = verifier.verify_server_cert(end_entity, intermediates, name, ocsp_response, now)?;
         *self.found.lock() = Some(authority);
         Ok(verified)
     }

@@ -18,11 +18,11 @@ pub struct KeySet(Vec<Key>);
 #[derive(Debug)]
 struct Key {
     id: String,
-    public: Public,
+    public: PublicKeyValue,
 }
 
 #[derive(Debug)]
-enum Public {
+enum PublicKeyValue {
     Rsa { n: Vec<u8>, e: Vec<u8> },
     P256(Vec<u8>),
     P384(Vec<u8>),
@@ -88,25 +88,25 @@ impl Key {
             (x.len() == size && y.len() == size).then(|| [&[4], x.as_slice(), &y].concat())
         };
         let public = match (text("kty"), text("crv")) {
-            ("RSA", _) => Public::Rsa { n: bytes("n")?, e: bytes("e")? },
-            ("EC", "P-256") => Public::P256(point(32)?),
-            ("EC", "P-384") => Public::P384(point(48)?),
+            ("RSA", _) => PublicKeyValue::Rsa { n: bytes("n")?, e: bytes("e")? },
+            ("EC", "P-256") => PublicKeyValue::P256(point(32)?),
+            ("EC", "P-384") => PublicKeyValue::P384(point(48)?),
             _ => return None,
         };
         Some(Key { id: text("kid").to_owned(), public })
     }
 }
 
-impl Public {
+impl PublicKeyValue {
     fn signed(&self, token: &Unverified<'_>) -> bool {
         let (message, signature) = (token.signed.as_bytes(), token.signature.as_slice());
         let curve = |algorithm: &'static dyn signature::VerificationAlgorithm, point: &[u8]| {
             UnparsedPublicKey::new(algorithm, point).verify(message, signature).is_ok()
         };
         match (self, token.algorithm.as_str()) {
-            (Public::P256(point), "ES256") => curve(&signature::ECDSA_P256_SHA256_FIXED, point),
-            (Public::P384(point), "ES384") => curve(&signature::ECDSA_P384_SHA384_FIXED, point),
-            (Public::Rsa { n, e }, algorithm) => rsa(algorithm).is_some_and(|parameters| {
+            (PublicKeyValue::P256(point), "ES256") => curve(&signature::ECDSA_P256_SHA256_FIXED, point),
+            (PublicKeyValue::P384(point), "ES384") => curve(&signature::ECDSA_P384_SHA384_FIXED, point),
+            (PublicKeyValue::Rsa { n, e }, algorithm) => rsa(algorithm).is_some_and(|parameters| {
                 RsaPublicKeyComponents { n, e }.verify(parameters, message, signature).is_ok()
             }),
             _ => false,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_others_are_checked_with_their_keys() {
+    fn tokens_are_verified_with_the_key_set_of_the_issuer() {
         let dir = tempfile::tempdir().unwrap();
         let keys = Keys::load_or_create(dir.path()).unwrap();
         let token = keys.sign(&json!({"sub": "ann"})).unwrap();
@@ -157,8 +157,8 @@ mod tests {
         assert_eq!((parsed.algorithm.as_str(), &parsed.claims), ("ES256", &json!({"sub": "ann"})));
         assert!(set.signed(&parsed));
         let (signed, signature) = token.rsplit_once('.').unwrap();
-        let forged = format!("{signed}.{}", signature.chars().rev().collect::<String>());
-        assert!(Unverified::parse(&forged).is_none_or(|forged| !set.signed(&forged)));
+        let modified = format!("{signed}.{}", signature.chars().rev().collect::<String>());
+        assert!(Unverified::parse(&modified).is_none_or(|modified| !set.signed(&modified)));
         assert!(!rsa_keys().signed(&parsed));
 
         for name in ["RS256", "PS256"] {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_for_what_it_says() {
+    fn key_type_and_use_are_validated() {
         let parsed = Unverified::parse(rsa_case("RS256")).unwrap();
         let check = |key: Value, expected: bool| {
             let set = KeySet::parse(&json!({"keys": [key]})).unwrap();
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(token in "[a-zA-Z0-9_.=-]{0,80}", x in "[a-zA-Z0-9_-]{0,44}") {
+        fn never_panics(token in "[a-zA-Z0-9_.=-]{0,80}", x in "[a-zA-Z0-9_-]{0,44}") {
             let set = KeySet::parse(&json!({"keys": [
                 {"kty": "EC", "crv": "P-256", "x": x, "y": x}, {"kty": "RSA", "n": x, "e": x},
             ]})).unwrap();

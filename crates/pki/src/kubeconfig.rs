@@ -3,11 +3,11 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::Issued;
+use crate::CertKeyPair;
 
 /// A kubeconfig with one cluster, one user and one context, all called `name`. It holds a private key: write
 /// it with mode 0600.
-pub fn kubeconfig(server_url: &str, ca_pem: &str, client: &Issued, name: &str) -> String {
+pub fn kubeconfig(server_url: &str, ca_pem: &str, client: &CertKeyPair, name: &str) -> String {
     let (server, name) = (scalar(server_url), scalar(name));
     let ca = STANDARD.encode(ca_pem);
     let cert = STANDARD.encode(&client.cert_pem);
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn has_everything_a_client_needs() {
-        let client = Issued { cert_pem: "CERT".to_owned(), key_pem: "KEY".to_owned() };
+        let client = CertKeyPair { cert_pem: "CERT".to_owned(), key_pem: "KEY".to_owned() };
         expect_test::expect![[r#"
             apiVersion: v1
             kind: Config

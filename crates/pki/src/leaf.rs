@@ -39,7 +39,7 @@ pub enum Usage {
 
 /// A signed certificate and its private key.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Issued {
+pub struct CertKeyPair {
     pub cert_pem: String,
     pub key_pem: String,
 }
@@ -49,65 +49,65 @@ pub struct Issued {
 /// else than `leaf`.
 pub fn load_or_issue(
     dir: &Path,
-    file_stem: &str,
+    base_name: &str,
     authority: &Authority,
     leaf: &Leaf,
     now: Timestamp,
-) -> Result<Issued, Error> {
+) -> Result<CertKeyPair, Error> {
     file::private_dir(dir)?;
-    let cert_path = dir.join(format!("{file_stem}.crt"));
-    let key_path = dir.join(format!("{file_stem}.key"));
+    let cert_path = dir.join(format!("{base_name}.crt"));
+    let key_path = dir.join(format!("{base_name}.key"));
     if let (Some(cert_pem), Some(key_pem)) = (file::read(&cert_path)?, file::read(&key_path)?) {
-        let stored = Issued { cert_pem, key_pem };
+        let stored = CertKeyPair { cert_pem, key_pem };
         if fits(&stored, authority, leaf, now) {
             return Ok(stored);
         }
     }
-    let issued = authority.issue(leaf, now)?;
+    let cert_key_pair = authority.issue(leaf, now)?;
     // A crash between the two leaves a pair that does not match, which the next start replaces.
-    file::write_file(&key_path, issued.key_pem.as_bytes(), 0o600)?;
-    file::write_file(&cert_path, issued.cert_pem.as_bytes(), 0o600)?;
-    Ok(issued)
+    file::write_file(&key_path, cert_key_pair.key_pem.as_bytes(), 0o600)?;
+    file::write_file(&cert_path, cert_key_pair.cert_pem.as_bytes(), 0o600)?;
+    Ok(cert_key_pair)
 }
 
 impl Authority {
     /// Signs a certificate for a fresh key.
-    pub fn issue(&self, leaf: &Leaf, now: Timestamp) -> Result<Issued, Error> {
+    pub fn issue(&self, leaf: &Leaf, now: Timestamp) -> Result<CertKeyPair, Error> {
         let sign = |source| Error::Sign { common_name: leaf.common_name.clone(), source };
         let params = params(leaf)?;
         let key = KeyPair::generate().map_err(|source| Error::Key { source })?;
         let cert_pem = self.sign(params, &key, leaf.lifetime, now).map_err(sign)?;
-        Ok(Issued { cert_pem, key_pem: key.serialize_pem() })
+        Ok(CertKeyPair { cert_pem, key_pem: key.serialize_pem() })
     }
 }
 
 /// A certificate that vouches for itself, for a server that nobody has given one.
-pub fn self_signed(leaf: &Leaf, now: Timestamp) -> Result<Issued, Error> {
+pub fn self_signed(leaf: &Leaf, now: Timestamp) -> Result<CertKeyPair, Error> {
     let mut params = params(leaf)?;
     set_validity(&mut params, now, now.checked_add(leaf.lifetime).unwrap_or(Timestamp::MAX));
     let key = KeyPair::generate().map_err(|source| Error::Key { source })?;
     let signed = params.self_signed(&key);
     let cert = signed.map_err(|source| Error::Sign { common_name: leaf.common_name.clone(), source })?;
-    Ok(Issued { cert_pem: cert.pem(), key_pem: key.serialize_pem() })
+    Ok(CertKeyPair { cert_pem: cert.pem(), key_pem: key.serialize_pem() })
 }
 
-impl Issued {
+impl CertKeyPair {
     /// When [`load_or_issue`] would replace it: now, where it cannot be read.
-    pub fn renewal_due(&self) -> Timestamp {
+    pub fn renewal_time(&self) -> Timestamp {
         let der = CertificateDer::from_pem_slice(self.cert_pem.as_bytes()).ok();
-        let due = der.as_ref().and_then(|der| {
+        let renew_at = der.as_ref().and_then(|der| {
             let (_, cert) = X509Certificate::from_der(der).ok()?;
             let (not_before, not_after) = validity(&cert);
             // A second later, since at that very moment it still does.
             let left = not_before.duration_until(not_after) / 4 - SignedDuration::from_secs(1);
             not_after.checked_sub(left).ok()
         });
-        due.unwrap_or(Timestamp::UNIX_EPOCH)
+        renew_at.unwrap_or(Timestamp::UNIX_EPOCH)
     }
 }
 
 /// When a certificate ends.
-pub fn ends(cert_pem: &str) -> Option<Timestamp> {
+pub fn expiry(cert_pem: &str) -> Option<Timestamp> {
     let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).ok()?;
     X509Certificate::from_der(&der).ok().map(|(_, cert)| validity(&cert).1)
 }
@@ -139,14 +139,14 @@ pub(crate) fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
 }
 
 /// Whether a stored certificate still says what it should, to those who should believe it.
-fn fits(stored: &Issued, authority: &Authority, leaf: &Leaf, now: Timestamp) -> bool {
+fn fits(stored: &CertKeyPair, authority: &Authority, leaf: &Leaf, now: Timestamp) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
-    says(stored, leaf) && is_fresh(&cert, now) && authority.signed(&cert)
+    matches(stored, leaf) && is_fresh(&cert, now) && authority.signed(&cert)
 }
 
 /// Whether a certificate is for its key and says what `leaf` does.
-pub(crate) fn says(stored: &Issued, leaf: &Leaf) -> bool {
+pub(crate) fn matches(stored: &CertKeyPair, leaf: &Leaf) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
     let Ok(key) = KeyPair::from_pem(&stored.key_pem) else { return false };
@@ -154,12 +154,12 @@ pub(crate) fn says(stored: &Issued, leaf: &Leaf) -> bool {
     cert.public_key().subject_public_key.data == rcgen::PublicKeyData::der_bytes(&key)
         && user == leaf.common_name
         && groups == leaf.organizations
-        && names(&cert) == wanted_names(leaf)
+        && names(&cert) == expected_names(leaf)
         && usage(&cert) == Some(leaf.usage)
 }
 
 /// Whether it has begun and not ended.
-pub(crate) fn is_valid(stored: &Issued, now: Timestamp) -> bool {
+pub(crate) fn is_valid(stored: &CertKeyPair, now: Timestamp) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
     let (not_before, not_after) = validity(&cert);
@@ -192,7 +192,7 @@ fn names(cert: &X509Certificate<'_>) -> BTreeSet<Vec<u8>> {
     extension.value.general_names.iter().map(name).collect()
 }
 
-fn wanted_names(leaf: &Leaf) -> BTreeSet<Vec<u8>> {
+fn expected_names(leaf: &Leaf) -> BTreeSet<Vec<u8>> {
     let address = |ip: &IpAddr| match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn is_reissued_when_it_no_longer_fits() {
+    fn is_replaced_when_spec_or_validity_changes() {
         check("nothing changed", |_, _| {}, false);
         check("names reordered", |leaf, _| leaf.dns_names.reverse(), false);
         check("a name more", |leaf, _| leaf.dns_names.push("node-1".to_owned()), true);
@@ -251,12 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn is_reissued_for_another_authority_or_when_damaged() {
+    fn is_replaced_for_another_authority_or_when_malformed() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
         // The same name, so that only the signature tells the two apart.
-        let elsewhere = tempfile::tempdir().unwrap();
-        let other = Authority::load_or_create(elsewhere.path(), "ca", now()).unwrap();
+        let other_dir = tempfile::tempdir().unwrap();
+        let other = Authority::load_or_create(other_dir.path(), "ca", now()).unwrap();
         let first = load_or_issue(dir.path(), "server", &ca, &server(), now()).unwrap();
         let second = load_or_issue(dir.path(), "server", &other, &server(), now()).unwrap();
         assert_ne!(first.cert_pem, second.cert_pem);
@@ -272,30 +272,33 @@ mod tests {
     }
 
     #[test]
-    fn never_outlives_its_authority() {
+    fn never_expires_after_its_authority() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
         let leaf = Leaf { lifetime: 100_000 * DAY, ..server() };
-        let issued = ca.issue(&leaf, now()).unwrap();
-        let der = CertificateDer::from_pem_slice(issued.cert_pem.as_bytes()).unwrap();
+        let cert_key_pair = ca.issue(&leaf, now()).unwrap();
+        let der = CertificateDer::from_pem_slice(cert_key_pair.cert_pem.as_bytes()).unwrap();
         let (_, cert) = X509Certificate::from_der(&der).unwrap();
         assert_eq!(validity(&cert).1, now().checked_add(3650 * DAY).unwrap());
     }
 
     #[test]
-    fn is_due_for_renewal_just_when_it_would_be_renewed() {
+    fn renewal_time_matches_replacement_condition() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
-        let issued = ca.issue(&server(), now()).unwrap();
-        let due = issued.renewal_due();
+        let cert_key_pair = ca.issue(&server(), now()).unwrap();
+        let renew_at = cert_key_pair.renewal_time();
         let second = SignedDuration::from_secs(1);
-        assert!(fits(&issued, &ca, &server(), due - second) && !fits(&issued, &ca, &server(), due));
-        let damaged = Issued { cert_pem: String::new(), ..issued };
-        assert_eq!(damaged.renewal_due(), Timestamp::UNIX_EPOCH);
+        assert!(
+            fits(&cert_key_pair, &ca, &server(), renew_at - second)
+                && !fits(&cert_key_pair, &ca, &server(), renew_at)
+        );
+        let malformed = CertKeyPair { cert_pem: String::new(), ..cert_key_pair };
+        assert_eq!(malformed.renewal_time(), Timestamp::UNIX_EPOCH);
     }
 
     #[test]
-    fn refuses_what_it_cannot_say() {
+    fn rejects_unsupported_subject_and_names() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
         let groups = Leaf { organizations: vec!["a".to_owned(), "b".to_owned()], ..server() };

@@ -5,8 +5,9 @@
 //! time is an argument). Every key is ECDSA P-256; every file is written whole, mode 0600, in a directory
 //! of mode 0700. Read [`Authority`] and [`load_or_issue`] first.
 
-mod asking;
 mod authority;
+mod client_certificate;
+mod csr;
 mod der;
 mod file;
 mod identity;
@@ -15,21 +16,25 @@ pub mod jwk;
 mod kubeconfig;
 mod leaf;
 mod request;
-mod showing;
 mod tls;
 pub mod token;
 
 use std::{io, path::PathBuf};
 
-pub use asking::{Asked, ask, keep, kept};
 pub use authority::Authority;
+pub use client_certificate::{
+    ClientCertificate, client_tls_config, server_verifier, server_verifier_with_self_signed,
+};
+pub use csr::{CsrKeyPair, create_csr, load_certificate, store_certificate};
 pub use file::write_file;
 pub use identity::{Identity, identity_of};
 pub use kubeconfig::kubeconfig;
-pub use leaf::{Issued, Leaf, Usage, ends, load_or_issue, self_signed};
+pub use leaf::{CertKeyPair, Leaf, Usage, expiry, load_or_issue, self_signed};
 pub use request::Request;
-pub use showing::{Showing, dialing_config, trusting, trusting_itself};
-pub use tls::{ClientAuthority, Dialing, Serving, anybody, certified, server_config, unverified};
+pub use tls::{
+    ClientAuthority, ClientTls, ServingCertificate, certified_key, insecure_verifier, server_config,
+    unverified,
+};
 
 /// Why a certificate could not be made, read or used.
 #[derive(Debug, thiserror::Error)]

@@ -23,11 +23,11 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::authority::{Authority, validity};
 use crate::{Error, der};
 
-const ALTERNATIVE_NAMES: Oid<'static> = oid!(2.5.29.17);
+const SUBJECT_ALT_NAME: Oid<'static> = oid!(2.5.29.17);
 /// Certificates begin a little in the past, for machines whose clocks lag behind.
-const BACKDATE: Duration = Duration::from_secs(5 * 60);
+const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 /// Shorter ones last as long as was asked for from now on, since a little is much of theirs.
-const SHORT: Duration = Duration::from_secs(8 * 60 * 60);
+const SHORT_LIFETIME: Duration = Duration::from_secs(8 * 60 * 60);
 
 /// Usages by the name Kubernetes gives them, and their bit.
 const KEY_USAGES: &[(&str, u8)] = &[
@@ -66,8 +66,8 @@ pub struct Request {
     pub organizations: Vec<String>,
     pub dns_names: Vec<String>,
     pub ips: Vec<IpAddr>,
-    pub emails: usize,
-    pub uris: usize,
+    pub email_count: usize,
+    pub uri_count: usize,
     subject: Vec<u8>,
     key: Vec<u8>,
     /// The alternative names, as they are encoded.
@@ -85,38 +85,41 @@ impl Request {
         let (_, request) = X509CertificationRequest::from_der(&contents).map_err(|_| malformed())?;
         request.verify_signature().map_err(|_| malformed())?;
         let info = &request.certification_request_info;
-        let texts = |values: &mut dyn Iterator<Item = &x509_parser::x509::AttributeTypeAndValue<'_>>| {
+        let strings = |values: &mut dyn Iterator<Item = &x509_parser::x509::AttributeTypeAndValue<'_>>| {
             values.map(|value| value.as_str().unwrap_or_default().to_owned()).collect::<Vec<String>>()
         };
         let mut parsed = Request {
-            common_name: texts(&mut info.subject.iter_common_name()).pop().unwrap_or_default(),
-            organizations: texts(&mut info.subject.iter_organization()),
+            common_name: strings(&mut info.subject.iter_common_name()).pop().unwrap_or_default(),
+            organizations: strings(&mut info.subject.iter_organization()),
             dns_names: Vec::new(),
             ips: Vec::new(),
-            emails: 0,
-            uris: 0,
-            subject: subject::in_order(&info.subject),
+            email_count: 0,
+            uri_count: 0,
+            subject: subject::encode_in_go_order(&info.subject),
             key: info.subject_pki.raw.to_vec(),
             names: None,
         };
         for attribute in info.iter_attributes() {
-            let ParsedCriAttribute::ExtensionRequest(asked) = attribute.parsed_attribute() else { continue };
-            for extension in asked.extensions.iter().filter(|extension| extension.oid == ALTERNATIVE_NAMES) {
+            let ParsedCriAttribute::ExtensionRequest(requested) = attribute.parsed_attribute() else {
+                continue;
+            };
+            for extension in requested.extensions.iter().filter(|extension| extension.oid == SUBJECT_ALT_NAME)
+            {
                 parsed.names = Some(extension.value.to_vec());
                 let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else {
                     return Err(malformed());
                 };
-                names.general_names.iter().for_each(|name| parsed.note(name));
+                names.general_names.iter().for_each(|name| parsed.add_name(name));
             }
         }
         Ok(parsed)
     }
 
-    fn note(&mut self, name: &GeneralName<'_>) {
+    fn add_name(&mut self, name: &GeneralName<'_>) {
         match name {
             GeneralName::DNSName(name) => self.dns_names.push((*name).to_owned()),
-            GeneralName::RFC822Name(_) => self.emails += 1,
-            GeneralName::URI(_) => self.uris += 1,
+            GeneralName::RFC822Name(_) => self.email_count += 1,
+            GeneralName::URI(_) => self.uri_count += 1,
             GeneralName::IPAddress(bytes) => {
                 let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
                 let v6 = <[u8; 16]>::try_from(*bytes).map(IpAddr::from);
@@ -139,8 +142,8 @@ impl Authority {
         let malformed = || Error::Malformed { what: "the certificate authority".to_owned() };
         let (_, own) = X509Certificate::from_der(self.der()).map_err(|_| malformed())?;
         let algorithm = signature_algorithm(self.key().algorithm()).ok_or_else(malformed)?;
-        let begin = now.checked_sub(BACKDATE).unwrap_or(now);
-        let from = if lifetime < SHORT { now } else { begin };
+        let begin = now.checked_sub(CLOCK_SKEW).unwrap_or(now);
+        let from = if lifetime < SHORT_LIFETIME { now } else { begin };
         let end = from.checked_add(lifetime).unwrap_or(now).min(validity(&own).1);
         let mut serial = [0; 16];
         ring::rand::SystemRandom::new().fill(&mut serial).map_err(|_| Error::Randomness)?;
@@ -168,15 +171,17 @@ fn extensions(request: &Request, usages: &[String], authority: &X509Certificate<
         let critical = if critical { der::tagged(0x01, &[0xff]) } else { Vec::new() };
         der::sequence(&[der::tagged(0x06, oid), critical, der::tagged(0x04, value)])
     };
-    let asked = |name: &&str| usages.iter().any(|usage| usage == name);
+    let is_requested = |name: &&str| usages.iter().any(|usage| usage == name);
     let mut all = Vec::new();
-    let bits =
-        KEY_USAGES.iter().filter(|(name, _)| asked(name)).fold(0u16, |bits, (_, bit)| bits | 0x8000 >> bit);
+    let bits = KEY_USAGES
+        .iter()
+        .filter(|(name, _)| is_requested(name))
+        .fold(0u16, |bits, (_, bit)| bits | 0x8000 >> bit);
     if bits != 0 {
         all.push(extension(&[0x55, 0x1d, 0x0f], true, &der::bits(bits)));
     }
     let mut extended: Vec<Vec<u8>> = Vec::new();
-    for (_, oid) in EXTENDED_USAGES.iter().filter(|(name, _)| asked(name)) {
+    for (_, oid) in EXTENDED_USAGES.iter().filter(|(name, _)| is_requested(name)) {
         let encoded = der::tagged(0x06, oid);
         if !extended.contains(&encoded) {
             extended.push(encoded);
@@ -241,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_what_is_signed() {
+    fn certificate_contains_names_usages_and_key_of_the_request() {
         let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
         let ca = authority(now);
         let names =
@@ -251,7 +256,10 @@ mod tests {
             (parsed.common_name.as_str(), parsed.organizations.as_slice()),
             ("system:node:n", &["system:nodes".to_owned()][..])
         );
-        assert_eq!((parsed.dns_names.len(), parsed.ips.len(), parsed.emails, parsed.uris), (1, 1, 0, 0));
+        assert_eq!(
+            (parsed.dns_names.len(), parsed.ips.len(), parsed.email_count, parsed.uri_count),
+            (1, 1, 0, 0)
+        );
         let usages = ["digital signature", "key encipherment", "server auth"].map(str::to_owned);
         let day = Duration::from_secs(24 * 3600);
         let pem = ca.sign_request(&parsed, &usages, day, now).unwrap();
@@ -272,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_subject_attributes_as_go_does() {
+    fn subject_attribute_order_matches_go() {
         let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
         let ca = authority(now);
         let mut params = CertificateParams::default();
@@ -290,27 +298,27 @@ mod tests {
         params.distinguished_name = name;
         let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
         let parsed = Request::parse(pem.as_bytes()).unwrap();
-        let pem = ca.sign_request(&parsed, &["client auth".to_owned()], BACKDATE, now).unwrap();
+        let pem = ca.sign_request(&parsed, &["client auth".to_owned()], CLOCK_SKEW, now).unwrap();
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         let (_, cert) = X509Certificate::from_der(&der).unwrap();
         assert_eq!(cert.subject().to_string(), "C=DE, O=system:nodes, OU=unit, L=here, CN=jane, DC=example");
     }
 
     #[test]
-    fn certificates_never_outlive_their_authority() {
+    fn certificates_never_expire_after_their_authority() {
         let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
         let ca = authority(now);
         let parsed = Request::parse(request(Vec::new()).as_bytes()).unwrap();
         let century = Duration::from_secs(100 * 365 * 24 * 3600);
         let pem = ca.sign_request(&parsed, &["client auth".to_owned()], century, now).unwrap();
-        assert_eq!(crate::ends(&pem), crate::ends(ca.pem()));
+        assert_eq!(crate::expiry(&pem), crate::expiry(ca.pem()));
         let minutes = Duration::from_secs(600);
         let pem = ca.sign_request(&parsed, &["client auth".to_owned()], minutes, now).unwrap();
-        assert_eq!(crate::ends(&pem), Some("2026-11-15T12:10:00Z".parse().unwrap()));
+        assert_eq!(crate::expiry(&pem), Some("2026-11-15T12:10:00Z".parse().unwrap()));
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn rejects_malformed_requests() {
         for text in
             ["", "x", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"]
         {

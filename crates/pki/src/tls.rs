@@ -17,7 +17,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{CipherSuite, ClientConfig, DistinguishedName, Error as TlsError, RootCertStore, ServerConfig};
 
-use crate::{Error, Issued};
+use crate::{CertKeyPair, Error};
 
 /// In a verifier: that whoever shows a certificate holds its key.
 macro_rules! signatures {
@@ -56,13 +56,13 @@ pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
 
 /// The certificate a server shows. Connections made after a [`Serving::replace`] see the new one.
 #[derive(Debug)]
-pub struct Serving {
+pub struct ServingCertificate {
     key: RwLock<Arc<CertifiedKey>>,
 }
 
-impl Serving {
-    pub fn new(issued: &Issued) -> Result<Arc<Serving>, Error> {
-        Ok(Arc::new(Serving { key: RwLock::new(certified(issued)?) }))
+impl ServingCertificate {
+    pub fn new(cert_key_pair: &CertKeyPair) -> Result<Arc<ServingCertificate>, Error> {
+        Ok(Arc::new(ServingCertificate { key: RwLock::new(certified_key(cert_key_pair)?) }))
     }
 
     /// What the next client is shown.
@@ -72,8 +72,8 @@ impl Serving {
     }
 
     /// Keeps the old certificate where the new one is no good.
-    pub fn replace(&self, issued: &Issued) -> Result<(), Error> {
-        let key = certified(issued)?;
+    pub fn replace(&self, cert_key_pair: &CertKeyPair) -> Result<(), Error> {
+        let key = certified_key(cert_key_pair)?;
         *self.key.write() = key;
         Ok(())
     }
@@ -81,21 +81,21 @@ impl Serving {
 
 /// How we connect to servers of the cluster: whom we trust, and the certificate that says who we are.
 /// Connections made after a [`Dialing::replace`] show the new one.
-pub struct Dialing {
+pub struct ClientTls {
     roots: Arc<RootCertStore>,
     config: RwLock<Arc<ClientConfig>>,
 }
 
-impl Dialing {
+impl ClientTls {
     /// Trusts the authorities in `pem` and nobody else.
-    pub fn new(pem: &str, issued: &Issued) -> Result<Arc<Dialing>, Error> {
+    pub fn new(pem: &str, cert_key_pair: &CertKeyPair) -> Result<Arc<ClientTls>, Error> {
         let mut roots = RootCertStore::empty();
         for root in certificates(pem, "the cluster's authority")? {
             roots.add(root).map_err(|source| Error::Tls { source })?;
         }
         let roots = Arc::new(roots);
-        let config = RwLock::new(client_config(&roots, issued)?);
-        Ok(Arc::new(Dialing { roots, config }))
+        let config = RwLock::new(client_config(&roots, cert_key_pair)?);
+        Ok(Arc::new(ClientTls { roots, config }))
     }
 
     pub fn config(&self) -> Arc<ClientConfig> {
@@ -103,17 +103,20 @@ impl Dialing {
     }
 
     /// Keeps the old certificate where the new one is no good.
-    pub fn replace(&self, issued: &Issued) -> Result<(), Error> {
-        let config = client_config(&self.roots, issued)?;
+    pub fn replace(&self, cert_key_pair: &CertKeyPair) -> Result<(), Error> {
+        let config = client_config(&self.roots, cert_key_pair)?;
         *self.config.write() = config;
         Ok(())
     }
 }
 
 /// HTTP/1.1 only, since HTTP/2 cannot change to another protocol.
-fn client_config(roots: &Arc<RootCertStore>, issued: &Issued) -> Result<Arc<ClientConfig>, Error> {
-    let chain = certificates(&issued.cert_pem, "the client's certificate")?;
-    let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())
+fn client_config(
+    roots: &Arc<RootCertStore>,
+    cert_key_pair: &CertKeyPair,
+) -> Result<Arc<ClientConfig>, Error> {
+    let chain = certificates(&cert_key_pair.cert_pem, "the client's certificate")?;
+    let key = PrivateKeyDer::from_pem_slice(cert_key_pair.key_pem.as_bytes())
         .map_err(|_| Error::Malformed { what: "the client's key".to_owned() })?;
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -127,19 +130,19 @@ fn client_config(roots: &Arc<RootCertStore>, issued: &Issued) -> Result<Arc<Clie
 
 /// For servers whose certificate says nothing we could check, as those in pods that are only known by address.
 pub fn unverified() -> Result<Arc<ClientConfig>, Error> {
-    crate::dialing_config(None, None)
+    crate::client_tls_config(None, None)
 }
 
 /// Takes any certificate, for those who have configured that.
-pub fn anybody() -> Arc<dyn ServerCertVerifier> {
-    Arc::new(Anybody)
+pub fn insecure_verifier() -> Arc<dyn ServerCertVerifier> {
+    Arc::new(InsecureVerifier)
 }
 
 /// Checks that servers hold the key of the certificate they show, whatever it says.
 #[derive(Debug)]
-struct Anybody;
+struct InsecureVerifier;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for InsecureVerifier {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -154,7 +157,7 @@ impl ServerCertVerifier for Anybody {
     signatures!();
 }
 
-impl ResolvesServerCert for Serving {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.key.read().clone())
     }
@@ -182,11 +185,11 @@ impl ClientAuthority {
 
     /// Whether the first certificate of the chain is, at that time, good for a client. (Being shown in a
     /// handshake has proven that the client holds its key.)
-    pub fn vouches_for(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> bool {
-        let Some((leaf, between)) = chain.split_first() else { return false };
+    pub fn is_trusted(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> bool {
+        let Some((leaf, intermediates)) = chain.split_first() else { return false };
         let seconds = u64::try_from(now.as_second()).unwrap_or(0);
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
-        self.verifier.verify_client_cert(leaf, between, now).is_ok()
+        self.verifier.verify_client_cert(leaf, intermediates, now).is_ok()
     }
 }
 
@@ -194,12 +197,15 @@ impl ClientAuthority {
 /// one of `authorities`.
 ///
 /// The server chooses the cipher, as upstream's does: the cheapest of the good ones. Lists are mostly encrypting.
-pub fn server_config(serving: Arc<Serving>, authorities: &[ClientAuthority]) -> Result<ServerConfig, Error> {
+pub fn server_config(
+    serving: Arc<ServingCertificate>,
+    authorities: &[ClientAuthority],
+) -> Result<ServerConfig, Error> {
     let mut provider = ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| cost(suite.suite(), has_aes()));
     let provider = Arc::new(provider);
     let hints = authorities.iter().flat_map(|authority| authority.verifier.root_hint_subjects());
-    let clients = Possession { hints: hints.cloned().collect() };
+    let clients = PossessionVerifier { hints: hints.cloned().collect() };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|source| Error::Tls { source })?
@@ -232,11 +238,11 @@ fn has_aes() -> bool {
 
 /// Checks that clients hold the key of their certificate, and nothing else.
 #[derive(Debug)]
-struct Possession {
+struct PossessionVerifier {
     hints: Vec<DistinguishedName>,
 }
 
-impl ClientCertVerifier for Possession {
+impl ClientCertVerifier for PossessionVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -258,10 +264,10 @@ impl ClientCertVerifier for Possession {
 }
 
 /// A certificate with its key, ready to be shown.
-pub fn certified(issued: &Issued) -> Result<Arc<CertifiedKey>, Error> {
-    let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())
+pub fn certified_key(cert_key_pair: &CertKeyPair) -> Result<Arc<CertifiedKey>, Error> {
+    let key = PrivateKeyDer::from_pem_slice(cert_key_pair.key_pem.as_bytes())
         .map_err(|_| Error::Malformed { what: "the server's private key".to_owned() })?;
-    let chain = certificates(&issued.cert_pem, "the server's certificate")?;
+    let chain = certificates(&cert_key_pair.cert_pem, "the server's certificate")?;
     let tls = |source| Error::Tls { source };
     let key = ring::sign::any_supported_type(&key).map_err(tls)?;
     let certified = CertifiedKey::new(chain, key);
@@ -289,14 +295,14 @@ mod tests {
     use rustls::{ClientConfig, ClientConnection, ServerConnection};
 
     use super::*;
-    use crate::{Authority, Issued, Leaf, Usage, identity_of};
+    use crate::{Authority, CertKeyPair, Leaf, Usage, identity_of};
 
     /// The handshake reads the machine's clock, so these certificates start now.
     fn authority(dir: &Path, name: &str) -> Authority {
         Authority::load_or_create(dir, name, Timestamp::now()).unwrap()
     }
 
-    fn issue(authority: &Authority, common_name: &str, usage: Usage) -> Issued {
+    fn issue(authority: &Authority, common_name: &str, usage: Usage) -> CertKeyPair {
         let leaf = Leaf {
             common_name: common_name.to_owned(),
             organizations: vec![],
@@ -312,7 +318,7 @@ mod tests {
     fn handshake(
         server: ServerConfig,
         trusted: &str,
-        client: Option<(&Issued, &Issued)>,
+        client: Option<(&CertKeyPair, &CertKeyPair)>,
     ) -> Result<Vec<CertificateDer<'static>>, String> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(trusted.as_bytes()).unwrap()).unwrap();
@@ -326,8 +332,8 @@ mod tests {
                 // Not `with_client_auth_cert`, which would notice a key that is not the certificate's.
                 let key = PrivateKeyDer::from_pem_slice(key.key_pem.as_bytes()).unwrap();
                 let key = ring::sign::any_supported_type(&key).unwrap();
-                let shown = CertifiedKey::new(certificates(&certificate.cert_pem, "").unwrap(), key);
-                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)))
+                let presented_key = CertifiedKey::new(certificates(&certificate.cert_pem, "").unwrap(), key);
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(presented_key)))
             }
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
@@ -335,25 +341,25 @@ mod tests {
         let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
         let mut server = ServerConnection::new(Arc::new(server)).unwrap();
         for _ in 0..4 {
-            pass(|to| client.write_tls(to), |from| server.read_tls(from));
+            transfer(|to| client.write_tls(to), |from| server.read_tls(from));
             server.process_new_packets().map_err(|error| error.to_string())?;
-            pass(|to| server.write_tls(to), |from| client.read_tls(from));
+            transfer(|to| server.write_tls(to), |from| client.read_tls(from));
             client.process_new_packets().map_err(|error| error.to_string())?;
         }
         assert!(!server.is_handshaking() && !client.is_handshaking());
         assert_eq!(server.alpn_protocol(), Some(&b"h2"[..]));
         // This client would rather have had 256 bits.
         let cipher = server.negotiated_cipher_suite().expect("hands were shaken").suite();
-        let cheapest = if has_aes() {
+        let expected = if has_aes() {
             CipherSuite::TLS13_AES_128_GCM_SHA256
         } else {
             CipherSuite::TLS13_CHACHA20_POLY1305_SHA256
         };
-        assert_eq!(cipher, cheapest);
+        assert_eq!(cipher, expected);
         Ok(server.peer_certificates().unwrap_or_default().iter().cloned().map(|it| it.into_owned()).collect())
     }
 
-    fn pass(
+    fn transfer(
         write: impl FnOnce(&mut dyn io::Write) -> io::Result<usize>,
         read: impl FnOnce(&mut dyn io::Read) -> io::Result<usize>,
     ) {
@@ -363,55 +369,59 @@ mod tests {
     }
 
     #[test]
-    fn clients_may_stay_anonymous_but_not_show_what_is_not_theirs() {
+    fn client_certificate_is_optional_but_must_be_valid() {
         let dir = tempfile::tempdir().unwrap();
         let (server_ca, client_ca) = (authority(dir.path(), "server-ca"), authority(dir.path(), "client-ca"));
-        let serving = Serving::new(&issue(&server_ca, "skiff", Usage::Server)).unwrap();
+        let serving = ServingCertificate::new(&issue(&server_ca, "skiff", Usage::Server)).unwrap();
         let clients = ClientAuthority::new(client_ca.pem(), "").unwrap();
         let config = || server_config(serving.clone(), std::slice::from_ref(&clients)).unwrap();
-        let known = |client: &Issued, then: Timestamp| {
-            let shown = handshake(config(), server_ca.pem(), Some((client, client))).unwrap();
-            clients.vouches_for(&shown, then).then(|| identity_of(&shown[0]).unwrap().user)
+        let authenticated_user = |client: &CertKeyPair, then: Timestamp| {
+            let chain = handshake(config(), server_ca.pem(), Some((client, client))).unwrap();
+            clients.is_trusted(&chain, then).then(|| identity_of(&chain[0]).unwrap().user)
         };
         let now = Timestamp::now();
 
         assert_eq!(handshake(config(), server_ca.pem(), None), Ok(Vec::new()));
-        assert!(!clients.vouches_for(&[], now));
+        assert!(!clients.is_trusted(&[], now));
         let client = issue(&client_ca, "system:admin", Usage::Client);
-        assert_eq!(known(&client, now).as_deref(), Some("system:admin"));
-        assert_eq!(known(&client, now + jiff::SignedDuration::from_hours(2)), None, "it has expired");
-        let forged = issue(&server_ca, "system:admin", Usage::Client);
-        assert_eq!(known(&forged, now), None, "signed by the authority for servers");
-        let misused = issue(&client_ca, "system:admin", Usage::Server);
-        assert_eq!(known(&misused, now), None, "a server's certificate");
-        let stolen = handshake(config(), server_ca.pem(), Some((&client, &forged)));
-        assert!(stolen.is_err(), "a certificate without its key");
+        assert_eq!(authenticated_user(&client, now).as_deref(), Some("system:admin"));
+        assert_eq!(
+            authenticated_user(&client, now + jiff::SignedDuration::from_hours(2)),
+            None,
+            "it has expired"
+        );
+        let wrong_authority = issue(&server_ca, "system:admin", Usage::Client);
+        assert_eq!(authenticated_user(&wrong_authority, now), None, "signed by the authority for servers");
+        let wrong_usage = issue(&client_ca, "system:admin", Usage::Server);
+        assert_eq!(authenticated_user(&wrong_usage, now), None, "a server's certificate");
+        let wrong_key = handshake(config(), server_ca.pem(), Some((&client, &wrong_authority)));
+        assert!(wrong_key.is_err(), "a certificate without its key");
         assert!(handshake(config(), client_ca.pem(), None).is_err(), "a server from the wrong authority");
     }
 
     #[test]
-    fn a_replaced_certificate_is_shown_to_the_next_client() {
+    fn replaced_certificate_is_used_for_new_connections() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = (authority(dir.path(), "old"), authority(dir.path(), "new"));
-        let serving = Serving::new(&issue(&old, "skiff", Usage::Server)).unwrap();
+        let serving = ServingCertificate::new(&issue(&old, "skiff", Usage::Server)).unwrap();
         let config = server_config(serving.clone(), &[]).unwrap();
-        let trusts = |ca: &Authority| handshake(config.clone(), ca.pem(), None).is_ok();
-        assert_eq!((trusts(&old), trusts(&new)), (true, false));
-        assert!(serving.replace(&Issued { cert_pem: String::new(), key_pem: String::new() }).is_err());
-        assert_eq!((trusts(&old), trusts(&new)), (true, false));
+        let is_trusted_by = |ca: &Authority| handshake(config.clone(), ca.pem(), None).is_ok();
+        assert_eq!((is_trusted_by(&old), is_trusted_by(&new)), (true, false));
+        assert!(serving.replace(&CertKeyPair { cert_pem: String::new(), key_pem: String::new() }).is_err());
+        assert_eq!((is_trusted_by(&old), is_trusted_by(&new)), (true, false));
         serving.replace(&issue(&new, "skiff", Usage::Server)).unwrap();
-        assert_eq!((trusts(&old), trusts(&new)), (false, true));
+        assert_eq!((is_trusted_by(&old), is_trusted_by(&new)), (false, true));
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn malformed_certificates_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let ca = authority(dir.path(), "ca");
         let server = issue(&ca, "skiff", Usage::Server);
         let other = issue(&ca, "skiff", Usage::Server);
         let error = |cert: &str, key: &str| {
-            let issued = Issued { cert_pem: cert.to_owned(), key_pem: key.to_owned() };
-            Serving::new(&issued).unwrap_err().to_string()
+            let cert_key_pair = CertKeyPair { cert_pem: cert.to_owned(), key_pem: key.to_owned() };
+            ServingCertificate::new(&cert_key_pair).unwrap_err().to_string()
         };
         let (cert, key) = (server.cert_pem.as_str(), server.key_pem.as_str());
         assert_eq!(error("", key), "the server's certificate is not a certificate or key");

@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 
 use crate::{Error, file};
 
-const NAME: &str = "service-account";
+const KEY_FILE_PREFIX: &str = "service-account";
 const ALGORITHM: &str = "ES256";
 /// What precedes the 65 bytes of an uncompressed P-256 point in its SubjectPublicKeyInfo.
 const SPKI_PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
-const POINT: usize = 65;
+const POINT_BYTES: usize = 65;
 
 /// The keys of one cluster's tokens.
 pub struct Keys {
@@ -39,7 +39,7 @@ pub struct Keys {
 
 /// Why a token is not one of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum TokenSignatureError {
     /// It is not a signed token at all.
     Malformed,
     /// It names a key we do not have.
@@ -49,7 +49,7 @@ pub enum Refused {
 
 struct PublicKey {
     id: String,
-    point: [u8; POINT],
+    point: [u8; POINT_BYTES],
 }
 
 /// Keys are nobody's business.
@@ -65,20 +65,20 @@ impl Keys {
     pub fn load_or_create(dir: &Path) -> Result<Keys, Error> {
         file::private_dir(dir)?;
         let random = SystemRandom::new();
-        let path = dir.join(format!("{NAME}.key"));
+        let path = dir.join(format!("{KEY_FILE_PREFIX}.key"));
         let pem = match file::read(&path)? {
             Some(pem) => pem,
             None => {
-                let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
+                let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)
                     .map_err(|_| Error::Randomness)?;
-                let pem = to_pem("PRIVATE KEY", made.as_ref());
+                let pem = to_pem("PRIVATE KEY", pkcs8.as_ref());
                 file::write_file(&path, pem.as_bytes(), 0o600)?;
                 pem
             }
         };
         let signing = private_key(&pem, &path, &random)?;
         let mut public = vec![PublicKey::of(&signing, &path)?];
-        for path in others(dir)? {
+        for path in verification_key_files(dir)? {
             let Some(pem) = file::read(&path)? else { continue };
             let key = if path.extension().is_some_and(|extension| extension == "pub") {
                 public_key(&pem, &path)?
@@ -114,24 +114,24 @@ impl Keys {
     }
 
     /// The claims of a token that one of these keys has signed.
-    pub fn verify(&self, token: &str) -> Result<Value, Refused> {
-        let (signed, signature) = token.rsplit_once('.').ok_or(Refused::Malformed)?;
-        let (header, payload) = signed.split_once('.').ok_or(Refused::Malformed)?;
+    pub fn verify(&self, token: &str) -> Result<Value, TokenSignatureError> {
+        let (signed, signature) = token.rsplit_once('.').ok_or(TokenSignatureError::Malformed)?;
+        let (header, payload) = signed.split_once('.').ok_or(TokenSignatureError::Malformed)?;
         let header = decode(header)?;
-        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| Refused::Malformed)?;
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenSignatureError::Malformed)?;
         let claims = decode(payload)?;
         if header.get("crit").is_some() {
             // An extension that must be understood, and none is.
-            return Err(Refused::Signature);
+            return Err(TokenSignatureError::Signature);
         }
         let named = header.get("kid").and_then(Value::as_str).unwrap_or("");
         let mut keys = self.public.iter().filter(|key| named.is_empty() || key.id == named).peekable();
         if keys.peek().is_none() {
-            return Err(Refused::UnknownKey);
+            return Err(TokenSignatureError::UnknownKey);
         }
-        let is_ours = header.get("alg").and_then(Value::as_str) == Some(ALGORITHM)
-            && keys.any(|key| key.verifies(signed.as_bytes(), &signature));
-        if is_ours { Ok(claims) } else { Err(Refused::Signature) }
+        let is_valid = header.get("alg").and_then(Value::as_str) == Some(ALGORITHM)
+            && keys.any(|key| key.verify(signed.as_bytes(), &signature));
+        if is_valid { Ok(claims) } else { Err(TokenSignatureError::Signature) }
     }
 
     /// The public keys as a JSON Web Key Set, and the algorithms they are used with.
@@ -154,7 +154,7 @@ pub fn unverified_claims(token: &str) -> Option<Value> {
 
 impl PublicKey {
     fn new(point: &[u8]) -> Option<PublicKey> {
-        let point: [u8; POINT] = point.try_into().ok()?;
+        let point: [u8; POINT_BYTES] = point.try_into().ok()?;
         let hash = digest::digest(&digest::SHA256, &[&SPKI_PREFIX[..], &point].concat());
         Some(PublicKey { id: URL_SAFE_NO_PAD.encode(hash), point })
     }
@@ -163,13 +163,13 @@ impl PublicKey {
         PublicKey::new(key.public_key().as_ref()).ok_or_else(|| malformed(path))
     }
 
-    fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+    fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &self.point).verify(message, signature).is_ok()
     }
 
     fn to_jwk(&self) -> String {
         // An uncompressed point: a mark and two coordinates.
-        let (x, y) = self.point[1..].split_at(POINT / 2);
+        let (x, y) = self.point[1..].split_at(POINT_BYTES / 2);
         format!(
             r#"{{"use":"sig","kty":"EC","kid":"{}","crv":"P-256","alg":"{ALGORITHM}","x":"{}","y":"{}"}}"#,
             self.id,
@@ -180,21 +180,21 @@ impl PublicKey {
 }
 
 /// A part of a token: a JSON object.
-fn decode(part: &str) -> Result<Value, Refused> {
-    let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| Refused::Malformed)?;
-    let value: Value = serde_json::from_slice(&bytes).map_err(|_| Refused::Malformed)?;
-    if value.is_object() { Ok(value) } else { Err(Refused::Malformed) }
+fn decode(part: &str) -> Result<Value, TokenSignatureError> {
+    let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenSignatureError::Malformed)?;
+    let value: Value = serde_json::from_slice(&bytes).map_err(|_| TokenSignatureError::Malformed)?;
+    if value.is_object() { Ok(value) } else { Err(TokenSignatureError::Malformed) }
 }
 
 /// The further keys' files, in the order of their names.
-fn others(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    let unreadable = |source| Error::Read { path: dir.to_owned(), source };
+fn verification_key_files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let read_error = |source| Error::Read { path: dir.to_owned(), source };
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
-        let name = entry.map_err(unreadable)?.file_name();
+    for entry in std::fs::read_dir(dir).map_err(read_error)? {
+        let name = entry.map_err(read_error)?.file_name();
         let Some(name) = name.to_str() else { continue };
         let is_key = name.ends_with(".key") || name.ends_with(".pub");
-        if is_key && name.strip_prefix(NAME).is_some_and(|rest| rest.starts_with('-')) {
+        if is_key && name.strip_prefix(KEY_FILE_PREFIX).is_some_and(|rest| rest.starts_with('-')) {
             paths.push(dir.join(name));
         }
     }

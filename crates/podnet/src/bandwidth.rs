@@ -9,7 +9,7 @@ use sys::netlink::{Netlink, Rate};
 const LATENCY_MS: u64 = 25;
 /// What may go at once beyond what the rate allows in this time; bursts of less than a few packets make no sense.
 const BURST_MS: u64 = 100;
-const SMALLEST_BURST: u64 = 16 << 10;
+const MIN_BURST_BYTES: u64 = 16 << 10;
 
 /// Bits a second; zero is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,15 +25,15 @@ pub(crate) fn limit(netlink: &mut Netlink, index: u32, bits: u64) -> io::Result<
     if bits == 0 {
         return Ok(());
     }
-    netlink.limit(index, rate(bits))
+    netlink.set_rate_limit(index, rate(bits))
 }
 
 fn rate(bits: u64) -> Rate {
     let bytes = (bits / 8).max(1);
     let within = |time: u64| bytes.saturating_mul(time) / 1000;
-    let burst = within(BURST_MS).max(SMALLEST_BURST);
-    let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-    Rate { bytes, burst: narrow(burst), queue: narrow(burst.saturating_add(within(LATENCY_MS))) }
+    let burst = within(BURST_MS).max(MIN_BURST_BYTES);
+    let to_u32 = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    Rate { bytes, burst: to_u32(burst), queue: to_u32(burst.saturating_add(within(LATENCY_MS))) }
 }
 
 #[cfg(test)]

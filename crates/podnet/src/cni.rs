@@ -35,7 +35,7 @@ pub enum CniError {
 
 /// Whose network it is about.
 #[derive(Clone, Debug)]
-pub struct Attached<'a> {
+pub struct RuntimeConf<'a> {
     pub id: &'a str,
     /// None for one that is gone already.
     pub namespace: Option<PathBuf>,
@@ -47,16 +47,16 @@ pub struct Attached<'a> {
 
 /// Where programs are, and where is written down what they have done.
 #[derive(Clone, Debug)]
-pub struct Programs {
+pub struct CniPlugins {
     pub dirs: Vec<PathBuf>,
     pub cache: PathBuf,
 }
 
 /// Before the names of files that are being written.
-const UNFINISHED: &str = ".";
+const PARTIAL_PREFIX: &str = ".";
 
 /// What is written down of an attachment.
-struct Cached {
+struct CachedAttachment {
     network: Network,
     args: Vec<(String, String)>,
     capabilities: Map<String, Value>,
@@ -64,50 +64,55 @@ struct Cached {
     result: Value,
 }
 
-impl Programs {
+impl CniPlugins {
     /// Attaches; answers with the addresses. What fails is undone, now or by a later [`Programs::delete`].
-    pub fn add(&self, network: &Network, to: &Attached<'_>) -> Result<Vec<IpAddr>, CniError> {
+    pub fn add(&self, network: &Network, runtime_conf: &RuntimeConf<'_>) -> Result<Vec<IpAddr>, CniError> {
         // Before anything is done: whoever is killed in the middle must be able to undo it.
-        self.write_down(network, to, &Value::Null)?;
+        self.write_cache(network, runtime_conf, &Value::Null)?;
         let mut previous = Value::Null;
         for plugin in &network.plugins {
-            match run::program(self, network, plugin, "ADD", to, &previous) {
+            match run::invoke(self, network, plugin, "ADD", runtime_conf, &previous) {
                 Ok(result) => previous = result,
                 Err(error) => {
-                    self.give_up(network, to, &Value::Null);
+                    self.rollback(network, runtime_conf, &Value::Null);
                     return Err(error);
                 }
             }
         }
-        if let Err(error) = self.write_down(network, to, &previous) {
-            self.give_up(network, to, &previous);
+        if let Err(error) = self.write_cache(network, runtime_conf, &previous) {
+            self.rollback(network, runtime_conf, &previous);
             return Err(error);
         }
         Ok(addresses(&previous))
     }
 
     /// Undoes what could not be done as a whole. What cannot be undone stays written down.
-    fn give_up(&self, network: &Network, to: &Attached<'_>, result: &Value) {
-        if self.undo(network, to, result).is_ok() {
-            let _ = fs::remove_file(self.file(to.id));
+    fn rollback(&self, network: &Network, runtime_conf: &RuntimeConf<'_>, result: &Value) {
+        if self.run_delete(network, runtime_conf, result).is_ok() {
+            let _ = fs::remove_file(self.cache_path(runtime_conf.id));
         }
     }
 
     /// As CNI's own library does, so that other programs understand it. A result that is not known yet is left out.
-    fn write_down(&self, network: &Network, to: &Attached<'_>, result: &Value) -> Result<(), CniError> {
-        let mut kept = json!({
-            "kind": "cniCacheV1", "containerId": to.id, "ifName": crate::INSIDE, "networkName": network.name,
-            "config": network.json(), "cniArgs": to.args, "capabilityArgs": to.capabilities,
+    fn write_cache(
+        &self,
+        network: &Network,
+        runtime_conf: &RuntimeConf<'_>,
+        result: &Value,
+    ) -> Result<(), CniError> {
+        let mut record = json!({
+            "kind": "cniCacheV1", "containerId": runtime_conf.id, "ifName": crate::POD_INTERFACE, "networkName": network.name,
+            "config": network.json(), "cniArgs": runtime_conf.args, "capabilityArgs": runtime_conf.capabilities,
         });
         if !result.is_null() {
-            kept["result"] = result.clone();
+            record["result"] = result.clone();
         }
         // Under its name as a whole or not at all.
-        let (path, unfinished) = (self.file(to.id), self.unfinished(to.id));
+        let (path, partial) = (self.cache_path(runtime_conf.id), self.partial_path(runtime_conf.id));
         let written = fs::create_dir_all(&self.cache)
-            .and_then(|()| fs::write(&unfinished, kept.to_string()))
-            .and_then(|()| File::open(&unfinished)?.sync_all())
-            .and_then(|()| fs::rename(&unfinished, &path));
+            .and_then(|()| fs::write(&partial, record.to_string()))
+            .and_then(|()| File::open(&partial)?.sync_all())
+            .and_then(|()| fs::rename(&partial, &path));
         written.map_err(|source| CniError::Write { path, source })
     }
 
@@ -115,12 +120,12 @@ impl Programs {
     pub fn check(&self, id: &str, namespace: &Path) -> Result<(), CniError> {
         let Some(cached) = self.cached(id) else { return Ok(()) };
         // Nothing is known of one that was never finished.
-        if !cached.network.can_be_checked() || cached.result.is_null() {
+        if !cached.network.supports_check() || cached.result.is_null() {
             return Ok(());
         }
-        let to = cached.attached(id, Some(namespace.to_owned()));
+        let runtime_conf = cached.runtime_conf(id, Some(namespace.to_owned()));
         for plugin in &cached.network.plugins {
-            run::program(self, &cached.network, plugin, "CHECK", &to, &cached.result)?;
+            run::invoke(self, &cached.network, plugin, "CHECK", &runtime_conf, &cached.result)?;
         }
         Ok(())
     }
@@ -128,39 +133,44 @@ impl Programs {
     /// Undoes what was done; nothing where nothing was.
     pub fn delete(&self, id: &str, namespace: Option<PathBuf>) -> Result<(), CniError> {
         if let Some(cached) = self.cached(id) {
-            self.undo(&cached.network, &cached.attached(id, namespace), &cached.result)?;
-            let _ = fs::remove_file(self.file(id));
+            self.run_delete(&cached.network, &cached.runtime_conf(id, namespace), &cached.result)?;
+            let _ = fs::remove_file(self.cache_path(id));
         }
-        let _ = fs::remove_file(self.unfinished(id));
+        let _ = fs::remove_file(self.partial_path(id));
         Ok(())
     }
 
     /// The ids of all that are attached, or may be, by what was written down.
-    pub fn attached(&self) -> Vec<String> {
+    pub fn cached_ids(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.cache).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let ids = names.map(|name| name.strip_prefix(UNFINISHED).unwrap_or(&name).to_owned());
+        let ids = names.map(|name| name.strip_prefix(PARTIAL_PREFIX).unwrap_or(&name).to_owned());
         ids.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    fn undo(&self, network: &Network, to: &Attached<'_>, result: &Value) -> Result<(), CniError> {
+    fn run_delete(
+        &self,
+        network: &Network,
+        runtime_conf: &RuntimeConf<'_>,
+        result: &Value,
+    ) -> Result<(), CniError> {
         for plugin in network.plugins.iter().rev() {
-            run::program(self, network, plugin, "DEL", to, result)?;
+            run::invoke(self, network, plugin, "DEL", runtime_conf, result)?;
         }
         Ok(())
     }
 
-    fn file(&self, id: &str) -> PathBuf {
+    fn cache_path(&self, id: &str) -> PathBuf {
         self.cache.join(id)
     }
 
-    fn unfinished(&self, id: &str) -> PathBuf {
-        self.cache.join(format!("{UNFINISHED}{id}"))
+    fn partial_path(&self, id: &str) -> PathBuf {
+        self.cache.join(format!("{PARTIAL_PREFIX}{id}"))
     }
 
-    fn cached(&self, id: &str) -> Option<Cached> {
-        let value: Value = serde_json::from_slice(&fs::read(self.file(id)).ok()?).ok()?;
-        Some(Cached {
+    fn cached(&self, id: &str) -> Option<CachedAttachment> {
+        let value: Value = serde_json::from_slice(&fs::read(self.cache_path(id)).ok()?).ok()?;
+        Some(CachedAttachment {
             network: Network::parse(&value["config"].to_string()).ok()?,
             args: serde_json::from_value(value["cniArgs"].clone()).ok()?,
             capabilities: value["capabilityArgs"].as_object().cloned().unwrap_or_default(),
@@ -169,9 +179,9 @@ impl Programs {
     }
 }
 
-impl Cached {
-    fn attached<'a>(&self, id: &'a str, namespace: Option<PathBuf>) -> Attached<'a> {
-        Attached { id, namespace, args: self.args.clone(), capabilities: self.capabilities.clone() }
+impl CachedAttachment {
+    fn runtime_conf<'a>(&self, id: &'a str, namespace: Option<PathBuf>) -> RuntimeConf<'a> {
+        RuntimeConf { id, namespace, args: self.args.clone(), capabilities: self.capabilities.clone() }
     }
 }
 
@@ -180,8 +190,8 @@ fn addresses(result: &Value) -> Vec<IpAddr> {
     let listed = result["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
     // Before 0.3.0.
     let old = ["ip4", "ip6"].into_iter().map(|family| &result[family]["ip"]);
-    let texts = listed.chain(old).filter_map(Value::as_str);
-    texts.filter_map(|text| text.split('/').next()?.parse().ok()).collect()
+    let strings = listed.chain(old).filter_map(Value::as_str);
+    strings.filter_map(|text| text.split('/').next()?.parse().ok()).collect()
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@ pub use cidr::Cidr;
 pub use restore::{incomplete, restore};
 
 /// The name of the link inside every pod.
-pub const INSIDE: &str = "eth0";
+pub const POD_INTERFACE: &str = "eth0";
 /// What an Ethernet carries, where nothing says that less gets through.
-const MTU: u32 = 1500;
+const DEFAULT_MTU: u32 = 1500;
 /// The protocol of pods' routes in the kernel's table, the same as that of routes to other nodes.
 const ROUTE_PROTOCOL: u8 = 0x73;
 
@@ -42,9 +42,9 @@ pub enum Error {
     NoRange,
 }
 
-fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
-    let doing = what.into();
-    move |source| Error::Kernel { doing, source }
+fn kernel_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let operation = what.into();
+    move |source| Error::Kernel { doing: operation, source }
 }
 
 /// A port of this machine that leads to a pod.
@@ -94,92 +94,98 @@ impl Address {
 
 /// Makes the bridge with these ranges' first addresses and lets packets through it.
 pub fn prepare(bridge: &str, ranges: &[Cidr]) -> Result<(), Error> {
-    let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
+    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
     let mac = mac(ranges.first().map(|range| range.gateway()));
-    let index = host.ensure_bridge(bridge, MTU, mac).map_err(doing(format!("make the bridge {bridge}")))?;
-    refuse_advertisements(bridge)?;
+    let index = host
+        .ensure_bridge(bridge, DEFAULT_MTU, mac)
+        .map_err(kernel_error(format!("make the bridge {bridge}")))?;
+    disable_accept_ra(bridge)?;
     for range in ranges {
-        let named = doing(format!("give {bridge} the address {}", range.gateway()));
+        let named = kernel_error(format!("give {bridge} the address {}", range.gateway()));
         host.add_address(index, range.gateway(), range.prefix()).map_err(named)?;
     }
-    host.set_up(index).map_err(doing(format!("switch {bridge} on")))?;
+    host.set_up(index).map_err(kernel_error(format!("switch {bridge} on")))?;
     // Between the bridge and the world outside.
-    let mut switches = vec!["ipv4/ip_forward".to_owned()];
+    let mut sysctls = vec!["ipv4/ip_forward".to_owned()];
     if ranges.iter().any(|range| range.gateway().is_ipv6()) {
-        switches.push("ipv6/conf/all/forwarding".to_owned());
+        sysctls.push("ipv6/conf/all/forwarding".to_owned());
     }
-    for switch in switches {
-        let path = format!("/proc/sys/net/{switch}");
+    for sysctl in sysctls {
+        let path = format!("/proc/sys/net/{sysctl}");
         let is_on = std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == "1");
         if !is_on {
-            std::fs::write(&path, "1").map_err(doing(format!("write {path}")))?;
+            std::fs::write(&path, "1").map_err(kernel_error(format!("write {path}")))?;
         }
     }
     Ok(())
 }
 
 /// Lets a bridge answer neighbour requests of its ports for addresses that this node routes elsewhere.
-pub fn answer_for_others(bridge: &str) -> Result<(), Error> {
+pub fn enable_proxy_arp(bridge: &str) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv4/conf/{bridge}/proxy_arp");
-    std::fs::write(&path, "1").map_err(doing(format!("write {path}")))
+    std::fs::write(&path, "1").map_err(kernel_error(format!("write {path}")))
 }
 
 /// Gives the network namespace this process is in its link. `host` was opened where the bridge is.
 pub fn attach(host: &mut Netlink, attachment: &Attachment) -> Result<(), Error> {
-    let own = std::fs::File::open("/proc/self/ns/net").map_err(doing("open /proc/self/ns/net"))?;
+    let own = std::fs::File::open("/proc/self/ns/net").map_err(kernel_error("open /proc/self/ns/net"))?;
     attach_in(host, attachment, own)
 }
 
 fn attach_in(host: &mut Netlink, attachment: &Attachment, own: std::fs::File) -> Result<(), Error> {
-    let mut inside = Netlink::open().map_err(doing("speak to the kernel about the pod's network"))?;
-    loopback(&mut inside)?;
-    let bridge = host.link(&attachment.bridge).map_err(doing("look for the bridge"))?;
+    let mut pod_netlink =
+        Netlink::open().map_err(kernel_error("speak to the kernel about the pod's network"))?;
+    loopback(&mut pod_netlink)?;
+    let bridge = host.link(&attachment.bridge).map_err(kernel_error("look for the bridge"))?;
     let bridge = bridge.ok_or_else(|| {
-        doing(format!("find the bridge {}", attachment.bridge))(io::ErrorKind::NotFound.into())
+        kernel_error(format!("find the bridge {}", attachment.bridge))(io::ErrorKind::NotFound.into())
     })?;
     // Left from a pod of the same id whose end nobody saw.
-    host.delete_link(&attachment.link).map_err(doing(format!("remove the old link {}", attachment.link)))?;
+    host.delete_link(&attachment.link)
+        .map_err(kernel_error(format!("remove the old link {}", attachment.link)))?;
     let veth = Veth {
         name: &attachment.link,
-        peer: INSIDE,
+        peer: POD_INTERFACE,
         namespace: own.as_fd(),
         mac: Some(node_mac(attachment)),
         peer_mac: mac(attachment.addresses.first().map(|address| address.ip)),
         master: 0,
         mtu: bridge.mtu,
     };
-    host.add_veth_off(&veth).map_err(doing(format!("make the link {}", attachment.link)))?;
-    there(host, &own, || configure(&attachment.link, &attachment.bridge))?;
-    if let Some(near) = host.link(&attachment.link).map_err(doing("look for the pod's link on this node"))? {
+    host.add_veth_down(&veth).map_err(kernel_error(format!("make the link {}", attachment.link)))?;
+    run_in_node_namespace(host, &own, || configure(&attachment.link, &attachment.bridge))?;
+    if let Some(host_link) =
+        host.link(&attachment.link).map_err(kernel_error("look for the pod's link on this node"))?
+    {
         // What this side sends is what the pod receives.
-        bandwidth::limit(host, near.index, attachment.bandwidth.ingress)
-            .map_err(doing("limit what the pod receives"))?;
-        route(host, near.index, attachment)?;
+        bandwidth::limit(host, host_link.index, attachment.bandwidth.ingress)
+            .map_err(kernel_error("limit what the pod receives"))?;
+        route(host, host_link.index, attachment)?;
     }
-    let link = inside.link(INSIDE).map_err(doing("look for the pod's link"))?;
-    let link = link.ok_or_else(|| doing("find the pod's link")(io::ErrorKind::NotFound.into()))?;
+    let link = pod_netlink.link(POD_INTERFACE).map_err(kernel_error("look for the pod's link"))?;
+    let link = link.ok_or_else(|| kernel_error("find the pod's link")(io::ErrorKind::NotFound.into()))?;
     for address in &attachment.addresses {
-        let named = doing(format!("give the pod the address {}", address.ip));
-        inside.add_address(link.index, address.ip, address.bits()).map_err(named)?;
+        let named = kernel_error(format!("give the pod the address {}", address.ip));
+        pod_netlink.add_address(link.index, address.ip, address.bits()).map_err(named)?;
     }
-    inside.set_up(link.index).map_err(doing("switch the pod's link on"))?;
-    bandwidth::limit(&mut inside, link.index, attachment.bandwidth.egress)
-        .map_err(doing("limit what the pod sends"))?;
+    pod_netlink.set_up(link.index).map_err(kernel_error("switch the pod's link on"))?;
+    bandwidth::limit(&mut pod_netlink, link.index, attachment.bandwidth.egress)
+        .map_err(kernel_error("limit what the pod sends"))?;
     for address in &attachment.addresses {
-        let named = doing(format!("route the pod's packets to {}", address.gateway));
-        inside.add_default_route(link.index, address.gateway).map_err(named)?;
+        let named = kernel_error(format!("route the pod's packets to {}", address.gateway));
+        pod_netlink.add_default_route(link.index, address.gateway).map_err(named)?;
     }
     Ok(())
 }
 
 /// Leads what is for the pod to its link, whose other end finds its gateway there. What is there already stays.
 fn route(host: &mut Netlink, index: u32, attachment: &Attachment) -> Result<(), Error> {
-    host.set_up(index).map_err(doing(format!("switch {} on", attachment.link)))?;
+    host.set_up(index).map_err(kernel_error(format!("switch {} on", attachment.link)))?;
     for address in &attachment.addresses {
         // Each pod's link has the same address, which is only ever asked for on that link.
-        let named = doing(format!("give {} the address {}", attachment.link, address.gateway));
+        let named = kernel_error(format!("give {} the address {}", attachment.link, address.gateway));
         host.add_address(index, address.gateway, address.bits()).map_err(named)?;
-        let named = doing(format!("route {} to {}", address.ip, attachment.link));
+        let named = kernel_error(format!("route {} to {}", address.ip, attachment.link));
         host.add_link_route(index, address.ip, address.bits(), ROUTE_PROTOCOL).map_err(named)?;
     }
     Ok(())
@@ -193,7 +199,7 @@ fn node_mac(attachment: &Attachment) -> [u8; 6] {
 
 /// The kernel's settings of this node's side.
 fn configure(link: &str, bridge: &str) -> Result<(), Error> {
-    refuse_advertisements(link)?;
+    disable_accept_ra(link)?;
     // Without a link-local address, which detection of duplicates delays, the kernel cannot ask for the pod's neighbour
     // entry when it forwards the first packets.
     ipv6_setting(link, "accept_dad", "0")?;
@@ -201,14 +207,14 @@ fn configure(link: &str, bridge: &str) -> Result<(), Error> {
     let path = |link: &str| format!("/proc/sys/net/ipv4/conf/{link}/route_localnet");
     match std::fs::read_to_string(path(bridge)) {
         Ok(text) if text.trim() == "1" => {
-            std::fs::write(path(link), "1").map_err(doing(format!("write {}", path(link))))
+            std::fs::write(path(link), "1").map_err(kernel_error(format!("write {}", path(link))))
         }
         _ => Ok(()),
     }
 }
 
 /// Takes no advice about routes from what is behind a link: a pod could draw the node's packets to itself.
-fn refuse_advertisements(link: &str) -> Result<(), Error> {
+fn disable_accept_ra(link: &str) -> Result<(), Error> {
     ipv6_setting(link, "accept_ra", "0")
 }
 
@@ -222,12 +228,12 @@ fn ipv6_setting(link: &str, name: &str, value: &str) -> Result<(), Error> {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ReadOnlyFilesystem) => {
             Ok(())
         }
-        written => written.map_err(doing(format!("write {path}"))),
+        written => written.map_err(kernel_error(format!("write {path}"))),
     }
 }
 
 /// Does something where the bridge is, and comes back.
-fn there<T>(
+fn run_in_node_namespace<T>(
     host: &Netlink,
     own: &std::fs::File,
     work: impl FnOnce() -> Result<T, Error>,
@@ -236,30 +242,30 @@ fn there<T>(
         let kind = Some(rustix::thread::LinkNameSpaceType::Network);
         rustix::thread::move_into_link_name_space(namespace, kind).map_err(io::Error::from)
     };
-    let node = host.namespace().map_err(doing("find the node's network"))?;
-    enter(node.as_fd()).map_err(doing("enter the node's network"))?;
+    let node = host.namespace().map_err(kernel_error("find the node's network"))?;
+    enter(node.as_fd()).map_err(kernel_error("enter the node's network"))?;
     let done = work();
-    enter(own.as_fd()).map_err(doing("come back to the pod's network"))?;
+    enter(own.as_fd()).map_err(kernel_error("come back to the pod's network"))?;
     done
 }
 
 /// Switches on what every network namespace has.
-pub fn loopback(inside: &mut Netlink) -> Result<(), Error> {
-    let link = inside.link("lo").map_err(doing("look for the loopback"))?;
+pub fn loopback(pod_netlink: &mut Netlink) -> Result<(), Error> {
+    let link = pod_netlink.link("lo").map_err(kernel_error("look for the loopback"))?;
     let Some(link) = link else { return Ok(()) };
-    inside.set_up(link.index).map_err(doing("switch the loopback on"))
+    pod_netlink.set_up(link.index).map_err(kernel_error("switch the loopback on"))
 }
 
 /// Removes a pod's link; what is gone is no failure.
 pub fn detach(link: &str) -> Result<(), Error> {
-    let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
-    host.delete_link(link).map_err(doing(format!("remove the link {link}")))
+    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
+    host.delete_link(link).map_err(kernel_error(format!("remove the link {link}")))
 }
 
 /// The links of pods that are here, by the beginning all their names have.
 pub fn links(prefix: &str) -> Result<Vec<String>, Error> {
-    let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
-    let links = host.links().map_err(doing("list links"))?;
+    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
+    let links = host.links().map_err(kernel_error("list links"))?;
     Ok(links.into_iter().map(|link| link.name).filter(|name| name.starts_with(prefix)).collect())
 }
 

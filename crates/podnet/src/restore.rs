@@ -8,17 +8,19 @@ use std::os::fd::AsFd as _;
 
 use sys::netlink::{Link, Netlink};
 
-use crate::{Attachment, Error, INSIDE, ROUTE_PROTOCOL, attach_in, configure, doing, node_mac, route};
+use crate::{
+    Attachment, Error, POD_INTERFACE, ROUTE_PROTOCOL, attach_in, configure, kernel_error, node_mac, route,
+};
 
 /// Those of the attachments that are not complete on this node's side.
-pub fn incomplete(wanted: Vec<Attachment>) -> Result<Vec<Attachment>, Error> {
-    if wanted.is_empty() {
-        return Ok(wanted);
+pub fn incomplete(attachments: Vec<Attachment>) -> Result<Vec<Attachment>, Error> {
+    if attachments.is_empty() {
+        return Ok(attachments);
     }
-    let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
-    let links = host.links().map_err(doing("list links"))?;
-    let addresses = host.all_addresses().map_err(doing("list addresses"))?;
-    let routes = host.link_routes(ROUTE_PROTOCOL).map_err(doing("list routes"))?;
+    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
+    let links = host.links().map_err(kernel_error("list links"))?;
+    let addresses = host.all_addresses().map_err(kernel_error("list addresses"))?;
+    let routes = host.link_routes(ROUTE_PROTOCOL).map_err(kernel_error("list routes"))?;
     let on_link = |(link, address, _): (u32, IpAddr, u8)| (link, address);
     let addresses: BTreeSet<(u32, IpAddr)> = addresses.into_iter().map(on_link).collect();
     let routes: BTreeSet<(u32, IpAddr)> = routes.into_iter().map(on_link).collect();
@@ -33,41 +35,44 @@ pub fn incomplete(wanted: Vec<Attachment>) -> Result<Vec<Attachment>, Error> {
                 })
         })
     };
-    Ok(wanted.into_iter().filter(|attachment| !is_complete(attachment)).collect())
+    Ok(attachments.into_iter().filter(|attachment| !is_complete(attachment)).collect())
 }
 
 /// Attaches a pod again, whose network namespace this is. What is in place stays, so that connections do.
 pub fn restore(attachment: &Attachment, namespace: File) -> Result<(), Error> {
-    let mut host = Netlink::open().map_err(doing("speak to the kernel about networks"))?;
-    let link = host.link(&attachment.link).map_err(doing("look for the pod's link on this node"))?;
+    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
+    let link = host.link(&attachment.link).map_err(kernel_error("look for the pod's link on this node"))?;
     let Some(link) = link else {
-        return inside(namespace, |own| attach_in(&mut host, attachment, own));
+        return run_in_namespace(namespace, |own| attach_in(&mut host, attachment, own));
     };
     let was_port = link.master != 0;
     if was_port {
-        release(&mut host, &link, attachment)?;
+        detach_from_bridge(&mut host, &link, attachment)?;
     }
     configure(&attachment.link, &attachment.bridge)?;
     route(&mut host, link.index, attachment)?;
     if was_port {
-        inside(namespace, |_| leave_neighbours(attachment))?;
+        run_in_namespace(namespace, |_| remove_subnet_routes(attachment))?;
     }
     Ok(())
 }
 
 /// Takes the link of an earlier skiff's pod off the bridge.
-fn release(host: &mut Netlink, link: &Link, attachment: &Attachment) -> Result<(), Error> {
-    host.set_master(link.index, 0).map_err(doing(format!("take {} off its bridge", attachment.link)))?;
-    let named = doing(format!("give {} its hardware address", attachment.link));
+fn detach_from_bridge(host: &mut Netlink, link: &Link, attachment: &Attachment) -> Result<(), Error> {
+    host.set_master(link.index, 0)
+        .map_err(kernel_error(format!("take {} off its bridge", attachment.link)))?;
+    let named = kernel_error(format!("give {} its hardware address", attachment.link));
     host.set_mac(link.index, node_mac(attachment)).map_err(named)
 }
 
 /// In a pod's network: other pods are no longer on its link, and are reached by the gateway.
-fn leave_neighbours(attachment: &Attachment) -> Result<(), Error> {
-    let mut inside = Netlink::open().map_err(doing("speak to the kernel about the pod's network"))?;
-    let Some(link) = inside.link(INSIDE).map_err(doing("look for the pod's link"))? else { return Ok(()) };
+fn remove_subnet_routes(attachment: &Attachment) -> Result<(), Error> {
+    let mut inside = Netlink::open().map_err(kernel_error("speak to the kernel about the pod's network"))?;
+    let Some(link) = inside.link(POD_INTERFACE).map_err(kernel_error("look for the pod's link"))? else {
+        return Ok(());
+    };
     for address in &attachment.addresses {
-        let named = doing(format!("remove the pod's route to {}/{}", address.ip, address.prefix));
+        let named = kernel_error(format!("remove the pod's route to {}/{}", address.ip, address.prefix));
         let network = crate::Cidr::around(address.ip, address.prefix).base();
         inside.delete_link_route(link.index, network, address.prefix).map_err(named)?;
     }
@@ -75,18 +80,22 @@ fn leave_neighbours(attachment: &Attachment) -> Result<(), Error> {
 }
 
 /// Does something in a network namespace, in a thread of its own, which is thrown away.
-fn inside(namespace: File, work: impl FnOnce(File) -> Result<(), Error> + Send) -> Result<(), Error> {
+fn run_in_namespace(
+    namespace: File,
+    work: impl FnOnce(File) -> Result<(), Error> + Send,
+) -> Result<(), Error> {
     let enter = || {
         let kind = Some(rustix::thread::LinkNameSpaceType::Network);
         rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).map_err(std::io::Error::from)
     };
     std::thread::scope(|scope| {
         let task = scope.spawn(|| {
-            enter().map_err(doing("enter the pod's network"))?;
-            let own = namespace.try_clone().map_err(doing("keep the pod's network"))?;
+            enter().map_err(kernel_error("enter the pod's network"))?;
+            let own = namespace.try_clone().map_err(kernel_error("keep the pod's network"))?;
             work(own)
         });
-        task.join()
-            .unwrap_or_else(|_| Err(doing("enter the pod's network")(std::io::ErrorKind::Other.into())))
+        task.join().unwrap_or_else(|_| {
+            Err(kernel_error("enter the pod's network")(std::io::ErrorKind::Other.into()))
+        })
     })
 }

@@ -5,15 +5,15 @@ use pool::Pool;
 
 #[track_caller]
 fn check(text: &str, expected: &str) {
-    let shown = text.parse::<Cidr>().map(|range| {
+    let formatted = text.parse::<Cidr>().map(|range| {
         let last = (1..1 << 17).rev().find_map(|n| range.nth(n)).unwrap();
         format!("{range} {} {last} {}", range.gateway(), range.first(24))
     });
-    assert_eq!(shown.unwrap_or_else(|error| error), expected);
+    assert_eq!(formatted.unwrap_or_else(|error| error), expected);
 }
 
 #[test]
-fn ranges() {
+fn cidr_ranges() {
     check("10.42.0.0/16", "10.42.0.0/16 10.42.0.1 10.42.255.254 10.42.0.0/24");
     check("10.42.7.9/24", "10.42.7.0/24 10.42.7.1 10.42.7.254 10.42.7.0/24");
     check("fd00::/120", "fd00::/120 fd00::1 fd00::ff fd00::/120");
@@ -22,24 +22,24 @@ fn ranges() {
 }
 
 #[test]
-fn addresses_are_given_out_once_and_not_again_at_once() {
+fn released_addresses_are_not_reused_immediately() {
     let pool = Pool::default();
     let ranges = ["10.0.0.0/29".parse().unwrap()];
-    let take = |owner: &str| pool.take(&ranges, owner).map(|taken| taken[0].to_string());
+    let take = |owner: &str| pool.allocate(&ranges, owner).map(|taken| taken[0].to_string());
     let first: Vec<_> = ["a", "b", "c"].map(|owner| take(owner).unwrap()).into();
     assert_eq!(first, ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
-    pool.give_back("b");
+    pool.release("b");
     assert_eq!([take("d").unwrap(), take("e").unwrap()], ["10.0.0.5", "10.0.0.6"]);
     assert_eq!(take("f").unwrap(), "10.0.0.3");
     assert_eq!(take("g").unwrap_err().to_string(), "no address is free in 10.0.0.0/29");
     // Another process, after a crash.
     let again = Pool::default();
-    again.hold("10.0.0.2".parse().unwrap(), "a");
-    assert_eq!(again.take(&ranges, "h").unwrap()[0].to_string(), "10.0.0.3");
+    again.reserve("10.0.0.2".parse().unwrap(), "a");
+    assert_eq!(again.allocate(&ranges, "h").unwrap()[0].to_string(), "10.0.0.3");
 }
 
 #[test]
-fn a_pod_reaches_its_node() {
+fn pod_can_connect_to_its_node() {
     use rustix::thread::UnshareFlags;
     let checks = || {
         if sys::process::unshare(UnshareFlags::NEWNET).is_err() {
@@ -47,7 +47,7 @@ fn a_pod_reaches_its_node() {
         }
         let range: Cidr = "10.9.0.0/24".parse().unwrap();
         // One of an earlier skiff, which followed its ports.
-        Netlink::open().unwrap().ensure_bridge("skiff0", MTU, [2; 6]).unwrap();
+        Netlink::open().unwrap().ensure_bridge("skiff0", DEFAULT_MTU, [2; 6]).unwrap();
         prepare("skiff0", &[range]).unwrap();
         let bridge = |host: &mut Netlink| host.link("skiff0").unwrap().unwrap().mac;
         let accept_ra = |link: &str| format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
@@ -73,10 +73,10 @@ fn a_pod_reaches_its_node() {
         // `attach` is for a process; this is a thread, whose namespace is found elsewhere.
         let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
         attach_in(&mut host, &attachment, own).unwrap();
-        let accepts_inside = accepts(INSIDE);
+        let accepts_inside = accepts(POD_INTERFACE);
         assert_eq!(bridge(&mut host), [0x0a, 0x58, 10, 9, 0, 1]);
-        let near = host.link("skpod1").unwrap().unwrap();
-        assert_eq!((near.master, near.mac), (0, [0x0a, 0x58, 10, 9, 0, 1]));
+        let host_link = host.link("skpod1").unwrap().unwrap();
+        assert_eq!((host_link.master, host_link.mac), (0, [0x0a, 0x58, 10, 9, 0, 1]));
         std::net::TcpStream::connect(("10.9.0.1", port)).unwrap();
         rustix::thread::move_into_link_name_space(node.as_fd(), None).unwrap();
         assert_eq!(links("sk").unwrap(), ["skiff0", "skpod1"]);
@@ -92,15 +92,15 @@ fn a_pod_reaches_its_node() {
 
 /// A network namespace with no links but a loopback.
 fn namespace() -> std::fs::File {
-    let made = || {
+    let create = || {
         sys::process::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
         std::fs::File::open("/proc/thread-self/ns/net").unwrap()
     };
-    std::thread::spawn(made).join().unwrap()
+    std::thread::spawn(create).join().unwrap()
 }
 
 /// Runs something in a network namespace, by a thread of its own.
-fn within<T: Send>(namespace: &std::fs::File, work: impl FnOnce() -> T + Send) -> T {
+fn in_namespace<T: Send>(namespace: &std::fs::File, work: impl FnOnce() -> T + Send) -> T {
     let entered = || {
         rustix::thread::move_into_link_name_space(namespace.as_fd(), None).unwrap();
         work()
@@ -132,19 +132,19 @@ fn listen_at(address: IpAddr) -> u16 {
 }
 
 /// Whether one pod reaches both addresses of another.
-fn reaches(from: &std::fs::File, to: &std::fs::File, number: u64) -> bool {
+fn can_connect(from: &std::fs::File, to: &std::fs::File, number: u64) -> bool {
     pod(number).addresses.iter().all(|address| {
-        let port = within(to, || listen_at(address.ip));
+        let port = in_namespace(to, || listen_at(address.ip));
         let connect = || {
             let wait = std::time::Duration::from_secs(4);
             std::net::TcpStream::connect_timeout(&(address.ip, port).into(), wait).is_ok()
         };
-        within(from, connect)
+        in_namespace(from, connect)
     })
 }
 
 /// Runs a test in a network namespace of its own.
-fn on_a_node(test: impl FnOnce() + Send + 'static) {
+fn run_on_test_node(test: impl FnOnce() + Send + 'static) {
     let checks = || {
         if sys::process::unshare(rustix::thread::UnshareFlags::NEWNET).is_err() {
             return eprintln!("skipped: needs root");
@@ -156,23 +156,23 @@ fn on_a_node(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn pods_reach_each_other_by_the_node() {
-    on_a_node(|| {
+fn pods_can_connect_to_each_other_through_the_node() {
+    run_on_test_node(|| {
         let [a, b] = [namespace(), namespace()];
         restore(&pod(2), a.try_clone().unwrap()).unwrap();
         restore(&pod(3), b.try_clone().unwrap()).unwrap();
-        assert!(reaches(&a, &b, 3) && reaches(&b, &a, 2));
+        assert!(can_connect(&a, &b, 3) && can_connect(&b, &a, 2));
         // No packet passes by the node's IP layer.
         for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             std::fs::write(format!("/proc/sys/net/{switch}"), "0").unwrap();
         }
-        assert!(!reaches(&a, &b, 3));
+        assert!(!can_connect(&a, &b, 3));
     });
 }
 
 #[test]
-fn removed_links_routes_and_addresses_are_restored() {
-    on_a_node(|| {
+fn restore_creates_missing_links_routes_and_addresses() {
+    run_on_test_node(|| {
         let [a, b] = [namespace(), namespace()];
         let all = || vec![pod(2), pod(3)];
         let restore_all = || {
@@ -186,7 +186,7 @@ fn removed_links_routes_and_addresses_are_restored() {
         assert_eq!(incomplete(all()).unwrap(), []);
         let mut host = Netlink::open().unwrap();
         let index = |host: &mut Netlink| host.link("skpod2").unwrap().unwrap().index;
-        let damages: [&dyn Fn(&mut Netlink); 3] = [
+        let failures: [&dyn Fn(&mut Netlink); 3] = [
             &|host| host.delete_link("skpod2").unwrap(),
             &|host| {
                 let index = index(host);
@@ -197,19 +197,19 @@ fn removed_links_routes_and_addresses_are_restored() {
                 host.delete_link_route(index, "fd09::2".parse().unwrap(), 128).unwrap();
             },
         ];
-        for damage in damages {
-            damage(&mut host);
+        for inject in failures {
+            inject(&mut host);
             assert_eq!(incomplete(all()).unwrap(), [pod(2)]);
             restore_all();
             assert_eq!(incomplete(all()).unwrap(), []);
-            assert!(reaches(&a, &b, 3) && reaches(&b, &a, 2));
+            assert!(can_connect(&a, &b, 3) && can_connect(&b, &a, 2));
         }
     });
 }
 
 #[test]
-fn pods_on_the_bridge_are_taken_off_it() {
-    on_a_node(|| {
+fn restore_can_detach_pods_from_the_bridge() {
+    run_on_test_node(|| {
         let [a, b] = [namespace(), namespace()];
         let mut host = Netlink::open().unwrap();
         let bridge = host.link("skiff0").unwrap().unwrap().index;
@@ -218,17 +218,17 @@ fn pods_on_the_bridge_are_taken_off_it() {
             let attachment = pod(number);
             let veth = Veth {
                 name: &attachment.link,
-                peer: INSIDE,
+                peer: POD_INTERFACE,
                 namespace: namespace.as_fd(),
                 mac: None,
                 peer_mac: mac(attachment.addresses.first().map(|address| address.ip)),
                 master: bridge,
-                mtu: MTU,
+                mtu: DEFAULT_MTU,
             };
             host.add_veth(&veth).unwrap();
-            within(namespace, || {
+            in_namespace(namespace, || {
                 let mut inside = Netlink::open().unwrap();
-                let index = inside.link(INSIDE).unwrap().unwrap().index;
+                let index = inside.link(POD_INTERFACE).unwrap().unwrap().index;
                 inside.set_up(index).unwrap();
                 for address in &attachment.addresses {
                     inside.add_address(index, address.ip, address.prefix).unwrap();
@@ -236,16 +236,16 @@ fn pods_on_the_bridge_are_taken_off_it() {
                 }
             });
         }
-        assert!(reaches(&a, &b, 3));
-        let port = within(&b, || listen_at("10.9.0.3".parse().unwrap()));
-        let connected = within(&a, || std::net::TcpStream::connect(("10.9.0.3", port)).unwrap());
+        assert!(can_connect(&a, &b, 3));
+        let port = in_namespace(&b, || listen_at("10.9.0.3".parse().unwrap()));
+        let connected = in_namespace(&a, || std::net::TcpStream::connect(("10.9.0.3", port)).unwrap());
         for (number, namespace) in [(2, &a), (3, &b)] {
             assert_eq!(incomplete(vec![pod(number)]).unwrap(), [pod(number)]);
             restore(&pod(number), namespace.try_clone().unwrap()).unwrap();
             assert_eq!(incomplete(vec![pod(number)]).unwrap(), []);
         }
         assert_eq!(host.link("skpod2").unwrap().unwrap().master, 0);
-        assert!(reaches(&a, &b, 3) && reaches(&b, &a, 2));
+        assert!(can_connect(&a, &b, 3) && can_connect(&b, &a, 2));
         drop(connected);
     });
 }

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use nft::wire::{DONE, DUMP, Writer, attribute};
 
-use crate::plan::Flows;
-use crate::socket::Netfilter;
+use crate::plan::UdpPortTargets;
+use crate::socket::NetfilterSocket;
 
 const CONNTRACK: u16 = 1;
 const GET: u16 = 1;
@@ -20,14 +20,14 @@ const INET6: u8 = 10;
 
 /// One direction of a flow.
 #[derive(Debug, PartialEq)]
-struct Ends {
+struct FlowTuple {
     proto: u8,
     from: SocketAddr,
     to: SocketAddr,
 }
 
 /// Removes the flows to these ports that do not lead to one of their endpoints.
-pub fn forget(ports: &[Flows]) -> io::Result<()> {
+pub fn delete_stale_entries(ports: &[UdpPortTargets]) -> io::Result<()> {
     for family in [INET, INET6] {
         for original in stale(ports, family)? {
             delete(family, &original)?;
@@ -37,10 +37,10 @@ pub fn forget(ports: &[Flows]) -> io::Result<()> {
 }
 
 /// The original direction of each flow that is to go, as the kernel wrote it.
-fn stale(ports: &[Flows], family: u8) -> io::Result<Vec<Vec<u8>>> {
+fn stale(ports: &[UdpPortTargets], family: u8) -> io::Result<Vec<Vec<u8>>> {
     let mut request = Writer::starting_at(1);
     request.message(CONNTRACK << 8 | GET, DUMP, (family, 0), |_| {});
-    let socket = Netfilter::open(request.bytes.len())?;
+    let socket = NetfilterSocket::open(request.bytes.len())?;
     socket.send(&request.bytes)?;
     let (mut found, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
     loop {
@@ -53,7 +53,7 @@ fn stale(ports: &[Flows], family: u8) -> io::Result<Vec<Vec<u8>>> {
             }
             let part = |kind| message.attributes().find(|(found, _)| *found == kind).map(|(_, value)| value);
             let (Some(original), Some(reply)) = (part(ORIGINAL), part(REPLY)) else { continue };
-            let (Some(there), Some(back)) = (ends(original), ends(reply)) else { continue };
+            let (Some(there), Some(back)) = (parse_tuple(original), parse_tuple(reply)) else { continue };
             if there.proto == UDP && is_stale(ports, there.to, back.from) {
                 found.push(original.to_vec());
             }
@@ -62,11 +62,12 @@ fn stale(ports: &[Flows], family: u8) -> io::Result<Vec<Vec<u8>>> {
 }
 
 /// Whether a flow came for one of these ports and was led to somewhere it should not be.
-fn is_stale(ports: &[Flows], asked: SocketAddr, led: SocketAddr) -> bool {
+fn is_stale(ports: &[UdpPortTargets], original: SocketAddr, actual: SocketAddr) -> bool {
     ports.iter().any(|port| {
-        let is_for = port.at.contains(&asked) || port.node_port == Some(asked.port()) && led != asked;
+        let is_for =
+            port.at.contains(&original) || port.node_port == Some(original.port()) && actual != original;
         // One without endpoints needs no cleaning: there is nothing better.
-        is_for && !port.to.is_empty() && !port.to.contains(&led)
+        is_for && !port.to.is_empty() && !port.to.contains(&actual)
     })
 }
 
@@ -75,8 +76,8 @@ fn delete(family: u8, original: &[u8]) -> io::Result<()> {
     request.message(CONNTRACK << 8 | DELETE, 0, (family, 0), |out| {
         out.nested(ORIGINAL, |out| out.bytes.extend(original));
     });
-    request.ask_for_answer();
-    let socket = Netfilter::open(request.bytes.len())?;
+    request.request_ack();
+    let socket = NetfilterSocket::open(request.bytes.len())?;
     socket.send(&request.bytes)?;
     let mut buffer = vec![0; 4096];
     let answer = socket.receive(&mut buffer)?.find_map(|message| message.error());
@@ -88,7 +89,7 @@ fn delete(family: u8, original: &[u8]) -> io::Result<()> {
     }
 }
 
-fn ends(tuple: &[u8]) -> Option<Ends> {
+fn parse_tuple(tuple: &[u8]) -> Option<FlowTuple> {
     let (ip, proto) = (attribute(tuple, 1)?, attribute(tuple, 2)?);
     let address = |v4: u16, v6: u16| -> Option<IpAddr> {
         match attribute(ip, v4) {
@@ -97,7 +98,7 @@ fn ends(tuple: &[u8]) -> Option<Ends> {
         }
     };
     let port = |kind: u16| Some(u16::from_be_bytes(attribute(proto, kind)?.try_into().ok()?));
-    Some(Ends {
+    Some(FlowTuple {
         proto: *attribute(proto, 1)?.first()?,
         from: SocketAddr::new(address(1, 3)?, port(2)?),
         to: SocketAddr::new(address(2, 4)?, port(3)?),
@@ -108,19 +109,19 @@ fn ends(tuple: &[u8]) -> Option<Ends> {
 mod tests {
     use super::*;
 
-    fn flows(node_port: Option<u16>, to: &[&str]) -> Flows {
+    fn targets(node_port: Option<u16>, to: &[&str]) -> UdpPortTargets {
         let to = to.iter().map(|to| to.parse().unwrap()).collect();
-        Flows { at: vec!["10.43.0.1:53".parse().unwrap()], node_port, to }
+        UdpPortTargets { at: vec!["10.43.0.1:53".parse().unwrap()], node_port, to }
     }
 
     #[track_caller]
-    fn check(flows: Flows, asked: &str, led: &str, expected: bool) {
-        assert_eq!(is_stale(&[flows], asked.parse().unwrap(), led.parse().unwrap()), expected);
+    fn check(targets: UdpPortTargets, original: &str, actual: &str, expected: bool) {
+        assert_eq!(is_stale(&[targets], original.parse().unwrap(), actual.parse().unwrap()), expected);
     }
 
     #[test]
-    fn which_flows_go() {
-        let one = || flows(Some(30053), &["10.42.0.5:53"]);
+    fn entries_to_removed_endpoints_are_stale() {
+        let one = || targets(Some(30053), &["10.42.0.5:53"]);
         check(one(), "10.43.0.1:53", "10.42.0.5:53", false);
         check(one(), "10.43.0.1:53", "10.42.0.6:53", true);
         check(one(), "10.43.0.1:53", "10.43.0.1:53", true);
@@ -128,11 +129,11 @@ mod tests {
         check(one(), "192.0.2.1:30053", "10.42.0.6:53", true);
         check(one(), "192.0.2.1:30053", "10.42.0.5:53", false);
         check(one(), "203.0.113.1:30053", "203.0.113.1:30053", false);
-        check(flows(None, &[]), "10.43.0.1:53", "10.42.0.6:53", false);
+        check(targets(None, &[]), "10.43.0.1:53", "10.42.0.6:53", false);
     }
 
     #[test]
-    fn a_flow_is_read() {
+    fn reads_conntrack_tuples() {
         let mut out = Writer::default();
         out.nested(1, |out| {
             out.attribute(1, &[10, 42, 0, 9]);
@@ -143,9 +144,12 @@ mod tests {
             out.attribute(2, &4000u16.to_be_bytes());
             out.attribute(3, &53u16.to_be_bytes());
         });
-        let expected =
-            Ends { proto: 17, from: "10.42.0.9:4000".parse().unwrap(), to: "10.43.0.1:53".parse().unwrap() };
-        assert_eq!(ends(&out.bytes), Some(expected));
-        assert_eq!(ends(&out.bytes[..20]), None);
+        let expected = FlowTuple {
+            proto: 17,
+            from: "10.42.0.9:4000".parse().unwrap(),
+            to: "10.43.0.1:53".parse().unwrap(),
+        };
+        assert_eq!(parse_tuple(&out.bytes), Some(expected));
+        assert_eq!(parse_tuple(&out.bytes[..20]), None);
     }
 }

@@ -9,7 +9,7 @@ use nft::netlink::Encoded;
 use nft::{Batch, netlink, render};
 use parking_lot::Mutex;
 
-use crate::socket::Netfilter;
+use crate::socket::NetfilterSocket;
 
 /// The table that is ours, of the family `inet`: it sees both kinds of addresses.
 pub const TABLE: &str = "skiff";
@@ -28,28 +28,28 @@ pub trait Firewall: Send + Sync + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum FirewallError {
     #[error("cannot run {program}")]
-    Run { program: String, source: io::Error },
+    CannotRun { program: String, source: io::Error },
     #[error("a batch is refused: {0}")]
-    Refused(String),
+    Rejected(String),
     #[error("cannot speak to netfilter")]
     Socket(#[from] io::Error),
 }
 
 /// The `nft` program.
 #[derive(Clone, Debug)]
-pub struct Nft {
+pub struct NftFirewall {
     pub program: String,
 }
 
-impl Default for Nft {
-    fn default() -> Nft {
-        Nft { program: "nft".into() }
+impl Default for NftFirewall {
+    fn default() -> NftFirewall {
+        NftFirewall { program: "nft".into() }
     }
 }
 
-impl Firewall for Nft {
+impl Firewall for NftFirewall {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
-        let cannot = |source| FirewallError::Run { program: self.program.clone(), source };
+        let cannot = |source| FirewallError::CannotRun { program: self.program.clone(), source };
         let mut command = Command::new(&self.program);
         let command = command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.stderr(Stdio::piped()).spawn().map_err(cannot)?;
@@ -58,7 +58,7 @@ impl Firewall for Nft {
         let output = child.wait_with_output().map_err(cannot)?;
         if !output.status.success() {
             let words = String::from_utf8_lossy(&output.stderr);
-            return Err(FirewallError::Refused(words.lines().take(4).collect::<Vec<_>>().join(" ")));
+            return Err(FirewallError::Rejected(words.lines().take(4).collect::<Vec<_>>().join(" ")));
         }
         written.transpose().map_err(cannot)?;
         Ok(())
@@ -67,41 +67,41 @@ impl Firewall for Nft {
 
 /// The kernel itself. What it knows of a table holds for the one it has made.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct NetlinkFirewall {
     table: &'static str,
-    slots: Mutex<netlink::Slots>,
+    slots: Mutex<netlink::EndpointSlots>,
     /// Kept open, so that nobody else gets its port.
-    socket: Mutex<Option<Netfilter>>,
+    socket: Mutex<Option<NetfilterSocket>>,
     /// Of that socket, zero before there is one.
     port: AtomicU32,
 }
 
-impl Kernel {
+impl NetlinkFirewall {
     /// For a table of this name.
-    pub fn of(table: &'static str) -> Kernel {
-        Kernel { table, slots: Mutex::default(), socket: Mutex::default(), port: AtomicU32::new(0) }
+    pub fn of(table: &'static str) -> NetlinkFirewall {
+        NetlinkFirewall { table, slots: Mutex::default(), socket: Mutex::default(), port: AtomicU32::new(0) }
     }
 }
 
-impl Default for Kernel {
-    fn default() -> Kernel {
-        Kernel::of(TABLE)
+impl Default for NetlinkFirewall {
+    fn default() -> NetlinkFirewall {
+        NetlinkFirewall::of(TABLE)
     }
 }
 
-impl Firewall for Kernel {
+impl Firewall for NetlinkFirewall {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError> {
         let encoded = netlink::encode(self.table, batch, &mut self.slots.lock());
-        let mut kept = self.socket.lock();
-        let socket = match kept.take() {
+        let mut cached_socket = self.socket.lock();
+        let socket = match cached_socket.take() {
             Some(socket) => socket,
-            None => Netfilter::open(encoded.bytes.len())?,
+            None => NetfilterSocket::open(encoded.bytes.len())?,
         };
-        socket.make_room(encoded.bytes.len())?;
+        socket.grow_send_buffer(encoded.bytes.len())?;
         self.port.store(socket.port().unwrap_or_default(), Relaxed);
         commit(&socket, &encoded)?;
         // After a failure there may be answers left that are for this batch, so it gets a new one.
-        *kept = Some(socket);
+        *cached_socket = Some(socket);
         Ok(())
     }
 
@@ -111,24 +111,24 @@ impl Firewall for Kernel {
 }
 
 /// Sends a batch and waits until it is committed.
-pub(crate) fn commit(socket: &Netfilter, encoded: &Encoded) -> Result<(), FirewallError> {
+pub(crate) fn commit(socket: &NetfilterSocket, encoded: &Encoded) -> Result<(), FirewallError> {
     socket.send(&encoded.bytes)?;
     let mut buffer = vec![0; 64 * 1024];
     // Each message that is wrong is answered; the last one always is, unless the batch as a whole is refused.
-    let mut wrong = None;
+    let mut first_error = None;
     loop {
         for message in socket.receive(&mut buffer)? {
             let Some(error) = message.error() else { continue };
-            if error != 0 && wrong.is_none() {
-                wrong = Some((message.sequence, io::Error::from_raw_os_error(error)));
+            if error != 0 && first_error.is_none() {
+                first_error = Some((message.sequence, io::Error::from_raw_os_error(error)));
             }
             if message.sequence != encoded.last && !(message.sequence == encoded.first && error != 0) {
                 continue;
             }
-            return match wrong {
+            return match first_error {
                 None => Ok(()),
                 Some((number, error)) => {
-                    Err(FirewallError::Refused(format!("{error} (message {number} of {})", encoded.last)))
+                    Err(FirewallError::Rejected(format!("{error} (message {number} of {})", encoded.last)))
                 }
             };
         }

@@ -15,17 +15,17 @@ use reconcile::Key;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::plan::Health;
+use crate::plan::HealthCheck;
 
 /// The ports that are being served.
 #[derive(Default)]
 pub struct HealthPorts {
-    served: HashMap<Key, Served>,
+    served: HashMap<Key, ServedPort>,
     /// The table is as it should be.
     healthy: Arc<AtomicBool>,
 }
 
-struct Served {
+struct ServedPort {
     port: u16,
     endpoints: Arc<AtomicUsize>,
     task: JoinHandle<()>,
@@ -37,11 +37,11 @@ impl HealthPorts {
     }
 
     /// Serves what a Service wants now, and nothing it wanted before.
-    pub async fn set(&mut self, service: &Key, wanted: Option<&Health>) {
+    pub async fn set(&mut self, service: &Key, health_check: Option<&HealthCheck>) {
         let known = self.served.get(service);
-        match (known, wanted) {
-            (Some(known), Some(wanted)) if known.port == wanted.port => {
-                known.endpoints.store(wanted.endpoints, Relaxed);
+        match (known, health_check) {
+            (Some(known), Some(health_check)) if known.port == health_check.port => {
+                known.endpoints.store(health_check.endpoints, Relaxed);
                 return;
             }
             (Some(known), _) => {
@@ -50,20 +50,20 @@ impl HealthPorts {
             }
             (None, _) => {}
         }
-        let Some(wanted) = wanted else { return };
-        match listen(wanted.port).await {
+        let Some(health_check) = health_check else { return };
+        match listen(health_check.port).await {
             Ok(listener) => {
-                let endpoints = Arc::new(AtomicUsize::new(wanted.endpoints));
-                let answer = Answer {
+                let endpoints = Arc::new(AtomicUsize::new(health_check.endpoints));
+                let answer = HealthResponse {
                     service: service.clone(),
                     endpoints: endpoints.clone(),
                     healthy: self.healthy.clone(),
                 };
                 let task = tokio::spawn(serve(listener, answer));
-                self.served.insert(service.clone(), Served { port: wanted.port, endpoints, task });
+                self.served.insert(service.clone(), ServedPort { port: health_check.port, endpoints, task });
             }
             Err(error) => {
-                tracing::warn!(%error, %service, port = wanted.port, "cannot serve a health check port")
+                tracing::warn!(%error, %service, port = health_check.port, "cannot serve a health check port")
             }
         }
     }
@@ -84,13 +84,13 @@ async fn listen(port: u16) -> std::io::Result<TcpListener> {
 }
 
 #[derive(Clone)]
-struct Answer {
+struct HealthResponse {
     service: Key,
     endpoints: Arc<AtomicUsize>,
     healthy: Arc<AtomicBool>,
 }
 
-async fn serve(listener: TcpListener, answer: Answer) {
+async fn serve(listener: TcpListener, answer: HealthResponse) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::task::yield_now().await;
@@ -111,7 +111,7 @@ async fn serve(listener: TcpListener, answer: Answer) {
     }
 }
 
-impl Answer {
+impl HealthResponse {
     fn reply(&self) -> Response<Full<Bytes>> {
         let (endpoints, healthy) = (self.endpoints.load(Relaxed), self.healthy.load(Relaxed));
         let status = if endpoints > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -7,62 +7,63 @@ mod legacy;
 use std::collections::BTreeSet;
 use std::io;
 
-use nft::foreign::{self, Chain, Rule, Step};
+use nft::foreign::{self, Chain, ChainAction, Rule};
 use nft::netlink::Encoded;
 use nft::wire::{DONE, Message};
-use nft::{Name, Net};
+use nft::{IpNet, Name};
 
+use crate::base_ruleset::MASQUERADE;
 use crate::firewall::{FirewallError, TABLE, commit};
-use crate::skeleton::MASQUERADE;
-use crate::socket::Netfilter;
+use crate::socket::NetfilterSocket;
 
 /// What a look at all tables has found.
 #[derive(Debug, Default)]
-pub struct Inspection {
+pub struct HostFirewallReport {
     /// The chains and rules that drop packets of pods and that we must not change.
-    pub obstacles: Vec<String>,
+    pub blocking_rules: Vec<String>,
     /// The base chains of our own table.
-    own: BTreeSet<String>,
+    own_chains: BTreeSet<String>,
     /// Chains that lack our rules.
-    lacking: Vec<(Chain, bool)>,
+    missing_accept: Vec<(Chain, bool)>,
 }
 
-impl Inspection {
+impl HostFirewallReport {
     /// The chains in which packets of pods are still to be accepted.
-    pub fn lacking(&self) -> impl Iterator<Item = &Chain> {
-        self.lacking.iter().map(|(chain, _)| chain)
+    pub fn missing_accept(&self) -> impl Iterator<Item = &Chain> {
+        self.missing_accept.iter().map(|(chain, _)| chain)
     }
 
     /// Whether our table has all of these base chains.
-    pub fn has_own<'a>(&self, mut bases: impl Iterator<Item = &'a Name>) -> bool {
-        bases.all(|name| self.own.contains(&**name))
+    pub fn has_base_chains<'a>(&self, mut bases: impl Iterator<Item = &'a Name>) -> bool {
+        bases.all(|name| self.own_chains.contains(&**name))
     }
 }
 
 /// Inspects the chains of all tables and changes nothing.
-pub fn inspect(pods: &[Net]) -> io::Result<Inspection> {
+pub fn inspect(pods: &[IpNet]) -> io::Result<HostFirewallReport> {
     let chains = chains()?;
-    let mut found = Inspection { obstacles: legacy::obstacles(), ..Inspection::default() };
+    let mut found =
+        HostFirewallReport { blocking_rules: legacy::blocking_chains(), ..HostFirewallReport::default() };
     for chain in &chains {
         if is_own(chain) && chain.hook.is_some() {
-            found.own.insert(chain.name.clone());
+            found.own_chains.insert(chain.name.clone());
         }
         if !chain.is_filter(TABLE) {
             continue;
         }
-        match foreign::plan(chain, &rules(chain)?, has_accepting(&chains, chain), pods) {
-            Step::Nothing => {}
-            Step::Accept { has_jump } => found.lacking.push((chain.clone(), has_jump)),
-            Step::Report(obstacle) => found.obstacles.push(obstacle.to_string()),
+        match foreign::plan_chain(chain, &rules(chain)?, has_accept_chain(&chains, chain), pods) {
+            ChainAction::Nothing => {}
+            ChainAction::Accept { has_jump } => found.missing_accept.push((chain.clone(), has_jump)),
+            ChainAction::Report(obstacle) => found.blocking_rules.push(obstacle.to_string()),
         }
     }
     Ok(found)
 }
 
 /// Accepts packets of pods wherever that is missing and ours to do.
-pub fn accept(pods: &[Net]) -> Result<Inspection, FirewallError> {
+pub fn accept(pods: &[IpNet]) -> Result<HostFirewallReport, FirewallError> {
     let found = inspect(pods)?;
-    for (chain, has_jump) in &found.lacking {
+    for (chain, has_jump) in &found.missing_accept {
         apply(&foreign::accept(chain, *has_jump, pods, MASQUERADE))?;
         tracing::info!(
             table = chain.table,
@@ -77,7 +78,7 @@ pub fn accept(pods: &[Net]) -> Result<Inspection, FirewallError> {
 pub fn remove() -> Result<(), FirewallError> {
     let chains = chains()?;
     for chain in chains.iter().filter(|chain| chain.is_filter(TABLE)) {
-        if let Some(batch) = foreign::remove(chain, &rules(chain)?, has_accepting(&chains, chain)) {
+        if let Some(batch) = foreign::remove(chain, &rules(chain)?, has_accept_chain(&chains, chain)) {
             apply(&batch)?;
         }
     }
@@ -89,9 +90,11 @@ fn is_own(chain: &Chain) -> bool {
 }
 
 /// Whether there is a chain of ours in the table of this one.
-fn has_accepting(chains: &[Chain], beside: &Chain) -> bool {
+fn has_accept_chain(chains: &[Chain], beside: &Chain) -> bool {
     chains.iter().any(|chain| {
-        chain.family == beside.family && chain.table == beside.table && chain.name == beside.accepting()
+        chain.family == beside.family
+            && chain.table == beside.table
+            && chain.name == beside.accept_chain_name()
     })
 }
 
@@ -108,7 +111,7 @@ fn rules(chain: &Chain) -> io::Result<Vec<Rule>> {
 }
 
 fn list<T>(request: &[u8], parse: impl Fn(&Message<'_>) -> Option<T>) -> io::Result<Vec<T>> {
-    let socket = Netfilter::open(request.len())?;
+    let socket = NetfilterSocket::open(request.len())?;
     socket.send(request)?;
     let (mut found, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
     loop {
@@ -125,5 +128,5 @@ fn list<T>(request: &[u8], parse: impl Fn(&Message<'_>) -> Option<T>) -> io::Res
 }
 
 fn apply(batch: &Encoded) -> Result<(), FirewallError> {
-    commit(&Netfilter::open(batch.bytes.len())?, batch)
+    commit(&NetfilterSocket::open(batch.bytes.len())?, batch)
 }

@@ -4,40 +4,43 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
-use nft::{Atom, Field, Fragment, Ip, Name, Ruleset, Statement, Verdict, rule};
+use nft::{Field, Fragment, IpFamily, MatchValue, Name, Ruleset, Statement, Verdict, rule};
 use podnet::HostPort;
 use reconcile::{Caches, Key, Object as _};
 
+use crate::base_ruleset::{MASQUERADE, ServiceSets, loopback_net, loopback_ports};
 use crate::plan::protocol;
-use crate::policy::plan::{addresses, short};
-use crate::policy::{is_on, owner};
-use crate::skeleton::{MASQUERADE, Sets, loopback_net, loopback_ports};
+use crate::policy::plan::{addresses, chain_name};
+use crate::policy::{fragment_owner, is_on_node};
 
 /// Listens to the pods of a node that ask for such ports; `tell` gets those whose rules may be others now.
-pub fn listen(caches: &Arc<Caches>, node: &str, tell: impl Fn(Key) + Send + Sync + 'static) {
+pub fn listen(caches: &Arc<Caches>, node: &str, notify: impl Fn(Key) + Send + Sync + 'static) {
     let node = node.to_owned();
     caches.pods().listen(move |changed| {
-        let asks = |pod: &Arc<Pod>| is_on(pod, &node) && ports(pod).next().is_some();
-        let seen = |pod: Option<&Arc<Pod>>| pod.filter(|pod| asks(pod)).map(|pod| addresses(pod).collect());
-        let (before, after): (Option<Vec<IpAddr>>, _) = (seen(changed.before), seen(changed.after));
+        let uses_host_ports = |pod: &Arc<Pod>| is_on_node(pod, &node) && ports(pod).next().is_some();
+        let host_port_addresses = |pod: Option<&Arc<Pod>>| {
+            pod.filter(|pod| uses_host_ports(pod)).map(|pod| addresses(pod).collect())
+        };
+        let (before, after): (Option<Vec<IpAddr>>, _) =
+            (host_port_addresses(changed.before), host_port_addresses(changed.after));
         if before != after {
-            tell(changed.newest().key());
+            notify(changed.latest().key());
         }
     });
 }
 
 /// Puts the ports of a pod into the table, or takes them out.
 pub fn apply(caches: &Arc<Caches>, key: &Key, node: &str, rules: &mut Ruleset) {
-    let pod = caches.pods().get(key).filter(|pod| is_on(pod, node));
-    rules.put(&owner("host-port", key), pod.as_deref().map(plan).unwrap_or_default());
+    let pod = caches.pods().get(key).filter(|pod| is_on_node(pod, node));
+    rules.put(&fragment_owner("host-port", key), pod.as_deref().map(plan).unwrap_or_default());
 }
 
 /// What leads to the pod's ports. Packets to this machine's ports are caught where those to node ports are.
 pub fn plan(pod: &Pod) -> Fragment {
-    let mut wanted = Vec::new();
+    let mut host_ports = Vec::new();
     for address in addresses(pod) {
         let number = |port: i32| u16::try_from(port).ok();
-        wanted.extend(ports(pod).filter_map(|port| {
+        host_ports.extend(ports(pod).filter_map(|port| {
             Some(HostPort {
                 pod: pod.key().to_string(),
                 address,
@@ -48,11 +51,11 @@ pub fn plan(pod: &Pod) -> Fragment {
             })
         }));
     }
-    lead_to(&wanted)
+    redirect_fragment(&host_ports)
 }
 
 /// What leads to ports, whoever asks for them.
-pub fn lead_to(ports: &[HostPort]) -> Fragment {
+pub fn redirect_fragment(ports: &[HostPort]) -> Fragment {
     let mut fragment = Fragment::default();
     ports.iter().for_each(|port| write(&mut fragment, port));
     fragment
@@ -61,9 +64,9 @@ pub fn lead_to(ports: &[HostPort]) -> Fragment {
 /// The ports of all containers that ask for one of the machine's.
 fn ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
     let spec = pod.spec.as_ref();
-    let inits = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    let init_containers = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
     // Of those that come first, only the ones that stay serve anything.
-    let sidecars = inits.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let sidecars = init_containers.filter(|container| container.restart_policy.as_deref() == Some("Always"));
     let containers = spec.into_iter().flat_map(|spec| &spec.containers).chain(sidecars);
     containers
         .flat_map(|container| container.ports.iter().flatten())
@@ -73,49 +76,54 @@ fn ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
 fn write(fragment: &mut Fragment, port: &HostPort) {
     let HostPort { address, host_port: outer, port: inner, .. } = *port;
     let Some(proto) = protocol(&Some(port.protocol.clone())) else { return };
-    let (ip, sets) = (Ip::of(address), Sets::of(Ip::of(address)));
+    let (ip, sets) = (IpFamily::of(address), ServiceSets::of(IpFamily::of(address)));
     let (namespace, name) = port.pod.split_once('/').unwrap_or(("", &port.pod));
-    let chain: Name = short(&format!("host-port-{}-{outer}-", proto.name()), ip, namespace, name);
-    let is_proto = Statement::is(Field::Proto, Atom::Proto(proto));
-    let redirect = Statement::Redirect(vec![SocketAddr::new(address, inner)]);
+    let chain: Name = chain_name(&format!("host-port-{}-{outer}-", proto.name()), ip, namespace, name);
+    let is_proto = Statement::equals(Field::Proto, MatchValue::Proto(proto));
+    let redirect = Statement::Dnat(vec![SocketAddr::new(address, inner)]);
     let verdict = Some(Verdict::Goto(chain.clone()));
     match Some(port.host_ip.as_str()).filter(|text| !text.is_empty()).map(str::parse::<IpAddr>) {
         Some(Ok(host)) if !host.is_unspecified() => {
-            if Ip::of(host) != ip {
+            if IpFamily::of(host) != ip {
                 return;
             }
-            let key = vec![Atom::Address(host), Atom::Proto(proto), Atom::Port(outer)];
+            let key = vec![MatchValue::Address(host), MatchValue::Proto(proto), MatchValue::Port(outer)];
             fragment.element(&sets.services, key, verdict);
         }
         Some(Err(_)) => return,
         _ => {
-            let key = vec![Atom::Proto(proto), Atom::Port(outer)];
-            if ip == Ip::V4 {
+            let key = vec![MatchValue::Proto(proto), MatchValue::Port(outer)];
+            if ip == IpFamily::V4 {
                 fragment.element(&loopback_ports(), key.clone(), verdict.clone());
             }
             fragment.element(&sets.node_ports, key, verdict);
         }
     }
     let mut rules = vec![rule([is_proto, redirect])];
-    if ip == Ip::V4 {
+    if ip == IpFamily::V4 {
         // What a pod answers to a loopback address it answers to itself.
-        let from_loopback = Statement::is(Field::Source(ip), loopback_net(ip));
-        rules.insert(0, rule([from_loopback, Statement::Mark(MASQUERADE)]));
+        let from_loopback = Statement::equals(Field::Source(ip), loopback_net(ip));
+        rules.insert(0, rule([from_loopback, Statement::SetMark(MASQUERADE)]));
     }
     fragment.chain(&chain, rules);
-    let itself = vec![Atom::Address(address), Atom::Address(address), Atom::Proto(proto), Atom::Port(inner)];
-    fragment.element(&sets.hairpins, itself, None);
+    let hairpin = vec![
+        MatchValue::Address(address),
+        MatchValue::Address(address),
+        MatchValue::Proto(proto),
+        MatchValue::Port(inner),
+    ];
+    fragment.element(&sets.hairpin_connections, hairpin, None);
 }
 
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
     use nft::Proto;
-    use nft::trace::{Machine, Packet, trace};
+    use nft::trace::{HostState, Packet, trace};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::skeleton::{loopback, skeleton};
+    use crate::base_ruleset::{base_rules, loopback};
 
     #[track_caller]
     fn check(ports: Value, packets: &[(&str, &str)], expected: Expect) {
@@ -125,29 +133,29 @@ mod tests {
             "status": {"podIPs": [{"ip": "10.42.0.5"}, {"ip": "fd42::5"}]},
         });
         let mut rules = Ruleset::default();
-        rules.put(&"".into(), skeleton(&["10.42.0.0/16".parse().unwrap()], &[]));
+        rules.put(&"".into(), base_rules(&["10.42.0.0/16".parse().unwrap()], &[]));
         rules.put(&"loopback".into(), loopback());
         rules.put(&"pod".into(), plan(&serde_json::from_value(pod).unwrap()));
         let local = ["192.0.2.1", "192.0.2.9", "2001:db8::1", "127.0.0.1", "127.0.0.2", "::1"];
         let local = local.map(|text| text.parse().unwrap());
-        let machine = Machine { local: local.into(), ..Machine::default() };
+        let machine = HostState { local: local.into(), ..HostState::default() };
         let lines = packets.iter().map(|(from, to)| {
             let (to, proto) = to.strip_suffix(" udp").map_or((*to, Proto::Tcp), |to| (to, Proto::Udp));
             let packet = Packet {
                 from: from.parse().unwrap(),
                 to: to.parse().unwrap(),
                 proto,
-                own: ["192.0.2.1", "127.0.0.1", "::1"].contains(from),
+                host_generated: ["192.0.2.1", "127.0.0.1", "::1"].contains(from),
             };
-            let fates = trace(&rules, &machine, &packet);
-            let fates: Vec<String> = fates.iter().map(ToString::to_string).collect();
-            format!("{from} > {to} -> {}\n", fates.join(" | "))
+            let results = trace(&rules, &machine, &packet);
+            let results: Vec<String> = results.iter().map(ToString::to_string).collect();
+            format!("{from} > {to} -> {}\n", results.join(" | "))
         });
         expected.assert_eq(&lines.collect::<String>());
     }
 
     #[test]
-    fn ports_of_the_machine() {
+    fn host_ports_redirect_to_pods() {
         let ports = json!([
             {"containerPort": 8080, "hostPort": 80, "protocol": "TCP"},
             {"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "192.0.2.9"},
@@ -180,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_at_loopback_addresses() {
+    fn host_ports_redirect_at_loopback_addresses() {
         let ports = json!([
             {"containerPort": 8080, "hostPort": 80, "protocol": "TCP"},
             {"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "127.0.0.1"},

@@ -5,6 +5,7 @@
 //! after a failure, and when somebody else has removed a part of it, the table is written as a whole in one batch.
 //! [`host_firewall`] gets packets of pods through the tables of other programs.
 
+pub mod base_ruleset;
 mod conntrack;
 mod firewall;
 mod forwarding;
@@ -16,9 +17,8 @@ pub mod policy;
 pub mod routes;
 mod ruleset_monitor;
 mod run;
-pub mod skeleton;
 mod socket;
 
-pub use firewall::{Firewall, FirewallError, Kernel, Nft, TABLE};
-pub use forwarding::{pass_loopback, prepare};
-pub use run::{Config, run, run_alone};
+pub use firewall::{Firewall, FirewallError, NetlinkFirewall, NftFirewall, TABLE};
+pub use forwarding::{allow_loopback, enable_forwarding};
+pub use run::{Config, run, run_standalone};

@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use nft::{Fragment, Ip, Name, Ruleset};
+use nft::{Fragment, IpFamily, Name, Ruleset};
 use reconcile::{Caches, Key, Object as _};
 
-use plan::View;
+use plan::ClusterView;
 
 /// What has to be looked at.
 #[derive(Debug, Default)]
-pub struct Dirty {
+pub struct PendingPolicies {
     pub policies: BTreeSet<Key>,
     pub pods: BTreeSet<Key>,
     /// A namespace has other labels now.
@@ -24,66 +24,72 @@ pub struct Dirty {
 pub fn listen(
     caches: &Arc<Caches>,
     node: &str,
-    tell: impl Fn(&dyn Fn(&mut Dirty)) + Clone + Send + Sync + 'static,
+    mark: impl Fn(&dyn Fn(&mut PendingPolicies)) + Clone + Send + Sync + 'static,
 ) {
     let policies = caches.network_policies().clone();
-    let (news, own, known) = (tell.clone(), node.to_owned(), policies.clone());
+    let (notify, own, known) = (mark.clone(), node.to_owned(), policies.clone());
     caches.pods().listen(move |changed| {
-        if changed.before.map(|pod| seen(pod)) == changed.after.map(|pod| seen(pod)) {
+        if changed.before.map(|pod| policy_inputs(pod)) == changed.after.map(|pod| policy_inputs(pod)) {
             return;
         }
         let pods = || [changed.before, changed.after].into_iter().flatten();
-        let concerned: Vec<Key> = match known.is_empty() {
+        let affected: Vec<Key> = match known.is_empty() {
             true => Vec::new(),
             false => {
                 let all = known.all().into_iter();
-                let concerned = all.filter(|policy| pods().any(|pod| plan::mentions(policy, pod)));
-                concerned.map(|policy| policy.key()).collect()
+                let affected = all.filter(|policy| pods().any(|pod| plan::may_reference(policy, pod)));
+                affected.map(|policy| policy.key()).collect()
             }
         };
-        let is_here = pods().any(|pod| is_on(pod, &own));
-        if is_here || !concerned.is_empty() {
-            let key = changed.newest().key();
-            news(&|dirty| {
-                dirty.policies.extend(concerned.iter().cloned());
+        let is_here = pods().any(|pod| is_on_node(pod, &own));
+        if is_here || !affected.is_empty() {
+            let key = changed.latest().key();
+            notify(&|dirty| {
+                dirty.policies.extend(affected.iter().cloned());
                 if is_here {
                     dirty.pods.insert(key.clone());
                 }
             });
         }
     });
-    let news = tell.clone();
+    let notify = mark.clone();
     caches.namespaces().listen(move |changed| {
         let labels = |namespace: &Arc<Namespace>| namespace.metadata.labels.clone();
         if changed.before.map(labels) != changed.after.map(labels) {
-            news(&|dirty| dirty.all = true);
+            notify(&|dirty| dirty.all = true);
         }
     });
     let (pods, own) = (caches.pods().clone(), node.to_owned());
     policies.listen(move |changed| {
-        let key = changed.newest().key();
-        let here = pods.indexed("node", &own);
-        let here: Vec<Key> =
-            here.iter().filter(|pod| *pod.namespace() == *key.namespace).map(|pod| pod.key()).collect();
-        tell(&|dirty| {
+        let key = changed.latest().key();
+        let local = pods.indexed("node", &own);
+        let local: Vec<Key> =
+            local.iter().filter(|pod| *pod.namespace() == *key.namespace).map(|pod| pod.key()).collect();
+        mark(&|dirty| {
             dirty.policies.insert(key.clone());
-            dirty.pods.extend(here.iter().cloned());
+            dirty.pods.extend(local.iter().cloned());
         });
     });
 }
 
 /// What of a pod policies can see.
-fn seen(pod: &Pod) -> impl PartialEq {
+fn policy_inputs(pod: &Pod) -> impl PartialEq {
     let addresses: Vec<_> = plan::addresses(pod).collect();
     (pod.metadata.labels.clone(), addresses, pod.uid().to_owned(), plan::has_network(pod))
 }
 
-pub fn is_on(pod: &Pod, node: &str) -> bool {
+pub fn is_on_node(pod: &Pod, node: &str) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
 }
 
 /// Puts into the table what has changed. Begins no cache as long as nothing has.
-pub fn apply(caches: &Arc<Caches>, mut dirty: Dirty, node: &str, families: &[Ip], rules: &mut Ruleset) {
+pub fn apply(
+    caches: &Arc<Caches>,
+    mut dirty: PendingPolicies,
+    node: &str,
+    families: &[IpFamily],
+    rules: &mut Ruleset,
+) {
     if dirty.all {
         dirty.policies.extend(caches.network_policies().all().iter().map(|policy| policy.key()));
     }
@@ -91,25 +97,25 @@ pub fn apply(caches: &Arc<Caches>, mut dirty: Dirty, node: &str, families: &[Ip]
         let policy = caches.network_policies().get(key);
         let fragment =
             policy.map_or_else(Fragment::default, |policy| plan::policy(&policy, &Cluster(caches), families));
-        rules.put(&owner("policy", key), fragment);
+        rules.put(&fragment_owner("policy", key), fragment);
     }
     for key in &dirty.pods {
-        let pod = caches.pods().get(key).filter(|pod| is_on(pod, node));
+        let pod = caches.pods().get(key).filter(|pod| is_on_node(pod, node));
         let fragment = pod.map_or_else(Fragment::default, |pod| {
             let policies = caches.network_policies().in_namespace(&key.namespace);
             plan::pod(&pod, &policies, families)
         });
-        rules.put(&owner("pod", key), fragment);
+        rules.put(&fragment_owner("pod", key), fragment);
     }
 }
 
-pub fn owner(kind: &str, key: &Key) -> Name {
+pub fn fragment_owner(kind: &str, key: &Key) -> Name {
     format!("{kind}/{key}").into()
 }
 
 struct Cluster<'a>(&'a Arc<Caches>);
 
-impl View for Cluster<'_> {
+impl ClusterView for Cluster<'_> {
     fn pods(&self, namespace: &str) -> Vec<Arc<Pod>> {
         self.0.pods().in_namespace(namespace)
     }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nft::foreign::Family;
-use nft::netlink::{NFTABLES, message};
+use nft::netlink::{SUBSYS_NFTABLES, message};
 use nft::wire::{Message, messages};
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
@@ -15,22 +15,22 @@ use tokio::net::UnixDatagram;
 use crate::firewall::TABLE;
 
 /// The group of notifications about nftables, as a bit.
-const GROUP: u32 = 1 << 6;
+const NFT_MULTICAST_GROUP: u32 = 1 << 6;
 /// A program that loads its rules makes many changes.
-const BUFFER: usize = 4 << 20;
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// Changes do not come alone.
-const GATHER: Duration = Duration::from_millis(200);
+const BATCH_DELAY: Duration = Duration::from_millis(200);
 
 /// Hears of changes.
 pub struct RulesetMonitor(Option<UnixDatagram>);
 
 /// What has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Changes {
+pub struct RulesetChanges {
     /// Somebody has removed a part of our table.
     pub own_removed: bool,
     /// Changes were lost, so anything may have changed.
-    pub overflowed: bool,
+    pub has_overflow: bool,
 }
 
 impl RulesetMonitor {
@@ -44,20 +44,20 @@ impl RulesetMonitor {
     }
 
     /// Waits for changes to chains and rules that were not made by the socket of this port.
-    pub async fn changed(&self, own_port: impl Fn() -> Option<u32>) -> Changes {
+    pub async fn changed(&self, own_port: impl Fn() -> Option<u32>) -> RulesetChanges {
         let Some(socket) = &self.0 else { return std::future::pending().await };
         let mut buffer = vec![0; 64 * 1024];
         let mut changes = None;
         while changes.is_none() {
             let received = socket.recv(&mut buffer).await;
-            note(&mut changes, received, &buffer, own_port());
+            record(&mut changes, received, &buffer, own_port());
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(BATCH_DELAY).await;
         loop {
             let received = socket.try_recv(&mut buffer);
             match &received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                _ => note(&mut changes, received, &buffer, own_port()),
+                _ => record(&mut changes, received, &buffer, own_port()),
             }
         }
         changes.unwrap_or_default()
@@ -67,26 +67,31 @@ impl RulesetMonitor {
 fn subscribe() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
-    set_socket_recv_buffer_size_force(&socket, BUFFER)?;
-    bind(&socket, &SocketAddrNetlink::new(0, GROUP))?;
+    set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER_BYTES)?;
+    bind(&socket, &SocketAddrNetlink::new(0, NFT_MULTICAST_GROUP))?;
     Ok(socket)
 }
 
-fn note(changes: &mut Option<Changes>, received: io::Result<usize>, buffer: &[u8], own_port: Option<u32>) {
+fn record(
+    changes: &mut Option<RulesetChanges>,
+    received: io::Result<usize>,
+    buffer: &[u8],
+    own_port: Option<u32>,
+) {
     let Ok(count) = received else {
-        changes.get_or_insert_default().overflowed = true;
+        changes.get_or_insert_default().has_overflow = true;
         return;
     };
     for message in messages(&buffer[..count]) {
-        if let Some(is_removal_of_ours) = weigh(&message, own_port) {
-            changes.get_or_insert_default().own_removed |= is_removal_of_ours;
+        if let Some(is_own_removal) = changed_table(&message, own_port) {
+            changes.get_or_insert_default().own_removed |= is_own_removal;
         }
     }
 }
 
 /// Whether a change matters, and if so, whether it removes something of ours.
-fn weigh(changed: &Message<'_>, own_port: Option<u32>) -> Option<bool> {
-    let kind = changed.kind ^ NFTABLES << 8;
+fn changed_table(changed: &Message<'_>, own_port: Option<u32>) -> Option<bool> {
+    let kind = changed.kind ^ SUBSYS_NFTABLES << 8;
     let is_removal = matches!(
         kind,
         message::DELETE_TABLE
@@ -99,11 +104,11 @@ fn weigh(changed: &Message<'_>, own_port: Option<u32>) -> Option<bool> {
         return None;
     }
     let table = changed.attributes().find(|(kind, _)| *kind == 1).map(|(_, name)| name);
-    let is_ours = Family::of_message(changed) == Some(Family::Inet)
+    let is_own_table = Family::of_message(changed) == Some(Family::Inet)
         && table.is_some_and(|name| name.strip_suffix(b"\0") == Some(TABLE.as_bytes()));
-    match is_ours {
+    match is_own_table {
         true if !is_removal || Some(changed.port) == own_port => None,
-        is_ours => Some(is_ours),
+        is_own_table => Some(is_own_table),
     }
 }
 
@@ -116,14 +121,14 @@ mod tests {
     #[track_caller]
     fn check(kind: u16, table: &str, port: u32, expected: Option<bool>) {
         let mut out = Writer::starting_at(1);
-        out.message(NFTABLES << 8 | kind, 0, (nft::netlink::INET, 0), |out| out.text(1, table));
+        out.message(SUBSYS_NFTABLES << 8 | kind, 0, (nft::netlink::INET, 0), |out| out.text(1, table));
         out.bytes[12..16].copy_from_slice(&port.to_ne_bytes());
         let message = messages(&out.bytes).next().unwrap();
-        assert_eq!(weigh(&message, Some(7)), expected);
+        assert_eq!(changed_table(&message, Some(7)), expected);
     }
 
     #[test]
-    fn removals_from_our_table_by_others_matter() {
+    fn foreign_deletes_in_own_table_are_detected() {
         check(message::DELETE_TABLE, TABLE, 8, Some(true));
         check(message::DELETE_TABLE, TABLE, 7, None);
         check(message::DELETE_ELEMENTS, TABLE, 8, Some(true));
@@ -131,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_and_rules_of_other_tables_matter() {
+    fn changes_in_other_tables_are_detected() {
         for kind in [message::NEW_CHAIN, message::NEW_RULE, message::DELETE_RULE, message::DELETE_TABLE] {
             check(kind, "firewalld", 8, Some(false));
         }

@@ -5,33 +5,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
-use nft::{Fragment, Ip, Name, Net, Ruleset};
+use nft::{Fragment, IpFamily, IpNet, Name, Ruleset};
 use parking_lot::Mutex;
 use podnet::HostPort;
-use reconcile::{Changed, Ctx, Key, Object as _, Recorder, Severity};
+use reconcile::{Ctx, EventType, Key, Object as _, ObjectUpdate, Recorder};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::base_ruleset::{base_rules, loopback, masquerade_outgoing};
 use crate::conntrack;
 use crate::firewall::{Firewall, FirewallError};
-use crate::forwarding::pass_loopback;
+use crate::forwarding::allow_loopback;
 use crate::health::HealthPorts;
 use crate::host_firewall;
 use crate::host_ports;
-use crate::plan::{Flows, Place, Plan, plan};
+use crate::plan::{NodeTopology, ServicePlan, UdpPortTargets, plan};
 use crate::policy;
-use crate::ruleset_monitor::{Changes, RulesetMonitor};
-use crate::skeleton::{loopback, skeleton, way_out};
+use crate::ruleset_monitor::{RulesetChanges, RulesetMonitor};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Who asks for the ports of pods that no API server knows.
-const OTHERS: &str = "host-ports";
+const STANDALONE_PODS: &str = "host-ports";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// How long the kernel may need until it believes that nothing leads to a chain any more.
-const GRACE: Duration = Duration::from_secs(1);
+const CHAIN_DELETE_DELAY: Duration = Duration::from_secs(1);
 /// How long to wait after a batch was not taken, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(500);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// What the proxy is told.
 #[derive(Clone, Debug, Default)]
@@ -39,11 +39,11 @@ pub struct Config {
     /// The name of this node.
     pub node: String,
     /// The networks of pods: what comes from there comes from inside.
-    pub pods: Vec<Net>,
+    pub pods: Vec<IpNet>,
     /// The networks of Services.
-    pub services: Vec<Net>,
+    pub services: Vec<IpNet>,
     /// Whether pods reach the outside by this node's address.
-    pub way_out: bool,
+    pub masquerade_outgoing: bool,
     /// Whether to hold connections to NetworkPolicies, for which one has to know all pods.
     pub policies: bool,
     /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
@@ -53,26 +53,31 @@ pub struct Config {
     /// cannot.
     pub bridge: Option<&'static str>,
     /// Whether to accept packets of pods in the tables of Docker, ufw and firewalld.
-    pub accept: bool,
+    pub accept_in_host_firewall: bool,
     /// The same as `host_ports` for pods that no API server knows, as those are that somebody makes by the runtime's socket.
     pub ports: Option<watch::Receiver<Vec<HostPort>>>,
 }
 
 /// Keeps the table until the context's shutdown. The table stays then, so that connections do.
 pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
-    let news = Arc::new(News::default());
-    listen(&ctx, &config, &news);
+    let tracker = Arc::new(ChangeTracker::default());
+    listen(&ctx, &config, &tracker);
     let mut ports = config.ports.clone();
     let mut shutdown = ctx.shutdown.clone();
-    let guard = guard(&config, firewall.clone(), || news.lost(), Some((&ctx.events, &config.node)));
+    let guard = monitor_ruleset(
+        &config,
+        firewall.clone(),
+        || tracker.table_lost(),
+        Some((&ctx.events, &config.node)),
+    );
     let (ctx, config) = (ctx.clone(), config.clone());
     let work = async {
-        ctx.caches.filled().await;
-        Proxy::new(ctx.clone(), config, firewall).work(&news).await;
+        ctx.caches.wait_for_sync().await;
+        Proxy::new(ctx.clone(), config, firewall).run(&tracker).await;
     };
     let others = async {
         loop {
-            news.others();
+            tracker.standalone_ports_changed();
             changed(&mut ports).await;
         }
     };
@@ -85,31 +90,33 @@ pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
 }
 
 /// Keeps a table that has nothing but the ports of pods that no API server knows, and the way out, where there is one.
-pub async fn run_alone(config: Config, firewall: Arc<dyn Firewall>) {
+pub async fn run_standalone(config: Config, firewall: Arc<dyn Firewall>) {
     let (lost, guarded) = (Notify::new(), firewall.clone());
-    let guard = guard(&config, guarded, || lost.notify_one(), None);
+    let guard = monitor_ruleset(&config, guarded, || lost.notify_one(), None);
     tokio::select! {
         () = guard => {}
-        () = keep_ports(&config, firewall, &lost) => {}
+        () = sync_ports(&config, firewall, &lost) => {}
     }
 }
 
-async fn keep_ports(config: &Config, firewall: Arc<dyn Firewall>, lost: &Notify) {
-    let mut table = Table::new(config, firewall);
-    let mut pause = FIRST_PAUSE;
+async fn sync_ports(config: &Config, firewall: Arc<dyn Firewall>, lost: &Notify) {
+    let mut table = KernelTable::new(config, firewall);
+    let mut retry_delay = INITIAL_RETRY_DELAY;
     let mut ports = config.ports.clone();
     loop {
         if let Some(ports) = &mut ports {
-            table.rules.put(&OTHERS.into(), host_ports::lead_to(&ports.borrow_and_update()));
+            table
+                .rules
+                .put(&STANDALONE_PODS.into(), host_ports::redirect_fragment(&ports.borrow_and_update()));
         }
-        if let Err(error) = table.tell().await {
+        if let Err(error) = table.sync().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
             table.lost = true;
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tokio::time::sleep(retry_delay).await;
+            retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
             continue;
         }
-        pause = FIRST_PAUSE;
+        retry_delay = INITIAL_RETRY_DELAY;
         tokio::select! {
             () = changed(&mut ports) => {}
             () = lost.notified() => table.lost = true,
@@ -119,35 +126,37 @@ async fn keep_ports(config: &Config, firewall: Arc<dyn Firewall>, lost: &Notify)
 
 /// Notices what other programs do in nftables: says when our table has lost something, and accepts packets of pods in
 /// tables that drop them. What cannot be accepted is logged, and reported by an event about the node.
-async fn guard(
+async fn monitor_ruleset(
     config: &Config,
     firewall: Arc<dyn Firewall>,
     lost: impl Fn(),
     events: Option<(&Recorder, &str)>,
 ) {
     // A fake keeps no table in the kernel.
-    if firewall.port().is_none() && !config.accept {
+    if firewall.port().is_none() && !config.accept_in_host_firewall {
         return std::future::pending().await;
     }
     let monitor = RulesetMonitor::open();
-    let bases = Table::new(config, firewall.clone());
+    let own_table = KernelTable::new(config, firewall.clone());
     let mut reported: Vec<String> = Vec::new();
-    let mut changes = Changes::default();
+    let mut changes = RulesetChanges::default();
     loop {
         if changes.own_removed {
             tracing::warn!("another program has removed rules of ours, writing all of them again");
             lost();
         }
-        if config.accept {
+        if config.accept_in_host_firewall {
             let pods = config.pods.clone();
             let accepted = tokio::task::spawn_blocking(move || host_firewall::accept(&pods)).await;
             match accepted {
                 Ok(Ok(found)) => {
-                    if changes.overflowed && !found.has_own(bases.rules.bases().map(|(name, _)| name)) {
+                    if changes.has_overflow
+                        && !found.has_base_chains(own_table.rules.base_chains().map(|(name, _)| name))
+                    {
                         lost();
                     }
-                    report(&found.obstacles, &reported, events);
-                    reported = found.obstacles;
+                    report(&found.blocking_rules, &reported, events);
+                    reported = found.blocking_rules;
                 }
                 Ok(Err(error)) => {
                     let error = &error as &dyn std::error::Error;
@@ -171,7 +180,7 @@ fn report(found: &[String], before: &[String], events: Option<(&Recorder, &str)>
             uid: Some(node.to_owned()),
             ..ObjectReference::default()
         };
-        events.record(node, Severity::Warning, "PodTrafficDropped", obstacle.clone());
+        events.record(node, EventType::Warning, "PodTrafficDropped", obstacle.clone());
     }
 }
 
@@ -187,86 +196,86 @@ async fn changed(ports: &mut Option<watch::Receiver<Vec<HostPort>>>) {
 
 /// What has to be looked at.
 #[derive(Default)]
-struct News {
-    dirty: Mutex<Dirty>,
+struct ChangeTracker {
+    dirty: Mutex<PendingProxyChanges>,
     notify: Notify,
 }
 
 #[derive(Default)]
-struct Dirty {
+struct PendingProxyChanges {
     services: BTreeSet<Key>,
     /// The node itself has changed.
-    place: bool,
-    policies: policy::Dirty,
+    topology: bool,
+    policies: policy::PendingPolicies,
     /// Pods with ports of this machine.
     host_ports: BTreeSet<Key>,
     /// The ports of pods that no API server knows.
-    others: bool,
+    standalone_ports: bool,
     /// Somebody else has removed a part of the table.
     lost: bool,
 }
 
-impl News {
-    fn service(&self, key: Key) {
+impl ChangeTracker {
+    fn service_changed(&self, key: Key) {
         self.dirty.lock().services.insert(key);
         self.notify.notify_one();
     }
 
-    fn place(&self) {
-        self.dirty.lock().place = true;
+    fn node_changed(&self) {
+        self.dirty.lock().topology = true;
         self.notify.notify_one();
     }
 
-    fn policies(&self, change: &dyn Fn(&mut policy::Dirty)) {
+    fn policies_changed(&self, change: &dyn Fn(&mut policy::PendingPolicies)) {
         change(&mut self.dirty.lock().policies);
         self.notify.notify_one();
     }
 
-    fn host_ports(&self, key: Key) {
+    fn host_ports_changed(&self, key: Key) {
         self.dirty.lock().host_ports.insert(key);
         self.notify.notify_one();
     }
 
-    fn others(&self) {
-        self.dirty.lock().others = true;
+    fn standalone_ports_changed(&self) {
+        self.dirty.lock().standalone_ports = true;
         self.notify.notify_one();
     }
 
-    fn lost(&self) {
+    fn table_lost(&self) {
         self.dirty.lock().lost = true;
         self.notify.notify_one();
     }
 
-    fn take(&self) -> Dirty {
+    fn take(&self) -> PendingProxyChanges {
         std::mem::take(&mut *self.dirty.lock())
     }
 }
 
-fn listen(ctx: &Ctx, config: &Config, news: &Arc<News>) {
-    let tell = news.clone();
-    ctx.caches.services().listen(move |changed| tell.service(changed.newest().key()));
-    let tell = news.clone();
+fn listen(ctx: &Ctx, config: &Config, tracker: &Arc<ChangeTracker>) {
+    let changes = tracker.clone();
+    ctx.caches.services().listen(move |changed| changes.service_changed(changed.latest().key()));
+    let changes = tracker.clone();
     ctx.caches.endpoint_slices().listen(move |changed| {
         for slice in [changed.before, changed.after].into_iter().flatten() {
             if let Some(service) = slice.label(SERVICE_NAME) {
-                tell.service(Key::new(slice.namespace(), service));
+                changes.service_changed(Key::new(slice.namespace(), service));
             }
         }
     });
     if config.policies {
-        let tell = news.clone();
-        policy::listen(&ctx.caches, &config.node, move |change| tell.policies(change));
+        let changes = tracker.clone();
+        policy::listen(&ctx.caches, &config.node, move |change| changes.policies_changed(change));
     }
     if config.host_ports {
-        let tell = news.clone();
-        host_ports::listen(&ctx.caches, &config.node, move |key| tell.host_ports(key));
+        let changes = tracker.clone();
+        host_ports::listen(&ctx.caches, &config.node, move |key| changes.host_ports_changed(key));
     }
-    let (tell, name) = (news.clone(), config.node.clone());
-    ctx.caches.nodes().listen(move |Changed { before, after }: Changed<'_, Node>| {
+    let (changes, name) = (tracker.clone(), config.node.clone());
+    ctx.caches.nodes().listen(move |ObjectUpdate { before, after }: ObjectUpdate<'_, Node>| {
         let seen = |node: &Arc<Node>| (node.label(ZONE).map(str::to_owned), addresses(node));
         let is_own = after.or(before).is_some_and(|node| node.name() == name);
         if is_own && before.map(seen) != after.map(seen) {
-            tell.place();
+            changes.node_changed();
         }
     });
 }
@@ -280,51 +289,51 @@ fn addresses(node: &Node) -> Vec<std::net::IpAddr> {
 struct Proxy {
     ctx: Ctx,
     config: Config,
-    table: Table,
-    place: Place,
+    table: KernelTable,
+    topology: NodeTopology,
     health: HealthPorts,
     /// Of Services with UDP ports.
-    flows: HashMap<Key, Vec<Flows>>,
+    udp_ports: HashMap<Key, Vec<UdpPortTargets>>,
     /// Flows that may have to be forgotten once the table is right.
-    stale: Vec<Flows>,
+    stale: Vec<UdpPortTargets>,
 }
 
 /// What the kernel is to have, and what it was told of it.
-struct Table {
+struct KernelTable {
     firewall: Arc<dyn Firewall>,
     rules: Ruleset,
     bridge: Option<&'static str>,
     /// The kernel may have anything, so it is told everything.
     lost: bool,
-    told_at: Instant,
+    synced_at: Instant,
 }
 
-impl Table {
-    fn new(config: &Config, firewall: Arc<dyn Firewall>) -> Table {
+impl KernelTable {
+    fn new(config: &Config, firewall: Arc<dyn Firewall>) -> KernelTable {
         let mut rules = Ruleset::default();
-        rules.put(&"".into(), skeleton(&config.pods, &config.services));
-        if config.way_out {
-            rules.put(&"way-out".into(), way_out(&config.pods));
+        rules.put(&"".into(), base_rules(&config.pods, &config.services));
+        if config.masquerade_outgoing {
+            rules.put(&"way-out".into(), masquerade_outgoing(&config.pods));
         }
         if config.policies {
-            rules.put(&"policies".into(), policy::plan::skeleton());
+            rules.put(&"policies".into(), policy::plan::base_rules());
         }
-        Table { firewall, rules, bridge: config.bridge, lost: true, told_at: Instant::now() }
+        KernelTable { firewall, rules, bridge: config.bridge, lost: true, synced_at: Instant::now() }
     }
 
-    async fn tell(&mut self) -> Result<(), FirewallError> {
-        self.tell_rules().await?;
+    async fn sync(&mut self) -> Result<(), FirewallError> {
+        self.sync_rules().await?;
         // Pods must not pass to what listens here before the rules keep them from it, and nothing is led to pods that
         // does not pass.
-        let passes = self.bridge.is_some_and(|bridge| pass_loopback(bridge, true).is_ok());
+        let passes = self.bridge.is_some_and(|bridge| allow_loopback(bridge, true).is_ok());
         self.rules.put(&"loopback".into(), if passes { loopback() } else { Fragment::default() });
-        self.tell_rules().await
+        self.sync_rules().await
     }
 
-    async fn tell_rules(&mut self) -> Result<(), FirewallError> {
+    async fn sync_rules(&mut self) -> Result<(), FirewallError> {
         let batch = match self.lost {
-            true => self.rules.everything(),
-            false if self.told_at.elapsed() > GRACE => self.rules.changes_and_sweep(),
+            true => self.rules.full_batch(),
+            false if self.synced_at.elapsed() > CHAIN_DELETE_DELAY => self.rules.changes_and_prune(),
             false => self.rules.changes(),
         };
         if batch.is_empty() {
@@ -333,9 +342,9 @@ impl Table {
         let firewall = self.firewall.clone();
         let applied = tokio::task::spawn_blocking(move || firewall.apply(&batch)).await;
         // A panic in there is a failure like any other: nothing is known of the kernel then.
-        applied.unwrap_or_else(|error| Err(FirewallError::Refused(error.to_string())))?;
+        applied.unwrap_or_else(|error| Err(FirewallError::Rejected(error.to_string())))?;
         self.lost = false;
-        self.told_at = Instant::now();
+        self.synced_at = Instant::now();
         Ok(())
     }
 }
@@ -343,88 +352,92 @@ impl Table {
 impl Proxy {
     fn new(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) -> Proxy {
         Proxy {
-            place: Place { node: config.node.clone(), pods: config.pods.clone(), ..Place::default() },
-            table: Table::new(&config, firewall),
+            topology: NodeTopology {
+                node: config.node.clone(),
+                pods: config.pods.clone(),
+                ..NodeTopology::default()
+            },
+            table: KernelTable::new(&config, firewall),
             ctx,
             config,
             health: HealthPorts::default(),
-            flows: HashMap::new(),
+            udp_ports: HashMap::new(),
             stale: Vec::new(),
         }
     }
 
-    async fn work(mut self, news: &News) {
-        let mut pause = FIRST_PAUSE;
+    async fn run(mut self, tracker: &ChangeTracker) {
+        let mut retry_delay = INITIAL_RETRY_DELAY;
         loop {
-            let mut dirty = news.take();
+            let mut dirty = tracker.take();
             self.table.lost |= dirty.lost;
-            if dirty.place && self.look_around() {
+            if dirty.topology && self.update_topology() {
                 dirty.services.extend(self.ctx.caches.services().all().iter().map(|service| service.key()));
             }
             for key in &dirty.services {
-                self.look_at(key).await;
+                self.sync_service(key).await;
             }
             let Config { node, .. } = &self.config;
-            policy::apply(&self.ctx.caches, dirty.policies, node, &Ip::BOTH, &mut self.table.rules);
+            policy::apply(&self.ctx.caches, dirty.policies, node, &IpFamily::ALL, &mut self.table.rules);
             for key in &dirty.host_ports {
                 host_ports::apply(&self.ctx.caches, key, node, &mut self.table.rules);
             }
-            if let Some(ports) = self.config.ports.as_ref().filter(|_| dirty.others) {
-                self.table.rules.put(&OTHERS.into(), host_ports::lead_to(&ports.borrow()));
+            if let Some(ports) = self.config.ports.as_ref().filter(|_| dirty.standalone_ports) {
+                self.table.rules.put(&STANDALONE_PODS.into(), host_ports::redirect_fragment(&ports.borrow()));
             }
-            let outcome = self.table.tell().await;
-            self.health.set_healthy(outcome.is_ok());
-            match outcome {
-                Ok(()) => pause = FIRST_PAUSE,
+            let result = self.table.sync().await;
+            self.health.set_healthy(result.is_ok());
+            match result {
+                Ok(()) => retry_delay = INITIAL_RETRY_DELAY,
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
                     self.table.lost = true;
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    tokio::time::sleep(retry_delay).await;
+                    retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
                     continue;
                 }
             }
-            self.forget_flows().await;
-            news.notify.notified().await;
+            self.delete_stale_conntrack().await;
+            tracker.notify.notified().await;
         }
     }
 
     /// Whether this node is another one now, as far as Services go.
-    fn look_around(&mut self) -> bool {
+    fn update_topology(&mut self) -> bool {
         let node = self.ctx.caches.nodes().get(&Key::new("", &self.config.node));
         let zone = node.as_ref().and_then(|node| node.label(ZONE)).unwrap_or_default().to_owned();
         let addresses = node.as_deref().map(addresses).unwrap_or_default();
-        let place = Place { zone, addresses, ..self.place.clone() };
-        let has_changed = self.place != place;
-        self.place = place;
+        let topology = NodeTopology { zone, addresses, ..self.topology.clone() };
+        let has_changed = self.topology != topology;
+        self.topology = topology;
         has_changed
     }
 
-    async fn look_at(&mut self, key: &Key) {
+    async fn sync_service(&mut self, key: &Key) {
         let service = self.ctx.caches.services().get(key);
         let slices = self.ctx.caches.endpoint_slices().indexed("service", &key.to_string());
-        let Plan { fragment, health, flows } =
-            service.map_or_else(Plan::default, |service| plan(&service, &slices, &self.place));
+        let ServicePlan { fragment, health, udp_ports } =
+            service.map_or_else(ServicePlan::default, |service| plan(&service, &slices, &self.topology));
         self.table.rules.put(&owner(key), fragment);
         self.health.set(key, health.as_ref()).await;
-        if self.flows.get(key).map_or(&[][..], Vec::as_slice) != flows.as_slice() {
-            self.stale.extend(flows.clone());
+        if self.udp_ports.get(key).map_or(&[][..], Vec::as_slice) != udp_ports.as_slice() {
+            self.stale.extend(udp_ports.clone());
         }
-        if flows.is_empty() {
-            self.flows.remove(key);
+        if udp_ports.is_empty() {
+            self.udp_ports.remove(key);
         } else {
-            self.flows.insert(key.clone(), flows);
+            self.udp_ports.insert(key.clone(), udp_ports);
         }
     }
 
     /// The table only decides about new flows, so those to endpoints that are gone are made to begin anew.
-    async fn forget_flows(&mut self) {
+    async fn delete_stale_conntrack(&mut self) {
         let stale = std::mem::take(&mut self.stale);
         if stale.is_empty() {
             return;
         }
-        let outcome = tokio::task::spawn_blocking(move || conntrack::forget(&stale)).await;
-        if let Ok(Err(error)) = outcome {
+        let result = tokio::task::spawn_blocking(move || conntrack::delete_stale_entries(&stale)).await;
+        if let Ok(Err(error)) = result {
             tracing::warn!(%error, "cannot clean up UDP flows");
         }
     }
@@ -443,9 +456,9 @@ mod tests {
 
     /// Counts what it is asked for.
     #[derive(Default)]
-    struct Counting(AtomicUsize);
+    struct CountingFirewall(AtomicUsize);
 
-    impl Firewall for Counting {
+    impl Firewall for CountingFirewall {
         fn apply(&self, _: &nft::Batch) -> Result<(), FirewallError> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Ok(())
@@ -453,11 +466,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_knows_the_ports_rests() {
+    async fn waits_while_ports_do_not_change() {
         let (ports, seen) = watch::channel(Vec::new());
         let config = Config { ports: Some(seen), ..Config::default() };
-        let (firewall, polled) = (Arc::new(Counting::default()), Arc::new(AtomicUsize::new(0)));
-        let mut work = Box::pin(run_alone(config, firewall.clone()));
+        let (firewall, polled) = (Arc::new(CountingFirewall::default()), Arc::new(AtomicUsize::new(0)));
+        let mut work = Box::pin(run_standalone(config, firewall.clone()));
         let count = polled.clone();
         let counted = poll_fn(move |context| {
             count.fetch_add(1, Ordering::Relaxed);

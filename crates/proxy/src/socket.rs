@@ -11,28 +11,28 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::net::{bind, getsockname, recv, sendto, socket_with};
 
 /// The kernel answers at once; whoever waits longer has misunderstood something.
-const DEADLINE: Duration = Duration::from_secs(10);
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the kernel keeps of a buffer for itself, generously.
-const OVERHEAD: usize = 64 * 1024;
+const SEND_BUFFER_OVERHEAD: usize = 64 * 1024;
 
 #[derive(Debug)]
-pub struct Netfilter(OwnedFd);
+pub struct NetfilterSocket(OwnedFd);
 
-impl Netfilter {
+impl NetfilterSocket {
     /// A socket for messages of up to this many bytes at once.
-    pub fn open(bytes: usize) -> io::Result<Netfilter> {
+    pub fn open(bytes: usize) -> io::Result<NetfilterSocket> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(DEADLINE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(RECEIVE_TIMEOUT))?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        let socket = Netfilter(socket);
-        socket.make_room(bytes)?;
+        let socket = NetfilterSocket(socket);
+        socket.grow_send_buffer(bytes)?;
         Ok(socket)
     }
 
     /// Makes room for messages of up to this many bytes at once.
-    pub fn make_room(&self, bytes: usize) -> io::Result<()> {
-        Ok(set_socket_send_buffer_size_force(&self.0, bytes + OVERHEAD)?)
+    pub fn grow_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        Ok(set_socket_send_buffer_size_force(&self.0, bytes + SEND_BUFFER_OVERHEAD)?)
     }
 
     /// The port that the kernel has given it.

@@ -12,27 +12,27 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use net::{Flow, ask, build, inside, serve, sh};
-use nft::{Net, Ruleset};
-use proxy::plan::{Place, plan};
-use proxy::skeleton::{loopback, skeleton};
-use proxy::{Config, Firewall, Kernel, Nft};
+use net::{UdpClient, build, inside, serve, sh, tcp_request};
+use nft::{IpNet, Ruleset};
+use proxy::base_ruleset::{base_rules, loopback};
+use proxy::plan::{NodeTopology, plan};
+use proxy::{Config, Firewall, NetlinkFirewall, NftFirewall};
 use reconcile::{Client, Clock, Ctx, Key, Patch};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-fn nets(texts: &[&str]) -> Vec<Net> {
-    texts.iter().map(|text| text.parse().unwrap()).collect()
+fn parse_networks(strings: &[&str]) -> Vec<IpNet> {
+    strings.iter().map(|text| text.parse().unwrap()).collect()
 }
 
 fn config() -> Config {
     Config {
         node: "here".into(),
-        pods: nets(&["10.42.0.0/16", "fd42::/56"]),
-        services: nets(&["10.43.0.0/16", "fd43::/112"]),
-        way_out: true,
+        pods: parse_networks(&["10.42.0.0/16", "fd42::/56"]),
+        services: parse_networks(&["10.43.0.0/16", "fd43::/112"]),
+        masquerade_outgoing: true,
         policies: true,
-        accept: true,
+        accept_in_host_firewall: true,
         host_ports: true,
         bridge: Some("pods"),
         ports: None,
@@ -69,14 +69,14 @@ fn slice(name: &str, family: &str, proto: &str, endpoints: &[(&str, &str)]) -> E
 /// Everything the model can say.
 fn samples() -> Ruleset {
     let config = config();
-    let place = Place {
+    let place = NodeTopology {
         node: config.node.clone(),
         zone: "a".into(),
         addresses: vec!["192.0.2.1".parse().unwrap()],
         pods: config.pods.clone(),
     };
     let mut rules = Ruleset::default();
-    rules.put(&"".into(), skeleton(&config.pods, &config.services));
+    rules.put(&"".into(), base_rules(&config.pods, &config.services));
     rules.put(&"loopback".into(), loopback());
     let ports = json!([
         {"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"},
@@ -153,40 +153,40 @@ fn listed() -> String {
 }
 
 #[test]
-fn the_same_table_either_way() {
-    if !inside("the_same_table_either_way") {
+fn nft_and_netlink_write_the_same_table() {
+    if !inside("nft_and_netlink_write_the_same_table") {
         return;
     }
-    let (mut rules, kernel) = (samples(), Kernel::default());
-    let batch = rules.everything();
-    Nft::default().apply(&batch).unwrap();
+    let (mut rules, kernel) = (samples(), NetlinkFirewall::default());
+    let batch = rules.full_batch();
+    NftFirewall::default().apply(&batch).unwrap();
     let by_nft = listed();
     kernel.apply(&batch).unwrap();
     let by_us = listed();
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<String>>();
     let (nft, us) = (lines(&by_nft), lines(&by_us));
-    let differ: Vec<&String> = nft.symmetric_difference(&us).collect();
-    assert!(differ.is_empty(), "{differ:#?}");
+    let difference: Vec<&String> = nft.symmetric_difference(&us).collect();
+    assert!(difference.is_empty(), "{difference:#?}");
     assert!(by_us.lines().count() > 300, "{by_us}");
 
     // Taking everything out again leaves the skeleton, and removing that leaves nothing.
     rules.retain(|owner| owner.is_empty());
     kernel.apply(&rules.changes()).unwrap();
-    kernel.apply(&rules.changes_and_sweep()).unwrap();
+    kernel.apply(&rules.changes_and_prune()).unwrap();
     let bare = listed();
-    kernel.apply(&rules.everything()).unwrap();
+    kernel.apply(&rules.full_batch()).unwrap();
     assert_eq!(lines(&bare), lines(&listed()));
-    kernel.apply(&nft::Batch::remove()).unwrap();
+    kernel.apply(&nft::Batch::delete_table()).unwrap();
     assert_eq!(sh("nft list ruleset"), "");
 }
 
 #[test]
-fn a_refused_batch_changes_nothing() {
-    if !inside("a_refused_batch_changes_nothing") {
+fn rejected_batch_changes_nothing() {
+    if !inside("rejected_batch_changes_nothing") {
         return;
     }
-    let (mut rules, kernel) = (samples(), Kernel::default());
-    kernel.apply(&rules.everything()).unwrap();
+    let (mut rules, kernel) = (samples(), NetlinkFirewall::default());
+    kernel.apply(&rules.full_batch()).unwrap();
     let before = listed();
     let batch = nft::Batch {
         commands: vec![
@@ -201,37 +201,37 @@ fn a_refused_batch_changes_nothing() {
 }
 
 /// A cluster with the proxy at work in this network.
-struct World {
+struct ProxyTestCluster {
     client: Client,
     stop: watch::Sender<bool>,
-    _server: apiserver::Started,
+    _server: apiserver::RunningServer,
     _directory: tempfile::TempDir,
 }
 
-impl World {
-    async fn start() -> World {
+impl ProxyTestCluster {
+    async fn start() -> ProxyTestCluster {
         let directory = tempfile::tempdir().unwrap();
         let stop = watch::Sender::new(false);
-        let server = apiserver::start_in(directory.path(), stop.subscribe()).await.unwrap();
+        let server = apiserver::start_in_directory(directory.path(), stop.subscribe()).await.unwrap();
         let client = Client::new(server.local(), "test");
         let ctx = Ctx::new(client.clone(), Clock::default(), stop.subscribe());
-        tokio::spawn(proxy::run(ctx, config(), Arc::new(Kernel::default())));
-        World { client, stop, _server: server, _directory: directory }
+        tokio::spawn(proxy::run(ctx, config(), Arc::new(NetlinkFirewall::default())));
+        ProxyTestCluster { client, stop, _server: server, _directory: directory }
     }
 
     async fn service(&self, name: &str, mut spec: Value) -> Service {
-        let balancers = spec.as_object_mut().unwrap().remove("balancers");
-        let mut made = self.client.create(&service(name, &spec)).await.unwrap();
-        if let Some(balancers) = balancers {
-            let status = json!({"loadBalancer": {"ingress": balancers}});
-            made.status = Some(serde_json::from_value(status).unwrap());
-            made = self.client.replace_status(&made).await.unwrap();
+        let ingress = spec.as_object_mut().unwrap().remove("balancers");
+        let mut created = self.client.create(&service(name, &spec)).await.unwrap();
+        if let Some(ingress) = ingress {
+            let status = json!({"loadBalancer": {"ingress": ingress}});
+            created.status = Some(serde_json::from_value(status).unwrap());
+            created = self.client.replace_status(&created).await.unwrap();
         }
-        made
+        created
     }
 
     /// Whom pods act as.
-    async fn account(&self) {
+    async fn create_service_account(&self) {
         let account = json!({"metadata": {"name": "default", "namespace": "default"}});
         let account: k8s_openapi::api::core::v1::ServiceAccount = serde_json::from_value(account).unwrap();
         self.client.create(&account).await.unwrap();
@@ -249,21 +249,21 @@ impl World {
                 ],
             }]},
         });
-        let mut made = self.client.create::<Pod>(&serde_json::from_value(pod).unwrap()).await.unwrap();
+        let mut created = self.client.create::<Pod>(&serde_json::from_value(pod).unwrap()).await.unwrap();
         let status = json!({"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]});
-        made.status = Some(serde_json::from_value(status).unwrap());
-        self.client.replace_status(&made).await.unwrap();
+        created.status = Some(serde_json::from_value(status).unwrap());
+        self.client.replace_status(&created).await.unwrap();
     }
 
     async fn endpoints(&self, name: &str, proto: &str, endpoints: &[&str]) {
         let endpoints: Vec<(&str, &str)> =
             endpoints.iter().map(|text| text.split_once('@').unwrap_or((text, "here"))).collect();
-        let wanted = slice(name, "IPv4", proto, &endpoints);
-        let key = Key::new("default", wanted.metadata.name.as_deref().unwrap());
-        match self.client.create(&wanted).await {
+        let endpoint_slice = slice(name, "IPv4", proto, &endpoints);
+        let key = Key::new("default", endpoint_slice.metadata.name.as_deref().unwrap());
+        match self.client.create(&endpoint_slice).await {
             Ok(_) => {}
             Err(error) if error.is_already_exists() => {
-                let patch = Patch::Merge(json!({"endpoints": wanted.endpoints}));
+                let patch = Patch::Merge(json!({"endpoints": endpoint_slice.endpoints}));
                 self.client.patch::<EndpointSlice>(&key, &patch).await.unwrap();
             }
             Err(error) => panic!("{error}"),
@@ -271,30 +271,30 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for ProxyTestCluster {
     fn drop(&mut self) {
         self.stop.send_replace(true);
     }
 }
 
 /// Asks until the answer is as wished: rules follow the cluster after a moment.
-async fn becomes(mut look: impl FnMut() -> String, wished: &str) {
+async fn wait_until(mut observe: impl FnMut() -> String, expected: &str) {
     let mut last = String::new();
     let wait = async {
         loop {
-            last = look();
-            if last == wished {
+            last = observe();
+            if last == expected {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let outcome = tokio::time::timeout(Duration::from_secs(20), wait).await;
-    assert!(outcome.is_ok(), "{last:?} is not {wished:?}");
+    let result = tokio::time::timeout(Duration::from_secs(20), wait).await;
+    assert!(result.is_ok(), "{last:?} is not {expected:?}");
 }
 
 /// Runs a test of the whole role in a built network.
-fn with_world<F: Future<Output = ()>>(test: &str, work: impl FnOnce(World) -> F) {
+fn with_cluster<F: Future<Output = ()>>(test: &str, work: impl FnOnce(ProxyTestCluster) -> F) {
     if !inside(test) {
         return;
     }
@@ -302,7 +302,7 @@ fn with_world<F: Future<Output = ()>>(test: &str, work: impl FnOnce(World) -> F)
     ["a", "b", "out", "node"].into_iter().for_each(serve);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        work(World::start().await).await;
+        work(ProxyTestCluster::start().await).await;
     });
 }
 
@@ -314,64 +314,68 @@ fn tcp() -> Value {
 
 #[test]
 fn cluster_ips() {
-    with_world("cluster_ips", |world| async move {
-        world.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
-        becomes(|| ask("a", "10.43.7.1:80"), "refused").await;
-        world.endpoints("web", "TCP", &["10.42.0.5", "10.42.0.6"]).await;
-        becomes(|| ask("node", "10.43.7.1:80").split(' ').next().unwrap_or_default().to_owned(), "a").await;
+    with_cluster("cluster_ips", |cluster| async move {
+        cluster.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
+        wait_until(|| tcp_request("a", "10.43.7.1:80"), "refused").await;
+        cluster.endpoints("web", "TCP", &["10.42.0.5", "10.42.0.6"]).await;
+        wait_until(
+            || tcp_request("node", "10.43.7.1:80").split(' ').next().unwrap_or_default().to_owned(),
+            "a",
+        )
+        .await;
 
         // From one pod to the other the source stays; to itself it is the node.
-        let seen: BTreeSet<String> = (0..40).map(|_| ask("a", "10.43.7.1:80")).collect();
+        let seen: BTreeSet<String> = (0..40).map(|_| tcp_request("a", "10.43.7.1:80")).collect();
         assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.5"].map(str::to_owned).into());
-        let seen: BTreeSet<String> = (0..40).map(|_| ask("out", "10.43.7.1:80")).collect();
+        let seen: BTreeSet<String> = (0..40).map(|_| tcp_request("out", "10.43.7.1:80")).collect();
         assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.1"].map(str::to_owned).into());
 
         // Outside nobody knows pods, and among themselves they are known as they are.
-        assert_eq!(ask("a", "192.0.2.2:8080"), "out 192.0.2.1");
-        assert_eq!(ask("a", "10.42.0.6:8080"), "b 10.42.0.5");
+        assert_eq!(tcp_request("a", "192.0.2.2:8080"), "out 192.0.2.1");
+        assert_eq!(tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5");
 
         // Other ports of the address and other addresses of the range are nobody's.
-        assert_eq!(ask("a", "10.43.7.1:81"), "refused");
-        assert_eq!(ask("a", "10.43.7.2:80"), "nothing");
+        assert_eq!(tcp_request("a", "10.43.7.1:81"), "refused");
+        assert_eq!(tcp_request("a", "10.43.7.2:80"), "nothing");
 
-        world.endpoints("web", "TCP", &["10.42.0.6"]).await;
+        cluster.endpoints("web", "TCP", &["10.42.0.6"]).await;
         // One answer may be chance.
-        let twenty = || (0..20).map(|_| ask("a", "10.43.7.1:80")).collect::<BTreeSet<_>>();
-        becomes(|| Vec::from_iter(twenty()).join(", "), "b 10.42.0.5").await;
-        assert_eq!(ask("b", "10.43.7.1:80"), "b 10.42.0.1");
-        world.client.delete::<Service>(&Key::new("default", "web"), &Default::default()).await.unwrap();
-        becomes(|| ask("a", "10.43.7.1:80"), "nothing").await;
+        let responses = || (0..20).map(|_| tcp_request("a", "10.43.7.1:80")).collect::<BTreeSet<_>>();
+        wait_until(|| Vec::from_iter(responses()).join(", "), "b 10.42.0.5").await;
+        assert_eq!(tcp_request("b", "10.43.7.1:80"), "b 10.42.0.1");
+        cluster.client.delete::<Service>(&Key::new("default", "web"), &Default::default()).await.unwrap();
+        wait_until(|| tcp_request("a", "10.43.7.1:80"), "nothing").await;
     });
 }
 
 #[test]
-fn from_outside() {
-    with_world("from_outside", |world| async move {
+fn services_accept_external_traffic() {
+    with_cluster("services_accept_external_traffic", |cluster| async move {
         let ports = json!([{"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"}]);
         let spec = json!({
             "type": "LoadBalancer", "ports": ports, "externalIPs": ["203.0.113.9"],
             "loadBalancerSourceRanges": ["192.0.2.2/32"], "balancers": [{"ip": "203.0.113.1"}],
         });
-        world.service("web", spec).await;
-        world.endpoints("web", "TCP", &["10.42.0.5"]).await;
-        becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
-        becomes(|| ask("out", "203.0.113.1:80"), "a 10.42.0.1").await;
-        assert_eq!(ask("out", "203.0.113.9:80"), "a 10.42.0.1");
-        assert_eq!(ask("node", "192.0.2.1:30080"), "a 10.42.0.1");
-        assert_eq!(ask("b", "192.0.2.1:30080"), "a 10.42.0.1");
-        assert_eq!(ask("b", "203.0.113.1:80"), "nothing", "not from everywhere");
+        cluster.service("web", spec).await;
+        cluster.endpoints("web", "TCP", &["10.42.0.5"]).await;
+        wait_until(|| tcp_request("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
+        wait_until(|| tcp_request("out", "203.0.113.1:80"), "a 10.42.0.1").await;
+        assert_eq!(tcp_request("out", "203.0.113.9:80"), "a 10.42.0.1");
+        assert_eq!(tcp_request("node", "192.0.2.1:30080"), "a 10.42.0.1");
+        assert_eq!(tcp_request("b", "192.0.2.1:30080"), "a 10.42.0.1");
+        assert_eq!(tcp_request("b", "203.0.113.1:80"), "nothing", "not from everywhere");
 
         // Local: the source is seen, and other nodes' endpoints are not for outsiders.
         let local = Patch::Merge(json!({"spec": {"externalTrafficPolicy": "Local"}}));
         let key = Key::new("default", "web");
-        let made = world.client.patch::<Service>(&key, &local).await.unwrap();
-        becomes(|| ask("out", "192.0.2.1:30080"), "a 192.0.2.2").await;
-        let port = made.spec.and_then(|spec| spec.health_check_node_port).unwrap();
-        becomes(|| health(port), "HTTP/1.1 200 OK 1").await;
-        world.endpoints("web", "TCP", &["10.42.0.5@there"]).await;
-        becomes(|| ask("out", "192.0.2.1:30080"), "nothing").await;
-        assert_eq!(ask("b", "192.0.2.1:30080"), "a 10.42.0.6", "from inside there is no policy");
-        becomes(|| health(port), "HTTP/1.1 503 Service Unavailable 0").await;
+        let created = cluster.client.patch::<Service>(&key, &local).await.unwrap();
+        wait_until(|| tcp_request("out", "192.0.2.1:30080"), "a 192.0.2.2").await;
+        let port = created.spec.and_then(|spec| spec.health_check_node_port).unwrap();
+        wait_until(|| health(port), "HTTP/1.1 200 OK 1").await;
+        cluster.endpoints("web", "TCP", &["10.42.0.5@there"]).await;
+        wait_until(|| tcp_request("out", "192.0.2.1:30080"), "nothing").await;
+        assert_eq!(tcp_request("b", "192.0.2.1:30080"), "a 10.42.0.6", "from inside there is no policy");
+        wait_until(|| health(port), "HTTP/1.1 503 Service Unavailable 0").await;
     });
 }
 
@@ -382,8 +386,8 @@ fn health(port: i32) -> String {
         return "refused".into();
     };
     let mut text = String::new();
-    let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
-    if asked.and_then(|()| stream.read_to_string(&mut text).map(drop)).is_err() {
+    let written = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    if written.and_then(|()| stream.read_to_string(&mut text).map(drop)).is_err() {
         return "broken".into();
     }
     let weight = text.lines().find_map(|line| {
@@ -393,90 +397,94 @@ fn health(port: i32) -> String {
 }
 
 #[test]
-fn sessions_stay() {
-    with_world("sessions_stay", |world| async move {
+fn session_affinity_is_stable() {
+    with_cluster("session_affinity_is_stable", |cluster| async move {
         let spec = json!({"clusterIP": "10.43.7.1", "ports": tcp(), "sessionAffinity": "ClientIP"});
-        world.service("web", spec).await;
-        world.endpoints("web", "TCP", &["10.42.0.5", "10.42.0.6"]).await;
-        becomes(|| ask("node", "10.43.7.1:80").split(' ').count().to_string(), "2").await;
-        let first = ask("out", "10.43.7.1:80");
-        assert!((0..30).all(|_| ask("out", "10.43.7.1:80") == first), "{first}");
+        cluster.service("web", spec).await;
+        cluster.endpoints("web", "TCP", &["10.42.0.5", "10.42.0.6"]).await;
+        wait_until(|| tcp_request("node", "10.43.7.1:80").split(' ').count().to_string(), "2").await;
+        let first = tcp_request("out", "10.43.7.1:80");
+        assert!((0..30).all(|_| tcp_request("out", "10.43.7.1:80") == first), "{first}");
         // Until its endpoint goes.
         let left = if first.starts_with('a') { "10.42.0.6" } else { "10.42.0.5" };
-        world.endpoints("web", "TCP", &[left]).await;
+        cluster.endpoints("web", "TCP", &[left]).await;
         let other = if first.starts_with('a') { "b 10.42.0.1" } else { "a 10.42.0.1" };
-        becomes(|| ask("out", "10.43.7.1:80"), other).await;
+        wait_until(|| tcp_request("out", "10.43.7.1:80"), other).await;
     });
 }
 
 #[test]
-fn udp_flows_move_on() {
-    with_world("udp_flows_move_on", |world| async move {
+fn udp_clients_move_to_new_endpoints() {
+    with_cluster("udp_clients_move_to_new_endpoints", |cluster| async move {
         let ports = json!([{"port": 53, "protocol": "UDP", "name": "udp"}]);
-        world.service("dns", json!({"clusterIP": "10.43.7.1", "ports": ports})).await;
-        world.endpoints("dns", "UDP", &["10.42.0.5"]).await;
-        becomes(|| Flow::new("b", "10.43.7.1:53").ask(), "a 10.42.0.6").await;
-        let flow = Flow::new("b", "10.43.7.1:53");
-        assert_eq!(flow.ask(), "a 10.42.0.6");
-        world.endpoints("dns", "UDP", &["10.42.0.6"]).await;
-        becomes(|| flow.ask(), "b 10.42.0.1").await;
+        cluster.service("dns", json!({"clusterIP": "10.43.7.1", "ports": ports})).await;
+        cluster.endpoints("dns", "UDP", &["10.42.0.5"]).await;
+        wait_until(|| UdpClient::new("b", "10.43.7.1:53").request(), "a 10.42.0.6").await;
+        let flow = UdpClient::new("b", "10.43.7.1:53");
+        assert_eq!(flow.request(), "a 10.42.0.6");
+        cluster.endpoints("dns", "UDP", &["10.42.0.6"]).await;
+        wait_until(|| flow.request(), "b 10.42.0.1").await;
     });
 }
 
 #[test]
-fn policies_hold() {
-    with_world("policies_hold", |world| async move {
-        world.account().await;
-        world.pod("a", "10.42.0.5").await;
-        world.pod("b", "10.42.0.6").await;
-        becomes(|| ask("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
-        becomes(|| ask("out", "192.0.2.1:8081"), "a 192.0.2.2").await;
-        assert_eq!(ask("a", "192.0.2.1:8081"), "a 10.42.0.1", "to itself by the port of the machine");
+fn network_policies_are_enforced() {
+    with_cluster("network_policies_are_enforced", |cluster| async move {
+        cluster.create_service_account().await;
+        cluster.pod("a", "10.42.0.5").await;
+        cluster.pod("b", "10.42.0.6").await;
+        wait_until(|| tcp_request("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
+        wait_until(|| tcp_request("out", "192.0.2.1:8081"), "a 192.0.2.2").await;
+        assert_eq!(tcp_request("a", "192.0.2.1:8081"), "a 10.42.0.1", "to itself by the port of the machine");
         let key = Key::new("default", "p");
         let policy = json!({
             "metadata": {"name": "p", "namespace": "default"},
             "spec": {"podSelector": {"matchLabels": {"name": "a"}}, "policyTypes": ["Ingress"]},
         });
         let policy: NetworkPolicy = serde_json::from_value(policy).unwrap();
-        world.client.create(&policy).await.unwrap();
-        becomes(|| ask("b", "10.42.0.5:8080"), "nothing").await;
-        assert_eq!(ask("out", "10.42.0.5:8080"), "nothing");
-        assert_eq!(ask("node", "10.42.0.5:8080"), "a 10.42.0.1", "a node always reaches its pods");
-        assert_eq!(ask("a", "10.42.0.6:8080"), "b 10.42.0.5", "and answers come back");
+        cluster.client.create(&policy).await.unwrap();
+        wait_until(|| tcp_request("b", "10.42.0.5:8080"), "nothing").await;
+        assert_eq!(tcp_request("out", "10.42.0.5:8080"), "nothing");
+        assert_eq!(tcp_request("node", "10.42.0.5:8080"), "a 10.42.0.1", "a node always reaches its pods");
+        assert_eq!(tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5", "and answers come back");
 
         let allow = json!({"spec": {"ingress": [
             {"from": [{"podSelector": {"matchLabels": {"name": "b"}}}], "ports": [{"port": 8000, "endPort": 8080}]},
             {"from": [{"ipBlock": {"cidr": "192.0.2.0/24", "except": ["192.0.2.3/32", "192.0.2.9/32"]}}], "ports": [{"port": "http"}]},
         ]}});
-        world.client.patch::<NetworkPolicy>(&key, &Patch::Merge(allow)).await.unwrap();
-        becomes(|| ask("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
-        becomes(|| ask("out", "10.42.0.5:8080"), "a 192.0.2.2").await;
+        cluster.client.patch::<NetworkPolicy>(&key, &Patch::Merge(allow)).await.unwrap();
+        wait_until(|| tcp_request("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
+        wait_until(|| tcp_request("out", "10.42.0.5:8080"), "a 192.0.2.2").await;
 
         // By a Service it is the same: the client counts, not the way.
         let ports = json!([{"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"}]);
-        world.service("web", json!({"type": "NodePort", "ports": ports})).await;
-        world.endpoints("web", "TCP", &["10.42.0.5"]).await;
-        becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
+        cluster.service("web", json!({"type": "NodePort", "ports": ports})).await;
+        cluster.endpoints("web", "TCP", &["10.42.0.5"]).await;
+        wait_until(|| tcp_request("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
         let closed = json!({"spec": {"ingress": []}});
-        world.client.patch::<NetworkPolicy>(&key, &Patch::Merge(closed)).await.unwrap();
-        becomes(|| ask("out", "192.0.2.1:30080"), "nothing").await;
+        cluster.client.patch::<NetworkPolicy>(&key, &Patch::Merge(closed)).await.unwrap();
+        wait_until(|| tcp_request("out", "192.0.2.1:30080"), "nothing").await;
 
-        world.client.delete::<NetworkPolicy>(&key, &Default::default()).await.unwrap();
-        becomes(|| ask("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
-        assert_eq!(ask("b", "10.42.0.5:8080"), "a 10.42.0.6");
+        cluster.client.delete::<NetworkPolicy>(&key, &Default::default()).await.unwrap();
+        wait_until(|| tcp_request("out", "192.0.2.1:30080"), "a 10.42.0.1").await;
+        assert_eq!(tcp_request("b", "10.42.0.5:8080"), "a 10.42.0.6");
     });
 }
 
 #[test]
-fn loopback_leads_to_host_ports() {
-    with_world("loopback_leads_to_host_ports", |world| async move {
-        world.account().await;
-        world.pod("a", "10.42.0.5").await;
-        becomes(|| ask("node", "127.0.0.1:8081"), "a 10.42.0.1").await;
-        assert_eq!(ask("node", "127.0.0.2:8081"), "a 10.42.0.1");
-        assert_eq!(Flow::new("node", "127.0.0.1:8081").ask(), "a 10.42.0.1");
-        assert_eq!(Flow::new("node", "192.0.2.1:8081").ask(), "refused", "not at that address");
-        assert_eq!(ask("node", "127.0.0.1:8080"), "node 127.0.0.1", "what is nobody else's is the node's");
+fn host_ports_work_at_loopback() {
+    with_cluster("host_ports_work_at_loopback", |cluster| async move {
+        cluster.create_service_account().await;
+        cluster.pod("a", "10.42.0.5").await;
+        wait_until(|| tcp_request("node", "127.0.0.1:8081"), "a 10.42.0.1").await;
+        assert_eq!(tcp_request("node", "127.0.0.2:8081"), "a 10.42.0.1");
+        assert_eq!(UdpClient::new("node", "127.0.0.1:8081").request(), "a 10.42.0.1");
+        assert_eq!(UdpClient::new("node", "192.0.2.1:8081").request(), "refused", "not at that address");
+        assert_eq!(
+            tcp_request("node", "127.0.0.1:8080"),
+            "node 127.0.0.1",
+            "what is nobody else's is the node's"
+        );
 
         // Neighbours who send packets for loopback addresses our way.
         for (name, gateway) in [("b", "10.42.0.1"), ("out", "192.0.2.1")] {
@@ -485,13 +493,13 @@ fn loopback_leads_to_host_ports() {
                  ip -n {name} addr del 127.0.0.1/8 dev lo
                  ip -n {name} route add 127.0.0.0/8 via {gateway} dev eth0 onlink"
             ));
-            assert_eq!(ask(name, "127.0.0.1:8080"), "nothing");
-            assert_eq!(Flow::new(name, "127.0.0.1:8081").ask(), "nothing");
+            assert_eq!(tcp_request(name, "127.0.0.1:8080"), "nothing");
+            assert_eq!(UdpClient::new(name, "127.0.0.1:8081").request(), "nothing");
         }
         // It is the rules that keep them away.
         sh("nft insert rule inet skiff filter-prerouting ip daddr 127.0.0.0/8 accept");
-        assert_eq!(ask("b", "127.0.0.1:8080"), "node 10.42.0.6");
-        assert_eq!(Flow::new("out", "127.0.0.1:8081").ask(), "a 192.0.2.2");
+        assert_eq!(tcp_request("b", "127.0.0.1:8080"), "node 10.42.0.6");
+        assert_eq!(UdpClient::new("out", "127.0.0.1:8081").request(), "a 192.0.2.2");
 
         // Where pods are behind something else, nothing leads there.
         for link in ["veth-a", "veth-b"] {
@@ -499,40 +507,40 @@ fn loopback_leads_to_host_ports() {
             sh(&format!("echo 0 > /proc/sys/net/ipv4/conf/{link}/route_localnet"));
         }
         sh("ip link del pods");
-        world.pod("b", "10.42.0.6").await;
-        becomes(|| ask("node", "127.0.0.1:8081"), "refused").await;
-        becomes(|| ask("node", "192.0.2.1:8082"), "b 192.0.2.1").await;
+        cluster.pod("b", "10.42.0.6").await;
+        wait_until(|| tcp_request("node", "127.0.0.1:8081"), "refused").await;
+        wait_until(|| tcp_request("node", "192.0.2.1:8082"), "b 192.0.2.1").await;
     });
 }
 
 #[test]
-fn other_nodes_are_reached() {
-    with_world("other_nodes_are_reached", |world| async move {
-        let ctx = Ctx::new(world.client.clone(), Clock::default(), world.stop.subscribe());
+fn pods_of_other_nodes_have_routes() {
+    with_cluster("pods_of_other_nodes_have_routes", |cluster| async move {
+        let ctx = Ctx::new(cluster.client.clone(), Clock::default(), cluster.stop.subscribe());
         tokio::spawn(proxy::routes::run(ctx, "here".into()));
         let node = json!({"metadata": {"name": "there"}, "spec": {"podCIDR": "10.42.1.0/24", "podCIDRs": ["10.42.1.0/24"]}});
-        let mut node = world.client.create::<Node>(&serde_json::from_value(node).unwrap()).await.unwrap();
+        let mut node = cluster.client.create::<Node>(&serde_json::from_value(node).unwrap()).await.unwrap();
         let status = json!({"addresses": [{"type": "InternalIP", "address": "192.0.2.2"}]});
         node.status = Some(serde_json::from_value(status).unwrap());
-        world.client.replace_status(&node).await.unwrap();
+        cluster.client.replace_status(&node).await.unwrap();
         sh("ip -n out addr add 10.42.1.5/32 dev lo");
-        becomes(|| ask("a", "10.42.1.5:8080"), "out 10.42.0.5").await;
-        world.client.delete::<Node>(&Key::new("", "there"), &Default::default()).await.unwrap();
-        becomes(|| sh("ip route show 10.42.1.0/24"), "").await;
+        wait_until(|| tcp_request("a", "10.42.1.5:8080"), "out 10.42.0.5").await;
+        cluster.client.delete::<Node>(&Key::new("", "there"), &Default::default()).await.unwrap();
+        wait_until(|| sh("ip route show 10.42.1.0/24"), "").await;
     });
 }
 
 /// Like [`becomes`], for a line of a shell.
-async fn says(line: &str, wished: &str) {
-    becomes(|| sh(line).trim().to_owned(), wished).await;
+async fn wait_for_output(line: &str, expected: &str) {
+    wait_until(|| sh(line).trim().to_owned(), expected).await;
 }
 
 #[test]
-fn removed_rules_are_restored() {
-    with_world("removed_rules_are_restored", |world| async move {
-        world.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
-        world.endpoints("web", "TCP", &["10.42.0.6"]).await;
-        becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+fn removed_rules_are_written_again() {
+    with_cluster("removed_rules_are_written_again", |cluster| async move {
+        cluster.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
+        cluster.endpoints("web", "TCP", &["10.42.0.6"]).await;
+        wait_until(|| tcp_request("a", "10.43.7.1:80"), "b 10.42.0.5").await;
         for damage in [
             "nft flush ruleset",
             "nft delete table inet skiff",
@@ -540,48 +548,48 @@ fn removed_rules_are_restored() {
             "nft flush map inet skiff services4",
         ] {
             sh(damage);
-            becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+            wait_until(|| tcp_request("a", "10.43.7.1:80"), "b 10.42.0.5").await;
         }
     });
 }
 
 #[test]
-fn docker_and_ufw_let_pods_through() {
-    with_world("docker_and_ufw_let_pods_through", |world| async move {
-        world.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
-        world.endpoints("web", "TCP", &["10.42.0.6"]).await;
-        becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
-        assert_eq!(ask("out", "192.0.2.1:8080"), "node 192.0.2.2");
-        let ours = "iptables -S | grep -c SKIFF || true";
-        says(ours, "0").await;
+fn docker_and_ufw_accept_pod_packets() {
+    with_cluster("docker_and_ufw_accept_pod_packets", |cluster| async move {
+        cluster.service("web", json!({"clusterIP": "10.43.7.1", "ports": tcp()})).await;
+        cluster.endpoints("web", "TCP", &["10.42.0.6"]).await;
+        wait_until(|| tcp_request("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+        assert_eq!(tcp_request("out", "192.0.2.1:8080"), "node 192.0.2.2");
+        let count_own_rules = "iptables -S | grep -c SKIFF || true";
+        wait_for_output(count_own_rules, "0").await;
 
         // As Docker leaves them, and as ufw does.
         for filter in ["iptables", "ip6tables"] {
             sh(&format!("{filter} -N DOCKER-USER; {filter} -A DOCKER-USER -j RETURN; {filter} -I FORWARD -j DOCKER-USER
                 {filter} -P FORWARD DROP; {filter} -P INPUT DROP"));
         }
-        becomes(|| ask("a", "10.43.7.1:80"), "b 10.42.0.5").await;
-        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
-        becomes(|| ask("a", "[fd42::6]:8080"), "b fd42::5").await;
-        becomes(|| ask("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
-        becomes(|| ask("a", "192.0.2.2:8080"), "out 192.0.2.1").await;
+        wait_until(|| tcp_request("a", "10.43.7.1:80"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "[fd42::6]:8080"), "b fd42::5").await;
+        wait_until(|| tcp_request("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "192.0.2.2:8080"), "out 192.0.2.1").await;
         // Nobody else gets more than before.
-        assert_eq!(ask("out", "192.0.2.1:8080"), "nothing");
-        says("iptables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -m comment --comment skiff -j SKIFF-FORWARD\n-A FORWARD -j DOCKER-USER").await;
+        assert_eq!(tcp_request("out", "192.0.2.1:8080"), "nothing");
+        wait_for_output("iptables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -m comment --comment skiff -j SKIFF-FORWARD\n-A FORWARD -j DOCKER-USER").await;
 
         // Reloads take our rules along, wholly or in part.
         sh("iptables -D FORWARD 1");
-        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
         sh("iptables -F");
-        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
         sh("nft delete table ip filter; iptables -P FORWARD DROP");
-        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
 
-        drop(world);
+        drop(cluster);
         proxy::host_firewall::remove().unwrap();
-        says(ours, "0").await;
-        says("ip6tables -S | grep -c SKIFF || true", "0").await;
-        says("ip6tables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER").await;
+        wait_for_output(count_own_rules, "0").await;
+        wait_for_output("ip6tables -S | grep -c SKIFF || true", "0").await;
+        wait_for_output("ip6tables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER").await;
     });
 }
 
@@ -595,31 +603,31 @@ const FIREWALLD: &str = "nft 'add table inet firewalld
     add rule inet firewalld filter_INPUT reject with icmpx admin-prohibited'";
 
 #[test]
-fn firewalld_lets_pods_through_and_others_are_named() {
-    with_world("firewalld_lets_pods_through_and_others_are_named", |world| async move {
-        world.account().await;
+fn firewalld_accepts_pods_and_other_drops_are_reported() {
+    with_cluster("firewalld_accepts_pods_and_other_drops_are_reported", |cluster| async move {
+        cluster.create_service_account().await;
         sh(FIREWALLD);
-        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
-        becomes(|| ask("a", "[fd42::6]:8080"), "b fd42::5").await;
-        becomes(|| ask("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
-        assert_ne!(ask("out", "192.0.2.1:8080"), "node 192.0.2.2");
+        wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "[fd42::6]:8080"), "b fd42::5").await;
+        wait_until(|| tcp_request("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
+        assert_ne!(tcp_request("out", "192.0.2.1:8080"), "node 192.0.2.2");
         // A reload.
         sh(&FIREWALLD
             .replace("add table inet firewalld", "delete table inet firewalld; add table inet firewalld"));
-        becomes(|| ask("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
+        wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
 
         // What is an administrator's own is left alone, and named.
         sh(
             "nft 'add table inet admin; add chain inet admin forward { type filter hook forward priority 0; policy drop; }'",
         );
         let named = "table inet admin, chain forward: the policy drops packets of pods";
-        let obstacles = || {
+        let blocking_rules = || {
             let found = proxy::host_firewall::inspect(&config().pods).unwrap();
-            found.obstacles.join("; ")
+            found.blocking_rules.join("; ")
         };
-        assert_eq!(obstacles(), named);
+        assert_eq!(blocking_rules(), named);
         let event = async || {
-            let events = world.client.list::<Event>("default").await.unwrap();
+            let events = cluster.client.list::<Event>("default").await.unwrap();
             events.iter().any(|event| event.message.as_deref() == Some(named))
         };
         let wait = async {
@@ -631,6 +639,6 @@ fn firewalld_lets_pods_through_and_others_are_named() {
         sh(
             "nft 'add rule inet admin forward ip saddr 10.42.0.0/16 counter accept; add rule inet admin forward ip6 saddr fd42::/56 accept'",
         );
-        assert_eq!(obstacles(), "");
+        assert_eq!(blocking_rules(), "");
     });
 }

@@ -14,14 +14,14 @@ use k8s_openapi::api::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::cache::shelf::Shelf;
+use crate::cache::indexer::Indexer;
 use crate::cache::{Cache, Index, ORPHANS};
 
 /// How long to wait after a feed has failed.
-const PAUSE: Duration = Duration::from_secs(1);
+const WATCH_RETRY: Duration = Duration::from_secs(1);
 
 /// How long loops wait for a cache that is behind this process' own writes, once a writer has given up.
-const CATCH_UP_DEADLINE: Duration = Duration::from_secs(60);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A kind with a cache, and perhaps with narrow ones that hold only some of its objects.
 pub trait Cached: Object {
@@ -29,11 +29,14 @@ pub trait Cached: Object {
     fn cache(caches: &Caches) -> Option<&Arc<Cache<Self>>>;
 
     /// Calls back with every narrow cache that some loop in this process has asked for, and with what it holds.
-    fn narrow<'a>(caches: &'a Caches, found: &mut dyn FnMut(&'a Arc<Cache<Self>>, Holds<Self>));
+    fn for_each_filtered<'a>(
+        caches: &'a Caches,
+        found: &mut dyn FnMut(&'a Arc<Cache<Self>>, Predicate<Self>),
+    );
 }
 
 /// Whether a narrow cache has an object.
-type Holds<T> = fn(&T) -> bool;
+type Predicate<T> = fn(&T) -> bool;
 
 macro_rules! caches {
     ($($name:ident: $kind:ty = $indexes:expr $(, $narrow:ident only $query:literal that $holds:expr)*;)*) => {
@@ -42,9 +45,9 @@ macro_rules! caches {
             client: Client,
             shutdown: watch::Receiver<bool>,
             /// What tells whether the caches that were begun are filled.
-            begun: Mutex<Vec<watch::Receiver<bool>>>,
+            synced: Mutex<Vec<watch::Receiver<bool>>>,
             /// Caches that are behind a write of this process, and the revision of that write.
-            pending_writes: Mutex<Vec<(Arc<Shelf>, u64)>>,
+            pending_writes: Mutex<Vec<(Arc<Indexer>, u64)>>,
             $(
                 $name: OnceLock<Arc<Cache<$kind>>>,
                 $($narrow: OnceLock<Arc<Cache<$kind>>>,)*
@@ -56,7 +59,7 @@ macro_rules! caches {
                 Arc::new(Caches {
                     client,
                     shutdown,
-                    begun: Mutex::default(),
+                    synced: Mutex::default(),
                     pending_writes: Mutex::default(),
                     $($name: OnceLock::new(), $($narrow: OnceLock::new(),)*)*
                 })
@@ -65,13 +68,13 @@ macro_rules! caches {
             $(
                 #[doc = concat!("All of kind `", stringify!($kind), "`.")]
                 pub fn $name(&self) -> &Arc<Cache<$kind>> {
-                    self.$name.get_or_init(|| self.begin($indexes, ""))
+                    self.$name.get_or_init(|| self.start_informer($indexes, ""))
                 }
 
                 $(
                     #[doc = concat!("Of kind `", stringify!($kind), "` only those with `", $query, "`.")]
                     pub fn $narrow(&self) -> &Arc<Cache<$kind>> {
-                        self.$narrow.get_or_init(|| self.begin(&[], $query))
+                        self.$narrow.get_or_init(|| self.start_informer(&[], $query))
                     }
                 )*
             )*
@@ -84,7 +87,7 @@ macro_rules! caches {
                 }
 
                 #[allow(unused_variables, reason = "most kinds have none")]
-                fn narrow<'a>(caches: &'a Caches, found: &mut dyn FnMut(&'a Arc<Cache<$kind>>, Holds<$kind>)) {
+                fn for_each_filtered<'a>(caches: &'a Caches, found: &mut dyn FnMut(&'a Arc<Cache<$kind>>, Predicate<$kind>)) {
                     $(
                         if let Some(cache) = caches.$narrow.get() {
                             found(cache, $holds);
@@ -222,75 +225,75 @@ fn slice_service(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) 
 
 impl Caches {
     /// A writer has given up waiting for its write to show up.
-    pub(crate) fn add_pending_write(&self, shelf: &Arc<Shelf>, revision: u64) {
-        self.pending_writes.lock().push((shelf.clone(), revision));
+    pub(crate) fn add_pending_write(&self, indexer: &Arc<Indexer>, revision: u64) {
+        self.pending_writes.lock().push((indexer.clone(), revision));
     }
 
     /// Waits until no cache is behind a write of this process: a loop that planned from one would do again what is
     /// done already.
     pub(crate) async fn wait_for_pending_writes(&self) {
         loop {
-            let Some((shelf, revision)) = self.pending_writes.lock().last().cloned() else { return };
-            if tokio::time::timeout(CATCH_UP_DEADLINE, shelf.wait_for_revision(revision)).await.is_err() {
-                let seconds = CATCH_UP_DEADLINE.as_secs();
+            let Some((indexer, revision)) = self.pending_writes.lock().last().cloned() else { return };
+            if tokio::time::timeout(CATCH_UP_TIMEOUT, indexer.wait_for_revision(revision)).await.is_err() {
+                let seconds = CATCH_UP_TIMEOUT.as_secs();
                 tracing::warn!(revision, seconds, "a cache does not catch up, loops continue without it");
             }
             self.pending_writes
                 .lock()
-                .retain(|(other, later)| !Arc::ptr_eq(other, &shelf) || *later > revision);
+                .retain(|(other, later)| !Arc::ptr_eq(other, &indexer) || *later > revision);
         }
     }
 
     /// Waits until every cache begun so far has been filled.
-    pub async fn filled(&self) {
-        let begun = self.begun.lock().clone();
-        for mut filled in begun {
-            let _ = filled.wait_for(|filled| *filled).await;
+    pub async fn wait_for_sync(&self) {
+        let synced_list = self.synced.lock().clone();
+        for mut synced in synced_list {
+            let _ = synced.wait_for(|synced| *synced).await;
         }
     }
 
     /// `query` selects what is held; empty is everything.
-    fn begin<T: Object>(&self, indexes: &[Index<T>], query: &str) -> Arc<Cache<T>> {
+    fn start_informer<T: Object>(&self, indexes: &[Index<T>], query: &str) -> Arc<Cache<T>> {
         let cache = Cache::new(indexes);
         let path = collection_path::<T>("");
         let path = if query.is_empty() { path } else { format!("{path}?{query}") };
-        self.fill(cache.shelf.clone(), path);
+        self.spawn_reflector(cache.indexer.clone(), path);
         cache
     }
 
     /// Keeps a shelf filled with what is found at `path`.
-    fn fill(&self, shelf: Arc<Shelf>, path: String) {
-        let (filled, is_filled) = watch::channel(false);
-        self.begun.lock().push(is_filled);
-        let following = follow(shelf.clone(), self.client.clone(), path);
+    fn spawn_reflector(&self, indexer: Arc<Indexer>, path: String) {
+        let (synced, synced_receiver) = watch::channel(false);
+        self.synced.lock().push(synced_receiver);
+        let watch_task = list_and_watch(indexer.clone(), self.client.clone(), path);
         let mut shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             tokio::join!(
                 async {
                     tokio::select! {
-                        () = following => {}
-                        () = shelf.sweep() => {}
+                        () = watch_task => {}
+                        () = indexer.run_garbage_collector() => {}
                         _ = shutdown.wait_for(|stop| *stop) => {}
                     }
                 },
                 async {
-                    shelf.filled().await;
-                    filled.send_replace(true);
+                    indexer.wait_for_sync().await;
+                    synced.send_replace(true);
                 }
             )
         });
     }
 }
 
-async fn follow(shelf: Arc<Shelf>, client: Client, path: String) {
+async fn list_and_watch(indexer: Arc<Indexer>, client: Client, path: String) {
     loop {
-        let result = match client.connection().follow(&path).await {
-            Ok(mut feed) => shelf.follow(&mut *feed).await,
+        let result = match client.connection().watch(&path).await {
+            Ok(mut watcher) => indexer.run_watch(&mut *watcher).await,
             Err(error) => Err(error),
         };
         if let Err(error) = result {
             tracing::warn!(error = &error as &dyn std::error::Error, path, "cannot follow, trying again");
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(WATCH_RETRY).await;
     }
 }

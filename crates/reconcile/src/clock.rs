@@ -18,7 +18,7 @@ impl Clock {
     }
 
     /// Moves the clock, forwards or backwards.
-    pub fn jump(&self, seconds: i64) {
+    pub fn advance(&self, seconds: i64) {
         self.offset_seconds.fetch_add(seconds, Ordering::Relaxed);
     }
 }

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
 /// A place to run a cluster on.
 pub trait Cloud: Send + Sync {
     /// Who brings traffic from outside to Services of type LoadBalancer, where anybody does.
-    fn balancer(&self) -> Option<&dyn Balancer>;
+    fn load_balancer(&self) -> Option<&dyn LoadBalancer>;
 
     /// Who carries packets between the pods of different nodes, where that needs routes from outside.
     fn routes(&self) -> Option<&dyn Routes>;
@@ -25,13 +25,17 @@ pub struct CloudError(pub String);
 
 /// Brings traffic from outside to Services.
 #[async_trait]
-pub trait Balancer: Send + Sync {
+pub trait LoadBalancer: Send + Sync {
     /// Whether something outside the cluster has to be taken away before a Service may go.
     fn needs_cleanup(&self) -> bool;
 
     /// Balances the load of a Service, anew or still, and says where from outside it is reached. Doing so twice is
     /// doing it once.
-    async fn ensure(&self, service: &Service, around: &Around) -> Result<LoadBalancerStatus, CloudError>;
+    async fn ensure(
+        &self,
+        service: &Service,
+        context: &LoadBalancerContext,
+    ) -> Result<LoadBalancerStatus, CloudError>;
 
     /// Takes away what `ensure` has made; what is not there is no failure.
     async fn remove(&self, service: &Service) -> Result<(), CloudError>;
@@ -39,7 +43,7 @@ pub trait Balancer: Send + Sync {
 
 /// What a balancer has to know besides the Service.
 #[derive(Debug, Default)]
-pub struct Around {
+pub struct LoadBalancerContext {
     /// The nodes that may take traffic.
     pub nodes: Vec<Arc<Node>>,
     /// The names of nodes on which the Service has endpoints.
@@ -68,9 +72,9 @@ pub struct Route {
 
 /// The cloud a cluster runs on, if any.
 #[derive(Clone, Default)]
-pub struct Place(pub Option<Arc<dyn Cloud>>);
+pub struct CloudHandle(pub Option<Arc<dyn Cloud>>);
 
-impl Deref for Place {
+impl Deref for CloudHandle {
     type Target = Option<Arc<dyn Cloud>>;
 
     fn deref(&self) -> &Self::Target {
@@ -78,7 +82,7 @@ impl Deref for Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for CloudHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "a cloud" } else { "no cloud" })
     }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// A condition's type, whether it holds, and why not.
-pub type Said<'a> = (&'a str, bool, Option<(&'a str, String)>);
+pub type ConditionUpdate<'a> = (&'a str, bool, Option<(&'a str, String)>);
 
 /// What is known of a pod whose conditions are to be written.
 pub struct PodConditions<'a> {
@@ -18,9 +18,10 @@ pub struct PodConditions<'a> {
 impl PodConditions<'_> {
     /// In the order given, with the time since when each is so, and that the pod is scheduled, which the API server
     /// says without a generation. Conditions of others are kept.
-    pub fn all<'a>(&self, own: impl IntoIterator<Item = Said<'a>>) -> Vec<PodCondition> {
+    pub fn with_existing<'a>(&self, own: impl IntoIterator<Item = ConditionUpdate<'a>>) -> Vec<PodCondition> {
         let own = own.into_iter().chain([("PodScheduled", true, None)]);
-        let mut all: Vec<PodCondition> = own.map(|(type_, holds, why)| self.one(type_, holds, why)).collect();
+        let mut all: Vec<PodCondition> =
+            own.map(|(type_, is_true, cause)| self.condition(type_, is_true, cause)).collect();
         for other in self.before.conditions.iter().flatten() {
             if !all.iter().any(|condition| condition.type_ == other.type_) {
                 all.push(other.clone());
@@ -29,12 +30,12 @@ impl PodConditions<'_> {
         all
     }
 
-    fn one(&self, type_: &str, holds: bool, why: Option<(&str, String)>) -> PodCondition {
-        let status = if holds { "True" } else { "False" };
+    fn condition(&self, type_: &str, is_true: bool, cause: Option<(&str, String)>) -> PodCondition {
+        let status = if is_true { "True" } else { "False" };
         let before = self.before.conditions.iter().flatten().find(|condition| condition.type_ == type_);
         let since = before.filter(|before| before.status == status);
         let since = since.and_then(|before| before.last_transition_time.clone());
-        let (reason, message) = why.unzip();
+        let (reason, message) = cause.unzip();
         PodCondition {
             type_: type_.to_owned(),
             status: status.to_owned(),
@@ -48,7 +49,7 @@ impl PodConditions<'_> {
 }
 
 /// Why a pod in this phase is not ready, with the names of its containers that are not.
-pub fn why_unready(phase: &str, unready: &[&str]) -> (&'static str, String) {
+pub fn unready_reason(phase: &str, unready: &[&str]) -> (&'static str, String) {
     match phase {
         "Succeeded" => ("PodCompleted", String::new()),
         "Failed" => ("PodFailed", String::new()),
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_stays_while_a_condition_does_and_those_of_others_always() {
+    fn keeps_transition_time_of_unchanged_and_foreign_conditions() {
         let condition = |type_: &str, status: &str| PodCondition {
             type_: type_.into(),
             status: status.into(),
@@ -77,22 +78,25 @@ mod tests {
         let before = PodStatus { conditions: Some(conditions), ..PodStatus::default() };
         let now = Timestamp::from_second(9).expect("a time");
         let of = PodConditions { before: &before, now, generation: Some(3) };
-        let why = why_unready("Running", &["a", "b"]);
-        let found = of.all([
+        let cause = unready_reason("Running", &["a", "b"]);
+        let found = of.with_existing([
             ("Initialized", true, None),
             ("Ready", true, None),
-            ("ContainersReady", false, Some(why)),
+            ("ContainersReady", false, Some(cause)),
         ]);
-        let said = |condition: &PodCondition| {
+        let render = |condition: &PodCondition| {
             let at = condition.last_transition_time.as_ref().map_or(-1, |time| time.0.as_second());
-            let why = condition
+            let cause = condition
                 .reason
                 .iter()
                 .chain(&condition.message)
                 .fold(String::new(), |all, text| all + " " + text);
-            format!("{}={} {at} {:?}{why}", condition.type_, condition.status, condition.observed_generation)
+            format!(
+                "{}={} {at} {:?}{cause}",
+                condition.type_, condition.status, condition.observed_generation
+            )
         };
-        let found: Vec<String> = found.iter().map(said).collect();
+        let found: Vec<String> = found.iter().map(render).collect();
         let expected = [
             "Initialized=True 0 Some(3)",
             "Ready=True 9 Some(3)",
@@ -101,6 +105,6 @@ mod tests {
             "example.com/gate=True 0 None",
         ];
         assert_eq!(found, expected);
-        assert_eq!(why_unready("Failed", &["a"]), ("PodFailed", String::new()));
+        assert_eq!(unready_reason("Failed", &["a"]), ("PodFailed", String::new()));
     }
 }

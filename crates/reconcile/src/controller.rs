@@ -13,36 +13,36 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use crate::cache::{Cache, Changed};
+use crate::cache::{Cache, ObjectUpdate};
 use crate::ctx::Ctx;
-use crate::metrics::Counts;
-use crate::queue::Queue;
+use crate::metrics::QueueMetrics;
+use crate::queue::WorkQueue;
 
 /// When to look at a key again although nothing has happened to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Next {
+pub enum ReconcileAction {
     /// When something happens.
-    Change,
+    AwaitChange,
     /// The same of something that is not there: what was asked for earlier is void.
     Forget,
-    At(Timestamp),
-    After(Duration),
+    RequeueAt(Timestamp),
+    RequeueAfter(Duration),
 }
 
 /// A control loop in the making: a queue of keys and what puts them there.
 pub struct Controller<K = Key> {
     name: &'static str,
-    shared: Arc<Shared<K>>,
+    shared: Arc<SharedQueue<K>>,
 }
 
-struct Shared<K> {
-    queue: Mutex<Queue<K>>,
-    news: Notify,
-    counts: Arc<Counts>,
+struct SharedQueue<K> {
+    queue: Mutex<WorkQueue<K>>,
+    notify: Notify,
+    counts: Arc<QueueMetrics>,
 }
 
 /// Asks a controller to look at keys, from anywhere.
-pub struct Enqueue<K = Key>(Arc<Shared<K>>);
+pub struct Enqueue<K = Key>(Arc<SharedQueue<K>>);
 
 impl<K> Clone for Enqueue<K> {
     fn clone(&self) -> Self {
@@ -55,20 +55,20 @@ impl<K: Clone + Eq + Hash + Ord + Send + 'static> Enqueue<K> {
         self.0.add(key);
     }
 
-    pub fn after(&self, key: K, pause: Duration) {
-        self.0.queue.lock().add_at(key, Instant::now() + pause);
-        self.0.news.notify_one();
+    pub fn after(&self, key: K, delay: Duration) {
+        self.0.queue.lock().add_at(key, Instant::now() + delay);
+        self.0.notify.notify_one();
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord + Send> Shared<K> {
+impl<K: Clone + Eq + Hash + Ord + Send> SharedQueue<K> {
     fn add(&self, key: K) {
         let mut queue = self.queue.lock();
         if queue.add(key) {
             self.counts.adds.fetch_add(1, Relaxed);
             self.counts.depth.store(queue.len() as u64, Relaxed);
             drop(queue);
-            self.news.notify_one();
+            self.notify.notify_one();
         }
     }
 }
@@ -76,8 +76,8 @@ impl<K: Clone + Eq + Hash + Ord + Send> Shared<K> {
 impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Controller<K> {
     /// `name` is upstream's name of the controller's work queue.
     pub fn new(name: &'static str, ctx: &Ctx) -> Controller<K> {
-        let counts = ctx.metrics.of(name);
-        let shared = Shared { queue: Mutex::default(), news: Notify::new(), counts };
+        let counts = ctx.metrics.register(name);
+        let shared = SharedQueue { queue: Mutex::default(), notify: Notify::new(), counts };
         Controller { name, shared: Arc::new(shared) }
     }
 
@@ -85,7 +85,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
     pub fn on<T: Object>(
         &self,
         cache: &Arc<Cache<T>>,
-        keys: impl Fn(&Changed<'_, T>, &mut dyn FnMut(K)) + Send + Sync + 'static,
+        keys: impl Fn(&ObjectUpdate<'_, T>, &mut dyn FnMut(K)) + Send + Sync + 'static,
     ) {
         let shared = self.shared.clone();
         cache.listen(move |changed| keys(&changed, &mut |key| shared.add(key)));
@@ -100,12 +100,12 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
     pub async fn run<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
     where
         F: Fn(K) -> Work + Send + Sync + 'static,
-        Work: Future<Output = Result<Next, E>> + Send,
+        Work: Future<Output = Result<ReconcileAction, E>> + Send,
         E: std::error::Error + 'static,
     {
         let mut shutdown = ctx.shutdown.clone();
         tokio::select! {
-            () = ctx.caches.filled() => {}
+            () = ctx.caches.wait_for_sync() => {}
             _ = shutdown.wait_for(|stop| *stop) => return,
         }
         let (caches, reconcile) = (ctx.caches.clone(), Arc::new(reconcile));
@@ -116,14 +116,14 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                 reconcile(key).await
             }
         };
-        self.run_at_once(ctx, workers, after_own_writes).await;
+        self.run_without_sync(ctx, workers, after_own_writes).await;
     }
 
     /// The same for who has work to do also while nothing is known of the cluster.
-    pub async fn run_at_once<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
+    pub async fn run_without_sync<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
     where
         F: Fn(K) -> Work + Send + Sync + 'static,
-        Work: Future<Output = Result<Next, E>> + Send,
+        Work: Future<Output = Result<ReconcileAction, E>> + Send,
         E: std::error::Error + 'static,
     {
         let mut shutdown = ctx.shutdown.clone();
@@ -138,13 +138,13 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
     async fn work<F, Work, E>(&self, ctx: &Ctx, reconcile: &F)
     where
         F: Fn(K) -> Work,
-        Work: Future<Output = Result<Next, E>>,
+        Work: Future<Output = Result<ReconcileAction, E>>,
         E: std::error::Error + 'static,
     {
         loop {
             let key = self.next().await;
             let span = tracing::debug_span!("reconcile", controller = self.name, %key);
-            let begun = Instant::now();
+            let started = Instant::now();
             let result = reconcile(key.clone()).instrument(span).await;
             let mut queue = self.shared.queue.lock();
             let now = Instant::now();
@@ -152,14 +152,14 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                 Ok(next) => {
                     queue.succeeded(&key);
                     match next {
-                        Next::Change => {}
-                        Next::Forget => queue.forget(&key),
-                        Next::After(pause) => queue.add_at(key.clone(), now + pause),
-                        Next::At(at) => {
+                        ReconcileAction::AwaitChange => {}
+                        ReconcileAction::Forget => queue.forget(&key),
+                        ReconcileAction::RequeueAfter(delay) => queue.add_at(key.clone(), now + delay),
+                        ReconcileAction::RequeueAt(at) => {
                             // A moment late rather than early, so that the time has come then.
-                            let pause = at.duration_since(ctx.clock.now()).max(jiff::SignedDuration::ZERO);
-                            let pause = Duration::try_from(pause).unwrap_or_default();
-                            queue.add_at(key.clone(), now + pause + Duration::from_millis(1));
+                            let delay = at.duration_since(ctx.clock.now()).max(jiff::SignedDuration::ZERO);
+                            let delay = Duration::try_from(delay).unwrap_or_default();
+                            queue.add_at(key.clone(), now + delay + Duration::from_millis(1));
                         }
                     }
                 }
@@ -168,39 +168,39 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                 Err(error) => {
                     self.shared.counts.retries.fetch_add(1, Relaxed);
                     queue.failed(&key, now);
-                    complain(self.name, &key, &error);
+                    log_error(self.name, &key, &error);
                 }
             }
             queue.done(&key);
             self.shared.counts.depth.store(queue.len() as u64, Relaxed);
-            self.shared.counts.worked(begun.elapsed());
+            self.shared.counts.observe_work(started.elapsed());
             drop(queue);
             // The key may be due again, by itself or after a while.
-            self.shared.news.notify_one();
+            self.shared.notify.notify_one();
         }
     }
 
     async fn next(&self) -> K {
         loop {
-            let due = {
+            let deadline = {
                 let mut queue = self.shared.queue.lock();
                 if let Some(key) = queue.take(Instant::now()) {
                     let left = queue.len();
-                    self.shared.counts.begun.fetch_add(1, Relaxed);
+                    self.shared.counts.started.fetch_add(1, Relaxed);
                     self.shared.counts.depth.store(left as u64, Relaxed);
                     if left > 0 {
                         // Another worker may take the next one.
-                        self.shared.news.notify_one();
+                        self.shared.notify.notify_one();
                     }
                     return key;
                 }
-                queue.due()
+                queue.next_deadline()
             };
-            let news = self.shared.news.notified();
-            match due {
-                None => news.await,
+            let notified = self.shared.notify.notified();
+            match deadline {
+                None => notified.await,
                 Some(at) => tokio::select! {
-                    () = news => {}
+                    () = notified => {}
                     () = tokio::time::sleep_until(at) => {}
                 },
             }
@@ -214,9 +214,9 @@ fn is_namespace_terminating(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Losing a race is how optimistic writes work; everything else is worth a word.
-fn complain(controller: &str, key: &impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) {
+fn log_error(controller: &str, key: &impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) {
     match error.downcast_ref::<client::Error>() {
-        Some(lost) if lost.is_conflict() || lost.is_not_found() => {
+        Some(conflict) if conflict.is_conflict() || conflict.is_not_found() => {
             tracing::debug!(controller, %key, %error, "somebody was faster, trying again")
         }
         _ => tracing::warn!(controller, %key, error, "trying again"),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{Client, Delete, Error, Key, Patch};
+use client::{Client, DeleteOptions, Error, Key, Patch};
 use tokio::sync::watch;
 
 use crate::cache::Cache;
@@ -40,14 +40,14 @@ impl Ctx {
     }
 
     /// The same cluster, of which more is told.
-    pub fn with(self, settings: Settings) -> Ctx {
+    pub fn with_settings(self, settings: Settings) -> Ctx {
         Ctx { settings: Arc::new(settings), ..self }
     }
 
     /// The same cluster, seen by the controller whose service account and event source this is.
-    pub fn named(&self, controller: &'static str) -> Ctx {
+    pub fn for_controller(&self, controller: &'static str) -> Ctx {
         Ctx {
-            client: self.client.acting_as(controller),
+            client: self.client.impersonate(controller),
             events: self.events.from(controller),
             ..self.clone()
         }
@@ -58,71 +58,71 @@ impl Ctx {
     pub async fn create<T: Cached>(&self, object: &T) -> Result<T, Error> {
         match self.client.create(object).await {
             Err(lost @ Error::Unreachable(_)) => {
-                for there in self.client.list::<T>(object.namespace()).await.unwrap_or_default() {
-                    self.shown(there).await?;
+                for existing in self.client.list::<T>(object.namespace()).await.unwrap_or_default() {
+                    self.wait_for_caches(existing).await?;
                 }
                 Err(lost)
             }
             Err(error) if error.is_already_exists() && !object.name().is_empty() => {
-                if let Ok(there) = self.client.get::<T>(&object.key()).await {
-                    self.shown(there).await?;
+                if let Ok(existing) = self.client.get::<T>(&object.key()).await {
+                    self.wait_for_caches(existing).await?;
                 }
                 Err(error)
             }
-            made => self.shown(made?).await,
+            result => self.wait_for_caches(result?).await,
         }
     }
 
     /// Replaces the object; a stale resourceVersion is a conflict.
     pub async fn replace<T: Cached>(&self, object: &T) -> Result<T, Error> {
-        self.shown(self.client.replace(object).await?).await
+        self.wait_for_caches(self.client.replace(object).await?).await
     }
 
     /// Replaces the object's status; a stale resourceVersion is a conflict.
     pub async fn replace_status<T: Cached>(&self, object: &T) -> Result<T, Error> {
-        self.shown(self.client.replace_status(object).await?).await
+        self.wait_for_caches(self.client.replace_status(object).await?).await
     }
 
     pub async fn patch<T: Cached>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
-        self.shown(self.client.patch(key, patch).await?).await
+        self.wait_for_caches(self.client.patch(key, patch).await?).await
     }
 
     pub async fn patch_status<T: Cached>(&self, key: &Key, patch: &Patch) -> Result<T, Error> {
-        self.shown(self.client.patch_status(key, patch).await?).await
+        self.wait_for_caches(self.client.patch_status(key, patch).await?).await
     }
 
     /// Deletes this very object, not another one of its name. One that is gone already is no failure.
     pub async fn delete<T: Cached>(&self, object: &T) -> Result<(), Error> {
-        self.delete_with::<T>(&object.key(), &Delete::uid(object.uid())).await
+        self.delete_with::<T>(&object.key(), &DeleteOptions::uid(object.uid())).await
     }
 
-    pub async fn delete_with<T: Cached>(&self, key: &Key, options: &Delete) -> Result<(), Error> {
+    pub async fn delete_with<T: Cached>(&self, key: &Key, options: &DeleteOptions) -> Result<(), Error> {
         match self.client.delete::<T>(key, options).await {
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
         let Some(uid) = &options.uid else { return Ok(()) };
         for cache in self.caches_of::<T>(|_| true) {
-            cache.seen_deleted(key, uid).await?;
+            cache.wait_until_deleted(key, uid).await?;
         }
         Ok(())
     }
 
-    async fn shown<T: Cached>(&self, object: T) -> Result<T, Error> {
+    async fn wait_for_caches<T: Cached>(&self, object: T) -> Result<T, Error> {
         // A narrow cache may never hear of what it does not hold.
         for cache in self.caches_of::<T>(|holds| holds(&object)) {
-            if let Err(late) = cache.seen(object.revision()).await {
-                self.caches.add_pending_write(&cache.shelf, object.revision());
-                return Err(late);
+            if let Err(error) = cache.wait_until_revision(object.revision()).await {
+                self.caches.add_pending_write(&cache.indexer, object.revision());
+                return Err(error);
             }
         }
         Ok(object)
     }
 
-    fn caches_of<T: Cached>(&self, concerned: impl Fn(fn(&T) -> bool) -> bool) -> Vec<&Arc<Cache<T>>> {
+    fn caches_of<T: Cached>(&self, predicate: impl Fn(fn(&T) -> bool) -> bool) -> Vec<&Arc<Cache<T>>> {
         let mut caches: Vec<_> = T::cache(&self.caches).into_iter().collect();
-        T::narrow(&self.caches, &mut |cache, holds| {
-            if concerned(holds) {
+        T::for_each_filtered(&self.caches, &mut |cache, holds| {
+            if predicate(holds) {
                 caches.push(cache);
             }
         });

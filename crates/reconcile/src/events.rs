@@ -4,7 +4,7 @@
 //! count up, many similar ones become one, and a source that talks too much is cut short. Recording never
 //! waits; a lost event is not a failure.
 
-mod correlate;
+mod correlator;
 
 use std::sync::Arc;
 
@@ -16,39 +16,39 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
-use correlate::{Correlator, Outcome};
+use correlator::{CorrelateResult, EventCorrelator};
 
 /// How many events may wait to be written; more are dropped.
-const WAITING: usize = 1_000;
+const MAX_PENDING_EVENTS: usize = 1_000;
 
 /// `Normal` or `Warning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Severity {
+pub enum EventType {
     Normal,
     Warning,
 }
 
-impl Severity {
+impl EventType {
     pub fn as_str(self) -> &'static str {
         match self {
-            Severity::Normal => "Normal",
-            Severity::Warning => "Warning",
+            EventType::Normal => "Normal",
+            EventType::Warning => "Warning",
         }
     }
 }
 
 /// Something worth telling.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Note {
-    pub about: ObjectReference,
+pub struct EventRecord {
+    pub regarding: ObjectReference,
     pub related: Option<ObjectReference>,
-    pub severity: Severity,
+    pub event_type: EventType,
     pub reason: String,
     pub message: String,
     /// What was done, for events of the newer form; `""` makes one of the older.
     pub action: &'static str,
     pub source: &'static str,
-    pub at: Timestamp,
+    pub timestamp: Timestamp,
 }
 
 /// Records events of one source. Cheap to clone.
@@ -56,14 +56,14 @@ pub struct Note {
 pub struct Recorder {
     source: &'static str,
     clock: Clock,
-    notes: mpsc::Sender<Note>,
+    sender: mpsc::Sender<EventRecord>,
 }
 
 impl Recorder {
     pub fn new(client: Client, clock: Clock, shutdown: watch::Receiver<bool>) -> Recorder {
-        let (notes, waiting) = mpsc::channel(WAITING);
-        tokio::spawn(write_all(client, waiting, shutdown));
-        Recorder { source: "", clock, notes }
+        let (sender, receiver) = mpsc::channel(MAX_PENDING_EVENTS);
+        tokio::spawn(run_event_writer(client, receiver, shutdown));
+        Recorder { source: "", clock, sender }
     }
 
     /// The same for another source.
@@ -72,28 +72,28 @@ impl Recorder {
     }
 
     pub fn normal<T: Object>(&self, object: &T, reason: &str, message: impl Into<String>) {
-        self.record(reference(object), Severity::Normal, reason, message.into());
+        self.record(reference(object), EventType::Normal, reason, message.into());
     }
 
     pub fn warning<T: Object>(&self, object: &T, reason: &str, message: impl Into<String>) {
-        self.record(reference(object), Severity::Warning, reason, message.into());
+        self.record(reference(object), EventType::Warning, reason, message.into());
     }
 
-    pub fn record(&self, about: ObjectReference, severity: Severity, reason: &str, message: String) {
-        self.note(Note {
-            about,
+    pub fn record(&self, regarding: ObjectReference, event_type: EventType, reason: &str, message: String) {
+        self.record_event(EventRecord {
+            regarding,
             related: None,
-            severity,
+            event_type,
             reason: reason.to_owned(),
             message,
             action: "",
             source: self.source,
-            at: self.clock.now(),
+            timestamp: self.clock.now(),
         });
     }
 
-    pub fn note(&self, note: Note) {
-        if self.notes.try_send(note).is_err() {
+    pub fn record_event(&self, record: EventRecord) {
+        if self.sender.try_send(record).is_err() {
             tracing::debug!("too many events at once, one is dropped");
         }
     }
@@ -113,25 +113,30 @@ pub fn reference<T: Object>(object: &T) -> ObjectReference {
     }
 }
 
-async fn write_all(client: Client, mut notes: mpsc::Receiver<Note>, mut shutdown: watch::Receiver<bool>) {
-    let mut correlator = Correlator::default();
+async fn run_event_writer(
+    client: Client,
+    mut receiver: mpsc::Receiver<EventRecord>,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let mut correlator = EventCorrelator::default();
     loop {
-        let note = tokio::select! {
-            note = notes.recv() => note,
+        let record = tokio::select! {
+            record = receiver.recv() => record,
             _ = shutdown.wait_for(|stop| *stop) => None,
         };
-        let Some(note) = note else { return };
-        let (outcome, memory) = correlator.correlate(&note);
-        let made = match outcome {
-            Outcome::Drop => continue,
-            Outcome::Create { message } => client.create(&event(&note, message, 1)).await,
-            Outcome::Count { named, message, count, first } => {
-                let patch = json!({"count": count, "message": message, "lastTimestamp": Time(note.at)});
-                let key = Key::new(&namespace(&note), &name(&note, named));
+        let Some(record) = record else { return };
+        let (result, event_key) = correlator.correlate(&record);
+        let created = match result {
+            CorrelateResult::Drop => continue,
+            CorrelateResult::Create { message } => client.create(&new_event(&record, message, 1)).await,
+            CorrelateResult::Patch { name_timestamp: named, message, count, first_timestamp: first } => {
+                let patch =
+                    json!({"count": count, "message": message, "lastTimestamp": Time(record.timestamp)});
+                let key = Key::new(&event_namespace(&record), &event_name(&record, named));
                 match client.patch::<Event>(&key, &Patch::Strategic(patch)).await {
                     // It has expired meanwhile.
                     Err(error) if error.is_not_found() => {
-                        let mut event = event(&note, message, count);
+                        let mut event = new_event(&record, message, count);
                         event.first_timestamp = Some(Time(first));
                         client.create(&event).await
                     }
@@ -140,57 +145,57 @@ async fn write_all(client: Client, mut notes: mpsc::Receiver<Note>, mut shutdown
                 }
             }
         };
-        match made {
-            Ok(_) => correlator.made(memory, note.at),
-            Err(error) => complain(&error, &note),
+        match created {
+            Ok(_) => correlator.record_created(event_key, record.timestamp),
+            Err(error) => log_error(&error, &record),
         }
     }
 }
 
-fn complain(error: &Error, note: &Note) {
+fn log_error(error: &Error, record: &EventRecord) {
     // Nothing can be told about what is in a namespace that goes away.
     if !error.is_namespace_terminating() {
-        tracing::debug!(%error, reason = note.reason, "cannot record an event");
+        tracing::debug!(%error, reason = record.reason, "cannot record an event");
     }
 }
 
 /// Events about what lives in no namespace are in `default`.
-fn namespace(note: &Note) -> Arc<str> {
-    note.about.namespace.as_deref().unwrap_or("default").into()
+fn event_namespace(record: &EventRecord) -> Arc<str> {
+    record.regarding.namespace.as_deref().unwrap_or("default").into()
 }
 
 /// The name of an event of what a note is about that was made at some time.
-fn name(note: &Note, at: Timestamp) -> String {
-    format!("{}.{:x}", note.about.name.as_deref().unwrap_or_default(), at.as_nanosecond())
+fn event_name(record: &EventRecord, at: Timestamp) -> String {
+    format!("{}.{:x}", record.regarding.name.as_deref().unwrap_or_default(), at.as_nanosecond())
 }
 
-fn event(note: &Note, message: String, count: i32) -> Event {
+fn new_event(record: &EventRecord, message: String, count: i32) -> Event {
     let metadata = ObjectMeta {
-        name: Some(name(note, note.at)),
-        namespace: Some(namespace(note).to_string()),
+        name: Some(event_name(record, record.timestamp)),
+        namespace: Some(event_namespace(record).to_string()),
         ..ObjectMeta::default()
     };
     let mut event = Event {
         metadata,
-        involved_object: note.about.clone(),
-        related: note.related.clone(),
-        type_: Some(note.severity.as_str().to_owned()),
-        reason: Some(note.reason.clone()),
+        involved_object: record.regarding.clone(),
+        related: record.related.clone(),
+        type_: Some(record.event_type.as_str().to_owned()),
+        reason: Some(record.reason.clone()),
         message: Some(message),
-        reporting_component: Some(note.source.to_owned()),
+        reporting_component: Some(record.source.to_owned()),
         reporting_instance: Some(String::new()),
         ..Event::default()
     };
-    event.source = Some(EventSource { component: Some(note.source.to_owned()), host: None });
-    if note.action.is_empty() {
+    event.source = Some(EventSource { component: Some(record.source.to_owned()), host: None });
+    if record.action.is_empty() {
         event.count = Some(count);
-        event.first_timestamp = Some(Time(note.at));
-        event.last_timestamp = Some(Time(note.at));
+        event.first_timestamp = Some(Time(record.timestamp));
+        event.last_timestamp = Some(Time(record.timestamp));
     } else {
-        event.action = Some(note.action.to_owned());
-        event.event_time = Some(MicroTime(note.at));
+        event.action = Some(record.action.to_owned());
+        event.event_time = Some(MicroTime(record.timestamp));
         // The newer form must say which process it was.
-        event.reporting_instance = Some(format!("{}-skiff", note.source));
+        event.reporting_instance = Some(format!("{}-skiff", record.source));
     }
     event
 }

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use client::{Key, Object};
 
-use crate::cache::{Cache, Changed};
+use crate::cache::{Cache, ObjectUpdate};
 
 /// The changed object itself.
-pub fn own<T: Object>(changed: &Changed<'_, T>, enqueue: &mut dyn FnMut(Key)) {
-    enqueue(changed.newest().key());
+pub fn own<T: Object>(changed: &ObjectUpdate<'_, T>, enqueue: &mut dyn FnMut(Key)) {
+    enqueue(changed.latest().key());
 }
 
 /// The controlling owners of this kind, before and after the change.
 pub fn owner_of_kind<T: Object>(
     kind: &'static str,
-) -> impl Fn(&Changed<'_, T>, &mut dyn FnMut(Key)) + Send + Sync {
+) -> impl Fn(&ObjectUpdate<'_, T>, &mut dyn FnMut(Key)) + Send + Sync {
     move |changed, enqueue| {
         for object in [changed.before, changed.after].into_iter().flatten() {
             if let Some(owner) = object.controller().filter(|owner| owner.kind == kind) {
@@ -27,13 +27,13 @@ pub fn owner_of_kind<T: Object>(
 /// Every object of another kind in the namespace of the changed one for which `concerns` holds.
 pub fn in_namespace<T: Object, O: Object, F: Fn(&T, &O) -> bool + Send + Sync>(
     others: &Arc<Cache<O>>,
-    concerns: F,
-) -> impl Fn(&Changed<'_, T>, &mut dyn FnMut(Key)) + Send + Sync + use<T, O, F> {
+    predicate: F,
+) -> impl Fn(&ObjectUpdate<'_, T>, &mut dyn FnMut(Key)) + Send + Sync + use<T, O, F> {
     let others = others.clone();
     move |changed, enqueue| {
-        for other in others.in_namespace(changed.newest().namespace()) {
+        for other in others.in_namespace(changed.latest().namespace()) {
             let states = [changed.before, changed.after];
-            if states.into_iter().flatten().any(|object| concerns(object, &other)) {
+            if states.into_iter().flatten().any(|object| predicate(object, &other)) {
                 enqueue(other.key());
             }
         }

@@ -8,20 +8,20 @@ use std::sync::Arc;
 
 /// Every string in use, once.
 #[derive(Debug, Default)]
-pub struct Strings {
+pub struct StringPool {
     all: HashSet<Arc<str>>,
     /// Sweep again when this many are kept.
     limit: usize,
 }
 
-impl Strings {
+impl StringPool {
     /// The shared form of a string.
-    pub fn share(&mut self, text: &str) -> Arc<str> {
+    pub fn get_or_insert(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.all.get(text) {
             return known.clone();
         }
         if self.all.len() >= self.limit {
-            self.sweep();
+            self.remove_unused();
         }
         let text: Arc<str> = text.into();
         self.all.insert(text.clone());
@@ -29,14 +29,15 @@ impl Strings {
     }
 
     /// Lets go of what nobody uses.
-    pub fn sweep(&mut self) {
+    pub fn remove_unused(&mut self) {
         self.all.retain(|text| Arc::strong_count(text) > 1);
         self.limit = (self.all.len() * 2).max(1024);
     }
 
     /// The labels of an object.
     pub fn labels(&mut self, labels: Option<&BTreeMap<String, String>>) -> Labels {
-        let shared = labels.into_iter().flatten().map(|(k, v)| (self.share(k), self.share(v)));
+        let shared =
+            labels.into_iter().flatten().map(|(k, v)| (self.get_or_insert(k), self.get_or_insert(v)));
         Labels(shared.collect())
     }
 }

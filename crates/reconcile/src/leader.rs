@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 
 /// Upstream's times: how long a lease lasts, how long its holder tries to renew it, how often.
-const LASTS: Duration = Duration::from_secs(15);
-const RENEW_WITHIN: Duration = Duration::from_secs(10);
-const EVERY: Duration = Duration::from_secs(2);
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
 /// Who stands for what.
 pub struct Election {
@@ -35,9 +35,9 @@ pub async fn lead(
     work: impl Future<Output = ()>,
 ) -> bool {
     let key = Key::new("kube-system", election.lease);
-    let mut rival = Rival::default();
+    let mut observed_lease = ObservedLease::default();
     loop {
-        match election.attempt(&key, &mut rival).await {
+        match election.try_acquire_or_renew(&key, &mut observed_lease).await {
             Ok(true) => break,
             Ok(false) => {}
             Err(error) => tracing::warn!(
@@ -47,7 +47,7 @@ pub async fn lead(
             ),
         }
         tokio::select! {
-            () = tokio::time::sleep(EVERY) => {}
+            () = tokio::time::sleep(RETRY_PERIOD) => {}
             _ = shutdown.wait_for(|stop| *stop) => return false,
         }
     }
@@ -65,26 +65,30 @@ pub async fn lead(
 
 /// The holder as last seen, and since when by our own clock: clocks elsewhere are not trusted.
 #[derive(Default)]
-struct Rival {
+struct ObservedLease {
     revision: u64,
     since: Option<Instant>,
 }
 
-impl Rival {
+impl ObservedLease {
     /// Whether the holder has shown no sign of life for as long as the lease lasts.
-    fn has_lapsed(&mut self, lease: &Lease, now: Instant) -> bool {
+    fn is_expired(&mut self, lease: &Lease, now: Instant) -> bool {
         if self.since.is_none() || self.revision != lease.revision() {
             (self.revision, self.since) = (lease.revision(), Some(now));
         }
         let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
-        let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-        self.since.is_some_and(|since| now >= since + lasts)
+        let lease_duration = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        self.since.is_some_and(|since| now >= since + lease_duration)
     }
 }
 
 impl Election {
     /// Tries once to get or renew the lease.
-    async fn attempt(&self, key: &Key, rival: &mut Rival) -> Result<bool, Error> {
+    async fn try_acquire_or_renew(
+        &self,
+        key: &Key,
+        observed_lease: &mut ObservedLease,
+    ) -> Result<bool, Error> {
         let now = self.clock.now();
         let mut lease: Lease = match self.client.get(key).await {
             Ok(lease) => lease,
@@ -104,7 +108,8 @@ impl Election {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
-        if !holder.is_empty() && holder != self.identity && !rival.has_lapsed(&lease, Instant::now()) {
+        if !holder.is_empty() && holder != self.identity && !observed_lease.is_expired(&lease, Instant::now())
+        {
             return Ok(false);
         }
         lease.spec = Some(self.spec(Some(&spec), now));
@@ -115,16 +120,20 @@ impl Election {
     }
 
     fn spec(&self, before: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
-        let mine = before.is_some_and(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
+        let is_holder = before.is_some_and(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
         let transitions = before.and_then(|spec| spec.lease_transitions).unwrap_or(0);
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: Some(LASTS.as_secs() as i32),
+            lease_duration_seconds: Some(LEASE_DURATION.as_secs() as i32),
             acquire_time: before
-                .filter(|_| mine)
+                .filter(|_| is_holder)
                 .map_or(Some(MicroTime(now)), |spec| spec.acquire_time.clone()),
             renew_time: Some(MicroTime(now)),
-            lease_transitions: Some(if mine || before.is_none() { transitions } else { transitions + 1 }),
+            lease_transitions: Some(if is_holder || before.is_none() {
+                transitions
+            } else {
+                transitions + 1
+            }),
             ..before.cloned().unwrap_or_default()
         }
     }
@@ -132,9 +141,14 @@ impl Election {
     /// Comes back once the lease could not be renewed in time.
     async fn renew(&self, key: &Key) {
         let mut renewed = Instant::now();
-        while renewed.elapsed() < RENEW_WITHIN {
-            tokio::time::sleep(EVERY).await;
-            match tokio::time::timeout(RENEW_WITHIN, self.attempt(key, &mut Rival::default())).await {
+        while renewed.elapsed() < RENEW_DEADLINE {
+            tokio::time::sleep(RETRY_PERIOD).await;
+            match tokio::time::timeout(
+                RENEW_DEADLINE,
+                self.try_acquire_or_renew(key, &mut ObservedLease::default()),
+            )
+            .await
+            {
                 Ok(Ok(true)) => renewed = Instant::now(),
                 Ok(Ok(false)) => tracing::warn!(lease = self.lease, "somebody else holds the lease"),
                 Ok(Err(error)) => {

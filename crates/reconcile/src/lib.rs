@@ -28,20 +28,21 @@ pub mod placement;
 mod queue;
 mod settings;
 
-pub use cache::{Cache, Changed, Index};
+pub use cache::{Cache, Index, ObjectUpdate};
 pub use caches::{Cached, Caches, claims_of};
 pub use clock::Clock;
-pub use controller::{Controller, Enqueue, Next};
+pub use controller::{Controller, Enqueue, ReconcileAction};
 pub use ctx::Ctx;
-pub use events::{Note, Recorder, Severity, reference};
+pub use events::{EventRecord, EventType, Recorder, reference};
 pub use leader::{Election, lead};
 pub use metrics::Metrics;
-pub use queue::Queue;
-pub use settings::{Settings, Signers, Silence};
+pub use queue::WorkQueue;
+pub use settings::{NodeMonitorConfig, Settings, Signers};
 
 pub use client::review;
 pub use client::{
-    Change, Client, Connection, Delete, Discovered, Error, Feed, Key, News, Object, Patch, Raw, Served,
+    ApiResource, Client, Connection, DeleteOptions, Error, Key, Object, Patch, RawObject, ServerResources,
+    Watch, WatchChange, WatchEvent,
 };
 
 use api::selector::LabelSelector;

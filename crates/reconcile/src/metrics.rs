@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 /// The counts of every controller of a process.
 #[derive(Default)]
 pub struct Metrics {
-    controllers: Mutex<Vec<Arc<Counts>>>,
+    controllers: Mutex<Vec<Arc<QueueMetrics>>>,
     /// What roles count in ways of their own.
     others: Mutex<Vec<Writer>>,
 }
@@ -22,21 +22,21 @@ pub struct Metrics {
 type Writer = Box<dyn Fn(&mut String) + Send + Sync>;
 
 /// A name, a type, and where the value is.
-type Family = (&'static str, &'static str, fn(&Counts) -> u64);
+type Family = (&'static str, &'static str, fn(&QueueMetrics) -> u64);
 
 /// The counts of one controller.
-pub struct Counts {
+pub struct QueueMetrics {
     name: &'static str,
     pub adds: AtomicU64,
     pub depth: AtomicU64,
     pub retries: AtomicU64,
-    pub begun: AtomicU64,
+    pub started: AtomicU64,
     done: AtomicU64,
     work_micros: AtomicU64,
 }
 
-impl Counts {
-    pub fn worked(&self, time: Duration) {
+impl QueueMetrics {
+    pub fn observe_work(&self, time: Duration) {
         self.done.fetch_add(1, Relaxed);
         self.work_micros.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
@@ -44,13 +44,13 @@ impl Counts {
 
 impl Metrics {
     /// The counts of a controller, begun at nothing.
-    pub fn of(&self, name: &'static str) -> Arc<Counts> {
-        let counts = Arc::new(Counts {
+    pub fn register(&self, name: &'static str) -> Arc<QueueMetrics> {
+        let counts = Arc::new(QueueMetrics {
             name,
             adds: AtomicU64::new(0),
             depth: AtomicU64::new(0),
             retries: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
+            started: AtomicU64::new(0),
             done: AtomicU64::new(0),
             work_micros: AtomicU64::new(0),
         });
@@ -59,15 +59,15 @@ impl Metrics {
     }
 
     /// Shows what `write` appends along with everything else.
-    pub fn also(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
+    pub fn register_writer(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
         self.others.lock().push(Box::new(write));
     }
 
     /// Whether no controller has anything to do just now. What is due later does not count.
     pub fn all_idle(&self) -> bool {
-        let is_idle = |counts: &Arc<Counts>| {
+        let is_idle = |counts: &Arc<QueueMetrics>| {
             let done = counts.done.load(SeqCst);
-            counts.depth.load(SeqCst) == 0 && counts.begun.load(SeqCst) == done
+            counts.depth.load(SeqCst) == 0 && counts.started.load(SeqCst) == done
         };
         self.controllers.lock().iter().all(is_idle)
     }

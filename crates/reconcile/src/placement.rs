@@ -7,27 +7,28 @@ use k8s_openapi::api::core::v1::{
 };
 
 /// Whether the pod's node selector and required node affinity allow the node.
-pub fn selects(spec: &PodSpec, node: &Node) -> bool {
+pub fn matches_node_affinity(spec: &PodSpec, node: &Node) -> bool {
     let labels = spec.node_selector.iter().flatten();
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
         affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
     labels.into_iter().all(|(key, value)| node.label(key) == Some(value))
-        && required.is_none_or(|required| required.node_selector_terms.iter().any(|term| matches(term, node)))
+        && required
+            .is_none_or(|required| required.node_selector_terms.iter().any(|term| matches_term(term, node)))
 }
 
 /// An alternative without requirements matches no node, and neither does one that cannot be understood.
-fn matches(term: &NodeSelectorTerm, node: &Node) -> bool {
+fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let name = |key: &str| (key == "metadata.name").then(|| node.name());
     !(labels.is_empty() && fields.is_empty())
-        && labels.iter().all(|wanted| holds(wanted, node.label(&wanted.key)))
-        && fields.iter().all(|wanted| holds(wanted, name(&wanted.key)))
+        && labels.iter().all(|expression| matches_requirement(expression, node.label(&expression.key)))
+        && fields.iter().all(|expression| matches_requirement(expression, name(&expression.key)))
 }
 
-fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let operator = match wanted.operator.as_str() {
+fn matches_requirement(expression: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let operator = match expression.operator.as_str() {
         "In" => Operator::In,
         "NotIn" => Operator::NotIn,
         "Exists" => Operator::Exists,
@@ -36,19 +37,19 @@ fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
         "Lt" => Operator::LessThan,
         _ => return false,
     };
-    let values = wanted.values.clone().unwrap_or_default();
-    Requirement::new(&wanted.key, operator, values).is_ok_and(|requirement| requirement.matches(value))
+    let values = expression.values.clone().unwrap_or_default();
+    Requirement::new(&expression.key, operator, values).is_ok_and(|requirement| requirement.matches(value))
 }
 
 /// The first taint with one of these effects that nothing tolerates.
-pub fn untolerated<'a>(
+pub fn find_untolerated_taint<'a>(
     taints: &'a [Taint],
     tolerations: &[Toleration],
     effects: &[&str],
 ) -> Option<&'a Taint> {
     taints.iter().filter(|taint| effects.contains(&taint.effect.as_str())).find(|taint| {
-        let bears = |toleration: &Toleration| tolerates(toleration, taint);
-        !tolerations.iter().any(bears)
+        let is_match = |toleration: &Toleration| tolerates(toleration, taint);
+        !tolerations.iter().any(is_match)
     })
 }
 
@@ -79,11 +80,11 @@ mod tests {
             json!({"metadata": {"name": "one", "labels": {"disk": "ssd", "cpus": "8"}}}),
         )
         .expect("a node");
-        assert_eq!(selects(&spec, &node), expected);
+        assert_eq!(matches_node_affinity(&spec, &node), expected);
     }
 
     #[test]
-    fn selectors_and_affinity() {
+    fn matches_node_selector_and_affinity() {
         let affinity = |terms: Value| {
             let required =
                 json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_and_tolerations() {
+    fn returns_taint_without_toleration() {
         let taint: Taint = serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoExecute"}))
             .expect("a taint");
         for (toleration, expected) in [
@@ -119,8 +120,12 @@ mod tests {
         ] {
             let parsed: Toleration = serde_json::from_value(toleration.clone()).expect("a toleration");
             let taints = [taint.clone()];
-            assert_eq!(untolerated(&taints, &[parsed], &["NoExecute"]).is_none(), expected, "{toleration}");
+            assert_eq!(
+                find_untolerated_taint(&taints, &[parsed], &["NoExecute"]).is_none(),
+                expected,
+                "{toleration}"
+            );
         }
-        assert!(untolerated(&[taint], &[], &["NoSchedule"]).is_none());
+        assert!(find_untolerated_taint(&[taint], &[], &["NoSchedule"]).is_none());
     }
 }

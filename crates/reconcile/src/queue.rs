@@ -8,29 +8,29 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// After the first failure; doubled after each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const BASE_DELAY: Duration = Duration::from_millis(5);
 /// No pause is longer.
-const LONGEST_PAUSE: Duration = Duration::from_secs(80);
+const MAX_DELAY: Duration = Duration::from_secs(80);
 
 /// A deduplicating work queue with delays and per-key backoff.
 #[derive(Debug)]
-pub struct Queue<K> {
+pub struct WorkQueue<K> {
     ready: VecDeque<K>,
     /// What is in `ready`, or will be once its worker is done.
     dirty: HashSet<K>,
     /// What is worked on, and when a look at it was asked for before that.
-    working: HashMap<K, Option<Instant>>,
+    processing: HashMap<K, Option<Instant>>,
     waiting: BTreeSet<(Instant, K)>,
     waiting_until: HashMap<K, Instant>,
     failures: HashMap<K, u32>,
 }
 
-impl<K> Default for Queue<K> {
-    fn default() -> Queue<K> {
-        Queue {
+impl<K> Default for WorkQueue<K> {
+    fn default() -> WorkQueue<K> {
+        WorkQueue {
             ready: VecDeque::new(),
             dirty: HashSet::new(),
-            working: HashMap::new(),
+            processing: HashMap::new(),
             waiting: BTreeSet::new(),
             waiting_until: HashMap::new(),
             failures: HashMap::new(),
@@ -38,13 +38,13 @@ impl<K> Default for Queue<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord> Queue<K> {
+impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
     /// Asks for a look at `key`; `false` where one is due anyway.
     pub fn add(&mut self, key: K) -> bool {
         if !self.dirty.insert(key.clone()) {
             return false;
         }
-        if !self.working.contains_key(&key) {
+        if !self.processing.contains_key(&key) {
             self.ready.push_back(key);
         }
         true
@@ -75,22 +75,22 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
         let key = self.ready.pop_front()?;
         self.dirty.remove(&key);
-        let asked = self.waiting_until.remove(&key);
-        if let Some(at) = asked {
+        let scheduled_at = self.waiting_until.remove(&key);
+        if let Some(at) = scheduled_at {
             self.waiting.remove(&(at, key.clone()));
         }
-        self.working.insert(key.clone(), asked);
+        self.processing.insert(key.clone(), scheduled_at);
         Some(key)
     }
 
     /// When the next waiting key is due.
-    pub fn due(&self) -> Option<Instant> {
+    pub fn next_deadline(&self) -> Option<Instant> {
         self.waiting.first().map(|(at, _)| *at)
     }
 
     /// The work on `key` has ended; it comes again if it was asked for meanwhile.
     pub fn done(&mut self, key: &K) {
-        if let Some(Some(at)) = self.working.remove(key) {
+        if let Some(Some(at)) = self.processing.remove(key) {
             self.add_at(key.clone(), at);
         }
         if self.dirty.contains(key) {
@@ -107,17 +107,17 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     /// may be about something new.
     pub fn forget(&mut self, key: &K) {
         self.failures.remove(key);
-        if let Some(asked) = self.working.get_mut(key) {
-            *asked = None;
+        if let Some(scheduled_at) = self.processing.get_mut(key) {
+            *scheduled_at = None;
         }
     }
 
     /// The work on `key` failed: it comes again after a pause that grows with each failure.
     pub fn failed(&mut self, key: &K, now: Instant) {
         let failures = self.failures.entry(key.clone()).or_default();
-        let pause = FIRST_PAUSE.saturating_mul(1 << (*failures).min(20)).min(LONGEST_PAUSE);
+        let delay = BASE_DELAY.saturating_mul(1 << (*failures).min(20)).min(MAX_DELAY);
         *failures += 1;
-        self.add_at(key.clone(), now + pause);
+        self.add_at(key.clone(), now + delay);
     }
 
     /// How many keys are ready.
@@ -131,7 +131,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     /// Nothing is ready or being worked on; something may wait for its time.
     pub fn is_idle(&self) -> bool {
-        self.ready.is_empty() && self.working.is_empty()
+        self.ready.is_empty() && self.processing.is_empty()
     }
 }
 
@@ -141,9 +141,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_key_is_queued_once_and_comes_again_when_it_changed_meanwhile() {
+    async fn key_is_queued_once_and_queued_again_when_added_while_processing() {
         let now = Instant::now();
-        let mut queue = Queue::default();
+        let mut queue = WorkQueue::default();
         assert!(queue.add("a"));
         assert!(!queue.add("a"));
         assert_eq!(queue.take(now), Some("a"));
@@ -157,83 +157,83 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_wait_longer_and_longer_and_success_forgets_them() {
+    async fn failures_use_exponential_backoff_until_success() {
         let now = Instant::now();
-        let mut queue = Queue::default();
-        let mut pauses = Vec::new();
+        let mut queue = WorkQueue::default();
+        let mut wait_times = Vec::new();
         for _ in 0..20 {
             queue.failed(&"a", now);
-            let at = queue.due().unwrap();
-            pauses.push((at - now).as_millis());
+            let at = queue.next_deadline().unwrap();
+            wait_times.push((at - now).as_millis());
             assert_eq!(queue.take(at), Some("a"));
             queue.done(&"a");
         }
-        assert_eq!(pauses[..4], [5, 10, 20, 40]);
-        assert_eq!(pauses[19], 80_000);
+        assert_eq!(wait_times[..4], [5, 10, 20, 40]);
+        assert_eq!(wait_times[19], 80_000);
         queue.succeeded(&"a");
         queue.failed(&"a", now);
-        assert_eq!(queue.due(), Some(now + FIRST_PAUSE));
+        assert_eq!(queue.next_deadline(), Some(now + BASE_DELAY));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_earliest_time_counts() {
+    async fn earliest_deadline_wins() {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
-        let mut queue = Queue::default();
+        let mut queue = WorkQueue::default();
         queue.add_at("a", later(9));
         queue.add_at("a", later(3));
         queue.add_at("a", later(5));
-        assert_eq!(queue.due(), Some(later(3)));
+        assert_eq!(queue.next_deadline(), Some(later(3)));
         assert_eq!(queue.take(later(2)), None);
         assert_eq!(queue.take(later(3)), Some("a"));
-        assert_eq!(queue.due(), None);
+        assert_eq!(queue.next_deadline(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_gone_is_not_waited_for() {
+    async fn forget_clears_scheduled_retry() {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
-        let mut queue = Queue::default();
+        let mut queue = WorkQueue::default();
         queue.add_at("a", later(9));
         queue.add("a");
         assert_eq!(queue.take(now), Some("a"));
         queue.done(&"a");
-        assert_eq!(queue.due(), Some(later(9)), "somebody looked earlier for another reason");
+        assert_eq!(queue.next_deadline(), Some(later(9)), "somebody looked earlier for another reason");
         queue.add("a");
         assert_eq!(queue.take(now), Some("a"));
         queue.add_at("a", later(20));
         queue.forget(&"a");
         queue.done(&"a");
-        assert_eq!(queue.due(), Some(later(20)), "asked for while it was worked on");
+        assert_eq!(queue.next_deadline(), Some(later(20)), "asked for while it was worked on");
         assert_eq!(queue.take(later(20)), Some("a"));
         queue.forget(&"a");
         queue.done(&"a");
-        assert_eq!((queue.due(), queue.is_idle()), (None, true));
+        assert_eq!((queue.next_deadline(), queue.is_idle()), (None, true));
     }
 
     proptest! {
         /// Whatever is asked for after its last look is looked at again, and never by two at once.
         #[test]
-        fn no_key_is_lost_or_worked_on_twice(steps in prop::collection::vec((0..4u8, 0..3u8), 0..200)) {
+        fn no_key_is_lost_or_processed_concurrently(steps in prop::collection::vec((0..4u8, 0..3u8), 0..200)) {
             let now = Instant::now();
-            let mut queue: Queue<u8> = Queue::default();
+            let mut queue: WorkQueue<u8> = WorkQueue::default();
             let mut working: Vec<u8> = Vec::new();
-            let mut owed: HashSet<u8> = HashSet::new();
+            let mut pending: HashSet<u8> = HashSet::new();
             for (step, key) in steps {
                 match step {
-                    0 => { queue.add(key); owed.insert(key); }
-                    1 => { queue.add_at(key, now); owed.insert(key); }
+                    0 => { queue.add(key); pending.insert(key); }
+                    1 => { queue.add_at(key, now); pending.insert(key); }
                     2 => if let Some(key) = queue.take(now) {
                         prop_assert!(!working.contains(&key));
                         working.push(key);
-                        owed.remove(&key);
+                        pending.remove(&key);
                     },
                     _ => if let Some(key) = working.pop() { queue.done(&key) },
                 }
             }
             while let Some(key) = working.pop() { queue.done(&key) }
-            while let Some(key) = queue.take(now) { owed.remove(&key); queue.done(&key) }
-            prop_assert!(owed.is_empty());
+            while let Some(key) = queue.take(now) { pending.remove(&key); queue.done(&key) }
+            prop_assert!(pending.is_empty());
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 
-use crate::cloud::Place;
+use crate::cloud::CloudHandle;
 
 /// How the cluster was set up. What is not told is empty, and the loops that need it do without.
 #[derive(Clone, Debug, Default)]
@@ -25,24 +25,27 @@ pub struct Settings {
     /// The directory on nodes for volumes of the built-in storage class.
     pub local_storage: String,
     /// Who balances loads and routes packets.
-    pub cloud: Place,
+    pub cloud: CloudHandle,
     /// When a node that says nothing is believed to be gone.
-    pub silence: Silence,
+    pub node_monitor: NodeMonitorConfig,
 }
 
 /// How long nodes may say nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Silence {
+pub struct NodeMonitorConfig {
     /// One that has spoken before.
-    pub grace: SignedDuration,
+    pub grace_period: SignedDuration,
     /// A new one.
-    pub startup: SignedDuration,
+    pub startup_grace_period: SignedDuration,
 }
 
 /// As upstream's.
-impl Default for Silence {
-    fn default() -> Silence {
-        Silence { grace: SignedDuration::from_secs(50), startup: SignedDuration::from_secs(60) }
+impl Default for NodeMonitorConfig {
+    fn default() -> NodeMonitorConfig {
+        NodeMonitorConfig {
+            grace_period: SignedDuration::from_secs(50),
+            startup_grace_period: SignedDuration::from_secs(60),
+        }
     }
 }
 

@@ -4,18 +4,17 @@
 //! ([`pods`]) and what CRI asks for ([`calls`]); what a pod becomes in the kernel's terms is decided in [`translate`]
 //! and carried out by the supervisor. Read [`Embedded::open`].
 
-mod caller;
 mod calls;
 mod capability;
 mod cdi;
+mod events;
 mod exec;
 mod hooks;
 mod images;
 mod labels;
 mod launch;
+mod mountpoint_layer;
 mod network;
-mod news;
-mod places;
 mod pods;
 mod protocol;
 mod record;
@@ -24,6 +23,7 @@ mod serve;
 mod spec;
 mod streams;
 mod supervisor;
+mod supervisor_client;
 mod translate;
 mod usage;
 mod view;
@@ -41,19 +41,19 @@ use podnet::{Cidr, HostPort};
 use sys::cgroup::Cgroups;
 use tokio::sync::{Notify, watch};
 
-use crate::{Code, Error, Result};
-use news::News;
+use crate::{Error, ErrorCode, Result};
+use events::EventPublisher;
 use pods::{Pod, Pods};
 
 pub use labels::remove_default_profile;
 pub use network::Cni;
-pub use serve::{Reply, listen, serve, serve_with};
+pub use serve::{GrpcReply, listen, serve, serve_with};
 pub use supervisor::supervise;
 
 /// The cgroup of the supervisors of all nodes on this host, where there is one tree of cgroups.
-pub const SUPERVISORS: &str = "/skiff/supervisors";
+pub const SUPERVISORS_CGROUP: &str = "/skiff/supervisors";
 /// The beginning of the names of pods' links on this node.
-pub const LINKS: &str = "skp";
+pub const LINK_NAME_PREFIX: &str = "skp";
 
 /// Where things are and what they are called.
 #[derive(Clone, Debug)]
@@ -92,12 +92,12 @@ struct Inner {
     cgroups: Cgroups,
     /// A mount of the program that nothing can be written through.
     program: OwnedFd,
-    streams: streams::Server,
-    news: News,
+    streams: streams::StreamServer,
+    events: EventPublisher,
     /// Notified when networks of pods are to be compared with what they should be.
     networks: Arc<Notify>,
     /// Whether there may be pieces of images that are gone; also from before skiff was started.
-    owes_collection: AtomicBool,
+    needs_collection: AtomicBool,
 }
 
 impl Embedded {
@@ -105,18 +105,19 @@ impl Embedded {
     pub async fn open(config: Config) -> Result<Embedded> {
         let pods_dir = config.root.join("pods");
         std::fs::create_dir_all(&pods_dir).map_err(failed("make the directory of pods"))?;
-        sys::trees::spread(&pods_dir);
+        sys::trees::set_topdir_flag(&pods_dir);
         // Where they were once written down.
         let _ = std::fs::remove_dir_all(config.root.join("addresses"));
         let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
         images.clean();
-        places::make(&config.root).map_err(failed("make a layer of mount points"))?;
+        mountpoint_layer::create(&config.root).map_err(failed("make a layer of mount points"))?;
         let cgroups = Cgroups::of_host().map_err(failed("find cgroups"))?;
-        let program = launch::program(&config.program).map_err(failed("open the supervisor's program"))?;
-        let streams = streams::Server::start().await.map_err(failed("serve streams"))?;
+        let program =
+            launch::open_program(&config.program).map_err(failed("open the supervisor's program"))?;
+        let streams = streams::StreamServer::start().await.map_err(failed("serve streams"))?;
         let ranges = RwLock::new(config.ranges.clone());
-        let (pods, pool, news) = (Pods::default(), Pool::default(), News::default());
-        let owes_collection = AtomicBool::new(true);
+        let (pods, pool, events) = (Pods::default(), Pool::default(), EventPublisher::default());
+        let needs_collection = AtomicBool::new(true);
         let networks = Arc::new(Notify::new());
         let inner = Inner {
             config,
@@ -127,21 +128,21 @@ impl Embedded {
             cgroups,
             program,
             streams,
-            news,
+            events,
             networks: networks.clone(),
-            owes_collection,
+            needs_collection,
         };
         let embedded = Embedded { inner: Arc::new(inner) };
-        embedded.find_pods(&pods_dir).await;
+        embedded.recover_pods(&pods_dir).await;
         networks.notify_one();
-        embedded.keep_networks(networks);
+        embedded.watch_networks(networks);
         Ok(embedded)
     }
 
-    async fn find_pods(&self, directory: &Path) {
+    async fn recover_pods(&self, directory: &Path) {
         let (mut known, mut found) = (BTreeSet::new(), Vec::new());
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-            match Pod::read(&entry.path(), &self.inner.news) {
+            match Pod::read(&entry.path(), &self.inner.events) {
                 Ok(pod) => {
                     let pod = Arc::new(pod);
                     known.insert(pod.id.clone());
@@ -150,12 +151,12 @@ impl Embedded {
                     found.push(tokio::spawn(async move { own.take_over(pod).await }));
                 }
                 // It was not yet a pod when skiff was killed, or the power was cut while it was written down.
-                Err(error) if record::is_none(&error) => drop(sys::trees::remove(&entry.path())),
+                Err(error) if record::is_missing(&error) => drop(sys::trees::remove(&entry.path())),
                 // It may well be one that runs, and keeps its link. It is to end: another one will be made, and they
                 // must not both have its volumes.
                 Err(error) => {
                     tracing::warn!(%error, pod = %entry.path().display(), "cannot read a pod, ending it");
-                    let _ = caller::tell(&entry.path(), &protocol::Request::Stop).await;
+                    let _ = supervisor_client::call(&entry.path(), &protocol::SupervisorRequest::Stop).await;
                     known.insert(entry.file_name().to_string_lossy().into_owned());
                 }
             }
@@ -164,10 +165,12 @@ impl Embedded {
         for task in found {
             let _ = task.await;
         }
-        self.inner.tell_ports();
-        self.forget_by_cni(&known);
-        let links: BTreeSet<String> = known.iter().map(|id| link(id)).collect();
-        for link in podnet::links(LINKS).unwrap_or_default().iter().filter(|link| !links.contains(*link)) {
+        self.inner.publish_host_ports();
+        self.detach_removed_by_cni(&known);
+        let links: BTreeSet<String> = known.iter().map(|id| link_name(id)).collect();
+        for link in
+            podnet::links(LINK_NAME_PREFIX).unwrap_or_default().iter().filter(|link| !links.contains(*link))
+        {
             let _ = podnet::detach(link);
         }
     }
@@ -175,12 +178,12 @@ impl Embedded {
     async fn take_over(&self, pod: Arc<Pod>) {
         if pod.record.lock().is_unfinished {
             // Skiff was killed before the pod had its network; another one will be made.
-            let _ = caller::tell(&pod.directory, &protocol::Request::Stop).await;
+            let _ = supervisor_client::call(&pod.directory, &protocol::SupervisorRequest::Stop).await;
         }
         // One that has ended has no address any more, though it is written down; another may have it.
         if self.follow(&pod).await {
             for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
-                self.inner.pool.hold(ip, &pod.id);
+                self.inner.pool.reserve(ip, &pod.id);
             }
         }
     }
@@ -188,7 +191,7 @@ impl Embedded {
     /// Listens to a pod's supervisor; what is left when it is gone goes too. Answers whether there is one.
     async fn follow(&self, pod: &Arc<Pod>) -> bool {
         let inner = self.inner.clone();
-        pod.follow(move |pod| inner.bury(&pod)).await
+        pod.follow(move |pod| inner.cleanup_pod(&pod)).await
     }
 
     /// The images of this node.
@@ -200,24 +203,24 @@ impl Embedded {
 /// How many pods run that are recorded under the runtime's directory, whether a runtime does or not.
 pub fn count_running(root: &Path) -> usize {
     let pods = std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten();
-    pods.filter(|pod| caller::has_supervisor(&pod.path())).count()
+    pods.filter(|pod| supervisor_client::has_supervisor(&pod.path())).count()
 }
 
 /// The layers that containers stand on, by what is written down under the runtime's directory.
 pub fn layers_in_use(root: &Path) -> std::io::Result<BTreeSet<String>> {
     let mut layers = BTreeSet::new();
-    let news = News::default();
+    let events = EventPublisher::default();
     let pods = match std::fs::read_dir(root.join("pods")) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(layers),
         pods => pods?,
     };
     for pod in pods {
-        match Pod::read(&pod?.path(), &news) {
+        match Pod::read(&pod?.path(), &events) {
             Ok(pod) => {
                 let containers = pod.containers.lock();
                 layers.extend(containers.values().flat_map(|container| container.record.layers.clone()));
             }
-            Err(error) if record::is_none(&error) => {}
+            Err(error) if record::is_missing(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -230,28 +233,28 @@ impl Inner {
     }
 
     /// Ends whatever a pod without a supervisor has left.
-    fn bury(&self, pod: &Pod) {
+    fn cleanup_pod(&self, pod: &Pod) {
         let config = pod.record.lock().config.clone().unwrap_or_default();
         for id in pod.containers.lock().keys() {
             let _ = self.cgroups.kill(&translate::cgroup(&config, id));
         }
-        let _ = podnet::detach(&link(&pod.id));
-        self.tell_ports();
+        let _ = podnet::detach(&link_name(&pod.id));
+        self.publish_host_ports();
     }
 
     /// Says which ports of this machine are wanted now.
-    fn tell_ports(&self) {
-        let mut wanted = Vec::new();
+    fn publish_host_ports(&self) {
+        let mut desired = Vec::new();
         for pod in self.pods.all() {
             let record = pod.record.lock();
             if record.opens_ports && *pod.is_ready.borrow() {
-                wanted.extend(translate::host_ports(&pod.id, &record));
+                desired.extend(translate::host_ports(&pod.id, &record));
             }
         }
-        wanted.sort_by(|one, other| (&one.pod, one.host_port).cmp(&(&other.pod, other.host_port)));
+        desired.sort_by(|one, other| (&one.pod, one.host_port).cmp(&(&other.pod, other.host_port)));
         self.config.host_ports.send_if_modified(|known| {
-            let is_new = *known != wanted;
-            *known = wanted;
+            let is_new = *known != desired;
+            *known = desired;
             is_new
         });
     }
@@ -271,34 +274,34 @@ fn now() -> i64 {
 }
 
 /// Opens what is at a path below a root, out of which no link leads.
-fn open_inside(root: impl std::os::fd::AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
+fn open_in_root(root: impl std::os::fd::AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, ResolveFlags};
     /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
-    const TRIES: usize = 1000;
+    const MAX_OPEN_ATTEMPTS: usize = 1000;
     let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let open =
         || rustix::fs::openat2(&root, path.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), inside);
-    let mut tried = (0..TRIES).map(|_| open());
-    tried
+    let mut attempts = (0..MAX_OPEN_ATTEMPTS).map(|_| open());
+    attempts
         .find(|found| !matches!(found, Err(rustix::io::Errno::AGAIN)))
         .unwrap_or(Err(rustix::io::Errno::AGAIN))
 }
 
 /// The name of a pod's link on this node; the kernel allows 15 letters.
-fn link(id: &str) -> String {
-    format!("{LINKS}{}", id.get(..12).unwrap_or(id))
+fn link_name(id: &str) -> String {
+    format!("{LINK_NAME_PREFIX}{}", id.get(..12).unwrap_or(id))
 }
 
 fn not_found(call: &'static str, message: String) -> Error {
-    Error::Refused { call, code: Code::NotFound, message }
+    Error::Rejected { call, code: ErrorCode::NotFound, message }
 }
 
-fn refused(call: &'static str, message: impl Into<String>) -> Error {
-    Error::Refused { call, code: Code::Other, message: message.into() }
+fn call_error(call: &'static str, message: impl Into<String>) -> Error {
+    Error::Rejected { call, code: ErrorCode::Other, message: message.into() }
 }
 
 /// An error with all its causes, for a message that stands alone.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -309,5 +312,5 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 fn failed<E: std::error::Error>(doing: &'static str) -> impl FnOnce(E) -> Error {
-    move |error| refused("start", format!("cannot {doing}: {}", chain(&error)))
+    move |error| call_error("start", format!("cannot {doing}: {}", error_chain(&error)))
 }

@@ -6,7 +6,7 @@
 
 pub mod cri;
 pub mod embedded;
-pub mod leftovers;
+pub mod orphans;
 mod remote;
 mod socket;
 
@@ -23,21 +23,21 @@ use cri::{
 
 pub use embedded::Embedded;
 pub use remote::Remote;
-pub use socket::{Refusal, Socket};
+pub use socket::{GrpcClient, RpcError};
 pub use tonic::Code as RefusalCode;
 
 /// Why the runtime did not do as it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{call}: {message}")]
-    Refused { call: &'static str, code: Code, message: String },
+    Rejected { call: &'static str, code: ErrorCode, message: String },
     #[error("the container runtime at {socket} cannot be reached: is it running?")]
     Unreachable { socket: PathBuf, message: String },
 }
 
 /// What kind of refusal it is, as far as anybody cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
+pub enum ErrorCode {
     NotFound,
     /// It took longer than was allowed.
     Timeout,
@@ -47,20 +47,20 @@ pub enum Code {
 
 impl Error {
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Error::Refused { code: Code::NotFound, .. })
+        matches!(self, Error::Rejected { code: ErrorCode::NotFound, .. })
     }
 
     /// What the runtime itself said, without who was asked for what.
     pub fn message(&self) -> String {
         match self {
-            Error::Refused { message, .. } => message.clone(),
+            Error::Rejected { message, .. } => message.clone(),
             Error::Unreachable { .. } => self.to_string(),
         }
     }
 }
 
 /// How often a runtime is asked what it has that does not tell by itself.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -74,7 +74,7 @@ pub trait Runtime: Send + Sync + 'static {
         Ok(BTreeMap::new())
     }
     /// Whether containers can be given what is mounted here. Elsewhere nobody would see more of it than an empty directory.
-    async fn sees_mounts(&self) -> bool {
+    async fn shares_mount_namespace(&self) -> bool {
         true
     }
     /// Tells which addresses this node's pods get, where the runtime cares.
@@ -82,14 +82,14 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Waits until something may have happened to pods or containers since this answered last; 0 is for the first time.
     /// Most runtimes do not tell, so that it is time to look again after a while.
-    async fn changed(&self, _since: u64) -> u64 {
-        tokio::time::sleep(LOOK_AGAIN).await;
+    async fn wait_for_change(&self, _since: u64) -> u64 {
+        tokio::time::sleep(DEFAULT_POLL_INTERVAL).await;
         0
     }
 
     /// Removes what it has forgotten when it was killed, and says how much that was. For one that forgets nothing there
     /// is nothing to do.
-    async fn sweep(&self) -> Result<usize> {
+    async fn remove_orphans(&self) -> Result<usize> {
         Ok(0)
     }
 

@@ -11,38 +11,38 @@ use tokio::net::UnixStream;
 use tokio::sync::{RwLock, watch};
 
 use crate::cri::*;
-use crate::leftovers::{self, Begun};
-use crate::{Code, Error, LOOK_AGAIN, Refusal, Result, Runtime, Socket};
+use crate::orphans::{self, ProcessInstance};
+use crate::{DEFAULT_POLL_INTERVAL, Error, ErrorCode, GrpcClient, Result, RpcError, Runtime};
 
 /// What upstream's kubelet allows a runtime for one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often one that tells of events is looked at all the same, in case one got lost.
-const LOOK_ANYWAY: Duration = Duration::from_secs(300);
+const FALLBACK_POLL_INTERVAL: Duration = Duration::from_secs(300);
 /// How long a runtime, or whoever asked it before us, may still forget something after it was killed.
-const SWEPT_FOR: Duration = Duration::from_secs(40);
+const ORPHAN_SCAN_PERIOD: Duration = Duration::from_secs(40);
 /// Images are large and registries far away.
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// containerd, CRI-O or any other.
 #[derive(Clone)]
 pub struct Remote {
-    socket: Socket,
+    socket: GrpcClient,
     /// Counts its events; nobody counts for one that has none.
-    news: Arc<OnceLock<watch::Receiver<u64>>>,
+    event_count: Arc<OnceLock<watch::Receiver<u64>>>,
     /// Held by whoever makes a pod, and by whoever wants that nobody does.
-    making: Arc<RwLock<()>>,
+    sandbox_creation: Arc<RwLock<()>>,
     /// The runtime that is swept, of those that come one after the other: since when it is known, and whether it is done.
-    swept: Arc<Mutex<Option<(Begun, Instant, bool)>>>,
+    orphan_scan: Arc<Mutex<Option<(ProcessInstance, Instant, bool)>>>,
 }
 
 impl Remote {
     /// `socket` may be written as `unix:///run/…`.
     pub fn new(socket: &str) -> Remote {
         Remote {
-            socket: Socket::new(socket),
-            news: Arc::default(),
-            making: Arc::default(),
-            swept: Arc::default(),
+            socket: GrpcClient::new(socket),
+            event_count: Arc::default(),
+            sandbox_creation: Arc::default(),
+            orphan_scan: Arc::default(),
         }
     }
 
@@ -55,22 +55,22 @@ impl Remote {
         Q: prost::Message,
         A: prost::Message + Default,
     {
-        self.socket.call(call, question, timeout).await.map_err(|refusal| self.refused(call, refusal))
+        self.socket.call(call, question, timeout).await.map_err(|error| self.to_error(call, error))
     }
 
-    fn refused(&self, call: &'static str, refusal: Refusal) -> Error {
-        let code = match refusal.code {
+    fn to_error(&self, call: &'static str, error: RpcError) -> Error {
+        let code = match error.code {
             tonic::Code::Unavailable => {
                 let socket = self.socket.path().to_owned();
-                return Error::Unreachable { socket, message: refusal.message };
+                return Error::Unreachable { socket, message: error.message };
             }
-            tonic::Code::NotFound => Code::NotFound,
-            tonic::Code::DeadlineExceeded => Code::Timeout,
-            tonic::Code::Unimplemented => Code::Unimplemented,
-            _ => Code::Other,
+            tonic::Code::NotFound => ErrorCode::NotFound,
+            tonic::Code::DeadlineExceeded => ErrorCode::Timeout,
+            tonic::Code::Unimplemented => ErrorCode::Unimplemented,
+            _ => ErrorCode::Other,
         };
         let call = call.rsplit('/').next().unwrap_or(call);
-        Error::Refused { call, code, message: refusal.message }
+        Error::Rejected { call, code, message: error.message }
     }
 
     async fn runtime<Q, A>(&self, call: &'static str, question: &Q) -> Result<A>
@@ -82,13 +82,13 @@ impl Remote {
     }
 
     /// The process that answers, where it can be seen from here.
-    async fn process(&self) -> Option<Begun> {
+    async fn server_process(&self) -> Option<ProcessInstance> {
         let stream = UnixStream::connect(self.socket.path()).await.ok()?;
-        Begun::of(stream.peer_cred().ok()?.pid()?)
+        ProcessInstance::of(stream.peer_cred().ok()?.pid()?)
     }
 
     /// For questions that only name something, where what is gone already is as good as done.
-    async fn end(&self, call: &'static str, id: &str) -> Result<()> {
+    async fn call_allow_not_found(&self, call: &'static str, id: &str) -> Result<()> {
         match self.runtime::<_, Empty>(call, &Id { id: id.to_owned() }).await {
             Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
@@ -110,20 +110,24 @@ fn map(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// An answer must have in it what was asked for.
-fn present<T>(call: &'static str, part: Option<T>) -> Result<T> {
-    part.ok_or_else(|| Error::Refused { call, code: Code::Other, message: "the answer is empty".into() })
+fn required<T>(call: &'static str, part: Option<T>) -> Result<T> {
+    part.ok_or_else(|| Error::Rejected {
+        call,
+        code: ErrorCode::Other,
+        message: "the answer is empty".into(),
+    })
 }
 
 /// Counts the runtime's events until nobody wants to know, or it turns out that there are none to be had.
-async fn listen(socket: Socket, told: watch::Sender<u64>) {
+async fn listen(socket: GrpcClient, event_sender: watch::Sender<u64>) {
     const PAUSE: Duration = Duration::from_secs(1);
-    let count = || told.send_modify(|count| *count = count.wrapping_add(1));
+    let count = || event_sender.send_modify(|count| *count = count.wrapping_add(1));
     loop {
         let ended = tokio::select! {
             ended = socket.listen(path!("GetContainerEvents"), &Empty {}, |_| count()) => ended,
-            () = told.closed() => return,
+            () = event_sender.closed() => return,
         };
-        if ended.is_err_and(|refusal| refusal.code == tonic::Code::Unimplemented) {
+        if ended.is_err_and(|error| error.code == tonic::Code::Unimplemented) {
             return;
         }
         // Much may have happened meanwhile.
@@ -134,12 +138,12 @@ async fn listen(socket: Socket, told: watch::Sender<u64>) {
 
 #[async_trait]
 impl Runtime for Remote {
-    async fn sees_mounts(&self) -> bool {
+    async fn shares_mount_namespace(&self) -> bool {
         let peer =
             tokio::net::UnixStream::connect(self.socket.path()).await.and_then(|there| there.peer_cred());
         let pid = peer.ok().and_then(|peer| peer.pid()).map_or_else(String::new, |pid| pid.to_string());
         let mounts = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/mnt")).ok();
-        mounts(&pid).is_some_and(|theirs| mounts("self") == Some(theirs))
+        mounts(&pid).is_some_and(|remote_namespace| mounts("self") == Some(remote_namespace))
     }
 
     async fn version(&self) -> Result<VersionResponse> {
@@ -155,19 +159,20 @@ impl Runtime for Remote {
         Ok(answer.info)
     }
 
-    async fn changed(&self, since: u64) -> u64 {
+    async fn wait_for_change(&self, since: u64) -> u64 {
         let begin = || {
-            let (told, news) = watch::channel(0);
-            tokio::spawn(listen(self.socket.clone(), told));
-            news
+            let (event_sender, event_count) = watch::channel(0);
+            tokio::spawn(listen(self.socket.clone(), event_sender));
+            event_count
         };
-        let mut news = self.news.get_or_init(begin).clone();
-        let told = async { news.wait_for(|count| *count > since).await.ok().map(|count| *count) };
-        match tokio::time::timeout(LOOK_ANYWAY, told).await {
+        let mut event_count = self.event_count.get_or_init(begin).clone();
+        let next_event =
+            async { event_count.wait_for(|count| *count > since).await.ok().map(|count| *count) };
+        match tokio::time::timeout(FALLBACK_POLL_INTERVAL, next_event).await {
             Ok(Some(count)) => count,
             // It does not tell.
             Ok(None) => {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(DEFAULT_POLL_INTERVAL).await;
                 since
             }
             Err(_) => since,
@@ -180,16 +185,16 @@ impl Runtime for Remote {
         self.runtime::<_, Empty>(path!("UpdateRuntimeConfig"), &request).await.map(drop)
     }
 
-    async fn sweep(&self) -> Result<usize> {
-        let Some(runtime) = self.process().await else { return Ok(0) };
-        let known = self.swept.lock().filter(|(known, ..)| *known == runtime);
+    async fn remove_orphans(&self) -> Result<usize> {
+        let Some(runtime) = self.server_process().await else { return Ok(0) };
+        let known = self.orphan_scan.lock().filter(|(known, ..)| *known == runtime);
         let (_, since, is_done) = known.unwrap_or((runtime, Instant::now(), false));
-        *self.swept.lock() = Some((runtime, since, is_done));
+        *self.orphan_scan.lock() = Some((runtime, since, is_done));
         if is_done {
             return Ok(0);
         }
         // Of a pod that is being made there is already something, but nobody in it. There will be a better time.
-        let Ok(_nobody_makes_one) = self.making.try_write() else { return Ok(0) };
+        let Ok(_nobody_makes_one) = self.sandbox_creation.try_write() else { return Ok(0) };
         let sandboxes = self.sandboxes(&[]).await?;
         // Whoever runs pods as machines may have nobody in their networks.
         let are_plain = sandboxes.iter().all(|sandbox| sandbox.runtime_handler.is_empty());
@@ -200,7 +205,9 @@ impl Runtime for Remote {
                 self.runtime::<_, PodSandboxStatusResponse>(path!("PodSandboxStatus"), &request).await;
             match answer {
                 Err(error) if error.is_not_found() => {}
-                answer => known.extend(answer?.info.get("info").and_then(|info| leftovers::network_of(info))),
+                answer => {
+                    known.extend(answer?.info.get("info").and_then(|info| orphans::sandbox_netns(info)))
+                }
             }
         }
         let ready = PodSandboxState::Ready;
@@ -208,24 +215,26 @@ impl Runtime for Remote {
         let running = running.map(|sandbox| sandbox.id).collect();
         let config = self.details().await?.remove("config").unwrap_or_default();
         let socket = self.socket.path().to_owned();
-        let sweep = move || {
-            let shims = leftovers::end_forgotten_shims(&socket, &running);
-            let networks = leftovers::networks(&config);
+        let remove_orphans = move || {
+            let killed_shims = orphans::kill_orphan_shims(&socket, &running);
+            let networks = orphans::netns_dir(&config);
             let removed =
-                if are_plain { leftovers::remove_empty_networks(runtime, &networks, &known)? } else { 0 };
-            Ok::<_, std::io::Error>(shims + removed)
+                if are_plain { orphans::remove_unused_netns(runtime, &networks, &known)? } else { 0 };
+            Ok::<_, std::io::Error>(killed_shims + removed)
         };
-        let swept = tokio::task::spawn_blocking(sweep).await.unwrap_or_else(|error| Err(error.into()));
+        let result =
+            tokio::task::spawn_blocking(remove_orphans).await.unwrap_or_else(|error| Err(error.into()));
         // Whatever stands against it will do so again.
-        *self.swept.lock() = Some((runtime, since, swept.is_err() || since.elapsed() > SWEPT_FOR));
-        swept.map_err(|error| {
+        *self.orphan_scan.lock() =
+            Some((runtime, since, result.is_err() || since.elapsed() > ORPHAN_SCAN_PERIOD));
+        result.map_err(|error| {
             let message = format!("cannot remove the networks of pods that are gone: {error}");
-            Error::Refused { call: "sweep", code: Code::Other, message }
+            Error::Rejected { call: "sweep", code: ErrorCode::Other, message }
         })
     }
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
-        let _making = self.making.read().await;
+        let _guard = self.sandbox_creation.read().await;
         let request =
             RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         let answer: RunPodSandboxResponse = self.runtime(path!("RunPodSandbox"), &request).await?;
@@ -233,17 +242,17 @@ impl Runtime for Remote {
     }
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {
-        self.end(path!("StopPodSandbox"), id).await
+        self.call_allow_not_found(path!("StopPodSandbox"), id).await
     }
 
     async fn remove_sandbox(&self, id: &str) -> Result<()> {
-        self.end(path!("RemovePodSandbox"), id).await
+        self.call_allow_not_found(path!("RemovePodSandbox"), id).await
     }
 
     async fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatus> {
         let request = PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
         let answer: PodSandboxStatusResponse = self.runtime(path!("PodSandboxStatus"), &request).await?;
-        present("PodSandboxStatus", answer.status)
+        required("PodSandboxStatus", answer.status)
     }
 
     async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>> {
@@ -283,13 +292,13 @@ impl Runtime for Remote {
     }
 
     async fn remove_container(&self, id: &str) -> Result<()> {
-        self.end(path!("RemoveContainer"), id).await
+        self.call_allow_not_found(path!("RemoveContainer"), id).await
     }
 
     async fn container_status(&self, id: &str) -> Result<ContainerStatus> {
         let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         let answer: ContainerStatusResponse = self.runtime(path!("ContainerStatus"), &request).await?;
-        present("ContainerStatus", answer.status)
+        required("ContainerStatus", answer.status)
     }
 
     async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>> {

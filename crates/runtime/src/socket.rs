@@ -14,11 +14,11 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
 /// The answers of a node full of pods are larger than most.
-const LARGEST_ANSWER: usize = 16 << 20;
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 /// Somebody who can be asked over a Unix socket.
 #[derive(Clone, Debug)]
-pub struct Socket {
+pub struct GrpcClient {
     channel: Channel,
     path: PathBuf,
 }
@@ -26,20 +26,20 @@ pub struct Socket {
 /// Why there is no answer.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("rpc error: code = {code:?} desc = {message}")]
-pub struct Refusal {
+pub struct RpcError {
     pub code: Code,
     pub message: String,
 }
 
-impl From<Status> for Refusal {
-    fn from(status: Status) -> Refusal {
-        Refusal { code: status.code(), message: status.message().to_owned() }
+impl From<Status> for RpcError {
+    fn from(status: Status) -> RpcError {
+        RpcError { code: status.code(), message: status.message().to_owned() }
     }
 }
 
-impl Socket {
+impl GrpcClient {
     /// `path` may be written as `unix:///run/…`.
-    pub fn new(path: &str) -> Socket {
+    pub fn new(path: &str) -> GrpcClient {
         let path = PathBuf::from(path.strip_prefix("unix://").unwrap_or(path));
         let target = path.clone();
         let connect = move |_: Uri| {
@@ -48,7 +48,7 @@ impl Socket {
         };
         // The address is only for headers; the connector knows where to go.
         let endpoint = Endpoint::from_static("http://localhost");
-        Socket { channel: endpoint.connect_with_connector_lazy(tower::service_fn(connect)), path }
+        GrpcClient { channel: endpoint.connect_with_connector_lazy(tower::service_fn(connect)), path }
     }
 
     pub fn path(&self) -> &Path {
@@ -56,14 +56,14 @@ impl Socket {
     }
 
     /// Asks; `call` is the path of a method, such as `/csi.v1.Node/NodeGetInfo`.
-    pub async fn call<Q, A>(&self, call: &'static str, question: &Q, timeout: Duration) -> Result<A, Refusal>
+    pub async fn call<Q, A>(&self, call: &'static str, question: &Q, timeout: Duration) -> Result<A, RpcError>
     where
         Q: prost::Message,
         A: prost::Message + Default,
     {
-        let answer = self.carry(call, question.encode_to_vec().into(), timeout).await?;
+        let answer = self.call_raw(call, question.encode_to_vec().into(), timeout).await?;
         A::decode(answer)
-            .map_err(|error| Refusal { code: Code::Internal, message: format!("{call}: {error}") })
+            .map_err(|error| RpcError { code: Code::Internal, message: format!("{call}: {error}") })
     }
 
     /// Asks for answers that come as things happen; `heard` is called for each. Ends when there will be no more.
@@ -71,30 +71,35 @@ impl Socket {
         &self,
         call: &'static str,
         question: &Q,
-        mut heard: impl FnMut(Bytes),
-    ) -> Result<(), Refusal>
+        mut on_message: impl FnMut(Bytes),
+    ) -> Result<(), RpcError>
     where
         Q: prost::Message,
     {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let question = tonic::Request::new(Bytes::from(question.encode_to_vec()));
-        let answer = grpc.server_streaming(question, PathAndQuery::from_static(call), Raw).await?;
-        let mut answers = answer.into_inner();
-        while let Some(answer) = answers.message().await? {
-            heard(answer);
+        let answer = grpc.server_streaming(question, PathAndQuery::from_static(call), RawCodec).await?;
+        let mut responses = answer.into_inner();
+        while let Some(answer) = responses.message().await? {
+            on_message(answer);
         }
         Ok(())
     }
 
-    async fn carry(&self, call: &'static str, question: Bytes, timeout: Duration) -> Result<Bytes, Refusal> {
+    async fn call_raw(
+        &self,
+        call: &'static str,
+        question: Bytes,
+        timeout: Duration,
+    ) -> Result<Bytes, RpcError> {
         let mut grpc =
-            tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER);
-        let asked = async {
+            tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let response = async {
             grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-            grpc.unary(tonic::Request::new(question), PathAndQuery::from_static(call), Raw).await
+            grpc.unary(tonic::Request::new(question), PathAndQuery::from_static(call), RawCodec).await
         };
-        match tokio::time::timeout(timeout, asked).await {
+        match tokio::time::timeout(timeout, response).await {
             Ok(answer) => Ok(answer?.into_inner()),
             Err(_) => Err(Status::deadline_exceeded(format!("no answer within {timeout:?}")).into()),
         }
@@ -102,24 +107,24 @@ impl Socket {
 }
 
 /// Bytes as they are.
-struct Raw;
+struct RawCodec;
 
-impl Codec for Raw {
+impl Codec for RawCodec {
     type Encode = Bytes;
     type Decode = Bytes;
-    type Encoder = Raw;
-    type Decoder = Raw;
+    type Encoder = RawCodec;
+    type Decoder = RawCodec;
 
-    fn encoder(&mut self) -> Raw {
-        Raw
+    fn encoder(&mut self) -> RawCodec {
+        RawCodec
     }
 
-    fn decoder(&mut self) -> Raw {
-        Raw
+    fn decoder(&mut self) -> RawCodec {
+        RawCodec
     }
 }
 
-impl Encoder for Raw {
+impl Encoder for RawCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -129,7 +134,7 @@ impl Encoder for Raw {
     }
 }
 
-impl Decoder for Raw {
+impl Decoder for RawCodec {
     type Item = Bytes;
     type Error = Status;
 

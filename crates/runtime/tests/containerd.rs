@@ -11,7 +11,7 @@ use runtime::{Remote, Runtime};
 use testkit::Containerd;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_lives_and_dies() {
+async fn runs_a_pod_from_start_to_removal() {
     let dir = tempfile::tempdir().unwrap();
     let containerd = Containerd::start(dir.path()).unwrap();
     let runtime = Remote::new(&format!("unix://{}", containerd.socket().display()));
@@ -58,8 +58,8 @@ async fn a_pod_lives_and_dies() {
     let long = runtime.create_container(&sandbox, &long, &sandbox_config).await.unwrap();
     runtime.start_container(&long).await.unwrap();
     let command = ["sh", "-c", "echo out; echo err >&2; exit 7"].map(str::to_owned);
-    let said = runtime.exec_sync(&long, &command, Duration::from_secs(10)).await.unwrap();
-    assert_eq!((said.stdout, said.stderr, said.exit_code), (b"out\n".to_vec(), b"err\n".to_vec(), 7));
+    let output = runtime.exec_sync(&long, &command, Duration::from_secs(10)).await.unwrap();
+    assert_eq!((output.stdout, output.stderr, output.exit_code), (b"out\n".to_vec(), b"err\n".to_vec(), 7));
     assert_eq!(runtime.containers(&[]).await.unwrap().len(), 2);
 
     // What is gone already is no failure.
@@ -75,7 +75,7 @@ async fn a_pod_lives_and_dies() {
 }
 
 #[tokio::test]
-async fn without_a_runtime_the_error_says_where_it_was_looked_for() {
+async fn unreachable_error_names_the_socket() {
     let error = Remote::new("/nonexistent/containerd.sock").version().await.unwrap_err();
     assert_eq!(
         error.to_string(),

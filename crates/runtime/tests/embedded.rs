@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         let executor = tokio::runtime::Runtime::new().expect("an executor");
         let (count, seed) = (count.parse().expect("a number"), seed.parse().expect("a number"));
         let group = format!("skiff-test-{parent}");
-        executor.block_on(churn::work(Path::new(directory), count, seed, &group));
+        executor.block_on(churn::run_worker(Path::new(directory), count, seed, &group));
         return ExitCode::SUCCESS;
     }
     // What a test runner asks of any test program.
@@ -61,8 +61,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let named = |name: &str| arguments.iter().any(|argument| argument == name);
-    let apart = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
-    if !Path::new("/bin/busybox").exists() || sys::process::unshare(apart).is_err() {
+    let unshare_flags = UnshareFlags::NEWNET | UnshareFlags::NEWNS;
+    if !Path::new("/bin/busybox").exists() || sys::process::unshare(unshare_flags).is_err() {
         eprintln!("skipped: needs root and busybox-static");
         return ExitCode::SUCCESS;
     }

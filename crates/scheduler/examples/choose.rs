@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use scheduler::algorithm::NoExtenders;
 use scheduler::config::Config;
 use scheduler::engine::{Action, Delta, Engine, Event};
-use scheduler::framework::registry::BUILT_IN;
+use scheduler::framework::registry::IN_TREE_PLUGINS;
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let nodes: usize = arguments.next().unwrap_or_else(|| "1000".to_owned()).parse()?;
     let pods: usize = arguments.next().unwrap_or_else(|| "10000".to_owned()).parse()?;
     let shape = arguments.next().unwrap_or_else(|| "basic".to_owned());
-    let mut engine = Engine::new(&Config::standard(), BUILT_IN, Arc::new(NoExtenders), 1)?;
+    let mut engine = Engine::new(&Config::with_defaults(), IN_TREE_PLUGINS, Arc::new(NoExtenders), 1)?;
     let now = Timestamp::from_second(1_000_000)?;
     for i in 0..nodes {
         let node: Node = serde_json::from_value(node(i))?;
@@ -46,11 +46,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let object: Pod = serde_json::from_value(pod(&format!("pod-{i}"), &shape))?;
         waiting.push(Arc::new(object));
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let (mut bound, mut failed) = (0, 0);
     for object in waiting {
         engine.handle(Event::Pod(Delta { before: None, after: Some(object) }), now);
-        engine.step(now);
+        engine.schedule_one(now);
         for action in engine.actions() {
             match action {
                 Action::Bind(binding) => {
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     println!(
         "{nodes} nodes, {shape}: {:.0} pods/s, {:.1} us each ({bound} placed, {failed} made room)",
         pods as f64 / seconds,

@@ -54,9 +54,9 @@ fn answer(mut stream: TcpStream) -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    let asked: Value = serde_json::from_slice(&body)?;
+    let request: Value = serde_json::from_slice(&body)?;
     let names: Vec<&str> =
-        asked["NodeNames"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        request["NodeNames"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let reply = match first.split_whitespace().nth(1) {
         Some("/filter") => filter(&names),
         Some("/prioritize") => prioritize(&names),
@@ -79,8 +79,8 @@ fn filter(names: &[&str]) -> Value {
         .filter(|name| odd(name))
         .map(|name| ((*name).to_owned(), "node(s) were odd".into()))
         .collect();
-    let kept: Vec<&&str> = names.iter().filter(|name| !odd(name)).collect();
-    json!({"NodeNames": kept, "FailedNodes": failed, "Error": ""})
+    let passed: Vec<&&str> = names.iter().filter(|name| !odd(name)).collect();
+    json!({"NodeNames": passed, "FailedNodes": failed, "Error": ""})
 }
 
 /// Scores from 0 to 10, times the weight in the configuration.

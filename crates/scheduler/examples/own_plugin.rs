@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use reconcile::{Clock, Ctx};
 use scheduler::config::Config;
-use scheduler::framework::registry::Row;
+use scheduler::framework::registry::RegistryEntry;
 use scheduler::framework::{
-    Change, Cycle, Plain, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring, Status, normalized,
+    ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, PreScore, PreScoreResult, Requeue,
+    Score, Status, default_normalize_score,
 };
 use scheduler::state::{NodeId, NodeInfo, PodInfo, State};
 use serde_json::Value;
@@ -37,7 +38,8 @@ profiles:
 ";
 
 /// Not part of any profile that does not name it.
-const TEMPERATURE: Row = Row { name: "Temperature", make, weight: 1, default: false };
+const TEMPERATURE: RegistryEntry =
+    RegistryEntry { name: "Temperature", factory: make, weight: 1, default: false };
 
 struct Temperature {
     limit: i64,
@@ -60,8 +62,8 @@ fn degrees(node: &NodeInfo) -> i64 {
 }
 
 impl PreFilter for Temperature {
-    fn pre_filter<'c>(&'c self, _: &Cycle<'c>) -> Prepared<'c> {
-        Prepared::Filter(Box::new(Plain(|node: &NodeInfo| {
+    fn pre_filter<'c>(&'c self, _: &Cycle<'c>) -> PreFilterResult<'c> {
+        PreFilterResult::Filter(Box::new(FnFilter(|node: &NodeInfo| {
             if degrees(node) > self.limit {
                 return Status::unresolvable("node(s) were too warm");
             }
@@ -71,8 +73,8 @@ impl PreFilter for Temperature {
 }
 
 impl PreScore for Temperature {
-    fn pre_score<'c>(&'c self, _: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
-        Scoring::Score(Box::new(Coolness))
+    fn pre_score<'c>(&'c self, _: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
+        PreScoreResult::Score(Box::new(Coolness))
     }
 }
 
@@ -85,14 +87,14 @@ impl Score for Coolness {
 
     fn normalize(&self, _: &[NodeId], scores: &mut [i64]) {
         // The warmest gets nothing.
-        normalized(scores, true);
+        default_normalize_score(scores, true);
     }
 }
 
 /// Without this, every change would wake the pods the plugin has turned away.
 impl Requeue for Temperature {
-    fn helps(&self, _: &PodInfo, change: &Change<'_>, _: &State) -> bool {
-        matches!(change, Change::Node(pair) if pair.new.is_some_and(|node| degrees(node) <= self.limit))
+    fn is_schedulable_after_change(&self, _: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
+        matches!(change, ClusterEvent::Node(pair) if pair.new.is_some_and(|node| degrees(node) <= self.limit))
     }
 }
 

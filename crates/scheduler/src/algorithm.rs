@@ -12,32 +12,37 @@ pub use diagnosis::{Diagnosis, FitError};
 pub use random::Random;
 
 use crate::framework::{
-    Attempt, Chore, Code, Cycle, Filters, Nominations, Prepared, Profile, Rescue, Scoring, Status,
+    CleanupTask, Code, Cycle, Filters, Nominations, PostFilterContext, PostFilterResult, PreFilterResult,
+    PreScoreResult, Profile, Status,
 };
 use crate::metrics::Metrics;
-use crate::metrics::stopwatch::Stopwatch;
+use crate::metrics::plugin_timer::PluginTimer;
 use crate::state::{NodeId, State};
 
 /// With fewer nodes than this all are looked at.
-const MIN_FEASIBLE: usize = 100;
+const MIN_FEASIBLE_NODES_TO_FIND: usize = 100;
 /// At least this part of the nodes is looked at, in percent.
-const MIN_PERCENTAGE: usize = 5;
+const MIN_FEASIBLE_NODES_PERCENTAGE_TO_FIND: usize = 5;
 
 /// The node that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct ScheduleResult {
     pub node: Arc<str>,
     /// How many nodes were looked at, and how many passed.
-    pub evaluated: usize,
-    pub feasible: usize,
+    pub evaluated_nodes: usize,
+    pub feasible_nodes: usize,
 }
 
 /// Why no node was found.
-pub enum Failure {
+pub enum ScheduleFailure {
     /// There are no nodes.
     NoNodes,
     /// No node will do. With what was found to make room.
-    Unfit { error: Box<FitError>, rescue: Option<(Arc<str>, Vec<Arc<crate::state::PodInfo>>)>, clear: bool },
+    Unschedulable {
+        error: Box<FitError>,
+        nomination: Option<(Arc<str>, Vec<Arc<crate::state::PodInfo>>)>,
+        clear_nomination: bool,
+    },
     /// Something went wrong.
     Error(String),
 }
@@ -47,9 +52,9 @@ pub trait Extenders: Send + Sync {
     /// Whether there are none.
     fn is_empty(&self) -> bool;
     /// Whether any of them filters nodes.
-    fn filters(&self) -> bool;
+    fn is_filter(&self) -> bool;
     /// Whether any of them scores nodes.
-    fn scores(&self) -> bool;
+    fn is_scorer(&self) -> bool;
     /// Takes out nodes, with statuses for them; fails the attempt by an error.
     fn filter(
         &self,
@@ -82,11 +87,11 @@ impl Extenders for NoExtenders {
         true
     }
 
-    fn filters(&self) -> bool {
+    fn is_filter(&self) -> bool {
         false
     }
 
-    fn scores(&self) -> bool {
+    fn is_scorer(&self) -> bool {
         false
     }
 
@@ -106,24 +111,24 @@ pub struct Algorithm {
     pub random: Random,
     pub metrics: Arc<Metrics>,
     /// Measures the plugins of the last attempt.
-    pub watch: Stopwatch,
+    pub timer: PluginTimer,
     attempts: u64,
     /// What the post-filters of the last attempt would have done.
-    pub chores: Vec<Chore>,
+    pub cleanup_tasks: Vec<CleanupTask>,
 }
 
 impl Algorithm {
     /// A new start. The seed decides between equal nodes.
     pub fn new(percentage: i32, seed: u64) -> Algorithm {
-        let (metrics, watch) = (Arc::default(), Stopwatch::default());
+        let (metrics, timer) = (Arc::default(), PluginTimer::default());
         Algorithm {
             percentage,
             next_start: 0,
             random: Random::new(seed),
             metrics,
-            watch,
+            timer,
             attempts: 0,
-            chores: Vec::new(),
+            cleanup_tasks: Vec::new(),
         }
     }
 
@@ -134,112 +139,121 @@ impl Algorithm {
         cycle: &Cycle<'_>,
         nominations: &dyn Nominations,
         extenders: &dyn Extenders,
-    ) -> Result<Placement, Failure> {
+    ) -> Result<ScheduleResult, ScheduleFailure> {
         if cycle.state.order().is_empty() {
-            return Err(Failure::NoNodes);
+            return Err(ScheduleFailure::NoNodes);
         }
-        self.watch = Stopwatch::for_attempt(self.attempts, &self.metrics);
+        self.timer = PluginTimer::for_attempt(self.attempts, &self.metrics);
         self.attempts += 1;
         let mut search = Search {
             profile,
-            watch: self.watch.clone(),
+            timer: self.timer.clone(),
             cycle: *cycle,
             nominations,
             extenders,
             filters: Filters::default(),
             diagnosis: Diagnosis::default(),
-            evaluated: 1,
+            evaluated_nodes: 1,
         };
-        let found = self.place(&mut search);
-        search.filters.count(&profile.filters_asked);
+        let found = self.schedule_pod(&mut search);
+        search.filters.add_evaluations(&profile.filter_counts);
         found
     }
 
-    fn place(&mut self, search: &mut Search<'_, '_>) -> Result<Placement, Failure> {
+    fn schedule_pod(&mut self, search: &mut Search<'_, '_>) -> Result<ScheduleResult, ScheduleFailure> {
         let (profile, cycle) = (search.profile, search.cycle);
-        let feasible = search.feasible(self).map_err(Failure::Error)?;
-        match &feasible[..] {
+        let feasible_nodes = search.find_feasible_nodes(self).map_err(ScheduleFailure::Error)?;
+        match &feasible_nodes[..] {
             [] => {
-                let begun = Instant::now();
-                let failure = search.fail(self);
-                let helped = matches!(failure, Failure::Unfit { rescue: Some(_), .. });
-                let status = if helped { "Success" } else { "Unschedulable" };
-                self.metrics.ran(&profile.scheduler_name, ("PostFilter", status, begun.elapsed()));
+                let started = Instant::now();
+                let failure = search.run_post_filter_plugins(self);
+                let has_nomination =
+                    matches!(failure, ScheduleFailure::Unschedulable { nomination: Some(_), .. });
+                let status = if has_nomination { "Success" } else { "Unschedulable" };
+                self.metrics.observe_extension_point(
+                    &profile.scheduler_name,
+                    ("PostFilter", status, started.elapsed()),
+                );
                 Err(failure)
             }
             [only] => {
                 let node = cycle.state.node(*only).name.clone();
-                Ok(Placement { node, evaluated: search.evaluated, feasible: 1 })
+                Ok(ScheduleResult { node, evaluated_nodes: search.evaluated_nodes, feasible_nodes: 1 })
             }
             several => {
-                let scores = search.scores(several, &self.metrics).map_err(Failure::Error)?;
+                let scores =
+                    search.prioritize_nodes(several, &self.metrics).map_err(ScheduleFailure::Error)?;
                 let best = self.random.best(&scores);
-                Ok(Placement {
+                Ok(ScheduleResult {
                     node: cycle.state.node(several[best]).name.clone(),
-                    evaluated: search.evaluated,
-                    feasible: several.len(),
+                    evaluated_nodes: search.evaluated_nodes,
+                    feasible_nodes: several.len(),
                 })
             }
         }
     }
 
     /// After how many nodes that will do the search ends.
-    fn enough(&self, profile: &Profile, nodes: usize) -> usize {
-        if nodes < MIN_FEASIBLE {
+    fn num_feasible_nodes_to_find(&self, profile: &Profile, nodes: usize) -> usize {
+        if nodes < MIN_FEASIBLE_NODES_TO_FIND {
             return nodes;
         }
         let percentage = match profile.percentage.unwrap_or(self.percentage) {
-            0 => 50usize.saturating_sub(nodes / 125).max(MIN_PERCENTAGE),
+            0 => 50usize.saturating_sub(nodes / 125).max(MIN_FEASIBLE_NODES_PERCENTAGE_TO_FIND),
             set => set.clamp(0, 100) as usize,
         };
-        (nodes * percentage / 100).max(MIN_FEASIBLE)
+        (nodes * percentage / 100).max(MIN_FEASIBLE_NODES_TO_FIND)
     }
 }
 
 /// One pod's search.
 struct Search<'a, 'c> {
     profile: &'c Profile,
-    watch: Stopwatch,
+    timer: PluginTimer,
     cycle: Cycle<'c>,
     nominations: &'a dyn Nominations,
     extenders: &'a dyn Extenders,
     filters: Filters<'c>,
     diagnosis: Diagnosis,
     /// How many nodes were looked at.
-    evaluated: usize,
+    evaluated_nodes: usize,
 }
 
 impl<'c> Search<'_, 'c> {
-    fn feasible(&mut self, algorithm: &mut Algorithm) -> Result<Vec<NodeId>, String> {
-        let begun = Instant::now();
-        let prepared = self.prepare();
+    fn find_feasible_nodes(&mut self, algorithm: &mut Algorithm) -> Result<Vec<NodeId>, String> {
+        let started = Instant::now();
+        let prepared = self.run_pre_filter_plugins();
         let status = match &prepared {
             Ok(Some(_)) => "Success",
             Ok(None) => "Unschedulable",
             Err(_) => "Error",
         };
-        algorithm.metrics.ran(&self.profile.scheduler_name, ("PreFilter", status, begun.elapsed()));
+        algorithm
+            .metrics
+            .observe_extension_point(&self.profile.scheduler_name, ("PreFilter", status, started.elapsed()));
         let Some(only) = prepared? else { return Ok(Vec::new()) };
-        let begun = Instant::now();
-        let found = self.filtered(only, algorithm);
+        let started = Instant::now();
+        let found = self.find_nodes_that_fit_pod(only, algorithm);
         let status = match &found {
             Ok(found) if found.is_empty() => "Unschedulable",
             Ok(_) => "Success",
             Err(_) => "Error",
         };
-        algorithm.metrics.ran(&self.profile.scheduler_name, ("Filter", status, begun.elapsed()));
+        algorithm
+            .metrics
+            .observe_extension_point(&self.profile.scheduler_name, ("Filter", status, started.elapsed()));
         found
     }
 
     /// The nodes that pass the filters, of all or of those that come into question.
-    fn filtered(
+    fn find_nodes_that_fit_pod(
         &mut self,
         only: Option<Vec<String>>,
         algorithm: &mut Algorithm,
     ) -> Result<Vec<NodeId>, String> {
         let state = self.cycle.state;
         // A node that was promised is likely the only one.
-        if let Some(node) = self.cycle.pod.nominated.as_ref().and_then(|name| state.node_named(name)) {
+        if let Some(node) = self.cycle.pod.nominated.as_ref().and_then(|name| state.node_by_name(name)) {
             let mut found = Vec::new();
             if self.filters.run_with_nominated(self.cycle.pod, node, self.nominations).is_success() {
                 found.push(node.id);
@@ -251,14 +265,14 @@ impl<'c> Search<'_, 'c> {
         }
         let all = state.order();
         let mut found = match &only {
-            None => self.search(all, algorithm)?,
+            None => self.find_nodes_that_pass_filters(all, algorithm)?,
             Some(names) => {
                 let there: Vec<NodeId> =
-                    names.iter().filter_map(|name| state.node_named(name)).map(|node| node.id).collect();
-                self.search(&there, algorithm)?
+                    names.iter().filter_map(|name| state.node_by_name(name)).map(|node| node.id).collect();
+                self.find_nodes_that_pass_filters(&there, algorithm)?
             }
         };
-        algorithm.next_start = (algorithm.next_start + self.evaluated) % all.len();
+        algorithm.next_start = (algorithm.next_start + self.evaluated_nodes) % all.len();
         if !self.extenders.is_empty() {
             let before = found.len();
             self.extenders.filter(&self.cycle, &mut found, &mut self.diagnosis)?;
@@ -271,25 +285,27 @@ impl<'c> Search<'_, 'c> {
 
     /// Asks the pre-filters. `None` if one of them has turned the pod away; else the nodes that come into
     /// question if not all do.
-    fn prepare(&mut self) -> Result<Option<Option<Vec<String>>>, String> {
+    fn run_pre_filter_plugins(&mut self) -> Result<Option<Option<Vec<String>>>, String> {
         let mut only: Option<Vec<String>> = None;
-        let mut narrowed: Vec<&'static str> = Vec::new();
-        let mut turned_away: Option<Status> = None;
-        for (place, (name, plugin)) in self.profile.pre_filter.iter().enumerate() {
-            let ask = || plugin.pre_filter(&self.cycle);
-            match self.watch.time(name, "PreFilter", ask, Prepared::name) {
-                Prepared::Skip => {}
-                Prepared::Filter(filter) => self.filters.push(name, place, self.watch.watch(name, filter)),
-                Prepared::Only(nodes, filter) => {
-                    self.filters.push(name, place, self.watch.watch(name, filter));
-                    narrowed.push(name);
-                    narrowed.sort_unstable();
+        let mut plugins_with_node_names: Vec<&'static str> = Vec::new();
+        let mut rejection: Option<Status> = None;
+        for (index, (name, plugin)) in self.profile.pre_filter.iter().enumerate() {
+            let call = || plugin.pre_filter(&self.cycle);
+            match self.timer.time(name, "PreFilter", call, PreFilterResult::name) {
+                PreFilterResult::Skip => {}
+                PreFilterResult::Filter(filter) => {
+                    self.filters.push(name, index, self.timer.wrap_filter(name, filter))
+                }
+                PreFilterResult::FilterNodes(nodes, filter) => {
+                    self.filters.push(name, index, self.timer.wrap_filter(name, filter));
+                    plugins_with_node_names.push(name);
+                    plugins_with_node_names.sort_unstable();
                     match &mut only {
                         None => only = Some(nodes),
                         Some(known) => known.retain(|node| nodes.contains(node)),
                     }
                     if only.as_ref().is_some_and(Vec::is_empty) {
-                        let words = match &narrowed[..] {
+                        let message = match &plugins_with_node_names[..] {
                             [one] => format!("node(s) didn't satisfy plugin {one}"),
                             several => {
                                 format!(
@@ -298,18 +314,18 @@ impl<'c> Search<'_, 'c> {
                                 )
                             }
                         };
-                        self.diagnosis.rejected_by.extend(&narrowed);
-                        self.diagnosis.reject_all(Status::unresolvable(words));
+                        self.diagnosis.rejected_by.extend(&plugins_with_node_names);
+                        self.diagnosis.reject_all(Status::unresolvable(message));
                         return Ok(None);
                     }
                 }
-                Prepared::Reject(status) => {
-                    let status = status.by(name);
+                PreFilterResult::Reject(status) => {
+                    let status = status.with_plugin(name);
                     match status.code {
                         Code::Error => {
                             return Err(format!("running PreFilter plugin {name:?}: {}", status.message()));
                         }
-                        Code::Unschedulable => turned_away = Some(status),
+                        Code::Unschedulable => rejection = Some(status),
                         _ => {
                             self.diagnosis.reject_all(status);
                             return Ok(None);
@@ -318,33 +334,37 @@ impl<'c> Search<'_, 'c> {
                 }
             }
         }
-        if let Some(status) = turned_away {
+        if let Some(status) = rejection {
             self.diagnosis.reject_all(status);
             return Ok(None);
         }
         if only.is_some() {
-            let words = format!("node(s) didn't satisfy plugin(s) [{}]", narrowed.join(" "));
-            self.diagnosis.absent = Status::unresolvable(words);
-            self.diagnosis.rejected_by.extend(&narrowed);
+            let message = format!("node(s) didn't satisfy plugin(s) [{}]", plugins_with_node_names.join(" "));
+            self.diagnosis.absent_nodes_status = Status::unresolvable(message);
+            self.diagnosis.rejected_by.extend(&plugins_with_node_names);
         }
         Ok(Some(only))
     }
 
-    fn search(&mut self, nodes: &[NodeId], algorithm: &Algorithm) -> Result<Vec<NodeId>, String> {
-        let mut enough = algorithm.enough(self.profile, nodes.len());
-        let scored = !self.profile.scorers.is_empty() || self.extenders.scores();
-        if !scored && !self.extenders.filters() {
-            enough = 1;
+    fn find_nodes_that_pass_filters(
+        &mut self,
+        nodes: &[NodeId],
+        algorithm: &Algorithm,
+    ) -> Result<Vec<NodeId>, String> {
+        let mut num_to_find = algorithm.num_feasible_nodes_to_find(self.profile, nodes.len());
+        let needs_scores = !self.profile.scorers.is_empty() || self.extenders.is_scorer();
+        if !needs_scores && !self.extenders.is_filter() {
+            num_to_find = 1;
         }
-        let mut found = Vec::with_capacity(enough.min(nodes.len()));
+        let mut found = Vec::with_capacity(num_to_find.min(nodes.len()));
         let state = self.cycle.state;
         let start = if nodes.is_empty() { 0 } else { algorithm.next_start % nodes.len() };
         let (tail, head) = nodes.split_at(start);
-        let quick = self.filters.quick();
-        let mut ruled_out = Vec::new();
+        let fast_filters = self.filters.fast_filters();
+        let mut skipped = Vec::new();
         for &id in head.iter().chain(tail) {
-            if quick.iter().any(|quick| quick.rules_out(id)) {
-                ruled_out.push(id);
+            if fast_filters.iter().any(|fast_filters| fast_filters.rejects(id)) {
+                skipped.push(id);
                 continue;
             }
             let node = state.node(id);
@@ -352,7 +372,7 @@ impl<'c> Search<'_, 'c> {
             match status.code {
                 Code::Success => {
                     found.push(id);
-                    if found.len() >= enough {
+                    if found.len() >= num_to_find {
                         break;
                     }
                 }
@@ -360,9 +380,9 @@ impl<'c> Search<'_, 'c> {
                 _ => self.diagnosis.add(id, status),
             }
         }
-        self.evaluated = found.len() + ruled_out.len() + self.diagnosis.nodes.len();
+        self.evaluated_nodes = found.len() + skipped.len() + self.diagnosis.nodes.len();
         if found.is_empty() {
-            for id in ruled_out {
+            for id in skipped {
                 let node = state.node(id);
                 let status = self.filters.run_with_nominated(self.cycle.pod, node, self.nominations);
                 match status.code {
@@ -375,51 +395,51 @@ impl<'c> Search<'_, 'c> {
         Ok(found)
     }
 
-    fn scores(&self, nodes: &[NodeId], metrics: &Metrics) -> Result<Vec<i64>, String> {
+    fn prioritize_nodes(&self, nodes: &[NodeId], metrics: &Metrics) -> Result<Vec<i64>, String> {
         let (mut preparing, mut scoring) = (Duration::ZERO, Duration::ZERO);
-        let mut totals = vec![0i64; nodes.len()];
+        let mut total_scores = vec![0i64; nodes.len()];
         let mut scores = vec![0i64; nodes.len()];
         let times = nodes.len() as u64;
-        for (scorer, asked) in self.profile.scorers.iter().zip(&self.profile.scorers_asked) {
-            let begun = Instant::now();
+        for (scorer, evaluation_counts) in self.profile.scorers.iter().zip(&self.profile.score_counts) {
+            let started = Instant::now();
             let prepare = || scorer.score.pre_score(&self.cycle, nodes);
-            let scored = self.watch.time(scorer.plugin, "PreScore", prepare, Scoring::name);
-            preparing += begun.elapsed();
-            let score = match scored {
-                Scoring::Skip => continue,
-                Scoring::Score(score) => score,
-                Scoring::Fail(words) => {
-                    return Err(format!("running PreScore plugin {:?}: {words}", scorer.plugin));
+            let result = self.timer.time(scorer.plugin, "PreScore", prepare, PreScoreResult::name);
+            preparing += started.elapsed();
+            let score = match result {
+                PreScoreResult::Skip => continue,
+                PreScoreResult::Score(score) => score,
+                PreScoreResult::Error(message) => {
+                    return Err(format!("running PreScore plugin {:?}: {message}", scorer.plugin));
                 }
             };
-            let begun = Instant::now();
-            asked.add(1, times);
-            let told = |_: &_| "Success";
+            let started = Instant::now();
+            evaluation_counts.add(1, times);
+            let status_name = |_: &_| "Success";
             for (number, (value, id)) in scores.iter_mut().zip(nodes).enumerate() {
-                let ask = || score.score(self.cycle.state.node(*id));
-                *value = self.watch.time_node(number, scorer.plugin, "Score", ask, told);
+                let call = || score.score(self.cycle.state.node(*id));
+                *value = self.timer.time_node(number, scorer.plugin, "Score", call, status_name);
             }
             let normalize = || score.normalize(nodes, &mut scores);
-            self.watch.time(scorer.plugin, "ScoreExtensionNormalize", normalize, |()| "Success");
-            for (total, value) in totals.iter_mut().zip(&scores) {
+            self.timer.time(scorer.plugin, "ScoreExtensionNormalize", normalize, |()| "Success");
+            for (total, value) in total_scores.iter_mut().zip(&scores) {
                 *total += value * scorer.weight;
             }
-            scoring += begun.elapsed();
+            scoring += started.elapsed();
         }
-        metrics.ran(&self.profile.scheduler_name, ("PreScore", "Success", preparing));
-        metrics.ran(&self.profile.scheduler_name, ("Score", "Success", scoring));
+        metrics.observe_extension_point(&self.profile.scheduler_name, ("PreScore", "Success", preparing));
+        metrics.observe_extension_point(&self.profile.scheduler_name, ("Score", "Success", scoring));
         if !self.extenders.is_empty() {
-            self.extenders.score(&self.cycle, nodes, &mut totals);
+            self.extenders.score(&self.cycle, nodes, &mut total_scores);
         }
-        Ok(totals)
+        Ok(total_scores)
     }
 
     /// Asks the post-filters for a way out.
-    fn fail(&mut self, algorithm: &mut Algorithm) -> Failure {
+    fn run_post_filter_plugins(&mut self, algorithm: &mut Algorithm) -> ScheduleFailure {
         let mut reasons = Vec::new();
-        let (mut rescue, mut clear) = (None, false);
+        let (mut nomination, mut clear_nomination) = (None, false);
         for (name, plugin) in &self.profile.post_filter {
-            let mut attempt = Attempt {
+            let mut attempt = PostFilterContext {
                 cycle: self.cycle,
                 filters: &self.filters,
                 diagnosis: &self.diagnosis,
@@ -427,19 +447,19 @@ impl<'c> Search<'_, 'c> {
                 random: &mut algorithm.random,
                 extenders: self.extenders,
             };
-            let ask = || plugin.post_filter(&mut attempt);
-            let status = match self.watch.time(name, "PostFilter", ask, Rescue::name) {
-                Rescue::Nominate { node, victims } => {
-                    rescue = Some((node, victims));
+            let call = || plugin.post_filter(&mut attempt);
+            let status = match self.timer.time(name, "PostFilter", call, PostFilterResult::name) {
+                PostFilterResult::Nominate { node, victims } => {
+                    nomination = Some((node, victims));
                     reasons.clear();
                     break;
                 }
-                Rescue::Later { status, chore } => {
-                    algorithm.chores.push(chore);
+                PostFilterResult::Cleanup { status, task: chore } => {
+                    algorithm.cleanup_tasks.push(chore);
                     status
                 }
-                Rescue::Nothing { status, clear: hopeless } => {
-                    clear |= hopeless;
+                PostFilterResult::Rejected { status, clear_nomination: clear_requested } => {
+                    clear_nomination |= clear_requested;
                     status
                 }
             };
@@ -447,22 +467,22 @@ impl<'c> Search<'_, 'c> {
             if last {
                 reasons.clear();
             }
-            reasons.extend(status.by(name).reasons);
+            reasons.extend(status.with_plugin(name).reasons);
             if last {
                 break;
             }
         }
         self.diagnosis.post_filter_message = reasons.join(", ");
         let nodes = self.cycle.state.order().len();
-        Failure::Unfit {
+        ScheduleFailure::Unschedulable {
             error: Box::new(FitError { nodes, diagnosis: std::mem::take(&mut self.diagnosis) }),
-            rescue,
-            clear,
+            nomination,
+            clear_nomination,
         }
     }
 }
 
 /// The names of nodes.
-pub fn names<'s>(state: &'s State, nodes: &'s [NodeId]) -> impl Iterator<Item = &'s Arc<str>> {
+pub fn node_names<'s>(state: &'s State, nodes: &'s [NodeId]) -> impl Iterator<Item = &'s Arc<str>> {
     nodes.iter().map(|id| &state.node(*id).name)
 }

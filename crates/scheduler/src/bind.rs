@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
 use serde_json::Value;
 
-use crate::board::Board;
 use crate::metrics::Metrics;
+use crate::object_waiter::ObjectWaiter;
 use crate::state::PodInfo;
 
 /// Why a call to the API failed.
@@ -29,7 +29,7 @@ impl ApiError {
     }
 
     /// Trying again may help.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         matches!(self.code, 0 | 409 | 429 | 500..=599)
     }
 }
@@ -71,27 +71,27 @@ pub trait Api: Send + Sync {
 pub struct BindContext {
     pub api: Arc<dyn Api>,
     /// Volume claims as they are now.
-    pub claims: Arc<Board<core::PersistentVolumeClaim>>,
+    pub claims: Arc<ObjectWaiter<core::PersistentVolumeClaim>>,
     /// Resource claims as they are now.
-    pub resource_claims: Arc<Board<resource::ResourceClaim>>,
+    pub resource_claims: Arc<ObjectWaiter<resource::ResourceClaim>>,
     pub metrics: Arc<Metrics>,
 }
 
 /// Something a pod waits for before it is bound, for so long.
-pub struct Waiting {
+pub struct PermitWait {
     pub plugin: &'static str,
     /// Comes back when the pod may go on, or with why it may not.
     pub allowed: Pin<Box<dyn Future<Output = Result<(), String>> + Send>>,
     pub timeout: Duration,
 }
 
-impl Waiting {
+impl PermitWait {
     /// Waits for it.
-    pub async fn done(self) -> Result<(), String> {
+    pub async fn wait(self) -> Result<(), String> {
         match tokio::time::timeout(self.timeout, self.allowed).await {
             Ok(allowed) => allowed,
             Err(_) => {
-                let Waiting { plugin, timeout, .. } = self;
+                let PermitWait { plugin, timeout, .. } = self;
                 Err(format!("rejected due to timeout after waiting {timeout:?} at plugin {plugin}"))
             }
         }
@@ -108,8 +108,8 @@ pub trait PreBind: Send + Sync {
 }
 
 /// How a bind plugin did.
-pub enum Bound {
-    Yes,
+pub enum BindStatus {
+    Bound,
     /// Not this plugin's pod.
     Skip,
     Failed(String),
@@ -119,7 +119,7 @@ pub enum Bound {
 #[async_trait]
 pub trait Bind: Send + Sync {
     /// Binds the pod to the node.
-    async fn bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> Bound;
+    async fn bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> BindStatus;
 }
 
 /// Told of pods that were bound.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::framework::registry::Row;
+use crate::framework::registry::RegistryEntry;
 use crate::framework::{Profile, ProfileError};
 
 /// The configuration of the scheduler.
@@ -190,26 +190,26 @@ pub enum ConfigError {
 impl Config {
     /// Reads a configuration file.
     pub fn read(text: &str) -> Result<Config, ConfigError> {
-        let value = schema::yaml::value(text).map_err(ConfigError::Syntax)?;
+        let value = schema::yaml::parse(text).map_err(ConfigError::Syntax)?;
         let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (version, kind) = (field("apiVersion"), field("kind"));
         if version != "kubescheduler.config.k8s.io/v1" || kind != "KubeSchedulerConfiguration" {
             return Err(ConfigError::Kind { kind, version });
         }
-        let mut config: Config = schema::yaml::read(text).map_err(ConfigError::Syntax)?;
-        config.fill();
-        config.check()?;
+        let mut config: Config = schema::yaml::from_str(text).map_err(ConfigError::Syntax)?;
+        config.set_defaults();
+        config.validate()?;
         Ok(config)
     }
 
     /// The configuration of a scheduler nobody configured.
-    pub fn standard() -> Config {
+    pub fn with_defaults() -> Config {
         let mut config = Config::default();
-        config.fill();
+        config.set_defaults();
         config
     }
 
-    fn fill(&mut self) {
+    fn set_defaults(&mut self) {
         if self.profiles.is_empty() {
             self.profiles.push(ProfileConfig::default());
         }
@@ -220,37 +220,39 @@ impl Config {
         }
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
-        let wrong = |words: &str| Err(ConfigError::Invalid(words.to_owned()));
+    fn validate(&self) -> Result<(), ConfigError> {
+        let invalid = |message: &str| Err(ConfigError::Invalid(message.to_owned()));
         let percentages = self.profiles.iter().filter_map(|profile| profile.percentage_of_nodes_to_score);
         if percentages.chain([self.percentage_of_nodes_to_score]).any(|share| !(0..=100).contains(&share)) {
-            return wrong("percentageOfNodesToScore: not in valid range [0-100]");
+            return invalid("percentageOfNodesToScore: not in valid range [0-100]");
         }
         if self.pod_initial_backoff_seconds == 0 {
-            return wrong("podInitialBackoffSeconds: must be greater than 0");
+            return invalid("podInitialBackoffSeconds: must be greater than 0");
         }
         if self.pod_max_backoff_seconds < self.pod_initial_backoff_seconds {
-            return wrong("podMaxBackoffSeconds: must be greater than or equal to PodInitialBackoffSeconds");
+            return invalid(
+                "podMaxBackoffSeconds: must be greater than or equal to PodInitialBackoffSeconds",
+            );
         }
         for (i, profile) in self.profiles.iter().enumerate() {
             if profile.scheduler_name.is_empty() {
-                return wrong(&format!("profiles[{i}].schedulerName: Required value"));
+                return invalid(&format!("profiles[{i}].schedulerName: Required value"));
             }
             if self.profiles[..i].iter().any(|other| other.scheduler_name == profile.scheduler_name) {
-                return wrong(&format!("profiles[{i}].schedulerName: Duplicate value"));
+                return invalid(&format!("profiles[{i}].schedulerName: Duplicate value"));
             }
         }
         if self.extenders.iter().filter(|extender| !extender.bind_verb.is_empty()).count() > 1 {
-            return wrong("extenders: only one extender can implement bind");
+            return invalid("extenders: only one extender can implement bind");
         }
         if self.extenders.iter().any(|one| !one.prioritize_verb.is_empty() && one.weight <= 0) {
-            return wrong("extenders: prioritizer extender must have a positive weight applied to it");
+            return invalid("extenders: prioritizer extender must have a positive weight applied to it");
         }
         Ok(())
     }
 
     /// Puts the profiles together.
-    pub fn profiles(&self, rows: &[Row]) -> Result<Vec<Profile>, ConfigError> {
+    pub fn profiles(&self, rows: &[RegistryEntry]) -> Result<Vec<Profile>, ConfigError> {
         let make = |profile: &ProfileConfig| {
             let name = profile.scheduler_name.clone();
             Profile::new(profile, rows).map_err(|source| ConfigError::Profile { name, source })

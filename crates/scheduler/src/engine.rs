@@ -18,26 +18,26 @@ use serde_json::Value;
 
 pub use events::{Delta, Event};
 
-use crate::algorithm::{Algorithm, Diagnosis, Extenders, Failure, FitError};
-use crate::bind::Waiting;
+use crate::algorithm::{Algorithm, Diagnosis, Extenders, FitError, ScheduleFailure};
+use crate::bind::PermitWait;
 use crate::config::{Config, ConfigError};
-use crate::framework::registry::Row;
-use crate::framework::{Chore, Cycle, Permission, Profile, Status};
+use crate::framework::registry::RegistryEntry;
+use crate::framework::{CleanupTask, Cycle, PermitResult, Profile, Status};
 use crate::metrics::Metrics;
-use crate::metrics::stopwatch::Stopwatch;
-use crate::queue::{Queue, QueuedPod};
+use crate::metrics::plugin_timer::PluginTimer;
+use crate::queue::{QueuedPod, SchedulingQueue};
 use crate::state::{PodInfo, State};
 
 /// How long the event of a binding that was answered may take.
-const UNSEEN: SignedDuration = SignedDuration::from_mins(15);
+const ASSUMED_POD_TTL: SignedDuration = SignedDuration::from_mins(15);
 
 /// What is to be done.
 pub enum Action {
     Bind(Binding),
-    Note(Note),
+    RecordEvent(PodEvent),
     PatchStatus { namespace: Arc<str>, name: Arc<str>, patch: Value },
     Preempt(Preemption),
-    Chore(Chore),
+    Cleanup(CleanupTask),
 }
 
 /// A pod on its way to a node.
@@ -48,14 +48,14 @@ pub struct Binding {
     pub info: Arc<PodInfo>,
     pub node: Arc<str>,
     /// What must be waited for first, by plugin.
-    pub waits: Vec<(&'static str, Waiting)>,
+    pub permit_waits: Vec<(&'static str, PermitWait)>,
     /// Measures its plugins.
-    pub watch: Stopwatch,
+    pub timer: PluginTimer,
 }
 
 /// Something to tell about a pod.
-pub struct Note {
-    pub about: Arc<core::Pod>,
+pub struct PodEvent {
+    pub regarding: Arc<core::Pod>,
     pub warning: bool,
     pub reason: &'static str,
     pub action: &'static str,
@@ -70,11 +70,11 @@ pub struct Preemption {
     pub node: Arc<str>,
     pub victims: Vec<Arc<PodInfo>>,
     /// Pods of lower priority that were promised the node.
-    pub outbid: Vec<Arc<PodInfo>>,
+    pub lower_priority_nominated_pods: Vec<Arc<PodInfo>>,
 }
 
 /// Why a pod did not get its node after all.
-pub enum Setback {
+pub enum BindFailure {
     /// A plugin turned it away.
     Rejected(Status),
     /// Something went wrong.
@@ -84,7 +84,7 @@ pub enum Setback {
 /// The scheduler without its hands.
 pub struct Engine {
     pub state: State,
-    pub queue: Queue,
+    pub queue: SchedulingQueue,
     algorithm: Algorithm,
     profiles: HashMap<Arc<str>, Arc<Profile>>,
     extenders: Arc<dyn Extenders>,
@@ -96,13 +96,13 @@ impl Engine {
     /// A scheduler that knows nothing yet.
     pub fn new(
         config: &Config,
-        rows: &[Row],
+        rows: &[RegistryEntry],
         extenders: Arc<dyn Extenders>,
         seed: u64,
     ) -> Result<Engine, ConfigError> {
         let profiles = config.profiles(rows)?;
         let (initial, max) = config.backoff();
-        let queue = Queue::new(&profiles, initial, max);
+        let queue = SchedulingQueue::new(&profiles, initial, max);
         let metrics = queue.metrics.clone();
         let mut algorithm = Algorithm::new(config.percentage_of_nodes_to_score, seed);
         algorithm.metrics = metrics.clone();
@@ -125,22 +125,22 @@ impl Engine {
     }
 
     /// Counts how things stand.
-    pub fn look(&self) {
-        self.metrics.look(&self.queue, &self.state, self.profiles.values().cloned());
+    pub fn update_metrics(&self) {
+        self.metrics.update(&self.queue, &self.state, self.profiles.values().cloned());
     }
 
     /// Moves what time has moved.
     pub fn tick(&mut self, now: Timestamp) {
-        self.queue.tick(&self.state, now);
-        self.state.expire(now);
+        self.queue.flush(&self.state, now);
+        self.state.remove_expired_assumed_pods(now);
     }
 
     /// Tries the next pod. Says whether there was one.
-    pub fn step(&mut self, now: Timestamp) -> bool {
+    pub fn schedule_one(&mut self, now: Timestamp) -> bool {
         let Some(pod) = self.queue.pop() else { return false };
         if pod.info.terminating {
             let message = format!("skip schedule deleting pod: {}", pod.info.key());
-            self.note(&pod, true, "FailedScheduling", "Scheduling", message);
+            self.record_event(&pod, true, "FailedScheduling", "Scheduling", message);
             return true;
         }
         if self.state.is_assumed(&pod.info.uid) {
@@ -150,100 +150,122 @@ impl Engine {
         self.state.refresh();
         let cycle = Cycle { state: &self.state, pod: &pod.info, object: &pod.object };
         let found = self.algorithm.schedule(&profile, &cycle, &self.queue.nominator, &*self.extenders);
-        self.actions.extend(self.algorithm.chores.drain(..).map(Action::Chore));
+        self.actions.extend(self.algorithm.cleanup_tasks.drain(..).map(Action::Cleanup));
         match found {
-            Ok(placement) => self.placed(&profile, pod, &placement.node, now),
-            Err(Failure::NoNodes) => {
+            Ok(placement) => self.assume_and_reserve(&profile, pod, &placement.node, now),
+            Err(ScheduleFailure::NoNodes) => {
                 let message = "no nodes available to schedule pods".to_owned();
-                self.failed(&profile, pod, Setback::Rejected(Status::unresolvable(message)), None, true, now);
+                self.handle_error(
+                    &profile,
+                    pod,
+                    BindFailure::Rejected(Status::unresolvable(message)),
+                    None,
+                    true,
+                    now,
+                );
             }
-            Err(Failure::Error(words)) => self.failed(&profile, pod, Setback::Error(words), None, true, now),
-            Err(Failure::Unfit { error, rescue, clear }) => {
-                self.unfit(&profile, pod, &error, rescue, clear, now);
+            Err(ScheduleFailure::Error(words)) => {
+                self.handle_error(&profile, pod, BindFailure::Error(words), None, true, now)
+            }
+            Err(ScheduleFailure::Unschedulable { error, nomination: rescue, clear_nomination: clear }) => {
+                self.handle_unschedulable(&profile, pod, &error, rescue, clear, now);
             }
         }
         true
     }
 
     /// A node was found: it is taken at once, the binding comes later.
-    fn placed(&mut self, profile: &Arc<Profile>, pod: QueuedPod, node: &Arc<str>, now: Timestamp) {
+    fn assume_and_reserve(
+        &mut self,
+        profile: &Arc<Profile>,
+        pod: QueuedPod,
+        node: &Arc<str>,
+        now: Timestamp,
+    ) {
         let mut info = (*pod.info).clone();
         info.node_name = Some(node.clone());
         let info = Arc::new(info);
-        self.state.assume(info.clone(), node);
+        self.state.assume_pod(info.clone(), node);
         self.queue.nominator.remove(&info.uid);
-        let mut refused = None;
-        let watch = self.algorithm.watch.clone();
-        let begun = Instant::now();
+        let mut rejection = None;
+        let timer = self.algorithm.timer.clone();
+        let started = Instant::now();
         for (name, plugin) in &profile.reserve {
             let reserve = || plugin.reserve(&mut self.state, &info, node);
-            let status = watch.time(name, "Reserve", reserve, |status| status.code.name());
+            let status = timer.time(name, "Reserve", reserve, |status| status.code.name());
             if !status.is_success() {
-                refused = Some(status.by(name));
+                rejection = Some(status.with_plugin(name));
                 break;
             }
         }
-        let told = |refused: &Option<Status>| if refused.is_none() { "Success" } else { "Unschedulable" };
-        self.metrics.ran(&profile.scheduler_name, ("Reserve", told(&refused), begun.elapsed()));
-        let begun = Instant::now();
-        let mut waits = Vec::new();
-        for (name, plugin) in profile.permit.iter().filter(|_| refused.is_none()) {
-            match watch.time(name, "Permit", || plugin.permit(&info, node), Permission::name) {
-                Permission::Allow => {}
-                Permission::Wait(waiting) => waits.push((*name, waiting)),
-                Permission::Reject(status) => {
-                    refused = Some(status.by(name));
+        let status_name =
+            |rejection: &Option<Status>| if rejection.is_none() { "Success" } else { "Unschedulable" };
+        self.metrics.observe_extension_point(
+            &profile.scheduler_name,
+            ("Reserve", status_name(&rejection), started.elapsed()),
+        );
+        let started = Instant::now();
+        let mut permit_waits = Vec::new();
+        for (name, plugin) in profile.permit.iter().filter(|_| rejection.is_none()) {
+            match timer.time(name, "Permit", || plugin.permit(&info, node), PermitResult::name) {
+                PermitResult::Allow => {}
+                PermitResult::Wait(waiting) => permit_waits.push((*name, waiting)),
+                PermitResult::Reject(status) => {
+                    rejection = Some(status.with_plugin(name));
                     break;
                 }
             }
         }
-        self.metrics.ran(&profile.scheduler_name, ("Permit", told(&refused), begun.elapsed()));
-        match refused {
+        self.metrics.observe_extension_point(
+            &profile.scheduler_name,
+            ("Permit", status_name(&rejection), started.elapsed()),
+        );
+        match rejection {
             None => {
                 let (profile, node) = (profile.clone(), node.clone());
-                self.actions.push(Action::Bind(Binding { profile, pod, info, node, waits, watch }));
+                self.actions.push(Action::Bind(Binding { profile, pod, info, node, permit_waits, timer }));
             }
             Some(status) => {
-                self.give_back(profile, &info, node);
-                let setback = if status.is_rejected() {
-                    Setback::Rejected(status)
+                self.unreserve_and_forget(profile, &info, node);
+                let failure = if status.is_rejected() {
+                    BindFailure::Rejected(status)
                 } else {
-                    Setback::Error(status.message())
+                    BindFailure::Error(status.message())
                 };
-                self.set_back(profile, pod, node, setback, now);
+                self.handle_bind_failure(profile, pod, node, failure, now);
             }
         }
     }
 
     /// Undoes what was reserved and assumed.
-    fn give_back(&mut self, profile: &Profile, info: &PodInfo, node: &Arc<str>) {
+    fn unreserve_and_forget(&mut self, profile: &Profile, info: &PodInfo, node: &Arc<str>) {
         for (_, plugin) in profile.reserve.iter().rev() {
             plugin.unreserve(&mut self.state, info, node);
         }
-        self.state.forget(&info.uid);
+        self.state.forget_pod(&info.uid);
     }
 
     /// A pod that had a node has none again.
-    fn set_back(
+    fn handle_bind_failure(
         &mut self,
         profile: &Arc<Profile>,
         pod: QueuedPod,
         node: &Arc<str>,
-        setback: Setback,
+        failure: BindFailure,
         now: Timestamp,
     ) {
-        match setback {
-            Setback::Rejected(status) => {
+        match failure {
+            BindFailure::Rejected(status) => {
                 let mut diagnosis = Diagnosis::default();
-                let id = self.state.node_named(node).map_or(0, |node| node.id);
+                let id = self.state.node_by_name(node).map_or(0, |node| node.id);
                 diagnosis.add(id, status);
-                self.unfit(profile, pod, &FitError { nodes: 1, diagnosis }, None, true, now);
+                self.handle_unschedulable(profile, pod, &FitError { nodes: 1, diagnosis }, None, true, now);
             }
-            error => self.failed(profile, pod, error, None, true, now),
+            error => self.handle_error(profile, pod, error, None, true, now),
         }
     }
 
-    fn note(
+    fn record_event(
         &mut self,
         pod: &QueuedPod,
         warning: bool,
@@ -251,8 +273,8 @@ impl Engine {
         action: &'static str,
         message: String,
     ) {
-        self.actions.push(Action::Note(Note {
-            about: pod.object.clone(),
+        self.actions.push(Action::RecordEvent(PodEvent {
+            regarding: pod.object.clone(),
             warning,
             reason,
             action,

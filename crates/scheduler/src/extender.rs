@@ -27,7 +27,7 @@ use crate::state::{NodeId, PodInfo};
 /// The highest score an extender gives.
 const MAX_EXTENDER_SCORE: i64 = 10;
 /// How long an answer may take unless said otherwise.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All extenders, in order.
 pub struct HttpExtenders(Vec<Extender>);
@@ -40,7 +40,7 @@ struct Extender {
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "PascalCase")]
-struct Filtered {
+struct FilterResult {
     #[serde(alias = "nodes")]
     nodes: Option<NodeList>,
     #[serde(alias = "nodeNames", alias = "nodenames")]
@@ -90,7 +90,7 @@ struct BindResult {
 /// On which nodes an extender would make room, and by which pods' going.
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "PascalCase")]
-struct Preempted {
+struct PreemptionResult {
     #[serde(alias = "nodeNameToMetaVictims")]
     node_name_to_meta_victims: BTreeMap<String, Option<Victims>>,
 }
@@ -153,11 +153,11 @@ impl Extenders for HttpExtenders {
         self.0.is_empty()
     }
 
-    fn filters(&self) -> bool {
+    fn is_filter(&self) -> bool {
         self.0.iter().any(|extender| !extender.config.filter_verb.is_empty())
     }
 
-    fn scores(&self) -> bool {
+    fn is_scorer(&self) -> bool {
         self.0.iter().any(|extender| !extender.config.prioritize_verb.is_empty())
     }
 
@@ -171,8 +171,8 @@ impl Extenders for HttpExtenders {
             if nodes.is_empty() || !extender.is_interested(cycle.pod) {
                 continue;
             }
-            let body = extender.arguments(cycle, nodes);
-            let answer: Result<Filtered, String> =
+            let body = extender.extender_args(cycle, nodes);
+            let answer: Result<FilterResult, String> =
                 self.wait(extender.send(&extender.config.filter_verb, &body));
             let answer =
                 answer.and_then(|found| if found.error.is_empty() { Ok(found) } else { Err(found.error) });
@@ -184,23 +184,23 @@ impl Extenders for HttpExtenders {
                 }
                 Err(words) => return Err(words),
             };
-            let never = found.failed_and_unresolvable_nodes.unwrap_or_default();
-            for (name, words) in &never {
-                if let Some(node) = cycle.state.node_named(name) {
+            let unresolvable = found.failed_and_unresolvable_nodes.unwrap_or_default();
+            for (name, words) in &unresolvable {
+                if let Some(node) = cycle.state.node_by_name(name) {
                     diagnosis.add(node.id, Status::unresolvable(words.clone()));
                 }
             }
             for (name, words) in
-                found.failed_nodes.iter().flatten().filter(|(name, _)| !never.contains_key(*name))
+                found.failed_nodes.iter().flatten().filter(|(name, _)| !unresolvable.contains_key(*name))
             {
-                if let Some(node) = cycle.state.node_named(name) {
+                if let Some(node) = cycle.state.node_by_name(name) {
                     diagnosis.add(node.id, Status::unschedulable(words.clone()));
                 }
             }
             let listed =
                 found.nodes.map(|list| list.items.into_iter().map(|item| item.metadata.name).collect());
-            let kept: Vec<String> = found.node_names.or(listed).unwrap_or_default();
-            nodes.retain(|id| kept.iter().any(|name| **name == *cycle.state.node(*id).name));
+            let passed: Vec<String> = found.node_names.or(listed).unwrap_or_default();
+            nodes.retain(|id| passed.iter().any(|name| **name == *cycle.state.node(*id).name));
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Extenders for HttpExtenders {
             if !extender.is_interested(cycle.pod) {
                 continue;
             }
-            let body = extender.arguments(cycle, nodes);
+            let body = extender.extender_args(cycle, nodes);
             let answer: Result<Vec<HostScore>, String> =
                 self.wait(extender.send(&extender.config.prioritize_verb, &body));
             let given = match answer {
@@ -238,11 +238,11 @@ impl Extenders for HttpExtenders {
             if candidates.is_empty() || !extender.is_interested(cycle.pod) {
                 continue;
             }
-            let body = extender.preemption(cycle, candidates);
-            let answer: Result<Preempted, String> =
+            let body = extender.preemption_args(cycle, candidates);
+            let answer: Result<PreemptionResult, String> =
                 self.wait(extender.send(&extender.config.preempt_verb, &body));
-            match answer.and_then(|answer| extender.agreed(cycle, answer)) {
-                Ok(agreed) => *candidates = agreed,
+            match answer.and_then(|answer| extender.parse_victims(cycle, answer)) {
+                Ok(accepted) => *candidates = accepted,
                 Err(words) if extender.config.ignorable => {
                     tracing::info!(words, extender = extender.config.url_prefix, "an extender is left out");
                 }
@@ -255,17 +255,18 @@ impl Extenders for HttpExtenders {
 
 impl Extender {
     fn new(config: &ExtenderConfig) -> Result<Extender, ConfigError> {
-        let wrong = |words: String| ConfigError::Invalid(format!("extender {}: {words}", config.url_prefix));
+        let invalid =
+            |words: String| ConfigError::Invalid(format!("extender {}: {words}", config.url_prefix));
         let timeout = match &config.http_timeout {
-            None => TIMEOUT,
+            None => DEFAULT_TIMEOUT,
             Some(text) => {
                 let read: jiff::SignedDuration =
-                    text.parse().map_err(|error: jiff::Error| wrong(error.to_string()))?;
-                Duration::try_from(read).map_err(|error| wrong(error.to_string()))?
+                    text.parse().map_err(|error: jiff::Error| invalid(error.to_string()))?;
+                Duration::try_from(read).map_err(|error| invalid(error.to_string()))?
             }
         };
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
-            .with_tls_config(tls(config).map_err(wrong)?)
+            .with_tls_config(tls(config).map_err(invalid)?)
             .https_or_http()
             .enable_http1()
             .build();
@@ -279,7 +280,7 @@ impl Extender {
         managed.is_empty() || managed.iter().any(|one| pod.requests.exact.has_scalar(&one.name))
     }
 
-    fn arguments(&self, cycle: &Cycle<'_>, nodes: &[NodeId]) -> Value {
+    fn extender_args(&self, cycle: &Cycle<'_>, nodes: &[NodeId]) -> Value {
         let mut body = json!({"Pod": cycle.object, "Nodes": null, "NodeNames": null});
         let nodes = nodes.iter().map(|id| cycle.state.node(*id));
         if self.config.node_cache_capable {
@@ -292,9 +293,9 @@ impl Extender {
     }
 
     /// An extender that knows the pods gets their UIDs, another one as much of them as the scheduler keeps.
-    fn preemption(&self, cycle: &Cycle<'_>, candidates: &[Candidate]) -> Value {
-        let known = self.config.node_cache_capable;
-        let shown = |pod: &Arc<PodInfo>| match known {
+    fn preemption_args(&self, cycle: &Cycle<'_>, candidates: &[Candidate]) -> Value {
+        let has_node_cache = self.config.node_cache_capable;
+        let pod_to_json = |pod: &Arc<PodInfo>| match has_node_cache {
             true => json!({"UID": &*pod.uid}),
             false => json!({
                 "metadata": {"name": &*pod.name, "namespace": &*pod.namespace, "uid": &*pod.uid},
@@ -304,20 +305,20 @@ impl Extender {
         let nodes: serde_json::Map<String, Value> = candidates
             .iter()
             .map(|candidate| {
-                let pods: Vec<Value> = candidate.victims.iter().map(shown).collect();
+                let pods: Vec<Value> = candidate.victims.iter().map(pod_to_json).collect();
                 let node = cycle.state.node(candidate.node).name.to_string();
                 (node, json!({"Pods": pods, "NumPDBViolations": candidate.violations}))
             })
             .collect();
-        let field = if known { "NodeNameToMetaVictims" } else { "NodeNameToVictims" };
+        let field = if has_node_cache { "NodeNameToMetaVictims" } else { "NodeNameToVictims" };
         let mut body = json!({"Pod": cycle.object, "NodeNameToVictims": null, "NodeNameToMetaVictims": null});
         body[field] = Value::Object(nodes);
         body
     }
 
     /// The candidates an extender has left, if it speaks of nodes and pods there are.
-    fn agreed(&self, cycle: &Cycle<'_>, answer: Preempted) -> Result<Vec<Candidate>, String> {
-        let mut agreed = Vec::new();
+    fn parse_victims(&self, cycle: &Cycle<'_>, answer: PreemptionResult) -> Result<Vec<Candidate>, String> {
+        let mut accepted = Vec::new();
         for (name, victims) in answer.node_name_to_meta_victims {
             let Victims { pods, violations } = victims.unwrap_or_default();
             if pods.is_empty() {
@@ -328,7 +329,7 @@ impl Extender {
             }
             let node = cycle
                 .state
-                .node_named(&name)
+                .node_by_name(&name)
                 .ok_or_else(|| format!("nodeinfo not found for node name {name:?}"))?;
             let find = |victim: &Victim| {
                 let pod = node.pods.iter().find(|pod| *pod.uid == *victim.uid).cloned();
@@ -338,9 +339,9 @@ impl Extender {
                 })
             };
             let victims = pods.iter().map(find).collect::<Result<_, String>>()?;
-            agreed.push(Candidate { node: node.id, victims, violations });
+            accepted.push(Candidate { node: node.id, victims, violations });
         }
-        Ok(agreed)
+        Ok(accepted)
     }
 
     async fn send<T: DeserializeOwned>(&self, verb: &str, body: &Value) -> Result<T, String> {
@@ -397,63 +398,69 @@ fn tls(config: &ExtenderConfig) -> Result<rustls::ClientConfig, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     /// What an extender is asked about making room, and what is made of its answer.
     #[track_caller]
-    fn check(config: &str, answer: Value, asked: &str, expected: Result<&str, &str>) {
+    fn check(config: &str, answer: Value, expected_request: &str, expected: Result<&str, &str>) {
         let config: ExtenderConfig = serde_json::from_str(config).expect("a test's extender is well-formed");
         let extender = Extender::new(&config).expect("a test's extender can be made");
-        let mut world = world("node a cpu=1\nnode b cpu=1\npod x on=a\npod y on=b");
-        let (pod, object) = world.info("pod p");
-        let cycle = Cycle { state: &world.state, pod: &pod, object: &object };
+        let mut cluster = test_cluster("node a cpu=1\nnode b cpu=1\npod x on=a\npod y on=b");
+        let (pod, object) = cluster.info("pod p");
+        let cycle = Cycle { state: &cluster.state, pod: &pod, object: &object };
         let candidates: Vec<Candidate> = ["a", "b"]
             .iter()
-            .filter_map(|name| world.state.node_named(name))
+            .filter_map(|name| cluster.state.node_by_name(name))
             .map(|node| Candidate { node: node.id, victims: node.pods.clone(), violations: 1 })
             .collect();
-        let body = extender.preemption(&cycle, &candidates);
-        assert_eq!(body["NodeNameToMetaVictims"]["a"].to_string(), asked);
+        let body = extender.preemption_args(&cycle, &candidates);
+        assert_eq!(body["NodeNameToMetaVictims"]["a"].to_string(), expected_request);
         let mut text = answer.to_string();
         for candidate in &candidates {
             text = text.replace(&format!("uid-{}", candidate.victims[0].name), &candidate.victims[0].uid);
         }
-        let answer: Preempted = serde_json::from_str(&text).expect("a test's answer is well-formed");
-        let agreed = extender.agreed(&cycle, answer).map(|agreed| {
-            let shown = agreed.iter().map(|one| {
-                format!("{} {} {}", world.state.node(one.node).name, one.victims[0].name, one.violations)
+        let answer: PreemptionResult = serde_json::from_str(&text).expect("a test's answer is well-formed");
+        let accepted = extender.parse_victims(&cycle, answer).map(|accepted| {
+            let pod_to_json = accepted.iter().map(|one| {
+                format!("{} {} {}", cluster.state.node(one.node).name, one.victims[0].name, one.violations)
             });
-            shown.collect::<Vec<_>>().join(", ")
+            pod_to_json.collect::<Vec<_>>().join(", ")
         });
-        assert_eq!(agreed.as_deref().map_err(String::as_str), expected);
+        assert_eq!(accepted.as_deref().map_err(String::as_str), expected);
     }
 
     #[test]
-    fn an_extender_has_a_say_in_where_room_is_made() {
-        let knows = r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "nodeCacheCapable": true}"#;
-        let world = world("node a\npod x on=a");
-        let uid = world.state.node_named("a").expect("a").pods[0].uid.clone();
-        let asked = format!("{{\"NumPDBViolations\":1,\"Pods\":[{{\"UID\":\"{uid}\"}}]}}");
+    fn extender_filters_preemption_candidates() {
+        let node_cache_config =
+            r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "nodeCacheCapable": true}"#;
+        let cluster = test_cluster("node a\npod x on=a");
+        let uid = cluster.state.node_by_name("a").expect("a").pods[0].uid.clone();
+        let expected_request = format!("{{\"NumPDBViolations\":1,\"Pods\":[{{\"UID\":\"{uid}\"}}]}}");
         let victims = |uid: &str| json!({"Pods": [{"UID": uid}], "NumPDBViolations": 0});
-        check(knows, json!({"NodeNameToMetaVictims": {"b": victims("uid-y")}}), &asked, Ok("b y 0"));
-        check(knows, json!({"nodeNameToMetaVictims": {}}), &asked, Ok(""));
         check(
-            knows,
+            node_cache_config,
+            json!({"NodeNameToMetaVictims": {"b": victims("uid-y")}}),
+            &expected_request,
+            Ok("b y 0"),
+        );
+        check(node_cache_config, json!({"nodeNameToMetaVictims": {}}), &expected_request, Ok(""));
+        check(
+            node_cache_config,
             json!({"NodeNameToMetaVictims": {"b": null}}),
-            &asked,
+            &expected_request,
             Err("expected at least one victim pod on node \"b\""),
         );
         check(
-            knows,
+            node_cache_config,
             json!({"NodeNameToMetaVictims": {"b": victims("nobody")}}),
-            &asked,
+            &expected_request,
             Err(
                 "extender: http://e claims to preempt pod (UID: nobody) on node: b, but the pod is not found on that node",
             ),
         );
-        let learns = r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "ignorable": true}"#;
+        let ignorable_config = r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "ignorable": true}"#;
         check(
-            learns,
+            ignorable_config,
             json!({"NodeNameToMetaVictims": {"b": null, "a": victims("uid-x")}}),
             "null",
             Ok("a x 0"),

@@ -9,7 +9,7 @@
 //! [`PreScore`] and [`Score`], [`Reserve`], [`Permit`], then beside the next pod's cycle [`PreBind`],
 //! [`Bind`], [`PostBind`]. [`Requeue`] says which changes may help a pod the plugin has turned away.
 
-mod change;
+mod cluster_event;
 mod filters;
 mod plugin;
 mod profile;
@@ -22,10 +22,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-pub use change::{Change, Pair};
-pub use filters::{Filters, MAX_SCORE, NoNominations, Nominations, normalized};
+pub use cluster_event::{ClusterEvent, ObjectPair};
+pub use filters::{Filters, MAX_SCORE, NoNominations, Nominations, default_normalize_score};
 pub use plugin::Plugin;
-pub use profile::{Asked, Profile, ProfileError, Scorer};
+pub use profile::{EvaluationCounts, Profile, ProfileError, Scorer};
 pub use status::{Code, Status};
 
 use crate::algorithm::{Diagnosis, Extenders, Random};
@@ -54,24 +54,24 @@ pub trait QueueSort: Send + Sync {
 }
 
 /// What a pre-filter says about a pod.
-pub enum Prepared<'c> {
+pub enum PreFilterResult<'c> {
     /// The plugin has nothing to say about this pod.
     Skip,
     /// Ask this about each node.
     Filter(Box<dyn Filter<'c> + 'c>),
     /// Only these nodes come into question; ask this about each.
-    Only(Vec<String>, Box<dyn Filter<'c> + 'c>),
+    FilterNodes(Vec<String>, Box<dyn Filter<'c> + 'c>),
     /// No node will do.
     Reject(Status),
 }
 
-impl Prepared<'_> {
+impl PreFilterResult<'_> {
     /// As upstream names it in metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Prepared::Skip => "Skip",
-            Prepared::Filter(_) | Prepared::Only(..) => "Success",
-            Prepared::Reject(status) => status.code.name(),
+            PreFilterResult::Skip => "Skip",
+            PreFilterResult::Filter(_) | PreFilterResult::FilterNodes(..) => "Success",
+            PreFilterResult::Reject(status) => status.code.name(),
         }
     }
 }
@@ -79,7 +79,7 @@ impl Prepared<'_> {
 /// Works out once what the filter of a pod needs.
 pub trait PreFilter: Send + Sync {
     /// Prepares the filter for one pod.
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c>;
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c>;
 }
 
 /// Whether a pod can run on a node; made for one pod by a [`PreFilter`].
@@ -95,28 +95,28 @@ pub trait Filter<'c>: Send {
         None
     }
     /// A way to tell at once that most nodes are out, for a filter that has one.
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn fast_filter(&self) -> Option<&dyn FastFilter> {
         None
     }
 }
 
 /// Tells that a node will not pass without saying why, which is asked only when no node does.
-pub trait Quick {
+pub trait FastFilter {
     /// Whether the filter is sure to turn the node away.
-    fn rules_out(&self, node: NodeId) -> bool;
+    fn rejects(&self, node: NodeId) -> bool;
 }
 
 /// A filter that is a plain function of the node.
-pub struct Plain<F>(pub F);
+pub struct FnFilter<F>(pub F);
 
-impl<'c, F: Fn(&NodeInfo) -> Status + Send + 'c> Filter<'c> for Plain<F> {
+impl<'c, F: Fn(&NodeInfo) -> Status + Send + 'c> Filter<'c> for FnFilter<F> {
     fn filter(&self, node: &NodeInfo) -> Status {
         (self.0)(node)
     }
 }
 
 /// What is known when no node was found.
-pub struct Attempt<'a, 'c> {
+pub struct PostFilterContext<'a, 'c> {
     pub cycle: Cycle<'c>,
     pub filters: &'a Filters<'c>,
     pub diagnosis: &'a Diagnosis,
@@ -127,28 +127,30 @@ pub struct Attempt<'a, 'c> {
 
 /// Something to be done about a resource claim, so that a pod may be tried again.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Chore {
+pub enum CleanupTask {
     /// Nobody uses what it was given.
     Release(Arc<ResourceClaim>),
     Delete(Arc<ResourceClaim>),
 }
 
 /// What a post-filter has come up with.
-pub enum Rescue {
+pub enum PostFilterResult {
     /// The pod may fit a node once these pods are gone.
     Nominate { node: Arc<str>, victims: Vec<Arc<PodInfo>> },
     /// Nothing now, but this may help later.
-    Later { status: Status, chore: Chore },
+    Cleanup { status: Status, task: CleanupTask },
     /// Nothing to be done. With `clear`, a node nominated before is no hope any more.
-    Nothing { status: Status, clear: bool },
+    Rejected { status: Status, clear_nomination: bool },
 }
 
-impl Rescue {
+impl PostFilterResult {
     /// As upstream names it in metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Rescue::Nominate { .. } => "Success",
-            Rescue::Later { status, .. } | Rescue::Nothing { status, .. } => status.code.name(),
+            PostFilterResult::Nominate { .. } => "Success",
+            PostFilterResult::Cleanup { status, .. } | PostFilterResult::Rejected { status, .. } => {
+                status.code.name()
+            }
         }
     }
 }
@@ -156,26 +158,26 @@ impl Rescue {
 /// Tries to make room when no node was found.
 pub trait PostFilter: Send + Sync {
     /// Looks for a way.
-    fn post_filter(&self, attempt: &mut Attempt<'_, '_>) -> Rescue;
+    fn post_filter(&self, attempt: &mut PostFilterContext<'_, '_>) -> PostFilterResult;
 }
 
 /// What a pre-score says about a pod.
-pub enum Scoring<'c> {
+pub enum PreScoreResult<'c> {
     /// The plugin has nothing to say about this pod.
     Skip,
     /// Ask this about each node.
     Score(Box<dyn Score + 'c>),
     /// Something went wrong.
-    Fail(String),
+    Error(String),
 }
 
-impl Scoring<'_> {
+impl PreScoreResult<'_> {
     /// As upstream names it in metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Scoring::Skip => "Skip",
-            Scoring::Score(_) => "Success",
-            Scoring::Fail(_) => "Error",
+            PreScoreResult::Skip => "Skip",
+            PreScoreResult::Score(_) => "Success",
+            PreScoreResult::Error(_) => "Error",
         }
     }
 }
@@ -183,7 +185,7 @@ impl Scoring<'_> {
 /// Works out once what the score of a pod needs.
 pub trait PreScore: Send + Sync {
     /// Prepares the score for one pod and the nodes it fits.
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, nodes: &[NodeId]) -> Scoring<'c>;
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, nodes: &[NodeId]) -> PreScoreResult<'c>;
 }
 
 /// How good a node is for a pod; made for one pod by a [`PreScore`].
@@ -203,20 +205,20 @@ pub trait Reserve: Send + Sync {
 }
 
 /// Whether a pod may be bound now.
-pub enum Permission {
+pub enum PermitResult {
     Allow,
     /// Not before it is allowed; rejected after some time.
-    Wait(Waiting),
+    Wait(PermitWait),
     Reject(Status),
 }
 
-impl Permission {
+impl PermitResult {
     /// As upstream names it in metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Permission::Allow => "Success",
-            Permission::Wait(_) => "Wait",
-            Permission::Reject(status) => status.code.name(),
+            PermitResult::Allow => "Success",
+            PermitResult::Wait(_) => "Wait",
+            PermitResult::Reject(status) => status.code.name(),
         }
     }
 }
@@ -224,14 +226,14 @@ impl Permission {
 /// Holds a pod back before it is bound.
 pub trait Permit: Send + Sync {
     /// Asked when a node is chosen and reserved.
-    fn permit(&self, pod: &PodInfo, node: &str) -> Permission;
+    fn permit(&self, pod: &PodInfo, node: &str) -> PermitResult;
 }
 
 /// What the last steps of a binding can do: see `crate::run`.
-pub use crate::bind::{Bind, BindContext, PostBind, PreBind, Waiting};
+pub use crate::bind::{Bind, BindContext, PermitWait, PostBind, PreBind};
 
 /// Which changes can help a pod that the plugin has turned away.
 pub trait Requeue: Send + Sync {
     /// Whether the pod should be tried again.
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool;
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool;
 }

@@ -9,12 +9,12 @@
 
 pub mod algorithm;
 pub mod bind;
-pub mod board;
 pub mod config;
 pub mod engine;
 pub mod extender;
 pub mod framework;
 pub mod metrics;
+pub mod object_waiter;
 pub mod plugins;
 pub mod queue;
 pub mod run;

@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Reads a plugin's arguments; without any, the defaults.
-pub fn arguments<T: DeserializeOwned + Default>(arguments: &Value) -> Result<T, String> {
+pub fn parse_args<T: DeserializeOwned + Default>(arguments: &Value) -> Result<T, String> {
     if arguments.is_null() {
         return Ok(T::default());
     }

@@ -21,12 +21,12 @@ use k8s_openapi::api::core::v1 as core;
 
 pub use nominator::Nominator;
 
-use crate::framework::{Change, Pair, PreEnqueue, Profile, QueueSort, Requeue};
+use crate::framework::{ClusterEvent, ObjectPair, PreEnqueue, Profile, QueueSort, Requeue};
 use crate::metrics::Metrics;
 use crate::state::{PodInfo, State};
 
 /// How long a pod is left unschedulable without any event.
-const LEFTOVER: SignedDuration = SignedDuration::from_mins(5);
+const POD_MAX_IN_UNSCHEDULABLE_PODS: SignedDuration = SignedDuration::from_mins(5);
 
 /// A pod that waits, or is being tried.
 #[derive(Clone)]
@@ -36,10 +36,10 @@ pub struct QueuedPod {
     /// When it was last put in the queue.
     pub queued_at: Timestamp,
     /// When it was first ready to be tried.
-    pub first_tried: Option<Timestamp>,
+    pub initial_attempt: Option<Timestamp>,
     pub attempts: u32,
     /// When it was last tried.
-    pub begun: Instant,
+    pub attempt_started: Instant,
     /// How often no node was found.
     pub unschedulable_count: u32,
     /// How often in a row something went wrong.
@@ -52,13 +52,13 @@ pub struct QueuedPod {
     /// Who keeps it out of the queue.
     pub gated_by: Option<&'static str>,
     /// Was last tried again only because of the time.
-    pub flushed: bool,
-    flushed_at: Option<Timestamp>,
+    pub timed_out: bool,
+    timed_out_at: Option<Timestamp>,
 }
 
 /// Where a pod waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum QueuePosition {
     Active,
     Backoff,
     Unschedulable,
@@ -66,53 +66,53 @@ pub enum Place {
 
 struct Entry {
     pod: Arc<QueuedPod>,
-    place: Place,
+    position: QueuePosition,
     /// What is in the heaps with another ticket is out of date.
-    ticket: u64,
+    sequence: u64,
 }
 
-struct Ready {
+struct ActiveEntry {
     pod: Arc<QueuedPod>,
-    ticket: u64,
+    sequence: u64,
     sort: Arc<dyn QueueSort>,
 }
 
-impl Ord for Ready {
+impl Ord for ActiveEntry {
     /// The first to go is the greatest.
-    fn cmp(&self, other: &Ready) -> Ordering {
-        self.sort.compare(&other.pod, &self.pod).then(other.ticket.cmp(&self.ticket))
+    fn cmp(&self, other: &ActiveEntry) -> Ordering {
+        self.sort.compare(&other.pod, &self.pod).then(other.sequence.cmp(&self.sequence))
     }
 }
 
-impl PartialOrd for Ready {
-    fn partial_cmp(&self, other: &Ready) -> Option<Ordering> {
+impl PartialOrd for ActiveEntry {
+    fn partial_cmp(&self, other: &ActiveEntry) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Ready {
-    fn eq(&self, other: &Ready) -> bool {
+impl PartialEq for ActiveEntry {
+    fn eq(&self, other: &ActiveEntry) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Ready {}
+impl Eq for ActiveEntry {}
 
 /// What the queue asks of a profile.
 #[derive(Clone)]
-struct Rules {
+struct QueueingRules {
     gates: Vec<(&'static str, Arc<dyn PreEnqueue>)>,
-    hints: HashMap<&'static str, Arc<dyn Requeue>>,
+    queueing_hints: HashMap<&'static str, Arc<dyn Requeue>>,
 }
 
 /// The queue of all profiles.
-pub struct Queue {
+pub struct SchedulingQueue {
     sort: Arc<dyn QueueSort>,
-    rules: HashMap<Arc<str>, Rules>,
+    rules: HashMap<Arc<str>, QueueingRules>,
     initial_backoff: SignedDuration,
     max_backoff: SignedDuration,
     pods: HashMap<Arc<str>, Entry>,
-    active: BinaryHeap<Ready>,
+    active: BinaryHeap<ActiveEntry>,
     /// By the second they are done.
     backoff: BTreeSet<(Timestamp, u64, Arc<str>)>,
     /// The same for pods that failed by an error, which must wait in any case.
@@ -120,33 +120,33 @@ pub struct Queue {
     unschedulable: BTreeSet<Arc<str>>,
     /// How many of those a gate keeps out.
     gated: usize,
-    tickets: u64,
+    last_sequence: u64,
     pub nominator: Nominator,
-    pub tally: Tally,
+    pub counters: QueueCounters,
     pub metrics: Arc<Metrics>,
     /// How many hints plugins gave; one of ten is timed.
-    hints: Cell<u64>,
+    hint_calls: Cell<u64>,
 }
 
 /// What is counted of a queue.
 #[derive(Clone, Default)]
-pub struct Tally {
+pub struct QueueCounters {
     /// How often pods came to a place, by that and by why they did.
     pub incoming: BTreeMap<(&'static str, &'static str), u64>,
     /// How many waiting pods each plugin has turned away, by that and by scheduler.
     pub rejected: BTreeMap<(&'static str, Arc<str>), usize>,
     /// Why pods are moved just now.
-    pub cause: &'static str,
+    pub event: &'static str,
 }
 
-impl Tally {
-    fn came(&mut self, place: Place) {
-        let place = match place {
-            Place::Active => "active",
-            Place::Backoff => "backoff",
-            Place::Unschedulable => "unschedulable",
+impl QueueCounters {
+    fn count_incoming(&mut self, position: QueuePosition) {
+        let position = match position {
+            QueuePosition::Active => "active",
+            QueuePosition::Backoff => "backoff",
+            QueuePosition::Unschedulable => "unschedulable",
         };
-        *self.incoming.entry((place, self.cause)).or_default() += 1;
+        *self.incoming.entry((position, self.event)).or_default() += 1;
     }
 
     fn count_rejected(&mut self, pod: &QueuedPod, count: impl Fn(usize) -> usize) {
@@ -159,21 +159,22 @@ impl Tally {
 
 /// What a change means for a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hint {
+enum QueueingStrategy {
     Skip,
     AfterBackoff,
-    Now,
+    Immediately,
 }
 
-impl Queue {
+impl SchedulingQueue {
     /// An empty queue for these profiles, which must agree on how to sort.
-    pub fn new(profiles: &[Profile], initial: Duration, max: Duration) -> Queue {
+    pub fn new(profiles: &[Profile], initial: Duration, max: Duration) -> SchedulingQueue {
         let rules = profiles.iter().map(|profile| {
-            let rules = Rules { gates: profile.pre_enqueue.clone(), hints: profile.requeue.clone() };
+            let rules =
+                QueueingRules { gates: profile.pre_enqueue.clone(), queueing_hints: profile.requeue.clone() };
             (profile.scheduler_name.clone(), rules)
         });
         let signed = |time: Duration| SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX);
-        Queue {
+        SchedulingQueue {
             sort: profiles[0].queue_sort.clone(),
             rules: rules.collect(),
             initial_backoff: signed(initial),
@@ -184,11 +185,11 @@ impl Queue {
             error_backoff: BTreeSet::new(),
             unschedulable: BTreeSet::new(),
             gated: 0,
-            tickets: 0,
+            last_sequence: 0,
             nominator: Nominator::default(),
-            tally: Tally::default(),
+            counters: QueueCounters::default(),
             metrics: Arc::default(),
-            hints: Cell::new(0),
+            hint_calls: Cell::new(0),
         }
     }
 
@@ -196,25 +197,25 @@ impl Queue {
     pub fn add(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, state: &State, now: Timestamp) {
         let pod = QueuedPod::new(info, object, now);
         self.nominator.add(&pod.info, None);
-        self.tally.cause = "UnschedulablePodAdd";
+        self.counters.event = "UnschedulablePodAdd";
         self.activate(pod, state, now);
     }
 
     /// A pod without a node changed. One that is being tried is not in the queue and left alone.
     pub fn update(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, state: &State, now: Timestamp) {
         let Some(entry) = self.pods.get(&info.uid) else { return };
-        let place = entry.place;
+        let position = entry.position;
         let mut pod = (*entry.pod).clone();
         let old = std::mem::replace(&mut pod.info, info);
         pod.object = object;
         self.nominator.update(&old, &pod.info);
-        self.tally.cause = "UnschedulablePodUpdate";
-        match place {
-            Place::Active => self.put(pod, Place::Active),
-            Place::Backoff => self.put(pod, Place::Backoff),
-            Place::Unschedulable => {
-                let change = Change::Pod(Pair { old: Some(&old), new: Some(&pod.info) });
-                let hint = self.hint(&pod, &change, state);
+        self.counters.event = "UnschedulablePodUpdate";
+        match position {
+            QueuePosition::Active => self.insert(pod, QueuePosition::Active),
+            QueuePosition::Backoff => self.insert(pod, QueuePosition::Backoff),
+            QueuePosition::Unschedulable => {
+                let change = ClusterEvent::Pod(ObjectPair { old: Some(&old), new: Some(&pod.info) });
+                let hint = self.queueing_strategy(&pod, &change, state);
                 self.requeue(pod, hint, state, now);
             }
         }
@@ -223,12 +224,12 @@ impl Queue {
     /// A pod went, or was bound.
     pub fn remove(&mut self, uid: &str) {
         self.nominator.remove(uid);
-        self.take(uid);
+        self.remove_entry(uid);
     }
 
     /// Whether a pod is in the queue, and where.
-    pub fn place(&self, uid: &str) -> Option<Place> {
-        self.pods.get(uid).map(|entry| entry.place)
+    pub fn position(&self, uid: &str) -> Option<QueuePosition> {
+        self.pods.get(uid).map(|entry| entry.position)
     }
 
     /// A pod in the queue.
@@ -237,7 +238,7 @@ impl Queue {
     }
 
     /// How many pods are active, in backoff, unschedulable and gated.
-    pub fn lengths(&self) -> [usize; 4] {
+    pub fn pending_pods(&self) -> [usize; 4] {
         let waiting = self.backoff.len() + self.error_backoff.len();
         let active = self.pods.len() - waiting - self.unschedulable.len();
         [active, waiting, self.unschedulable.len() - self.gated, self.gated]
@@ -247,23 +248,25 @@ impl Queue {
     pub fn pop(&mut self) -> Option<QueuedPod> {
         while let Some(next) = self.active.pop() {
             let current = self.pods.get(&next.pod.info.uid);
-            if current.is_some_and(|entry| entry.place == Place::Active && entry.ticket == next.ticket) {
-                return self.tried(&next.pod.info.uid);
+            if current.is_some_and(|entry| {
+                entry.position == QueuePosition::Active && entry.sequence == next.sequence
+            }) {
+                return self.start_attempt(&next.pod.info.uid);
             }
         }
         let uid = self.backoff.first()?.2.clone();
-        self.tried(&uid)
+        self.start_attempt(&uid)
     }
 
-    fn tried(&mut self, uid: &Arc<str>) -> Option<QueuedPod> {
-        let mut pod = self.take(uid)?;
+    fn start_attempt(&mut self, uid: &Arc<str>) -> Option<QueuedPod> {
+        let mut pod = self.remove_entry(uid)?;
         pod.attempts += 1;
-        pod.begun = Instant::now();
+        pod.attempt_started = Instant::now();
         Some(pod)
     }
 
     /// No node was found for a pod, or something went wrong if nobody turned it away.
-    pub fn failed(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
+    pub fn add_unschedulable(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
         if pod.rejected_by.is_empty() && pod.pending_on.is_empty() {
             pod.errors += 1;
         } else {
@@ -272,30 +275,46 @@ impl Queue {
         }
         pod.queued_at = now;
         pod.backoff_until = None;
-        pod.flushed = false;
-        pod.flushed_at = None;
+        pod.timed_out = false;
+        pod.timed_out_at = None;
         let error = pod.rejected_by.is_empty() && pod.pending_on.is_empty();
-        self.tally.cause = "ScheduleAttemptFailure";
-        self.requeue(pod, if error { Hint::AfterBackoff } else { Hint::Skip }, state, now);
+        self.counters.event = "ScheduleAttemptFailure";
+        self.requeue(
+            pod,
+            if error { QueueingStrategy::AfterBackoff } else { QueueingStrategy::Skip },
+            state,
+            now,
+        );
     }
 
     /// Something changed: pods it may help are tried again.
-    pub fn wake(&mut self, change: &Change<'_>, state: &State, now: Timestamp) {
-        self.wake_except(change, state, now, "");
+    pub fn move_all_to_active_or_backoff(
+        &mut self,
+        change: &ClusterEvent<'_>,
+        state: &State,
+        now: Timestamp,
+    ) {
+        self.move_all_to_active_or_backoff_except(change, state, now, "");
     }
 
     /// The same, without one pod.
-    pub fn wake_except(&mut self, change: &Change<'_>, state: &State, now: Timestamp, but: &str) {
-        let mut helped = Vec::new();
+    pub fn move_all_to_active_or_backoff_except(
+        &mut self,
+        change: &ClusterEvent<'_>,
+        state: &State,
+        now: Timestamp,
+        except: &str,
+    ) {
+        let mut to_move = Vec::new();
         for uid in &self.unschedulable {
-            let hint = self.hint(&self.pods[uid].pod, change, state);
-            if hint != Hint::Skip && **uid != *but {
-                helped.push((uid.clone(), hint));
+            let hint = self.queueing_strategy(&self.pods[uid].pod, change, state);
+            if hint != QueueingStrategy::Skip && **uid != *except {
+                to_move.push((uid.clone(), hint));
             }
         }
-        self.tally.cause = change.label();
-        for (uid, hint) in helped {
-            if let Some(pod) = self.take(&uid) {
+        self.counters.event = change.label();
+        for (uid, hint) in to_move {
+            if let Some(pod) = self.remove_entry(&uid) {
                 self.requeue(pod, hint, state, now);
             }
         }
@@ -303,39 +322,39 @@ impl Queue {
 
     /// Tries a pod again at once, wherever it waits.
     pub fn activate_by_uid(&mut self, uid: &str, state: &State, now: Timestamp) {
-        self.tally.cause = "ForceActivate";
-        if let Some(pod) = self.take(uid) {
+        self.counters.event = "ForceActivate";
+        if let Some(pod) = self.remove_entry(uid) {
             self.activate(pod, state, now);
         }
     }
 
     /// Moves pods whose time has come. To be called again at [`Queue::next_deadline`].
-    pub fn tick(&mut self, state: &State, now: Timestamp) {
-        self.tally.cause = "BackoffComplete";
+    pub fn flush(&mut self, state: &State, now: Timestamp) {
+        self.counters.event = "BackoffComplete";
         for errors in [false, true] {
             while let Some((until, _, uid)) = self.backoff_set(errors).first().cloned() {
                 if until >= whole_second(now) {
                     break;
                 }
-                match self.take(&uid) {
+                match self.remove_entry(&uid) {
                     // The gates were asked when it went to backoff.
-                    Some(pod) => self.make_ready(pod, now),
+                    Some(pod) => self.move_to_active(pod, now),
                     None => break,
                 }
             }
         }
-        let mut left = Vec::new();
+        let mut expired = Vec::new();
         for uid in &self.unschedulable {
-            if now.duration_since(self.pods[uid].pod.last_seen()) > LEFTOVER {
-                left.push(uid.clone());
+            if now.duration_since(self.pods[uid].pod.last_queued()) > POD_MAX_IN_UNSCHEDULABLE_PODS {
+                expired.push(uid.clone());
             }
         }
-        self.tally.cause = "UnschedulableTimeout";
-        for uid in left {
-            if let Some(mut pod) = self.take(&uid) {
-                pod.flushed = true;
-                pod.flushed_at = Some(now);
-                self.requeue(pod, Hint::AfterBackoff, state, now);
+        self.counters.event = "UnschedulableTimeout";
+        for uid in expired {
+            if let Some(mut pod) = self.remove_entry(&uid) {
+                pod.timed_out = true;
+                pod.timed_out_at = Some(now);
+                self.requeue(pod, QueueingStrategy::AfterBackoff, state, now);
             }
         }
     }
@@ -343,30 +362,30 @@ impl Queue {
     /// When [`Queue::tick`] has something to do next.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let second = SignedDuration::from_secs(1);
-        let backoffs = [&self.backoff, &self.error_backoff].into_iter().filter_map(|set| set.first());
-        let backoffs = backoffs.filter_map(|(until, ..)| until.checked_add(second).ok());
-        let oldest = self.unschedulable.iter().map(|uid| self.pods[uid].pod.last_seen()).min();
-        let leftover = oldest.and_then(|seen| seen.checked_add(LEFTOVER + second).ok());
-        backoffs.chain(leftover).min()
+        let backoff_times = [&self.backoff, &self.error_backoff].into_iter().filter_map(|set| set.first());
+        let backoff_times = backoff_times.filter_map(|(until, ..)| until.checked_add(second).ok());
+        let oldest = self.unschedulable.iter().map(|uid| self.pods[uid].pod.last_queued()).min();
+        let leftover = oldest.and_then(|seen| seen.checked_add(POD_MAX_IN_UNSCHEDULABLE_PODS + second).ok());
+        backoff_times.chain(leftover).min()
     }
 
     fn backoff_set(&mut self, errors: bool) -> &mut BTreeSet<(Timestamp, u64, Arc<str>)> {
         if errors { &mut self.error_backoff } else { &mut self.backoff }
     }
 
-    fn take(&mut self, uid: &str) -> Option<QueuedPod> {
+    fn remove_entry(&mut self, uid: &str) -> Option<QueuedPod> {
         let entry = self.pods.remove(uid)?;
-        self.tally.count_rejected(&entry.pod, |waiting| waiting.saturating_sub(1));
-        match entry.place {
+        self.counters.count_rejected(&entry.pod, |waiting| waiting.saturating_sub(1));
+        match entry.position {
             // Its ticket in the heap is out of date now.
-            Place::Active => {}
-            Place::Backoff => {
+            QueuePosition::Active => {}
+            QueuePosition::Backoff => {
                 let until = entry.pod.backoff_until.unwrap_or_default();
-                let key = (until, entry.ticket, entry.pod.info.uid.clone());
+                let key = (until, entry.sequence, entry.pod.info.uid.clone());
                 self.backoff.remove(&key);
                 self.error_backoff.remove(&key);
             }
-            Place::Unschedulable => {
+            QueuePosition::Unschedulable => {
                 self.unschedulable.remove(uid);
                 self.gated -= usize::from(entry.pod.gated_by.is_some());
             }
@@ -374,41 +393,43 @@ impl Queue {
         Some(Arc::unwrap_or_clone(entry.pod))
     }
 
-    fn put(&mut self, pod: QueuedPod, place: Place) {
-        let before = self.pods.get(&pod.info.uid).map(|entry| entry.place);
-        self.take(&pod.info.uid);
-        if before != Some(place) {
-            self.tally.came(place);
+    fn insert(&mut self, pod: QueuedPod, position: QueuePosition) {
+        let before = self.pods.get(&pod.info.uid).map(|entry| entry.position);
+        self.remove_entry(&pod.info.uid);
+        if before != Some(position) {
+            self.counters.count_incoming(position);
         }
-        self.tally.count_rejected(&pod, |waiting| waiting + 1);
-        self.tickets += 1;
-        let (ticket, uid, pod) = (self.tickets, pod.info.uid.clone(), Arc::new(pod));
-        match place {
-            Place::Active => self.active.push(Ready { pod: pod.clone(), ticket, sort: self.sort.clone() }),
-            Place::Backoff => {
+        self.counters.count_rejected(&pod, |waiting| waiting + 1);
+        self.last_sequence += 1;
+        let (sequence, uid, pod) = (self.last_sequence, pod.info.uid.clone(), Arc::new(pod));
+        match position {
+            QueuePosition::Active => {
+                self.active.push(ActiveEntry { pod: pod.clone(), sequence, sort: self.sort.clone() })
+            }
+            QueuePosition::Backoff => {
                 let errors = pod.rejected_by.is_empty() && pod.pending_on.is_empty();
                 let until = pod.backoff_until.unwrap_or_default();
-                self.backoff_set(errors).insert((until, ticket, uid.clone()));
+                self.backoff_set(errors).insert((until, sequence, uid.clone()));
             }
-            Place::Unschedulable => {
+            QueuePosition::Unschedulable => {
                 self.unschedulable.insert(uid.clone());
                 self.gated += usize::from(pod.gated_by.is_some());
             }
         }
-        self.pods.insert(uid, Entry { pod, place, ticket });
+        self.pods.insert(uid, Entry { pod, position, sequence });
     }
 
-    fn make_ready(&mut self, mut pod: QueuedPod, now: Timestamp) {
-        pod.first_tried.get_or_insert(now);
-        self.put(pod, Place::Active);
+    fn move_to_active(&mut self, mut pod: QueuedPod, now: Timestamp) {
+        pod.initial_attempt.get_or_insert(now);
+        self.insert(pod, QueuePosition::Active);
     }
 
     /// To the active pods, unless a gate is closed.
     fn activate(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
         if self.is_gated(&mut pod, state) {
-            self.put(pod, Place::Unschedulable);
+            self.insert(pod, QueuePosition::Unschedulable);
         } else {
-            self.make_ready(pod, now);
+            self.move_to_active(pod, now);
         }
     }
 
@@ -418,19 +439,23 @@ impl Queue {
         pod.gated_by = closed.map(|(name, _)| *name);
         if let Some(name) = pod.gated_by {
             pod.rejected_by.insert(name);
-            pod.flushed = false;
+            pod.timed_out = false;
         }
         pod.gated_by.is_some()
     }
 
-    fn requeue(&mut self, mut pod: QueuedPod, hint: Hint, state: &State, now: Timestamp) {
-        if hint == Hint::Skip {
-            return self.put(pod, Place::Unschedulable);
+    fn requeue(&mut self, mut pod: QueuedPod, hint: QueueingStrategy, state: &State, now: Timestamp) {
+        if hint == QueueingStrategy::Skip {
+            return self.insert(pod, QueuePosition::Unschedulable);
         }
         let until = self.backoff_until(&mut pod);
-        if hint == Hint::AfterBackoff && until.is_some_and(|until| until >= whole_second(now)) {
-            let place = if self.is_gated(&mut pod, state) { Place::Unschedulable } else { Place::Backoff };
-            return self.put(pod, place);
+        if hint == QueueingStrategy::AfterBackoff && until.is_some_and(|until| until >= whole_second(now)) {
+            let position = if self.is_gated(&mut pod, state) {
+                QueuePosition::Unschedulable
+            } else {
+                QueuePosition::Backoff
+            };
+            return self.insert(pod, position);
         }
         self.activate(pod, state, now);
     }
@@ -445,29 +470,42 @@ impl Queue {
         Some(*pod.backoff_until.get_or_insert(whole_second(until)))
     }
 
-    fn hint(&self, pod: &QueuedPod, change: &Change<'_>, state: &State) -> Hint {
-        if pod.rejected_by.is_empty() && pod.pending_on.is_empty() || matches!(change, Change::Anything) {
-            return Hint::AfterBackoff;
+    fn queueing_strategy(
+        &self,
+        pod: &QueuedPod,
+        change: &ClusterEvent<'_>,
+        state: &State,
+    ) -> QueueingStrategy {
+        if pod.rejected_by.is_empty() && pod.pending_on.is_empty()
+            || matches!(change, ClusterEvent::ForceActivate)
+        {
+            return QueueingStrategy::AfterBackoff;
         }
-        let Some(rules) = self.rules.get(&*pod.info.scheduler_name) else { return Hint::AfterBackoff };
-        let helps = |name: &&'static str| -> bool {
-            let Some(hint) = rules.hints.get(name) else { return true };
-            let number = self.hints.replace(self.hints.get().wrapping_add(1));
+        let Some(rules) = self.rules.get(&*pod.info.scheduler_name) else {
+            return QueueingStrategy::AfterBackoff;
+        };
+        let should_queue = |name: &&'static str| -> bool {
+            let Some(hint) = rules.queueing_hints.get(name) else { return true };
+            let number = self.hint_calls.replace(self.hint_calls.get().wrapping_add(1));
             if !number.is_multiple_of(10) {
-                return hint.helps(&pod.info, change, state);
+                return hint.is_schedulable_after_change(&pod.info, change, state);
             }
-            let begun = Instant::now();
-            let helps = hint.helps(&pod.info, change, state);
-            self.metrics.hinted(name, change.label(), helps, begun.elapsed());
-            helps
+            let started = Instant::now();
+            let should_queue = hint.is_schedulable_after_change(&pod.info, change, state);
+            self.metrics.observe_queueing_hint(name, change.label(), should_queue, started.elapsed());
+            should_queue
         };
         if let Some(gate) = pod.gated_by {
-            return if helps(&gate) { Hint::AfterBackoff } else { Hint::Skip };
+            return if should_queue(&gate) { QueueingStrategy::AfterBackoff } else { QueueingStrategy::Skip };
         }
-        if pod.pending_on.iter().any(helps) {
-            return Hint::Now;
+        if pod.pending_on.iter().any(should_queue) {
+            return QueueingStrategy::Immediately;
         }
-        if pod.rejected_by.iter().any(helps) { Hint::AfterBackoff } else { Hint::Skip }
+        if pod.rejected_by.iter().any(should_queue) {
+            QueueingStrategy::AfterBackoff
+        } else {
+            QueueingStrategy::Skip
+        }
     }
 }
 
@@ -478,22 +516,22 @@ impl QueuedPod {
             info,
             object,
             queued_at: now,
-            first_tried: None,
+            initial_attempt: None,
             attempts: 0,
-            begun: Instant::now(),
+            attempt_started: Instant::now(),
             unschedulable_count: 0,
             errors: 0,
             backoff_until: None,
             rejected_by: BTreeSet::new(),
             pending_on: BTreeSet::new(),
             gated_by: None,
-            flushed: false,
-            flushed_at: None,
+            timed_out: false,
+            timed_out_at: None,
         }
     }
 
-    fn last_seen(&self) -> Timestamp {
-        self.flushed_at.map_or(self.queued_at, |flushed| flushed.max(self.queued_at))
+    fn last_queued(&self) -> Timestamp {
+        self.timed_out_at.map_or(self.queued_at, |timed_out_at| timed_out_at.max(self.queued_at))
     }
 }
 

@@ -10,7 +10,7 @@ mod order;
 pub mod pod;
 pub mod resources;
 pub mod selection;
-pub mod tally;
+pub mod topology;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ pub use node::{NodeId, NodeInfo};
 pub use objects::Objects;
 pub use pod::PodInfo;
 pub use reconcile::labels;
-pub use reconcile::labels::{Labels, Strings};
+pub use reconcile::labels::{Labels, StringPool};
 
 use order::NodeOrder;
-use tally::{Matcher, PerNode, Tally, Terms, Topology};
+use topology::{AffinityTermCounts, PerNodeCounts, PodMatcher, Topology, TopologyCache};
 
 /// Everything the scheduler knows.
 #[derive(Default)]
 pub struct State {
-    pub strings: Strings,
+    pub strings: StringPool,
     pub objects: Objects,
     /// By [`NodeId`].
     nodes: Vec<Option<NodeInfo>>,
@@ -39,18 +39,18 @@ pub struct State {
     by_name: HashMap<Arc<str>, NodeId>,
     order: NodeOrder,
     /// Pods on nodes, by UID.
-    placed: HashMap<Arc<str>, Placed>,
+    pod_states: HashMap<Arc<str>, PodState>,
     /// How many of those are assumed.
     assumed: usize,
     /// On how many nodes each image is.
     images: HashMap<Arc<str>, u32>,
     /// How many pods use each claim, by `namespace/name`.
     claims: HashMap<Arc<str>, u32>,
-    terms: Terms,
-    tally: Mutex<Tally>,
+    terms: AffinityTermCounts,
+    topology_cache: Mutex<TopologyCache>,
 }
 
-struct Placed {
+struct PodState {
     pod: Arc<PodInfo>,
     node: NodeId,
     assumed: Option<Assumed>,
@@ -81,18 +81,18 @@ impl State {
     }
 
     /// A node with an object, by name.
-    pub fn node_named(&self, name: &str) -> Option<&NodeInfo> {
+    pub fn node_by_name(&self, name: &str) -> Option<&NodeInfo> {
         let id = self.by_name.get(name)?;
         self.nodes[*id as usize].as_ref().filter(|node| node.object.is_some())
     }
 
     /// How many pods are on nodes.
-    pub fn placed(&self) -> usize {
-        self.placed.len()
+    pub fn pod_count(&self) -> usize {
+        self.pod_states.len()
     }
 
     /// How many of those are not known to be there yet.
-    pub fn assumed(&self) -> usize {
+    pub fn assumed_count(&self) -> usize {
         self.assumed
     }
 
@@ -112,42 +112,42 @@ impl State {
     }
 
     /// What pods on nodes say about others.
-    pub fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &AffinityTermCounts {
         &self.terms
     }
 
     /// How many pods a matcher means on each node.
-    pub fn count(&self, matcher: &Matcher) -> PerNode {
-        self.tally.lock().count(matcher, &self.nodes)
+    pub fn count(&self, matcher: &PodMatcher) -> PerNodeCounts {
+        self.topology_cache.lock().count(matcher, &self.nodes)
     }
 
     /// The domains of a topology key.
     pub fn topology(&self, key: &str) -> Arc<Topology> {
-        self.tally.lock().topology(key, &self.nodes)
+        self.topology_cache.lock().topology(key, &self.nodes)
     }
 
     /// A node came or changed. Gives back what it was before.
     pub fn set_node(&mut self, object: Arc<core::Node>) -> Option<NodeInfo> {
-        let name = self.strings.share(object.metadata.name.as_deref().unwrap_or_default());
-        let id = self.id_of(&name);
+        let name = self.strings.get_or_insert(object.metadata.name.as_deref().unwrap_or_default());
+        let id = self.node_id(&name);
         let node = self.nodes[id as usize].as_mut()?;
-        let before = node.object.is_some().then(|| summary(node));
+        let before = node.object.is_some().then(|| copy_without_pods(node));
         node.set(object, &mut self.strings);
         let node = &self.nodes[id as usize].as_ref().expect("it was set just now");
-        let tally = self.tally.get_mut();
+        let topology_cache = self.topology_cache.get_mut();
         match &before {
             None => {
                 self.order.add(id, &node.labels);
-                tally.node_entered(id, &node.labels);
+                topology_cache.add_node(id, &node.labels);
                 for pod in &node.pods {
-                    tally.moved(id, pod, 1);
-                    self.terms.moved(id, pod, 1);
+                    topology_cache.update_pod(id, pod, 1);
+                    self.terms.update_pod(id, pod, 1);
                 }
             }
             Some(before) if before.labels != node.labels => {
-                self.order.relabel(id, &before.labels, &node.labels);
-                tally.node_left(id);
-                tally.node_entered(id, &node.labels);
+                self.order.update_labels(id, &before.labels, &node.labels);
+                topology_cache.remove_node(id);
+                topology_cache.add_node(id, &node.labels);
             }
             Some(_) => {}
         }
@@ -163,99 +163,104 @@ impl State {
     pub fn remove_node(&mut self, name: &str) -> Option<NodeInfo> {
         let id = *self.by_name.get(name)?;
         let node = self.nodes[id as usize].as_mut().filter(|node| node.object.is_some())?;
-        let before = summary(node);
-        let tally = self.tally.get_mut();
+        let before = copy_without_pods(node);
+        let topology_cache = self.topology_cache.get_mut();
         for pod in &node.pods {
-            tally.moved(id, pod, -1);
-            self.terms.moved(id, pod, -1);
+            topology_cache.update_pod(id, pod, -1);
+            self.terms.update_pod(id, pod, -1);
         }
-        tally.node_left(id);
+        topology_cache.remove_node(id);
         self.order.remove(id, &before.labels);
         count_images(&mut self.images, &before.images, -1);
         node.unset();
-        self.drop_if_bare(id);
+        self.remove_node_if_empty(id);
         Some(before)
     }
 
     /// A pod that names a node came or changed. Gives back what it was before.
     pub fn set_pod(&mut self, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
-        let before = self.take(&pod.uid);
+        let before = self.take_pod(&pod.uid);
         if let Some(name) = pod.node_name.clone() {
-            self.place(pod, &name, None);
+            self.add_pod(pod, &name, None);
         }
         before
     }
 
     /// A pod went. Gives back what it was, if it was on a node.
     pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
-        self.take(uid)
+        self.take_pod(uid)
     }
 
     /// A pod on a node.
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
-        self.placed.get(uid).map(|placed| &placed.pod)
+        self.pod_states.get(uid).map(|pod_state| &pod_state.pod)
     }
 
     /// Whether a pod is on a node only by the scheduler's own decision so far.
     pub fn is_assumed(&self, uid: &str) -> bool {
-        self.placed.get(uid).is_some_and(|placed| placed.assumed.is_some())
+        self.pod_states.get(uid).is_some_and(|pod_state| pod_state.assumed.is_some())
     }
 
     /// The scheduler has chosen a node for a pod.
-    pub fn assume(&mut self, pod: Arc<PodInfo>, node: &Arc<str>) {
-        self.take(&pod.uid);
-        self.place(pod, node, Some(Assumed::Binding));
+    pub fn assume_pod(&mut self, pod: Arc<PodInfo>, node: &Arc<str>) {
+        self.take_pod(&pod.uid);
+        self.add_pod(pod, node, Some(Assumed::Binding));
     }
 
     /// The binding of an assumed pod was answered; its event must come before the deadline.
-    pub fn bound(&mut self, uid: &str, deadline: Timestamp) {
-        if let Some(assumed) = self.placed.get_mut(uid).and_then(|placed| placed.assumed.as_mut()) {
+    pub fn finish_binding(&mut self, uid: &str, deadline: Timestamp) {
+        if let Some(assumed) = self.pod_states.get_mut(uid).and_then(|pod_state| pod_state.assumed.as_mut()) {
             *assumed = Assumed::Bound(deadline);
         }
     }
 
     /// An assumed pod could not be bound. Says whether it was assumed still.
-    pub fn forget(&mut self, uid: &str) -> bool {
-        self.is_assumed(uid) && self.take(uid).is_some()
+    pub fn forget_pod(&mut self, uid: &str) -> bool {
+        self.is_assumed(uid) && self.take_pod(uid).is_some()
     }
 
     /// Forgets pods whose binding was answered but never seen. Gives back their UIDs.
-    pub fn expire(&mut self, now: Timestamp) -> Vec<Arc<str>> {
-        let overdue = |placed: &Placed| matches!(placed.assumed, Some(Assumed::Bound(until)) if until < now);
-        let late: Vec<Arc<str>> =
-            self.placed.iter().filter(|(_, placed)| overdue(placed)).map(|(uid, _)| uid.clone()).collect();
-        for uid in &late {
-            self.take(uid);
+    pub fn remove_expired_assumed_pods(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+        let is_expired =
+            |pod_state: &PodState| matches!(pod_state.assumed, Some(Assumed::Bound(until)) if until < now);
+        let expired: Vec<Arc<str>> = self
+            .pod_states
+            .iter()
+            .filter(|(_, pod_state)| is_expired(pod_state))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in &expired {
+            self.take_pod(uid);
         }
-        late
+        expired
     }
 
-    fn place(&mut self, pod: Arc<PodInfo>, name: &Arc<str>, assumed: Option<Assumed>) {
-        let id = self.id_of(name);
+    fn add_pod(&mut self, pod: Arc<PodInfo>, name: &Arc<str>, assumed: Option<Assumed>) {
+        let id = self.node_id(name);
         let node = self.nodes[id as usize].as_mut().expect("the place was given just now");
         if node.object.is_some() {
-            self.tally.get_mut().moved(id, &pod, 1);
-            self.terms.moved(id, &pod, 1);
+            self.topology_cache.get_mut().update_pod(id, &pod, 1);
+            self.terms.update_pod(id, &pod, 1);
         }
         node.add(pod.clone());
         for claim in pod.named_claims() {
             *self.claims.entry(objects::key(&pod.namespace, claim).into()).or_default() += 1;
         }
         self.assumed += usize::from(assumed.is_some());
-        self.placed.insert(pod.uid.clone(), Placed { pod, node: id, assumed });
+        self.pod_states.insert(pod.uid.clone(), PodState { pod, node: id, assumed });
     }
 
-    fn take(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
-        let placed = self.placed.remove(uid)?;
-        self.assumed -= usize::from(placed.assumed.is_some());
-        let node = self.nodes[placed.node as usize].as_mut().expect("a node with pods keeps its place");
+    fn take_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let pod_state = self.pod_states.remove(uid)?;
+        self.assumed -= usize::from(pod_state.assumed.is_some());
+        let node = self.nodes[pod_state.node as usize].as_mut().expect("a node with pods keeps its place");
         node.remove(uid);
         if node.object.is_some() {
-            self.tally.get_mut().moved(placed.node, &placed.pod, -1);
-            self.terms.moved(placed.node, &placed.pod, -1);
+            self.topology_cache.get_mut().update_pod(pod_state.node, &pod_state.pod, -1);
+            self.terms.update_pod(pod_state.node, &pod_state.pod, -1);
         }
-        for claim in placed.pod.named_claims() {
-            let key = objects::key(&placed.pod.namespace, claim);
+        for claim in pod_state.pod.named_claims() {
+            let key = objects::key(&pod_state.pod.namespace, claim);
             if let Some(count) = self.claims.get_mut(&*key) {
                 *count -= 1;
                 if *count == 0 {
@@ -263,28 +268,28 @@ impl State {
                 }
             }
         }
-        self.drop_if_bare(placed.node);
-        Some(placed.pod)
+        self.remove_node_if_empty(pod_state.node);
+        Some(pod_state.pod)
     }
 
     /// The place of a node, given now if it has none.
-    fn id_of(&mut self, name: &Arc<str>) -> NodeId {
+    fn node_id(&mut self, name: &Arc<str>) -> NodeId {
         if let Some(id) = self.by_name.get(name) {
             return *id;
         }
         let id = self.free.pop().unwrap_or(self.nodes.len() as NodeId);
         let node = Some(NodeInfo::named(id, name.clone()));
         match self.nodes.get_mut(id as usize) {
-            Some(place) => *place = node,
+            Some(slot) => *slot = node,
             None => self.nodes.push(node),
         }
         self.by_name.insert(name.clone(), id);
         id
     }
 
-    fn drop_if_bare(&mut self, id: NodeId) {
-        let bare = |node: &NodeInfo| node.object.is_none() && node.pods.is_empty();
-        if let Some(node) = self.nodes[id as usize].take_if(|node| bare(node)) {
+    fn remove_node_if_empty(&mut self, id: NodeId) {
+        let is_empty = |node: &NodeInfo| node.object.is_none() && node.pods.is_empty();
+        if let Some(node) = self.nodes[id as usize].take_if(|node| is_empty(node)) {
             self.by_name.remove(&node.name);
             self.free.push(id);
         }
@@ -292,7 +297,7 @@ impl State {
 }
 
 /// What a node's object said, without its pods.
-fn summary(node: &NodeInfo) -> NodeInfo {
+fn copy_without_pods(node: &NodeInfo) -> NodeInfo {
     NodeInfo {
         object: node.object.clone(),
         labels: node.labels.clone(),

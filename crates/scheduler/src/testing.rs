@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value, json};
 
-use crate::framework::{Cycle, Filters, Plugin, Prepared, Scoring, Status};
+use crate::framework::{Cycle, Filters, Plugin, PreFilterResult, PreScoreResult, Status};
 use crate::queue::Nominator;
 use crate::state::objects::Workload;
 use crate::state::selection::selector;
@@ -18,19 +18,19 @@ use crate::state::{PodInfo, State};
 
 /// A cluster.
 #[derive(Default)]
-pub struct World {
+pub struct TestCluster {
     pub state: State,
     pub nominator: Nominator,
 }
 
 /// Reads the objects, one a line.
-pub fn world(text: &str) -> World {
-    let mut world = World::default();
+pub fn test_cluster(text: &str) -> TestCluster {
+    let mut cluster = TestCluster::default();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        world.add(line);
+        cluster.add(line);
     }
-    world.state.refresh();
-    world
+    cluster.state.refresh();
+    cluster
 }
 
 /// A pod by its line.
@@ -43,7 +43,7 @@ pub fn node(line: &str) -> core::Node {
     serde_json::from_value(object(line)).expect("a test's node is well-formed")
 }
 
-impl World {
+impl TestCluster {
     /// Adds one object.
     pub fn add(&mut self, line: &str) {
         let value = object(line);
@@ -103,23 +103,23 @@ impl World {
         let (info, object) = self.info(line);
         let cycle = Cycle { state: &self.state, pod: &info, object: &object };
         let plugin = plugin.pre_filter.as_ref().expect("the plugin filters");
-        let mut shown = String::new();
+        let mut output = String::new();
         let mut filters = Filters::default();
         match plugin.pre_filter(&cycle) {
-            Prepared::Skip => return "skip\n".to_owned(),
-            Prepared::Reject(status) => return format!("reject {}\n", say(&status)),
-            Prepared::Only(names, filter) => {
-                writeln!(shown, "only {}", names.join(" ")).expect("strings grow");
+            PreFilterResult::Skip => return "skip\n".to_owned(),
+            PreFilterResult::Reject(status) => return format!("reject {}\n", format_status(&status)),
+            PreFilterResult::FilterNodes(names, filter) => {
+                writeln!(output, "only {}", names.join(" ")).expect("strings grow");
                 filters.push("", 0, filter);
             }
-            Prepared::Filter(filter) => filters.push("", 0, filter),
+            PreFilterResult::Filter(filter) => filters.push("", 0, filter),
         }
         let mut nodes: Vec<_> = self.state.nodes().collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         for node in nodes {
-            writeln!(shown, "{}: {}", node.name, say(&filters.run(node))).expect("strings grow");
+            writeln!(output, "{}: {}", node.name, format_status(&filters.run(node))).expect("strings grow");
         }
-        shown
+        output
     }
 
     /// The scores a plugin gives, raw and normalized, one node a line.
@@ -129,45 +129,45 @@ impl World {
         let mut nodes: Vec<_> = self.state.order().to_vec();
         nodes.sort_by_key(|id| self.state.node(*id).name.clone());
         let score = match plugin.pre_score.as_ref().expect("the plugin scores").pre_score(&cycle, &nodes) {
-            Scoring::Skip => return "skip\n".to_owned(),
-            Scoring::Fail(words) => return format!("error {words}\n"),
-            Scoring::Score(score) => score,
+            PreScoreResult::Skip => return "skip\n".to_owned(),
+            PreScoreResult::Error(words) => return format!("error {words}\n"),
+            PreScoreResult::Score(score) => score,
         };
         let raw: Vec<i64> = nodes.iter().map(|id| score.score(self.state.node(*id))).collect();
         let mut scores = raw.clone();
         score.normalize(&nodes, &mut scores);
-        let mut shown = String::new();
+        let mut output = String::new();
         for ((id, raw), score) in nodes.iter().zip(raw).zip(scores) {
-            writeln!(shown, "{}: {raw} -> {score}", self.state.node(*id).name).expect("strings grow");
+            writeln!(output, "{}: {raw} -> {score}", self.state.node(*id).name).expect("strings grow");
         }
-        shown
+        output
     }
 
     /// Tries a pod with a profile; the node, or what the post-filters came up with, and the message.
     pub fn attempt(&mut self, profile: &crate::framework::Profile, line: &str) -> String {
-        use crate::algorithm::{Algorithm, Failure, NoExtenders};
+        use crate::algorithm::{Algorithm, NoExtenders, ScheduleFailure};
         let (info, object) = self.info(line);
         self.state.refresh();
         let cycle = Cycle { state: &self.state, pod: &info, object: &object };
         let mut algorithm = Algorithm::new(0, 7);
         match algorithm.schedule(profile, &cycle, &self.nominator, &NoExtenders) {
             Ok(placement) => format!("on {}\n", placement.node),
-            Err(Failure::NoNodes) => "no nodes available to schedule pods\n".to_owned(),
-            Err(Failure::Error(words)) => format!("error {words}\n"),
-            Err(Failure::Unfit { error, rescue, .. }) => {
-                let mut shown = format!("{error}\n");
+            Err(ScheduleFailure::NoNodes) => "no nodes available to schedule pods\n".to_owned(),
+            Err(ScheduleFailure::Error(words)) => format!("error {words}\n"),
+            Err(ScheduleFailure::Unschedulable { error, nomination: rescue, .. }) => {
+                let mut output = format!("{error}\n");
                 if let Some((node, victims)) = rescue {
                     let names: Vec<&str> = victims.iter().map(|pod| &*pod.name).collect();
-                    writeln!(shown, "preempt {} on {node}", names.join(" ")).expect("strings grow");
+                    writeln!(output, "preempt {} on {node}", names.join(" ")).expect("strings grow");
                 }
-                shown
+                output
             }
         }
     }
 }
 
 /// A status in a word.
-pub fn say(status: &Status) -> String {
+pub fn format_status(status: &Status) -> String {
     let reasons = status.message();
     match status.code {
         crate::framework::Code::Success => "ok".to_owned(),
@@ -179,8 +179,9 @@ pub fn say(status: &Status) -> String {
 
 /// The default profile.
 pub fn default_profile() -> crate::framework::Profile {
-    let config = crate::config::Config::standard();
-    let mut profiles = config.profiles(crate::framework::registry::BUILT_IN).expect("the defaults are sound");
+    let config = crate::config::Config::with_defaults();
+    let mut profiles =
+        config.profiles(crate::framework::registry::IN_TREE_PLUGINS).expect("the defaults are sound");
     profiles.remove(0)
 }
 

@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use crate::kubernetes;
-use crate::table::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};
+use crate::table::{Field, Gvk, ListType, PatchStrategy, Shape, Table, Type, TypeId};
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// The table of a custom kind with this OpenAPI schema. The kind itself is the first type.
-pub fn table(kind: Gvk, schema: &Value) -> (Table, TypeId) {
+pub fn custom_table(kind: Gvk, schema: &Value) -> (Table, TypeId) {
     let mut builder = Builder { types: vec![Type::default()], copied: HashMap::new() };
-    let mut root = builder.structure(schema, kind.kind.to_string());
+    let mut root = builder.build_struct(schema, kind.kind.to_string());
     builder.add_meta(&mut root);
     root.kinds.push(kind);
     builder.types[0] = root;
@@ -30,24 +30,24 @@ struct Builder {
 
 impl Builder {
     fn push(&mut self, ty: Type) -> TypeId {
-        let id = self.next();
+        let id = self.next_id();
         self.types.push(ty);
         id
     }
 
-    fn next(&self) -> TypeId {
+    fn next_id(&self) -> TypeId {
         TypeId(u32::try_from(self.types.len()).unwrap_or(u32::MAX))
     }
 
-    fn structure(&mut self, schema: &Value, name: String) -> Type {
+    fn build_struct(&mut self, schema: &Value, name: String) -> Type {
         let required: Vec<&str> =
             items(schema, "required").iter().filter_map(Value::as_str).collect::<Vec<_>>();
         let mut fields = Vec::new();
         for (field, property) in properties(schema) {
-            let shape = self.shape(property, &format!("{name}.{field}"));
+            let shape = self.build_shape(property, &format!("{name}.{field}"));
             let default = property.get("default").filter(|value| !value.is_null()).cloned();
             let required = required.contains(&field.as_str());
-            fields.push(Field { default, required, ..plain(field, shape) });
+            fields.push(Field { default, required, ..simple_field(field, shape) });
         }
         Type {
             name: name.into(),
@@ -58,7 +58,7 @@ impl Builder {
         }
     }
 
-    fn shape(&mut self, schema: &Value, name: &str) -> Shape {
+    fn build_shape(&mut self, schema: &Value, name: &str) -> Shape {
         if flag(schema, "x-kubernetes-int-or-string") {
             return Shape::IntOrString;
         }
@@ -69,21 +69,21 @@ impl Builder {
             "boolean" => Shape::Bool,
             "array" => {
                 let item = schema.get("items").unwrap_or(&Value::Null);
-                let item = Box::new(self.shape(item, &format!("{name}.items")));
-                Shape::List { item, kind: list_kind(schema) }
+                let item = Box::new(self.build_shape(item, &format!("{name}.items")));
+                Shape::List { item, kind: list_type(schema) }
             }
             _ => match schema.get("additionalProperties").filter(|value| value.is_object()) {
                 Some(value) => Shape::Map {
-                    value: Box::new(self.shape(value, &format!("{name}.values"))),
+                    value: Box::new(self.build_shape(value, &format!("{name}.values"))),
                     atomic: text(schema, "x-kubernetes-map-type") == "atomic",
                 },
-                None => Shape::Struct(self.object(schema, name)),
+                None => Shape::Struct(self.build_object(schema, name)),
             },
         }
     }
 
-    fn object(&mut self, schema: &Value, name: &str) -> TypeId {
-        let mut ty = self.structure(schema, name.to_owned());
+    fn build_object(&mut self, schema: &Value, name: &str) -> TypeId {
+        let mut ty = self.build_struct(schema, name.to_owned());
         if flag(schema, "x-kubernetes-embedded-resource") {
             self.add_meta(&mut ty);
         }
@@ -93,16 +93,16 @@ impl Builder {
     /// What every object has, whatever its schema says of it.
     fn add_meta(&mut self, ty: &mut Type) {
         ty.fields.retain(|field| !matches!(&*field.name, "apiVersion" | "kind" | "metadata"));
-        ty.fields.push(plain("apiVersion", Shape::String));
-        ty.fields.push(plain("kind", Shape::String));
-        if let Some(meta) = kubernetes().named(OBJECT_META) {
-            let shape = Shape::Struct(self.copy(meta));
-            ty.fields.push(plain("metadata", shape));
+        ty.fields.push(simple_field("apiVersion", Shape::String));
+        ty.fields.push(simple_field("kind", Shape::String));
+        if let Some(meta) = kubernetes().type_by_name(OBJECT_META) {
+            let shape = Shape::Struct(self.copy_type(meta));
+            ty.fields.push(simple_field("metadata", shape));
         }
     }
 
     /// Takes a built-in type over, with all that it refers to.
-    fn copy(&mut self, id: TypeId) -> TypeId {
+    fn copy_type(&mut self, id: TypeId) -> TypeId {
         if let Some(copied) = self.copied.get(&id) {
             return *copied;
         }
@@ -118,14 +118,14 @@ impl Builder {
 
     fn copy_shape(&mut self, shape: &mut Shape) {
         match shape {
-            Shape::Struct(id) => *id = self.copy(*id),
+            Shape::Struct(id) => *id = self.copy_type(*id),
             Shape::List { item: inner, .. } | Shape::Map { value: inner, .. } => self.copy_shape(inner),
             _ => {}
         }
     }
 }
 
-fn plain(name: &str, shape: Shape) -> Field {
+fn simple_field(name: &str, shape: Shape) -> Field {
     Field {
         name: name.into(),
         // Custom kinds have no protobuf form.
@@ -133,21 +133,21 @@ fn plain(name: &str, shape: Shape) -> Field {
         shape,
         required: false,
         pointer: true,
-        always: false,
+        always_present: false,
         default: None,
-        strategy: Strategy::default(),
+        patch_strategy: PatchStrategy::default(),
         merge_key: "".into(),
     }
 }
 
-fn list_kind(schema: &Value) -> ListKind {
+fn list_type(schema: &Value) -> ListType {
     match text(schema, "x-kubernetes-list-type") {
-        "set" => ListKind::Set,
+        "set" => ListType::Set,
         "map" => {
             let keys = items(schema, "x-kubernetes-list-map-keys").iter().filter_map(Value::as_str);
-            ListKind::Map(keys.map(Box::from).collect())
+            ListType::Map(keys.map(Box::from).collect())
         }
-        _ => ListKind::Atomic,
+        _ => ListType::Atomic,
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schemas_become_tables() {
+    fn creates_table_from_json_schema() {
         let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "required": ["size"], "properties": {
             "size": {"type": "integer"},
             "port": {"x-kubernetes-int-or-string": true},
@@ -187,10 +187,10 @@ mod tests {
             "template": {"type": "object", "x-kubernetes-embedded-resource": true},
         }}}});
         let kind = Gvk { group: "a.b".into(), version: "v1".into(), kind: "Boat".into() };
-        let (table, root) = table(kind, &schema);
-        assert_eq!(table.kind("a.b", "v1", "Boat"), Some(root));
-        let spec = table.named("Boat.spec").unwrap();
-        let shown: Vec<String> = table
+        let (table, root) = custom_table(kind, &schema);
+        assert_eq!(table.type_by_kind("a.b", "v1", "Boat"), Some(root));
+        let spec = table.type_by_name("Boat.spec").unwrap();
+        let rendered: Vec<String> = table
             .get(spec)
             .fields
             .iter()
@@ -205,9 +205,9 @@ mod tests {
             tags List { item: String, kind: Set }
             template Struct(TypeId(6))
         "#]]
-        .assert_eq(&shown.concat());
+        .assert_eq(&rendered.concat());
         assert_eq!(
-            table.get(table.named("Boat.spec.parts.items").unwrap()).fields[0].default,
+            table.get(table.type_by_name("Boat.spec.parts.items").unwrap()).fields[0].default,
             Some(json!("a"))
         );
         let Shape::Struct(meta) = table.get(root).field("metadata").unwrap().shape else { panic!() };

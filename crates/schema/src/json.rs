@@ -51,14 +51,14 @@ pub fn depth(value: &Value) -> usize {
 pub fn write_text(text: &str, out: &mut Vec<u8>) {
     out.reserve(text.len() + 2);
     out.push(b'"');
-    write_inside(text, out);
+    write_escaped(text, out);
     out.push(b'"');
 }
 
 /// Appends what stands between the quotes of a string.
-pub fn write_inside(text: &str, out: &mut Vec<u8>) {
+pub fn write_escaped(text: &str, out: &mut Vec<u8>) {
     let mut rest = text.as_bytes();
-    while let Some(at) = first_special(rest) {
+    while let Some(at) = find_escape(rest) {
         out.extend_from_slice(&rest[..at]);
         match rest[at] {
             byte @ (b'"' | b'\\') => out.extend_from_slice(&[b'\\', byte]),
@@ -75,29 +75,35 @@ pub fn write_inside(text: &str, out: &mut Vec<u8>) {
 }
 
 /// The first byte that cannot stand in a string as it is. Eight are looked at together, nearly always in vain.
-fn first_special(bytes: &[u8]) -> Option<usize> {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const TOPS: u64 = 0x8080_8080_8080_8080;
-    let is_special = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
-    let (eights, rest) = bytes.as_chunks::<8>();
-    for (at, eight) in eights.iter().enumerate() {
-        let word = u64::from_le_bytes(*eight);
-        let zero_in = |word: u64| word.wrapping_sub(ONES) & !word & TOPS;
-        let control = word.wrapping_sub(ONES * 0x20) & !word & TOPS;
-        let found = control | zero_in(word ^ (ONES * b'"' as u64)) | zero_in(word ^ (ONES * b'\\' as u64));
+fn find_escape(bytes: &[u8]) -> Option<usize> {
+    const LOW_BITS: u64 = 0x0101_0101_0101_0101;
+    const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+    let needs_escape = |byte: u8| byte < b' ' || byte == b'"' || byte == b'\\';
+    let (chunks, rest) = bytes.as_chunks::<8>();
+    for (at, chunk) in chunks.iter().enumerate() {
+        let word = u64::from_le_bytes(*chunk);
+        let zero_bytes = |word: u64| word.wrapping_sub(LOW_BITS) & !word & HIGH_BITS;
+        let control = word.wrapping_sub(LOW_BITS * 0x20) & !word & HIGH_BITS;
+        let found = control
+            | zero_bytes(word ^ (LOW_BITS * b'"' as u64))
+            | zero_bytes(word ^ (LOW_BITS * b'\\' as u64));
         if found != 0 {
             // The lowest one found is never found by mistake.
             return Some(at * 8 + found.trailing_zeros() as usize / 8);
         }
     }
     let start = bytes.len() - rest.len();
-    rest.iter().position(|byte| is_special(*byte)).map(|at| start + at)
+    rest.iter().position(|byte| needs_escape(*byte)).map(|at| start + at)
 }
 
 /// Shows each member of the JSON object whose first one begins at `at`: its name in quotes, where it begins,
 /// and where its value is. Answers with the position of the closing brace. Knows no blanks: there are none in what
 /// [`write`] wrote.
-pub fn members(bytes: &[u8], at: usize, mut show: impl FnMut(&[u8], usize, Range<usize>)) -> Option<usize> {
+pub fn for_each_member(
+    bytes: &[u8],
+    at: usize,
+    mut visit: impl FnMut(&[u8], usize, Range<usize>),
+) -> Option<usize> {
     let mut at = at;
     loop {
         let name_end = end_of_string(bytes, at)?;
@@ -105,7 +111,7 @@ pub fn members(bytes: &[u8], at: usize, mut show: impl FnMut(&[u8], usize, Range
             return None;
         }
         let end = end_of_value(bytes, name_end + 1)?;
-        show(&bytes[at..name_end], at, name_end + 1..end);
+        visit(&bytes[at..name_end], at, name_end + 1..end);
         match bytes.get(end)? {
             b',' => at = end + 1,
             b'}' => return Some(end),
@@ -151,7 +157,7 @@ fn end_of_string(bytes: &[u8], at: usize) -> Option<usize> {
     }
     let mut at = at + 1;
     loop {
-        at += first_special(bytes.get(at..)?)?;
+        at += find_escape(bytes.get(at..)?)?;
         match bytes[at] {
             b'"' => return Some(at + 1),
             b'\\' => at += 2,
@@ -190,28 +196,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn values_are_written_as_serde_writes_them(value in any_value()) {
+        fn write_matches_serde_json(value in any_value()) {
             let mut out = Vec::new();
             write(&value, &mut out);
             prop_assert_eq!(String::from_utf8(out).unwrap(), value.to_string());
         }
 
         #[test]
-        fn members_are_found(object in prop::collection::btree_map(any::<String>(), any_value(), 1..5)) {
+        fn for_each_member_returns_all_members(object in prop::collection::btree_map(any::<String>(), any_value(), 1..5)) {
             let text = json!(object).to_string();
             let mut found = BTreeMap::new();
-            let end = members(text.as_bytes(), 1, |name, at, value| {
+            let end = for_each_member(text.as_bytes(), 1, |name, at, value| {
                 assert_eq!(&text.as_bytes()[at..at + name.len()], name);
                 found.insert(serde_json::from_slice::<String>(name).unwrap(), text[value].to_owned());
             });
             prop_assert_eq!(end, Some(text.len() - 1));
-            let printed: BTreeMap<_, _> = object.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
-            prop_assert_eq!(found, printed);
+            let expected: BTreeMap<_, _> = object.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
+            prop_assert_eq!(found, expected);
         }
 
         #[test]
-        fn whatever_is_looked_through_ends(bytes in prop::collection::vec(prop::sample::select(b"{}[]:,\"\\1n ".to_vec()), 0..40)) {
-            let _ = members(&bytes, 0, |_, _, _| {});
+        fn for_each_member_terminates_on_invalid_input(bytes in prop::collection::vec(prop::sample::select(b"{}[]:,\"\\1n ".to_vec()), 0..40)) {
+            let _ = for_each_member(&bytes, 0, |_, _, _| {});
         }
     }
 }

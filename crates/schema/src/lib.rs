@@ -9,9 +9,9 @@ pub mod custom;
 pub mod decode;
 pub mod json;
 pub mod openapi;
+mod parse;
 pub mod protobuf;
 pub mod quantity;
-mod read;
 pub mod syntax;
 pub mod table;
 pub mod time;
@@ -22,18 +22,18 @@ mod zero;
 use std::sync::LazyLock;
 
 pub use decode::{DecodeError, Decoded, from_json, normalize};
-use read::Read;
-pub use table::{Field, Gvk, ListKind, Shape, Strategy, Table, Type, TypeId};
+use parse::SchemaData;
+pub use table::{Field, Gvk, ListType, PatchStrategy, Shape, Table, Type, TypeId};
 
-static READ: LazyLock<Read> = LazyLock::new(|| {
-    read::read(include_str!("../data/kubernetes.txt")).expect("the generated table is read back by a test")
+static SCHEMA: LazyLock<SchemaData> = LazyLock::new(|| {
+    parse::parse(include_str!("../data/kubernetes.txt")).expect("the generated table is read back by a test")
 });
 
-pub(crate) fn published() -> &'static read::Published {
-    &READ.published
+pub(crate) fn openapi_extensions() -> &'static parse::OpenApiExtensions {
+    &SCHEMA.openapi
 }
 
 /// The built-in types.
 pub fn kubernetes() -> &'static Table {
-    &READ.table
+    &SCHEMA.table
 }

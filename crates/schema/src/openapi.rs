@@ -7,21 +7,21 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::table::{Alternative, Field, Shape, Type, TypeId};
-use crate::{kubernetes, published};
+use crate::table::{Field, SchemaOr, Shape, Type, TypeId};
+use crate::{kubernetes, openapi_extensions};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum OpenApiVersion {
     V2,
     V3,
 }
 
-impl Form {
+impl OpenApiVersion {
     /// What a reference to a definition looks like.
     pub fn reference(self, name: &str) -> Value {
         match self {
-            Form::V2 => json!({ "$ref": format!("#/definitions/{name}") }),
-            Form::V3 => json!({ "$ref": format!("#/components/schemas/{name}") }),
+            OpenApiVersion::V2 => json!({ "$ref": format!("#/definitions/{name}") }),
+            OpenApiVersion::V3 => json!({ "$ref": format!("#/components/schemas/{name}") }),
         }
     }
 }
@@ -29,26 +29,26 @@ impl Form {
 /// The definitions and what is said about them. The texts are large and seldom wanted, so this is made for a
 /// document and dropped again.
 pub struct Definitions {
-    form: Form,
+    version: OpenApiVersion,
     /// By definition name, or that and the field with a space between; as JSON strings.
     descriptions: HashMap<String, &'static str>,
     /// Definitions that come from elsewhere, by name.
-    others: HashMap<String, Value>,
+    custom: HashMap<String, Value>,
 }
 
 impl Definitions {
-    pub fn new(form: Form) -> Definitions {
+    pub fn new(version: OpenApiVersion) -> Definitions {
         let descriptions = descriptions(include_str!("../data/descriptions.txt"));
-        Definitions { form, descriptions, others: HashMap::new() }
+        Definitions { version, descriptions, custom: HashMap::new() }
     }
 
-    pub fn form(&self) -> Form {
-        self.form
+    pub fn version(&self) -> OpenApiVersion {
+        self.version
     }
 
     /// Adds a definition that is no built-in type's.
     pub fn add(&mut self, name: String, definition: Value) {
-        self.others.insert(name, definition);
+        self.custom.insert(name, definition);
     }
 
     /// What is said of a type or of one of its fields; empty if nothing is.
@@ -59,15 +59,18 @@ impl Definitions {
     }
 
     /// The definitions of these names and of all that they refer to.
-    pub fn closure<'n>(&self, roots: impl IntoIterator<Item = &'n str>) -> Map<String, Value> {
+    pub fn definitions_with_references<'n>(
+        &self,
+        roots: impl IntoIterator<Item = &'n str>,
+    ) -> Map<String, Value> {
         let mut definitions = Map::new();
-        let mut open: Vec<String> = roots.into_iter().map(str::to_owned).collect();
-        while let Some(name) = open.pop() {
+        let mut pending: Vec<String> = roots.into_iter().map(str::to_owned).collect();
+        while let Some(name) = pending.pop() {
             if definitions.contains_key(&name) {
                 continue;
             }
             if let Some(definition) = self.definition(&name) {
-                references(&definition, &mut open);
+                collect_references(&definition, &mut pending);
                 definitions.insert(name, definition);
             }
         }
@@ -76,12 +79,12 @@ impl Definitions {
 
     /// A single definition.
     pub fn definition(&self, name: &str) -> Option<Value> {
-        if let Some(other) = self.others.get(name) {
-            return Some(other.clone());
+        if let Some(custom) = self.custom.get(name) {
+            return Some(custom.clone());
         }
-        let mut definition = match (self.scalar(name), kubernetes().named(name)) {
+        let mut definition = match (self.scalar_schema(name), kubernetes().type_by_name(name)) {
             (Some(scalar), _) => scalar,
-            (None, Some(id)) => self.structure(id, kubernetes().get(id)),
+            (None, Some(id)) => self.struct_schema(id, kubernetes().get(id)),
             (None, None) => return None,
         };
         let description = self.describe(name, None);
@@ -91,11 +94,14 @@ impl Definitions {
         Some(Value::Object(definition))
     }
 
-    fn structure(&self, id: TypeId, ty: &Type) -> Map<String, Value> {
+    fn struct_schema(&self, id: TypeId, ty: &Type) -> Map<String, Value> {
         let mut definition = Map::new();
         definition.insert("type".to_owned(), "object".into());
-        let properties: Map<String, Value> =
-            ty.fields.iter().map(|field| (field.name.to_string(), self.property(id, ty, field))).collect();
+        let properties: Map<String, Value> = ty
+            .fields
+            .iter()
+            .map(|field| (field.name.to_string(), self.property_schema(id, ty, field)))
+            .collect();
         if !properties.is_empty() {
             definition.insert("properties".to_owned(), properties.into());
         }
@@ -107,7 +113,9 @@ impl Definitions {
         if ty.atomic {
             definition.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
         }
-        if let Some(union) = published().unions.get(&id).and_then(|union| serde_json::from_str(union).ok()) {
+        if let Some(union) =
+            openapi_extensions().union_types.get(&id).and_then(|union| serde_json::from_str(union).ok())
+        {
             definition.insert("x-kubernetes-unions".to_owned(), union);
         }
         if !ty.kinds.is_empty() {
@@ -119,19 +127,19 @@ impl Definitions {
         definition
     }
 
-    fn property(&self, id: TypeId, ty: &Type, field: &Field) -> Value {
-        let mut property = self.field_shape(id, field);
+    fn property_schema(&self, id: TypeId, ty: &Type, field: &Field) -> Value {
+        let mut property = self.field_schema(id, field);
         let description = self.describe(&ty.name, Some(&field.name));
         if !description.is_empty() {
             property.insert("description".to_owned(), description.into());
         }
         let key = (id, field.name.clone());
-        if self.form == Form::V3 {
-            let default = field.default.clone().or_else(|| implied_default(field));
+        if self.version == OpenApiVersion::V3 {
+            let default = field.default.clone().or_else(|| implicit_default(field));
             if let Some(default) = default {
                 property.insert("default".to_owned(), default);
             }
-            if let Some(values) = published().enums.get(&key) {
+            if let Some(values) = openapi_extensions().enums.get(&key) {
                 // An enumeration of a list is that of its items.
                 let values = Value::from_iter(values.split(',').map(|value| value.replace('+', " ")));
                 match property.get_mut("items").and_then(Value::as_object_mut) {
@@ -140,7 +148,7 @@ impl Definitions {
                 };
             }
         }
-        if let Some(list) = published().list_types.get(&key) {
+        if let Some(list) = openapi_extensions().list_types.get(&key) {
             let (kind, keys) = list.split_once(':').unwrap_or((list, ""));
             property.insert("x-kubernetes-list-type".to_owned(), kind.into());
             if !keys.is_empty() {
@@ -148,7 +156,10 @@ impl Definitions {
                 property.insert("x-kubernetes-list-map-keys".to_owned(), keys);
             }
         }
-        let extensions = [("map-type", &published().map_types), ("patch-strategy", &published().strategies)];
+        let extensions = [
+            ("map-type", &openapi_extensions().map_types),
+            ("patch-strategy", &openapi_extensions().patch_strategy),
+        ];
         for (name, words) in extensions {
             if let Some(word) = words.get(&key) {
                 property.insert(format!("x-kubernetes-{name}"), (&**word).into());
@@ -157,41 +168,41 @@ impl Definitions {
         if !field.merge_key.is_empty() {
             property.insert("x-kubernetes-patch-merge-key".to_owned(), (&*field.merge_key).into());
         }
-        Value::Object(wrapped(self.form, property))
+        Value::Object(wrap_reference(self.version, property))
     }
 
-    fn field_shape(&self, id: TypeId, field: &Field) -> Map<String, Value> {
-        let Some(alternative) = kubernetes().alternative(id, &field.name) else {
-            return self.shape(&field.shape);
+    fn field_schema(&self, id: TypeId, field: &Field) -> Map<String, Value> {
+        let Some(schema_or) = kubernetes().schema_or(id, &field.name) else {
+            return self.shape_schema(&field.shape);
         };
-        let either = self.form.reference(match alternative {
-            Alternative::Array => {
+        let reference = self.version.reference(match schema_or {
+            SchemaOr::Array => {
                 "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrArray"
             }
-            Alternative::Bool => {
+            SchemaOr::Bool => {
                 "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrBool"
             }
-            Alternative::Strings => {
+            SchemaOr::StringArray => {
                 "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOrStringArray"
             }
         });
         match &field.shape {
-            Shape::Map { .. } => object(json!({"type": "object", "additionalProperties": either})),
-            _ => object(either),
+            Shape::Map { .. } => into_map(json!({"type": "object", "additionalProperties": reference})),
+            _ => into_map(reference),
         }
     }
 
-    fn shape(&self, shape: &Shape) -> Map<String, Value> {
+    fn shape_schema(&self, shape: &Shape) -> Map<String, Value> {
         let inner = |shape: &Shape| {
-            let mut inner = self.shape(shape);
-            if self.form == Form::V3
-                && let Some(default) = zero(shape)
+            let mut inner = self.shape_schema(shape);
+            if self.version == OpenApiVersion::V3
+                && let Some(default) = zero_default(shape)
             {
                 inner.insert("default".to_owned(), default);
             }
-            wrapped(self.form, inner)
+            wrap_reference(self.version, inner)
         };
-        object(match shape {
+        into_map(match shape {
             Shape::String => json!({"type": "string"}),
             Shape::Bool => json!({"type": "boolean"}),
             Shape::Int32 => json!({"type": "integer", "format": "int32"}),
@@ -200,24 +211,24 @@ impl Definitions {
             Shape::Bytes => json!({"type": "string", "format": "byte"}),
             Shape::List { item, .. } => json!({"type": "array", "items": inner(item)}),
             Shape::Map { value, .. } => json!({"type": "object", "additionalProperties": inner(value)}),
-            Shape::Struct(id) => self.form.reference(&kubernetes().get(*id).name),
-            Shape::Time => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.Time"),
-            Shape::MicroTime => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime"),
-            Shape::Duration => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.Duration"),
-            Shape::Quantity => self.form.reference("io.k8s.apimachinery.pkg.api.resource.Quantity"),
-            Shape::IntOrString => self.form.reference("io.k8s.apimachinery.pkg.util.intstr.IntOrString"),
-            Shape::RawExtension => self.form.reference("io.k8s.apimachinery.pkg.runtime.RawExtension"),
-            Shape::FieldsV1 => self.form.reference("io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"),
+            Shape::Struct(id) => self.version.reference(&kubernetes().get(*id).name),
+            Shape::Time => self.version.reference("io.k8s.apimachinery.pkg.apis.meta.v1.Time"),
+            Shape::MicroTime => self.version.reference("io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime"),
+            Shape::Duration => self.version.reference("io.k8s.apimachinery.pkg.apis.meta.v1.Duration"),
+            Shape::Quantity => self.version.reference("io.k8s.apimachinery.pkg.api.resource.Quantity"),
+            Shape::IntOrString => self.version.reference("io.k8s.apimachinery.pkg.util.intstr.IntOrString"),
+            Shape::RawExtension => self.version.reference("io.k8s.apimachinery.pkg.runtime.RawExtension"),
+            Shape::FieldsV1 => self.version.reference("io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"),
             Shape::Json => {
-                self.form.reference("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON")
+                self.version.reference("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON")
             }
         })
     }
 
     /// The types that are no structs.
-    fn scalar(&self, name: &str) -> Option<Map<String, Value>> {
-        let v3 = self.form == Form::V3;
-        Some(object(match name {
+    fn scalar_schema(&self, name: &str) -> Option<Map<String, Value>> {
+        let v3 = self.version == OpenApiVersion::V3;
+        Some(into_map(match name {
             "io.k8s.apimachinery.pkg.api.resource.Quantity" if v3 => {
                 json!({"oneOf": [{"type": "string"}, {"type": "number"}]})
             }
@@ -248,8 +259,8 @@ impl Definitions {
 }
 
 /// In version 3 nothing may stand beside a reference.
-fn wrapped(form: Form, mut schema: Map<String, Value>) -> Map<String, Value> {
-    if form == Form::V3
+fn wrap_reference(version: OpenApiVersion, mut schema: Map<String, Value>) -> Map<String, Value> {
+    if version == OpenApiVersion::V3
         && schema.len() > 1
         && let Some(reference) = schema.remove("$ref")
     {
@@ -259,16 +270,16 @@ fn wrapped(form: Form, mut schema: Map<String, Value>) -> Map<String, Value> {
 }
 
 /// What is always written has its zero value for a default.
-fn implied_default(field: &Field) -> Option<Value> {
+fn implicit_default(field: &Field) -> Option<Value> {
     match field.shape {
         _ if field.pointer => None,
-        Shape::Struct(_) => zero(&field.shape),
-        _ if field.always => zero(&field.shape),
+        Shape::Struct(_) => zero_default(&field.shape),
+        _ if field.always_present => zero_default(&field.shape),
         _ => None,
     }
 }
 
-fn zero(shape: &Shape) -> Option<Value> {
+fn zero_default(shape: &Shape) -> Option<Value> {
     Some(match shape {
         Shape::String => "".into(),
         Shape::Bool => false.into(),
@@ -278,7 +289,7 @@ fn zero(shape: &Shape) -> Option<Value> {
     })
 }
 
-fn object(value: Value) -> Map<String, Value> {
+fn into_map(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),
@@ -286,17 +297,17 @@ fn object(value: Value) -> Map<String, Value> {
 }
 
 /// Adds the names of the definitions that a schema refers to.
-pub fn references(schema: &Value, names: &mut Vec<String>) {
+pub fn collect_references(schema: &Value, names: &mut Vec<String>) {
     match schema {
         Value::Object(map) => {
             for (key, value) in map {
                 match value.as_str().filter(|_| key == "$ref") {
                     Some(text) => names.extend(text.rsplit('/').next().map(str::to_owned)),
-                    None => references(value, names),
+                    None => collect_references(value, names),
                 }
             }
         }
-        Value::Array(list) => list.iter().for_each(|value| references(value, names)),
+        Value::Array(list) => list.iter().for_each(|value| collect_references(value, names)),
         _ => {}
     }
 }

@@ -12,7 +12,7 @@ mod wire;
 use serde_json::Value;
 
 use crate::table::{Table, TypeId};
-use crate::zero::{complete, zero};
+use crate::zero::{add_always_present, zero_value};
 use wire::Reader;
 pub use wire::Writer;
 
@@ -52,7 +52,7 @@ pub struct Envelope<'b> {
 }
 
 /// Whether a type has a protobuf form: `Table` and discovery's documents do not.
-pub fn has_form(table: &Table, ty: TypeId) -> bool {
+pub fn has_protobuf(table: &Table, ty: TypeId) -> bool {
     let type_meta = |name: &str| name == "kind" || name == "apiVersion";
     table.get(ty).fields.iter().all(|field| field.tag != 0 || type_meta(&field.name))
 }
@@ -60,17 +60,17 @@ pub fn has_form(table: &Table, ty: TypeId) -> bool {
 /// The message for a value that was decoded or normalised as `ty`.
 pub fn to_protobuf(table: &Table, ty: TypeId, value: &Value) -> Vec<u8> {
     let mut writer = Writer::default();
-    encode::object(table, ty, value, &mut writer, 0);
+    encode::encode_struct(table, ty, value, &mut writer, 0);
     writer.bytes
 }
 
 /// The value of a message, normalised. `kind` and `apiVersion` are in the envelope and left out here.
 pub fn from_protobuf(table: &Table, ty: TypeId, bytes: &[u8]) -> Result<Value, ProtoError> {
-    decode::object(table, ty, bytes)
+    decode::decode_struct(table, ty, bytes)
 }
 
 /// A body: the magic, the name of the type and the message.
-pub fn seal(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+pub fn encode_envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
     let mut writer = Writer { bytes: Vec::with_capacity(raw.len() + 64) };
     writer.bytes.extend(MAGIC);
     writer.message(1, |type_meta| {
@@ -84,7 +84,7 @@ pub fn seal(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
 }
 
 /// Takes a body apart.
-pub fn open(bytes: &[u8]) -> Result<Envelope<'_>, ProtoError> {
+pub fn decode_envelope(bytes: &[u8]) -> Result<Envelope<'_>, ProtoError> {
     let rest = bytes.strip_prefix(&MAGIC).ok_or(ProtoError::Magic)?;
     let mut envelope =
         Envelope { api_version: "", kind: "", raw: &[], content_encoding: "", content_type: "" };

@@ -10,7 +10,7 @@ use std::ops::{Add, Sub};
 use serde_json::Value;
 
 /// The finest digit kept.
-const NANO: i64 = -9;
+const NANO_SCALE: i64 = -9;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Quantity {
@@ -51,21 +51,21 @@ impl fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 /// A quantity as upstream prints it back. A text already in an accepted form is kept as it is.
-pub fn canonical(text: &str) -> Result<String, ParseError> {
-    let parts = Parts::split(text)?;
+pub fn canonicalize(text: &str) -> Result<String, ParseError> {
+    let parts = QuantityParts::split(text)?;
     let quantity = parts.quantity()?;
-    Ok(if parts.kept() { text.to_owned() } else { quantity.to_string() })
+    Ok(if parts.keeps_original_text() { text.to_owned() } else { quantity.to_string() })
 }
 
 impl Quantity {
     pub const ZERO: Quantity = Quantity { mantissa: 0, scale: 0, format: Format::DecimalSI };
 
     pub fn parse(text: &str) -> Result<Quantity, ParseError> {
-        Parts::split(text)?.quantity()
+        QuantityParts::split(text)?.quantity()
     }
 
     /// From a field: a string or a number. `None` if it is absent or not a quantity.
-    pub fn read(value: &Value) -> Option<Quantity> {
+    pub fn from_value(value: &Value) -> Option<Quantity> {
         match value {
             Value::String(text) => Quantity::parse(text).ok(),
             Value::Number(number) => Quantity::parse(&number.to_string()).ok(),
@@ -104,17 +104,17 @@ impl Quantity {
 
     /// In whole units, rounded away from zero; saturates.
     pub fn value(&self) -> i64 {
-        self.at_scale(0).0
+        self.value_at_scale(0).0
     }
 
     /// In thousandths, rounded away from zero; saturates.
     pub fn milli(&self) -> i64 {
-        self.at_scale(-3).0
+        self.value_at_scale(-3).0
     }
 
     /// Whether the value is a whole number.
     pub fn is_whole(&self) -> bool {
-        self.at_scale(0).1
+        self.value_at_scale(0).1
     }
 
     /// For ratios and sums of unlike things, where exactness does not matter.
@@ -127,46 +127,46 @@ impl Quantity {
         if self.scale >= -3 {
             return self;
         }
-        let (mantissa, _) = divided_away_from_zero(self.mantissa, -3 - self.scale);
+        let (mantissa, _) = div_away_from_zero(self.mantissa, -3 - self.scale);
         Quantity { mantissa, scale: -3, ..self }
     }
 
-    pub fn negated(self) -> Quantity {
+    pub fn negate(self) -> Quantity {
         Quantity { mantissa: self.mantissa.saturating_neg(), ..self }
     }
 
     /// The value times 10^-scale, and whether that is exact.
-    fn at_scale(&self, scale: i64) -> (i64, bool) {
+    fn value_at_scale(&self, scale: i64) -> (i64, bool) {
         let (value, exact) = if self.scale >= scale {
-            let up = pow10(self.scale - scale).and_then(|by| self.mantissa.checked_mul(by));
-            (up.unwrap_or(self.mantissa.signum().saturating_mul(i128::MAX)), true)
+            let scaled = pow10(self.scale - scale).and_then(|factor| self.mantissa.checked_mul(factor));
+            (scaled.unwrap_or(self.mantissa.signum().saturating_mul(i128::MAX)), true)
         } else {
-            divided_away_from_zero(self.mantissa, scale - self.scale)
+            div_away_from_zero(self.mantissa, scale - self.scale)
         };
         let value = value.clamp(i64::MIN.into(), i64::MAX.into());
         (value as i64, exact)
     }
 
     /// Both mantissas at the finer of the two scales; `None` if one does not fit.
-    fn aligned(&self, other: &Quantity) -> Option<(i128, i128, i64)> {
+    fn align(&self, other: &Quantity) -> Option<(i128, i128, i64)> {
         let scale = self.scale.min(other.scale);
-        let raised = |q: &Quantity| {
+        let scaled = |q: &Quantity| {
             if q.mantissa == 0 { Some(0) } else { q.mantissa.checked_mul(pow10(q.scale - scale)?) }
         };
-        Some((raised(self)?, raised(other)?, scale))
+        Some((scaled(self)?, scaled(other)?, scale))
     }
 
-    fn combined(self, other: Quantity, by: impl Fn(i128, i128) -> i128) -> Quantity {
+    fn combine(self, other: Quantity, factor: impl Fn(i128, i128) -> i128) -> Quantity {
         let format = if self.is_zero() { other.format } else { self.format };
-        match self.aligned(&other) {
-            Some((a, b, scale)) => Quantity { mantissa: by(a, b), scale, format },
+        match self.align(&other) {
+            Some((a, b, scale)) => Quantity { mantissa: factor(a, b), scale, format },
             // One is beyond any resource there is; the other cannot change it.
-            None if self.magnitude() >= other.magnitude() => Quantity { format, ..self },
-            None => Quantity { mantissa: by(0, other.mantissa), scale: other.scale, format },
+            None if self.abs_f64() >= other.abs_f64() => Quantity { format, ..self },
+            None => Quantity { mantissa: factor(0, other.mantissa), scale: other.scale, format },
         }
     }
 
-    fn magnitude(&self) -> f64 {
+    fn abs_f64(&self) -> f64 {
         self.to_f64().abs()
     }
 }
@@ -174,14 +174,14 @@ impl Quantity {
 impl Add for Quantity {
     type Output = Quantity;
     fn add(self, other: Quantity) -> Quantity {
-        self.combined(other, i128::saturating_add)
+        self.combine(other, i128::saturating_add)
     }
 }
 
 impl Sub for Quantity {
     type Output = Quantity;
     fn sub(self, other: Quantity) -> Quantity {
-        self.combined(other, i128::saturating_sub)
+        self.combine(other, i128::saturating_sub)
     }
 }
 
@@ -191,7 +191,7 @@ impl Ord for Quantity {
         if by_sign != Ordering::Equal {
             return by_sign;
         }
-        match self.aligned(other) {
+        match self.align(other) {
             Some((a, b, _)) => a.cmp(&b),
             // Only the one with the coarser scale can have overflowed, so it is the larger in magnitude.
             None if self.sign() < 0 => other.scale.cmp(&self.scale),
@@ -221,19 +221,19 @@ impl fmt::Display for Quantity {
         if self.is_zero() {
             return f.write_str("0");
         }
-        let whole = pow10(self.scale).and_then(|by| self.mantissa.checked_mul(by)).or_else(|| {
-            let (value, exact) = divided_away_from_zero(self.mantissa, -self.scale);
+        let whole = pow10(self.scale).and_then(|factor| self.mantissa.checked_mul(factor)).or_else(|| {
+            let (value, exact) = div_away_from_zero(self.mantissa, -self.scale);
             (self.scale < 0 && exact).then_some(value)
         });
         if let (Format::BinarySI, Some(mut value)) = (self.format, whole)
             && value.abs() >= 1024
         {
             let mut suffix = 0;
-            while value % 1024 == 0 && suffix + 1 < BINARY.len() {
+            while value % 1024 == 0 && suffix + 1 < BINARY_SUFFIXES.len() {
                 value /= 1024;
                 suffix += 1;
             }
-            return write!(f, "{value}{}", BINARY[suffix]);
+            return write!(f, "{value}{}", BINARY_SUFFIXES[suffix]);
         }
         let (mut value, mut exponent) = (self.mantissa, self.scale);
         let largest = if self.format == Format::DecimalExponent { i64::MAX } else { 18 };
@@ -241,12 +241,12 @@ impl fmt::Display for Quantity {
             value /= 10;
             exponent += 1;
         }
-        let back = exponent.rem_euclid(3);
-        let Some(value) = pow10(back).and_then(|by| value.checked_mul(by)) else {
+        let shift = exponent.rem_euclid(3);
+        let Some(value) = pow10(shift).and_then(|factor| value.checked_mul(factor)) else {
             return write!(f, "{value}e{exponent}");
         };
-        exponent -= back;
-        match DECIMAL.iter().find(|(_, power)| *power == exponent) {
+        exponent -= shift;
+        match DECIMAL_SUFFIXES.iter().find(|(_, power)| *power == exponent) {
             Some((suffix, _)) if self.format != Format::DecimalExponent => write!(f, "{value}{suffix}"),
             _ if exponent == 0 => write!(f, "{value}"),
             _ => write!(f, "{value}e{exponent}"),
@@ -254,8 +254,8 @@ impl fmt::Display for Quantity {
     }
 }
 
-const BINARY: &[&str] = &["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-const DECIMAL: &[(&str, i64)] = &[
+const BINARY_SUFFIXES: &[&str] = &["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+const DECIMAL_SUFFIXES: &[(&str, i64)] = &[
     ("n", -9),
     ("u", -6),
     ("m", -3),
@@ -269,7 +269,7 @@ const DECIMAL: &[(&str, i64)] = &[
 ];
 
 /// A quantity's text, taken apart.
-struct Parts<'a> {
+struct QuantityParts<'a> {
     negative: bool,
     /// Without leading zeros; may be empty.
     whole: &'a str,
@@ -284,8 +284,8 @@ enum Suffix {
     Exponent(i64),
 }
 
-impl Parts<'_> {
-    fn split(text: &str) -> Result<Parts<'_>, ParseError> {
+impl QuantityParts<'_> {
+    fn split(text: &str) -> Result<QuantityParts<'_>, ParseError> {
         if text.is_empty() {
             return Err(ParseError::Format);
         }
@@ -301,7 +301,12 @@ impl Parts<'_> {
         if !after_sign.bytes().all(|b| b.is_ascii_digit()) {
             return Err(ParseError::Format);
         }
-        Ok(Parts { negative, whole: whole.trim_start_matches('0'), fraction, suffix: Suffix::read(rest)? })
+        Ok(QuantityParts {
+            negative,
+            whole: whole.trim_start_matches('0'),
+            fraction,
+            suffix: Suffix::from_value(rest)?,
+        })
     }
 
     fn quantity(&self) -> Result<Quantity, ParseError> {
@@ -336,9 +341,9 @@ impl Parts<'_> {
         if mantissa == 0 {
             scale = 0;
         }
-        if scale < NANO {
-            (mantissa, _) = divided_away_from_zero(mantissa, NANO - scale);
-            scale = NANO;
+        if scale < NANO_SCALE {
+            (mantissa, _) = div_away_from_zero(mantissa, NANO_SCALE - scale);
+            scale = NANO_SCALE;
         }
         let mut quantity = Quantity { mantissa, scale, format };
         if format == Format::BinarySI {
@@ -347,36 +352,40 @@ impl Parts<'_> {
                 quantity.format = Format::DecimalSI;
             }
         }
-        Ok(if self.negative { quantity.negated() } else { quantity })
+        Ok(if self.negative { quantity.negate() } else { quantity })
     }
 
     /// Whether upstream keeps the text a client wrote, rather than printing the number anew: where its
     /// quick look finds nothing to shorten.
-    fn kept(&self) -> bool {
+    fn keeps_original_text(&self) -> bool {
         let whole = if self.whole.is_empty() { "0" } else { self.whole };
         let digits = whole.len() + self.fraction.len();
         let ends_in_000 = format!("{whole}{}", self.fraction).ends_with("000");
         match self.suffix {
             Suffix::Binary(bits) => {
-                let room = 15 - whole.len() as i64 - i64::from(bits) * 3 / 10 - 1;
+                let spare_digits = 15 - whole.len() as i64 - i64::from(bits) * 3 / 10 - 1;
                 self.fraction.is_empty()
-                    && room >= 0
+                    && spare_digits >= 0
                     && whole.parse::<i64>().is_ok_and(|value| value & 7 != 0)
             }
             Suffix::Decimal(power) | Suffix::Exponent(power) => {
                 let scale = power - self.fraction.len() as i64;
-                digits <= 18 && scale >= NANO && scale % 3 == 0 && !ends_in_000 && !whole.starts_with('0')
+                digits <= 18
+                    && scale >= NANO_SCALE
+                    && scale % 3 == 0
+                    && !ends_in_000
+                    && !whole.starts_with('0')
             }
         }
     }
 }
 
 impl Suffix {
-    fn read(text: &str) -> Result<Suffix, ParseError> {
-        if let Some((_, power)) = DECIMAL.iter().find(|(suffix, _)| *suffix == text) {
+    fn from_value(text: &str) -> Result<Suffix, ParseError> {
+        if let Some((_, power)) = DECIMAL_SUFFIXES.iter().find(|(suffix, _)| *suffix == text) {
             return Ok(Suffix::Decimal(*power));
         }
-        if let Some(i) = BINARY.iter().position(|suffix| *suffix == text) {
+        if let Some(i) = BINARY_SUFFIXES.iter().position(|suffix| *suffix == text) {
             return Ok(Suffix::Binary(10 * i as u32));
         }
         let power = text.strip_prefix(['e', 'E']).and_then(|power| power.parse::<i32>().ok());
@@ -394,10 +403,10 @@ fn pow10(power: i64) -> Option<i128> {
 }
 
 /// `value / 10^power` rounded away from zero, and whether nothing was lost.
-fn divided_away_from_zero(value: i128, power: i64) -> (i128, bool) {
-    let Some(by) = pow10(power) else { return (value.signum(), value == 0) };
-    let exact = value % by == 0;
-    (value / by + if exact { 0 } else { value.signum() }, exact)
+fn div_away_from_zero(value: i128, power: i64) -> (i128, bool) {
+    let Some(factor) = pow10(power) else { return (value.signum(), value == 0) };
+    let exact = value % factor == 0;
+    (value / factor + if exact { 0 } else { value.signum() }, exact)
 }
 
 #[cfg(test)]
@@ -408,11 +417,11 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: &str) {
-        assert_eq!(canonical(text).as_deref(), Ok(expected), "canonical form of {text}");
+        assert_eq!(canonicalize(text).as_deref(), Ok(expected), "canonical form of {text}");
     }
 
     #[test]
-    fn canonical_forms() {
+    fn canonicalize_matches_upstream() {
         for (text, expected) in [
             ("0", "0"),
             ("-0", "0"),
@@ -467,9 +476,9 @@ mod tests {
     }
 
     #[test]
-    fn bad_forms() {
+    fn parse_rejects_malformed_quantity() {
         for text in ["", "a", "1.2.3", "1 ", " 1", "--1", "1e", "1ee3", "1Zi", "5x", "1e99999999999", "1m3"] {
-            assert!(canonical(text).is_err(), "{text}");
+            assert!(canonicalize(text).is_err(), "{text}");
         }
         assert_eq!(Quantity::parse("1.2.3"), Err(ParseError::Format));
         assert_eq!(Quantity::parse("5Kx"), Err(ParseError::Format));
@@ -477,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_and_order() {
+    fn add_sub_and_compare() {
         let q = |text| Quantity::parse(text).expect(text);
         assert_eq!((q("1Gi") + q("512Mi")).to_string(), "1536Mi");
         assert_eq!((q("1") - q("250m")).to_string(), "750m");
@@ -491,16 +500,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn printing_again_changes_nothing(text in "[+-]?[0-9]{0,20}(\\.[0-9]{0,20})?(n|u|m|k|Mi?|Gi?|Ei|e-?[0-9]{1,9})?") {
-            if let Ok(once) = canonical(&text) {
-                let twice = canonical(&once);
+        fn canonicalize_keeps_canonical_form(text in "[+-]?[0-9]{0,20}(\\.[0-9]{0,20})?(n|u|m|k|Mi?|Gi?|Ei|e-?[0-9]{1,9})?") {
+            if let Ok(once) = canonicalize(&text) {
+                let twice = canonicalize(&once);
                 prop_assert_eq!(twice.as_deref(), Ok(once.as_str()));
                 prop_assert_eq!(Quantity::parse(&once), Quantity::parse(&text));
             }
         }
 
         #[test]
-        fn nothing_panics(a in "\\PC{0,12}|[0-9.eEikM+-]{0,40}", b in "[0-9]{0,40}e?[0-9]{0,9}") {
+        fn parse_never_panics(a in "\\PC{0,12}|[0-9.eEikM+-]{0,40}", b in "[0-9]{0,40}e?[0-9]{0,9}") {
             if let (Ok(a), Ok(b)) = (Quantity::parse(&a), Quantity::parse(&b)) {
                 let _ = (a + b, a - b, a.cmp(&b), a.value(), a.milli(), a.to_string());
             }

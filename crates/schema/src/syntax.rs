@@ -1,16 +1,18 @@
 //! Says what is wrong with a JSON text in the words of Go's scanner, which clients of upstream know.
 
 /// Why `text` is no JSON; `None` where it is.
-pub fn error(text: &[u8]) -> Option<String> {
-    let mut scanner = Scanner { open: Vec::new(), step: Step::Value };
+pub fn syntax_error(text: &[u8]) -> Option<String> {
+    let mut scanner = Scanner { parse_state: Vec::new(), step: Step::Value };
     for byte in text {
-        if let Err(place) = scanner.take(*byte) {
-            return Some(format!("invalid character {} {place}", quoted(*byte)));
+        if let Err(context) = scanner.scan_byte(*byte) {
+            return Some(format!("invalid character {} {context}", quote_char(*byte)));
         }
     }
     // Whatever could end here does so at a blank.
-    let ended = scanner.take(b' ').is_ok() && matches!(scanner.step, Step::End) && scanner.open.is_empty();
-    (!ended).then(|| "unexpected end of JSON input".to_owned())
+    let complete = scanner.scan_byte(b' ').is_ok()
+        && matches!(scanner.step, Step::End)
+        && scanner.parse_state.is_empty();
+    (!complete).then(|| "unexpected end of JSON input".to_owned())
 }
 
 /// What is expected next.
@@ -24,137 +26,139 @@ enum Step {
     FirstKey,
     /// What comes after a value.
     End,
-    Text,
+    InString,
     Escape,
     /// So many digits of a `\u` escape.
     Hex(u8),
     Minus,
     Zero,
     Digits,
-    Point,
+    DecimalPoint,
     Fraction,
     Exponent,
     ExponentSign,
     ExponentDigits,
     /// The letters of a word that are still to come.
-    Word(&'static str, &'static str),
+    Literal(&'static str, &'static str),
 }
 
 /// What is open around the value.
 #[derive(Clone, Copy, PartialEq)]
-enum Open {
-    Key,
-    Member,
-    Item,
+enum ParseState {
+    ObjectKey,
+    ObjectValue,
+    ArrayValue,
 }
 
 struct Scanner {
-    open: Vec<Open>,
+    parse_state: Vec<ParseState>,
     step: Step,
 }
 
 impl Scanner {
     /// Takes the next byte, or says where it stands that it cannot be there.
-    fn take(&mut self, byte: u8) -> Result<(), String> {
-        let wrong = |place: &str| Err(place.to_owned());
-        let blank = matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
+    fn scan_byte(&mut self, byte: u8) -> Result<(), String> {
+        let unexpected = |context: &str| Err(context.to_owned());
+        let is_space = matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
         self.step = match self.step {
-            Step::Value | Step::FirstValue | Step::Key | Step::FirstKey if blank => self.step,
-            Step::FirstValue if byte == b']' => self.close(),
+            Step::Value | Step::FirstValue | Step::Key | Step::FirstKey if is_space => self.step,
+            Step::FirstValue if byte == b']' => self.pop_state(),
             Step::Value | Step::FirstValue => match byte {
-                b'{' => self.begin(Open::Key, Step::FirstKey),
-                b'[' => self.begin(Open::Item, Step::FirstValue),
-                b'"' => Step::Text,
+                b'{' => self.push_state(ParseState::ObjectKey, Step::FirstKey),
+                b'[' => self.push_state(ParseState::ArrayValue, Step::FirstValue),
+                b'"' => Step::InString,
                 b'-' => Step::Minus,
                 b'0' => Step::Zero,
                 b'1'..=b'9' => Step::Digits,
-                b't' => Step::Word("true", "rue"),
-                b'f' => Step::Word("false", "alse"),
-                b'n' => Step::Word("null", "ull"),
-                _ => return wrong("looking for beginning of value"),
+                b't' => Step::Literal("true", "rue"),
+                b'f' => Step::Literal("false", "alse"),
+                b'n' => Step::Literal("null", "ull"),
+                _ => return unexpected("looking for beginning of value"),
             },
-            Step::FirstKey if byte == b'}' => self.close(),
-            Step::Key | Step::FirstKey if byte == b'"' => Step::Text,
-            Step::Key | Step::FirstKey => return wrong("looking for beginning of object key string"),
-            Step::End => return self.after(byte),
-            Step::Text => match byte {
+            Step::FirstKey if byte == b'}' => self.pop_state(),
+            Step::Key | Step::FirstKey if byte == b'"' => Step::InString,
+            Step::Key | Step::FirstKey => return unexpected("looking for beginning of object key string"),
+            Step::End => return self.end_value(byte),
+            Step::InString => match byte {
                 b'"' => Step::End,
                 b'\\' => Step::Escape,
-                0..0x20 => return wrong("in string literal"),
-                _ => Step::Text,
+                0..0x20 => return unexpected("in string literal"),
+                _ => Step::InString,
             },
             Step::Escape => match byte {
-                b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"' => Step::Text,
+                b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"' => Step::InString,
                 b'u' => Step::Hex(4),
-                _ => return wrong("in string escape code"),
+                _ => return unexpected("in string escape code"),
             },
             Step::Hex(left) if byte.is_ascii_hexdigit() => match left {
-                1 => Step::Text,
+                1 => Step::InString,
                 left => Step::Hex(left - 1),
             },
-            Step::Hex(_) => return wrong("in \\u hexadecimal character escape"),
+            Step::Hex(_) => return unexpected("in \\u hexadecimal character escape"),
             Step::Minus => match byte {
                 b'0' => Step::Zero,
                 b'1'..=b'9' => Step::Digits,
-                _ => return wrong("in numeric literal"),
+                _ => return unexpected("in numeric literal"),
             },
             Step::Digits | Step::Fraction | Step::ExponentDigits if byte.is_ascii_digit() => self.step,
-            Step::Zero | Step::Digits if byte == b'.' => Step::Point,
+            Step::Zero | Step::Digits if byte == b'.' => Step::DecimalPoint,
             Step::Zero | Step::Digits | Step::Fraction if byte | 0x20 == b'e' => Step::Exponent,
-            Step::Zero | Step::Digits | Step::Fraction | Step::ExponentDigits => return self.after(byte),
-            Step::Point if byte.is_ascii_digit() => Step::Fraction,
-            Step::Point => return wrong("after decimal point in numeric literal"),
+            Step::Zero | Step::Digits | Step::Fraction | Step::ExponentDigits => return self.end_value(byte),
+            Step::DecimalPoint if byte.is_ascii_digit() => Step::Fraction,
+            Step::DecimalPoint => return unexpected("after decimal point in numeric literal"),
             Step::Exponent if matches!(byte, b'+' | b'-') => Step::ExponentSign,
             Step::Exponent | Step::ExponentSign if byte.is_ascii_digit() => Step::ExponentDigits,
-            Step::Exponent | Step::ExponentSign => return wrong("in exponent of numeric literal"),
-            Step::Word(word, left) => match left.strip_prefix(char::from(byte)) {
+            Step::Exponent | Step::ExponentSign => return unexpected("in exponent of numeric literal"),
+            Step::Literal(word, left) => match left.strip_prefix(char::from(byte)) {
                 Some("") => Step::End,
-                Some(left) => Step::Word(word, left),
+                Some(left) => Step::Literal(word, left),
                 None => return Err(format!("in literal {word} (expecting '{}')", &left[..1])),
             },
         };
         Ok(())
     }
 
-    fn begin(&mut self, open: Open, step: Step) -> Step {
-        self.open.push(open);
+    fn push_state(&mut self, parse_state: ParseState, step: Step) -> Step {
+        self.parse_state.push(parse_state);
         step
     }
 
-    fn close(&mut self) -> Step {
-        self.open.pop();
+    fn pop_state(&mut self) -> Step {
+        self.parse_state.pop();
         Step::End
     }
 
     /// What may follow a value where it stands.
-    fn after(&mut self, byte: u8) -> Result<(), String> {
+    fn end_value(&mut self, byte: u8) -> Result<(), String> {
         if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
             self.step = Step::End;
             return Ok(());
         }
-        let (place, step) = match (self.open.last_mut(), byte) {
-            (Some(open @ Open::Key), b':') => {
-                *open = Open::Member;
+        let (context, step) = match (self.parse_state.last_mut(), byte) {
+            (Some(parse_state @ ParseState::ObjectKey), b':') => {
+                *parse_state = ParseState::ObjectValue;
                 ("", Step::Value)
             }
-            (Some(Open::Key), _) => ("after object key", Step::End),
-            (Some(open @ Open::Member), b',') => {
-                *open = Open::Key;
+            (Some(ParseState::ObjectKey), _) => ("after object key", Step::End),
+            (Some(parse_state @ ParseState::ObjectValue), b',') => {
+                *parse_state = ParseState::ObjectKey;
                 ("", Step::Key)
             }
-            (Some(Open::Member), b'}') | (Some(Open::Item), b']') => ("", self.close()),
-            (Some(Open::Member), _) => ("after object key:value pair", Step::End),
-            (Some(Open::Item), b',') => ("", Step::Value),
-            (Some(Open::Item), _) => ("after array element", Step::End),
+            (Some(ParseState::ObjectValue), b'}') | (Some(ParseState::ArrayValue), b']') => {
+                ("", self.pop_state())
+            }
+            (Some(ParseState::ObjectValue), _) => ("after object key:value pair", Step::End),
+            (Some(ParseState::ArrayValue), b',') => ("", Step::Value),
+            (Some(ParseState::ArrayValue), _) => ("after array element", Step::End),
             (None, _) => ("after top-level value", Step::End),
         };
         self.step = step;
-        if place.is_empty() { Ok(()) } else { Err(place.to_owned()) }
+        if context.is_empty() { Ok(()) } else { Err(context.to_owned()) }
     }
 }
 
 /// A byte as Go quotes the character of that number.
-fn quoted(byte: u8) -> String {
+fn quote_char(byte: u8) -> String {
     match byte {
         b'\'' => r"'\''".to_owned(),
         b'\\' => r"'\\'".to_owned(),
@@ -178,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words() {
+    fn reports_errors_like_go() {
         for (text, expected) in [
             ("", "unexpected end of JSON input"),
             (" ", "unexpected end of JSON input"),
@@ -210,16 +214,16 @@ mod tests {
             ("nil", "invalid character 'i' in literal null (expecting 'u')"),
             ("[True]", "invalid character 'T' looking for beginning of value"),
         ] {
-            assert_eq!(error(text.as_bytes()).as_deref(), Some(expected), "{text}");
+            assert_eq!(syntax_error(text.as_bytes()).as_deref(), Some(expected), "{text}");
         }
     }
 
     proptest! {
         /// Whatever the parser takes is right, and whatever it does not is wrong.
         #[test]
-        fn agrees_with_the_parser(text in r#"([\[\]{}:,"\\ \t\n0-9.eE+-]|true|null|\\u00e9|"a"|"b":|\[1,|\{"x":){0,12}"#) {
+        fn error_matches_serde_json(text in r#"([\[\]{}:,"\\ \t\n0-9.eE+-]|true|null|\\u00e9|"a"|"b":|\[1,|\{"x":){0,12}"#) {
             let valid = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();
-            prop_assert_eq!(error(text.as_bytes()).is_none(), valid, "{}", text);
+            prop_assert_eq!(syntax_error(text.as_bytes()).is_none(), valid, "{}", text);
         }
     }
 }

@@ -14,17 +14,17 @@ pub struct Table {
     types: Vec<Type>,
     by_name: HashMap<Box<str>, TypeId>,
     by_kind: HashMap<Gvk, TypeId>,
-    alternatives: HashMap<(TypeId, Box<str>), Alternative>,
+    schema_or: HashMap<(TypeId, Box<str>), SchemaOr>,
     go_types: HashMap<(TypeId, Box<str>), Box<str>>,
 }
 
 /// What a value may be instead of its own struct again, in the few fields of a CRD's schema where it may be
 /// one of two things. Their shape is [`Shape::Json`], or a map of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Alternative {
+pub enum SchemaOr {
     Array,
     Bool,
-    Strings,
+    StringArray,
 }
 
 /// A group, version and kind, as in `x-kubernetes-group-version-kind`.
@@ -49,7 +49,7 @@ pub struct Type {
     /// Unknown fields are kept, as in custom resources that ask for it.
     pub preserve_unknown: bool,
     /// The fields by name, for `field`; filled in when the type joins a table.
-    pub sorted: Vec<u16>,
+    pub fields_by_name: Vec<u16>,
 }
 
 #[derive(Clone, Debug)]
@@ -66,18 +66,18 @@ pub struct Field {
     /// it is kept. Upstream calls these pointers.
     pub pointer: bool,
     /// Written even when empty (`"status": {}`): upstream's fields without `omitempty`.
-    pub always: bool,
+    pub always_present: bool,
     /// The OpenAPI default.
     pub default: Option<Value>,
     /// How a strategic merge patch treats the field.
-    pub strategy: Strategy,
+    pub patch_strategy: PatchStrategy,
     /// The key that tells list items apart in a strategic merge patch; empty when there is none.
     pub merge_key: Box<str>,
 }
 
 /// `x-kubernetes-patch-strategy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strategy {
+pub struct PatchStrategy {
     pub merge: bool,
     pub retain_keys: bool,
 }
@@ -109,7 +109,7 @@ pub enum Shape {
     Struct(TypeId),
     List {
         item: Box<Shape>,
-        kind: ListKind,
+        kind: ListType,
     },
     /// Keys are strings.
     Map {
@@ -120,7 +120,7 @@ pub enum Shape {
 
 /// `x-kubernetes-list-type`.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ListKind {
+pub enum ListType {
     Atomic,
     Set,
     /// `x-kubernetes-list-map-keys`.
@@ -129,22 +129,22 @@ pub enum ListKind {
 
 impl Table {
     pub fn new(mut types: Vec<Type>) -> Table {
-        types.iter_mut().for_each(Type::index);
+        types.iter_mut().for_each(Type::sort_fields);
         let by_name = types.iter().zip(0..).map(|(t, i)| (t.name.clone(), TypeId(i))).collect();
         let by_kind = types
             .iter()
             .zip(0..)
             .flat_map(|(t, i)| t.kinds.iter().map(move |kind| (kind.clone(), TypeId(i))))
             .collect();
-        Table { types, by_name, by_kind, alternatives: HashMap::new(), go_types: HashMap::new() }
+        Table { types, by_name, by_kind, schema_or: HashMap::new(), go_types: HashMap::new() }
     }
 
     pub(crate) fn set_details(
         &mut self,
-        alternatives: HashMap<(TypeId, Box<str>), Alternative>,
+        schema_or: HashMap<(TypeId, Box<str>), SchemaOr>,
         go_types: HashMap<(TypeId, Box<str>), Box<str>>,
     ) {
-        self.alternatives = alternatives;
+        self.schema_or = schema_or;
         self.go_types = go_types;
     }
 
@@ -154,11 +154,11 @@ impl Table {
     }
 
     /// Whether a field may hold something else instead of a struct of the same type.
-    pub fn alternative(&self, id: TypeId, field: &str) -> Option<Alternative> {
-        if self.alternatives.is_empty() {
+    pub fn schema_or(&self, id: TypeId, field: &str) -> Option<SchemaOr> {
+        if self.schema_or.is_empty() {
             return None;
         }
-        self.alternatives.get(&(id, field.into())).copied()
+        self.schema_or.get(&(id, field.into())).copied()
     }
 
     pub fn get(&self, id: TypeId) -> &Type {
@@ -166,12 +166,12 @@ impl Table {
     }
 
     /// By definition name, `io.k8s.api.core.v1.Pod`.
-    pub fn named(&self, name: &str) -> Option<TypeId> {
+    pub fn type_by_name(&self, name: &str) -> Option<TypeId> {
         self.by_name.get(name).copied()
     }
 
     /// By group, version and kind.
-    pub fn kind(&self, group: &str, version: &str, kind: &str) -> Option<TypeId> {
+    pub fn type_by_kind(&self, group: &str, version: &str, kind: &str) -> Option<TypeId> {
         self.by_kind.get(&Gvk { group: group.into(), version: version.into(), kind: kind.into() }).copied()
     }
 
@@ -182,13 +182,17 @@ impl Table {
 
 impl Type {
     pub fn field(&self, name: &str) -> Option<&Field> {
-        let at = self.sorted.binary_search_by(|&at| (*self.fields[usize::from(at)].name).cmp(name)).ok()?;
-        self.fields.get(usize::from(self.sorted[at]))
+        let at = self
+            .fields_by_name
+            .binary_search_by(|&at| (*self.fields[usize::from(at)].name).cmp(name))
+            .ok()?;
+        self.fields.get(usize::from(self.fields_by_name[at]))
     }
 
-    fn index(&mut self) {
-        self.sorted = (0..self.fields.len() as u16).collect();
-        self.sorted.sort_by(|&a, &b| self.fields[usize::from(a)].name.cmp(&self.fields[usize::from(b)].name));
+    fn sort_fields(&mut self) {
+        self.fields_by_name = (0..self.fields.len() as u16).collect();
+        self.fields_by_name
+            .sort_by(|&a, &b| self.fields[usize::from(a)].name.cmp(&self.fields[usize::from(b)].name));
     }
 
     /// The last part of the definition name, which is upstream's Go type name.

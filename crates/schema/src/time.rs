@@ -11,10 +11,10 @@ const SECONDS_LAYOUT: &str = "2006-01-02T15:04:05Z07:00";
 const MICROS_LAYOUT: &str = "2006-01-02T15:04:05.000000Z07:00";
 
 /// The first second of year 1, Go's zero time, which JSON knows as null.
-const ZERO: i64 = -62_135_596_800;
+const ZERO_TIME_SECONDS: i64 = -62_135_596_800;
 
 /// The last second of year 9999: what RFC 3339 can say.
-const LAST: i64 = 253_402_300_799;
+const MAX_SECONDS: i64 = 253_402_300_799;
 
 impl Timestamp {
     /// Reads `metav1.Time`. The error is Go's.
@@ -29,16 +29,17 @@ impl Timestamp {
 
     /// None if RFC 3339 cannot say it.
     pub fn new(seconds: i64, nanos: u32) -> Option<Timestamp> {
-        ((ZERO..=LAST).contains(&seconds) && nanos < 1_000_000_000).then_some(Timestamp { seconds, nanos })
+        ((ZERO_TIME_SECONDS..=MAX_SECONDS).contains(&seconds) && nanos < 1_000_000_000)
+            .then_some(Timestamp { seconds, nanos })
     }
 
     pub fn is_zero(self) -> bool {
-        self == Timestamp { seconds: ZERO, nanos: 0 }
+        self == Timestamp { seconds: ZERO_TIME_SECONDS, nanos: 0 }
     }
 
     /// `2006-01-02T15:04:05Z`.
     pub fn to_seconds(self) -> String {
-        let (year, month, day) = civil(self.seconds.div_euclid(86_400));
+        let (year, month, day) = civil_from_days(self.seconds.div_euclid(86_400));
         let second = self.seconds.rem_euclid(86_400);
         format!(
             "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
@@ -65,28 +66,29 @@ struct Scanner<'t> {
 impl Scanner<'_> {
     fn scan(mut self, micros: bool) -> Result<Timestamp, String> {
         let year = self.number(4, "2006")?;
-        self.literal("-")?;
+        self.expect_literal("-")?;
         let month = self.number(2, "01")?;
-        self.within(month, 1, 12, "month")?;
-        self.literal("-")?;
+        self.check_range(month, 1, 12, "month")?;
+        self.expect_literal("-")?;
         // The day is checked last, when the month's length is known.
         let day = self.number(2, "02")?;
-        self.literal("T")?;
+        self.expect_literal("T")?;
         let hour = self.number(2, "15")?;
-        self.within(hour, 0, 23, "hour")?;
-        self.literal(":")?;
+        self.check_range(hour, 0, 23, "hour")?;
+        self.expect_literal(":")?;
         let minute = self.number(2, "04")?;
-        self.within(minute, 0, 59, "minute")?;
-        self.literal(":")?;
+        self.check_range(minute, 0, 59, "minute")?;
+        self.expect_literal(":")?;
         let second = self.number(2, "05")?;
-        self.within(second, 0, 59, "second")?;
+        self.check_range(second, 0, 59, "second")?;
         let nanos = if micros { self.micros()? } else { self.fraction() };
         let offset = self.zone()?;
         if !self.rest.is_empty() {
             return Err(format!("parsing time {:?}: extra text: {:?}", self.text, self.rest));
         }
-        self.within(day, 1, month_length(year, month), "day")?;
-        let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset;
+        self.check_range(day, 1, month_length(year, month), "day")?;
+        let seconds =
+            days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset;
         Timestamp::new(seconds, nanos)
             .ok_or_else(|| format!("parsing time {:?}: year out of range", self.text))
     }
@@ -98,7 +100,7 @@ impl Scanner<'_> {
         )
     }
 
-    fn within(&self, value: i64, low: i64, high: i64, what: &str) -> Result<(), String> {
+    fn check_range(&self, value: i64, low: i64, high: i64, what: &str) -> Result<(), String> {
         match (low..=high).contains(&value) {
             true => Ok(()),
             false => Err(format!("parsing time {:?}: {what} out of range", self.text)),
@@ -112,7 +114,7 @@ impl Scanner<'_> {
         Ok(number)
     }
 
-    fn literal(&mut self, text: &str) -> Result<(), String> {
+    fn expect_literal(&mut self, text: &str) -> Result<(), String> {
         self.rest = self.rest.strip_prefix(text).ok_or_else(|| self.error(text))?;
         Ok(())
     }
@@ -153,11 +155,11 @@ impl Scanner<'_> {
         };
         self.rest = &self.rest[1..];
         let mut part = |separator: &str| {
-            self.literal(separator).and_then(|()| self.number(2, "Z07:00")).map_err(|_| error.clone())
+            self.expect_literal(separator).and_then(|()| self.number(2, "Z07:00")).map_err(|_| error.clone())
         };
         let (hours, minutes) = (part("")?, part(":")?);
-        self.within(hours, 0, 24, "time zone offset hour")?;
-        self.within(minutes, 0, 60, "time zone offset minute")?;
+        self.check_range(hours, 0, 24, "time zone offset hour")?;
+        self.check_range(minutes, 0, 60, "time zone offset minute")?;
         Ok(sign * (hours * 3600 + minutes * 60))
     }
 }
@@ -172,14 +174,14 @@ fn month_length(year: i64, month: i64) -> i64 {
 }
 
 /// Days since 1970, counting years from March so that the leap day comes last.
-fn days(year: i64, month: i64, day: i64) -> i64 {
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
 }
 
 /// The year, month and day that lie so many days after 1970.
-fn civil(days: i64) -> (i64, i64, i64) {
+fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_go_reads() {
+    fn parse_accepts_same_times_as_go() {
         check("2026-11-15T20:53:54Z", expect!["2026-11-15T20:53:54.000000Z"]);
         check("2024-02-29T23:30:00-02:30", expect!["2024-03-01T02:00:00.000000Z"]);
         check("1969-12-31T23:59:59.1234567891Z", expect!["1969-12-31T23:59:59.123456Z"]);
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_in_the_words_of_go() {
+    fn reports_errors_like_go() {
         check(
             "x",
             expect![[r#"parsing time "x" as "2006-01-02T15:04:05Z07:00": cannot parse "x" as "2006""#]],
@@ -247,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_back_what_it_writes(seconds in ZERO..=LAST, nanos in 0u32..1_000_000_000) {
+        fn format_round_trips(seconds in ZERO_TIME_SECONDS..=MAX_SECONDS, nanos in 0u32..1_000_000_000) {
             let time = Timestamp { seconds, nanos: nanos / 1000 * 1000 };
             prop_assert_eq!(Timestamp::parse_micro(&time.to_micros()), Ok(time));
             prop_assert_eq!(Timestamp::parse(&time.to_seconds()), Ok(Timestamp { seconds, nanos: 0 }));

@@ -11,66 +11,69 @@ type Object = Map<String, Value>;
 
 /// The types that somebody wants to see, and those that lead to one.
 #[derive(Debug, Default)]
-pub struct Interest {
-    wanted: HashSet<TypeId>,
-    leading: HashSet<TypeId>,
+pub struct TypeFilter {
+    selected: HashSet<TypeId>,
+    containing: HashSet<TypeId>,
 }
 
-impl Interest {
+impl TypeFilter {
     /// By definition name. Names that the table does not know are left out.
-    pub fn new<'n>(table: &Table, names: impl IntoIterator<Item = &'n str>) -> Interest {
-        let wanted: HashSet<TypeId> = names.into_iter().filter_map(|name| table.named(name)).collect();
-        let mut leading = wanted.clone();
+    pub fn new<'n>(table: &Table, names: impl IntoIterator<Item = &'n str>) -> TypeFilter {
+        let selected: HashSet<TypeId> =
+            names.into_iter().filter_map(|name| table.type_by_name(name)).collect();
+        let mut containing = selected.clone();
         loop {
-            let before = leading.len();
+            let size = containing.len();
             for (id, ty) in table.types() {
-                if ty.fields.iter().any(|field| leads(&field.shape, &leading)) {
-                    leading.insert(id);
+                if ty.fields.iter().any(|field| contains_selected(&field.shape, &containing)) {
+                    containing.insert(id);
                 }
             }
-            if leading.len() == before {
-                return Interest { wanted, leading };
+            if containing.len() == size {
+                return TypeFilter { selected, containing };
             }
         }
     }
 
     /// Whether the type was asked for by name.
-    pub fn wants(&self, id: TypeId) -> bool {
-        self.wanted.contains(&id)
+    pub fn matches(&self, id: TypeId) -> bool {
+        self.selected.contains(&id)
     }
 }
 
-fn leads(shape: &Shape, leading: &HashSet<TypeId>) -> bool {
+fn contains_selected(shape: &Shape, containing: &HashSet<TypeId>) -> bool {
     match shape {
-        Shape::Struct(id) => leading.contains(id),
-        Shape::List { item: inner, .. } | Shape::Map { value: inner, .. } => leads(inner, leading),
+        Shape::Struct(id) => containing.contains(id),
+        Shape::List { item: inner, .. } | Shape::Map { value: inner, .. } => {
+            contains_selected(inner, containing)
+        }
         _ => false,
     }
 }
 
 /// Calls `f` for every struct in a value of type `ty`.
 pub fn visit_mut(table: &Table, ty: TypeId, value: &mut Value, f: &mut dyn FnMut(TypeId, &mut Object)) {
-    Walk { table, interest: None, f }.value(&Shape::Struct(ty), value, 0);
+    TypeWalk { table, filter: None, f }.value(&Shape::Struct(ty), value, 0);
 }
 
 /// Calls `f` for the structs of interest only, and stays out of what cannot hold any.
-pub fn visit_interest_mut(
+pub fn visit_filtered_mut(
     table: &Table,
-    interest: &Interest,
+    filter: &TypeFilter,
     ty: TypeId,
     value: &mut Value,
     f: &mut dyn FnMut(TypeId, &mut Object),
 ) {
-    Walk { table, interest: Some(interest), f }.value(&Shape::Struct(ty), value, 0);
+    TypeWalk { table, filter: Some(filter), f }.value(&Shape::Struct(ty), value, 0);
 }
 
-struct Walk<'w> {
+struct TypeWalk<'w> {
     table: &'w Table,
-    interest: Option<&'w Interest>,
+    filter: Option<&'w TypeFilter>,
     f: &'w mut dyn FnMut(TypeId, &mut Object),
 }
 
-impl Walk<'_> {
+impl TypeWalk<'_> {
     /// Decoded values are never deeper than the limit; what is deeper is left alone.
     fn value(&mut self, shape: &Shape, value: &mut Value, depth: usize) {
         if depth > MAX_DEPTH {
@@ -78,10 +81,10 @@ impl Walk<'_> {
         }
         match (shape, value) {
             (Shape::Struct(id), Value::Object(object)) => self.object(*id, object, depth),
-            (Shape::List { item, .. }, Value::Array(list)) if self.may_hold(item) => {
+            (Shape::List { item, .. }, Value::Array(list)) if self.may_contain(item) => {
                 list.iter_mut().for_each(|value| self.value(item, value, depth + 1));
             }
-            (Shape::Map { value: inner, .. }, Value::Object(map)) if self.may_hold(inner) => {
+            (Shape::Map { value: inner, .. }, Value::Object(map)) if self.may_contain(inner) => {
                 map.values_mut().for_each(|value| self.value(inner, value, depth + 1));
             }
             _ => {}
@@ -89,12 +92,12 @@ impl Walk<'_> {
     }
 
     fn object(&mut self, id: TypeId, object: &mut Object, depth: usize) {
-        if self.interest.is_none_or(|interest| interest.wants(id)) {
+        if self.filter.is_none_or(|filter| filter.matches(id)) {
             (self.f)(id, object);
         }
         let table = self.table;
         for field in &table.get(id).fields {
-            if self.may_hold(&field.shape)
+            if self.may_contain(&field.shape)
                 && let Some(value) = object.get_mut(&*field.name)
             {
                 self.value(&field.shape, value, depth + 1);
@@ -102,11 +105,11 @@ impl Walk<'_> {
         }
     }
 
-    fn may_hold(&self, shape: &Shape) -> bool {
-        match (shape, self.interest) {
-            (Shape::Struct(id), Some(interest)) => interest.leading.contains(id),
+    fn may_contain(&self, shape: &Shape) -> bool {
+        match (shape, self.filter) {
+            (Shape::Struct(id), Some(filter)) => filter.containing.contains(id),
             (Shape::Struct(_), None) => true,
-            (Shape::List { item: inner, .. } | Shape::Map { value: inner, .. }, _) => self.may_hold(inner),
+            (Shape::List { item: inner, .. } | Shape::Map { value: inner, .. }, _) => self.may_contain(inner),
             _ => false,
         }
     }
@@ -121,10 +124,10 @@ mod tests {
     use crate::kubernetes;
 
     #[track_caller]
-    fn check(interest: Option<&[&str]>, expect: Expect) {
+    fn check(filter: Option<&[&str]>, expect: Expect) {
         let table = kubernetes();
-        let interest = interest.map(|names| Interest::new(table, names.iter().copied()));
-        let id = table.kind("apps", "v1", "Deployment").expect("a built-in kind");
+        let filter = filter.map(|names| TypeFilter::new(table, names.iter().copied()));
+        let id = table.type_by_kind("apps", "v1", "Deployment").expect("a built-in kind");
         let mut value = json!({"metadata": {"ownerReferences": [{}]}, "spec": {"template": {"spec": {
             "containers": [{"name": "a", "ports": [{}, {}], "livenessProbe": {"httpGet": {}}}],
         }}}, "status": 5});
@@ -133,15 +136,15 @@ mod tests {
             seen.push(table.get(id).short_name().to_owned());
             object.entry("name").or_insert(json!("seen"));
         };
-        match interest {
+        match filter {
             None => visit_mut(table, id, &mut value, &mut f),
-            Some(interest) => visit_interest_mut(table, &interest, id, &mut value, &mut f),
+            Some(filter) => visit_filtered_mut(table, &filter, id, &mut value, &mut f),
         }
         expect.assert_eq(&seen.join(" "));
     }
 
     #[test]
-    fn outer_before_inner() {
+    fn visit_calls_outer_struct_first() {
         check(
             None,
             expect![
@@ -151,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_of_interest() {
+    fn visit_filtered_calls_selected_types_only() {
         check(
             Some(&["io.k8s.api.core.v1.Probe", "io.k8s.api.core.v1.ContainerPort"]),
             expect!["ContainerPort ContainerPort Probe"],

@@ -17,7 +17,7 @@ impl Error {
     pub fn without_values(&self) -> String {
         match self {
             Error::Syntax(error) => match error.location() {
-                Some(place) => format!("line {} is not as it should be", place.line()),
+                Some(location) => format!("line {} is not as it should be", location.line()),
                 None => "it is not YAML".to_owned(),
             },
             Error::Content(error) => {
@@ -32,25 +32,25 @@ impl Error {
 }
 
 /// Any document. Of words only `true` and `false` are booleans; `n` may well be a name.
-pub fn value(text: &str) -> Result<Value, Error> {
+pub fn parse(text: &str) -> Result<Value, Error> {
     let options = serde_saphyr::options! { strict_booleans: true };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| Error::Syntax(Box::new(error)))
 }
 
 /// A document of a known form.
-pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
-    let mut value = value(text)?;
-    drop_nulls(&mut value);
+pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
+    let mut value = parse(text)?;
+    remove_null_fields(&mut value);
     Ok(serde_json::from_value(value)?)
 }
 
-fn drop_nulls(value: &mut Value) {
+fn remove_null_fields(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.retain(|_, field| !field.is_null());
-            fields.values_mut().for_each(drop_nulls);
+            fields.values_mut().for_each(remove_null_fields);
         }
-        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        Value::Array(items) => items.iter_mut().for_each(remove_null_fields),
         _ => {}
     }
 }
@@ -62,16 +62,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nulls_are_absent() {
-        let read: BTreeMap<String, Vec<i64>> = read("a: [1, 2]\nb:\nc: null\n").unwrap();
+    fn null_fields_are_absent() {
+        let read: BTreeMap<String, Vec<i64>> = from_str("a: [1, 2]\nb:\nc: null\n").unwrap();
         assert_eq!(read, BTreeMap::from([("a".to_owned(), vec![1, 2])]));
     }
 
     #[test]
-    fn mistakes_are_placed() {
-        assert_eq!(value("a: n").unwrap(), serde_json::json!({"a": "n"}));
-        assert_eq!(value("a: 1\nb: [").unwrap_err().without_values(), "line 2 is not as it should be");
-        let error = read::<BTreeMap<String, i64>>("a: b").unwrap_err();
+    fn errors_contain_location() {
+        assert_eq!(parse("a: n").unwrap(), serde_json::json!({"a": "n"}));
+        assert_eq!(parse("a: 1\nb: [").unwrap_err().without_values(), "line 2 is not as it should be");
+        let error = from_str::<BTreeMap<String, i64>>("a: b").unwrap_err();
         assert_eq!(error.to_string(), "invalid type: string \"b\", expected i64");
         assert_eq!(error.without_values(), "a field is not of the type it should be");
     }

@@ -2,19 +2,19 @@
 
 use serde_json::{Map, Value};
 
-use crate::table::{Alternative, Field, Shape, Table, Type, TypeId};
+use crate::table::{Field, SchemaOr, Shape, Table, Type, TypeId};
 
 /// What a value is expected to be.
 #[derive(Clone, Copy)]
 pub(crate) enum Target<'t> {
     Shape(&'t Shape),
     /// A struct of this type or its alternative.
-    Either(TypeId, Alternative),
-    MapOfEither(TypeId, Alternative),
+    SchemaOr(TypeId, SchemaOr),
+    MapOfSchemaOr(TypeId, SchemaOr),
 }
 
 /// What upstream writes for a value that was never set.
-pub(crate) fn zero(table: &Table, shape: &Shape) -> Value {
+pub(crate) fn zero_value(table: &Table, shape: &Shape) -> Value {
     match shape {
         Shape::String => Value::String(String::new()),
         Shape::Bool => Value::Bool(false),
@@ -23,7 +23,7 @@ pub(crate) fn zero(table: &Table, shape: &Shape) -> Value {
         Shape::Duration => Value::from("0s"),
         Shape::Struct(id) => {
             let mut map = Map::new();
-            complete(table, table.get(*id), &mut map);
+            add_always_present(table, table.get(*id), &mut map);
             Value::Object(map)
         }
         _ => Value::Null,
@@ -31,25 +31,25 @@ pub(crate) fn zero(table: &Table, shape: &Shape) -> Value {
 }
 
 /// The same inside a map, where bytes cannot be null.
-pub(crate) fn zero_entry(table: &Table, shape: &Shape) -> Value {
+pub(crate) fn zero_map_value(table: &Table, shape: &Shape) -> Value {
     match shape {
         Shape::Bytes => Value::String(String::new()),
-        shape => zero(table, shape),
+        shape => zero_value(table, shape),
     }
 }
 
 /// Adds the fields that are always written. Structs that hold themselves do so by pointers, so this ends.
-pub(crate) fn complete(table: &Table, ty: &Type, map: &mut Map<String, Value>) {
-    for field in ty.fields.iter().filter(|field| field.always) {
+pub(crate) fn add_always_present(table: &Table, ty: &Type, map: &mut Map<String, Value>) {
+    for field in ty.fields.iter().filter(|field| field.always_present) {
         if !map.contains_key(&*field.name) {
-            let zero = if field.pointer { Value::Null } else { zero(table, &field.shape) };
+            let zero = if field.pointer { Value::Null } else { zero_value(table, &field.shape) };
             map.insert(field.name.to_string(), zero);
         }
     }
 }
 
 /// What is left of a field's value: nothing if it means the same as absence.
-pub(crate) fn kept(field: &Field, value: Value) -> Option<Value> {
+pub(crate) fn omit_empty(field: &Field, value: Value) -> Option<Value> {
     let empty = match &value {
         Value::Null => return None,
         Value::Array(list) => list.is_empty() && matches!(field.shape, Shape::List { .. }),
@@ -66,21 +66,20 @@ pub(crate) fn kept(field: &Field, value: Value) -> Option<Value> {
     match value {
         // Upstream stores no empty lists and maps, so even one that is always written comes back as null.
         Value::Array(_) | Value::Object(_) => None,
-        value => field.always.then_some(value),
+        value => field.always_present.then_some(value),
     }
 }
 
 impl<'t> Target<'t> {
-    pub fn of(table: &Table, owner: TypeId, field: &'t Field) -> Target<'t> {
+    pub fn for_field(table: &Table, owner: TypeId, field: &'t Field) -> Target<'t> {
         let shape = &field.shape;
         match shape {
-            Shape::Json => match table.alternative(owner, &field.name) {
-                Some(alternative) => Target::Either(owner, alternative),
+            Shape::Json => match table.schema_or(owner, &field.name) {
+                Some(schema_or) => Target::SchemaOr(owner, schema_or),
                 None => Target::Shape(shape),
             },
-            Shape::Map { value, .. } if **value == Shape::Json => match table.alternative(owner, &field.name)
-            {
-                Some(alternative) => Target::MapOfEither(owner, alternative),
+            Shape::Map { value, .. } if **value == Shape::Json => match table.schema_or(owner, &field.name) {
+                Some(schema_or) => Target::MapOfSchemaOr(owner, schema_or),
                 None => Target::Shape(shape),
             },
             shape => Target::Shape(shape),
@@ -96,8 +95,8 @@ impl<'t> Target<'t> {
     pub fn go_type(self, table: &Table) -> String {
         match self {
             Target::Shape(shape) => go_type(table, shape),
-            Target::Either(..) => "v1.JSONSchemaProps".to_owned(),
-            Target::MapOfEither(..) => "v1.JSONSchemaDependencies".to_owned(),
+            Target::SchemaOr(..) => "v1.JSONSchemaProps".to_owned(),
+            Target::MapOfSchemaOr(..) => "v1.JSONSchemaDependencies".to_owned(),
         }
     }
 }

@@ -4,8 +4,8 @@
 //! pod's whole life follows from its spec and the time it began ([`life`], pure), so a simulation that is
 //! killed and started again goes on as if nothing had happened.
 
-mod life;
 mod nodes;
+mod pod_lifecycle;
 mod pods;
 
 use reconcile::Ctx;
@@ -20,12 +20,12 @@ pub struct Config {
 }
 
 /// Marks a node as simulated. Without it a node is nobody's business here.
-pub use api::core::node::SIMULATED;
+pub use api::core::node::SIMULATE_NODE_LABEL;
 /// An annotation on a simulated node that makes it fall silent, as if its machine had died.
-pub const DOWN: &str = "simulate.skiff/down";
+pub const DOWN_ANNOTATION: &str = "simulate.skiff/down";
 
 /// An annotation on a simulated node: images, separated by commas, that it cannot get.
-pub const MISSING: &str = "simulate.skiff/missing-images";
+pub const MISSING_IMAGES_ANNOTATION: &str = "simulate.skiff/missing-images";
 
 /// Plays nodes and their pods until the context's shutdown.
 pub async fn run(ctx: Ctx, config: Config) {

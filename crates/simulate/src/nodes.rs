@@ -14,14 +14,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use reconcile::{Ctx, Error, Key, Object as _};
 
-use crate::{DOWN, SIMULATED};
+use crate::{DOWN_ANNOTATION, SIMULATE_NODE_LABEL};
 
 /// A kubelet's times: how long a lease lasts and how often it is renewed.
 const LEASE_SECONDS: i32 = 40;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// How many requests are under way at once.
-const AT_ONCE: usize = 64;
-const VERSION: &str = "v1.36.4";
+const MAX_CONCURRENT_REQUESTS: usize = 64;
+const KUBELET_VERSION: &str = "v1.36.4";
 
 pub async fn run(ctx: Ctx, count: u32) {
     let ctx = &ctx;
@@ -29,12 +29,14 @@ pub async fn run(ctx: Ctx, count: u32) {
     let leases = ctx.caches.leases().clone();
     let mut shutdown = ctx.shutdown.clone();
     let work = async {
-        nodes.filled().await;
-        leases.filled().await;
-        iter(0..count).for_each_concurrent(AT_ONCE, |number| register(ctx, number)).await;
+        nodes.wait_for_sync().await;
+        leases.wait_for_sync().await;
+        iter(0..count).for_each_concurrent(MAX_CONCURRENT_REQUESTS, |number| register(ctx, number)).await;
         loop {
             let alive = nodes.all().into_iter().filter(|node| is_alive(node));
-            iter(alive).for_each_concurrent(AT_ONCE, |node| async move { renew(ctx, &node).await }).await;
+            iter(alive)
+                .for_each_concurrent(MAX_CONCURRENT_REQUESTS, |node| async move { renew(ctx, &node).await })
+                .await;
             tokio::time::sleep(RENEW_EVERY).await;
         }
     };
@@ -46,7 +48,7 @@ pub async fn run(ctx: Ctx, count: u32) {
 
 /// Whether the node is simulated and up.
 pub fn is_alive(node: &Node) -> bool {
-    node.label(SIMULATED).is_some() && node.annotation(DOWN).is_none()
+    node.label(SIMULATE_NODE_LABEL).is_some() && node.annotation(DOWN_ANNOTATION).is_none()
 }
 
 async fn register(ctx: &Ctx, number: u32) {
@@ -57,7 +59,7 @@ async fn register(ctx: &Ctx, number: u32) {
     let node = node(&name, number, ctx.clock.now());
     let result = match ctx.create(&node).await {
         // The status of a new object is the server's business, unless it is sent by itself.
-        Ok(made) => ctx.replace_status(&Node { status: node.status, ..made }).await.map(drop),
+        Ok(created) => ctx.replace_status(&Node { status: node.status, ..created }).await.map(drop),
         Err(error) if error.is_already_exists() => Ok(()),
         Err(error) => Err(error),
     };
@@ -114,7 +116,7 @@ fn node(name: &str, number: u32, now: Timestamp) -> Node {
         ("kubernetes.io/arch", "amd64"),
         ("kubernetes.io/hostname", name),
         ("kubernetes.io/os", "linux"),
-        (SIMULATED, "true"),
+        (SIMULATE_NODE_LABEL, "true"),
     ];
     Node {
         metadata: ObjectMeta {
@@ -187,7 +189,7 @@ fn status(name: &str, number: u32, now: Timestamp) -> NodeStatus {
             boot_id: format!("00000000-0000-4000-8000-{number:012}"),
             container_runtime_version: "simulated://1.0".into(),
             kernel_version: "6.0.0".into(),
-            kubelet_version: VERSION.into(),
+            kubelet_version: KUBELET_VERSION.into(),
             machine_id: format!("{number:032}"),
             operating_system: "linux".into(),
             os_image: "Simulated".into(),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
-use reconcile::{Controller, Ctx, Delete, Error, Key, Next, Object as _};
+use reconcile::{Controller, Ctx, DeleteOptions, Error, Key, Object as _, ReconcileAction};
 
-use crate::MISSING;
-use crate::life::{self, Place};
+use crate::MISSING_IMAGES_ANNOTATION;
 use crate::nodes::is_alive;
+use crate::pod_lifecycle::{self, PodEnvironment};
 
 /// Pods looked at at once; most of the time is spent waiting for the server.
 const WORKERS: usize = 64;
@@ -17,7 +17,7 @@ pub async fn run(ctx: Ctx, events: bool) {
     let controller = Controller::new("simulated-pods", &ctx);
     controller.on(ctx.caches.pods(), |changed, enqueue| {
         if changed.after.is_some_and(|pod| node_of(pod).is_some()) {
-            enqueue(changed.newest().key());
+            enqueue(changed.latest().key());
         }
     });
     // A node that comes back to life looks after its pods again.
@@ -25,7 +25,7 @@ pub async fn run(ctx: Ctx, events: bool) {
     controller.on(ctx.caches.nodes(), move |changed, enqueue| {
         let was_alive = changed.before.is_some_and(|node| is_alive(node));
         if !was_alive && changed.after.is_some_and(|node| is_alive(node)) {
-            pods.indexed("node", changed.newest().name()).iter().for_each(|pod| enqueue(pod.key()));
+            pods.indexed("node", changed.latest().name()).iter().for_each(|pod| enqueue(pod.key()));
         }
     });
     let addresses = Arc::new(AtomicU32::new(0));
@@ -41,46 +41,51 @@ fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key, addresses: &AtomicU32, events: bool) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(Next::Forget) };
+async fn reconcile(
+    ctx: &Ctx,
+    key: &Key,
+    addresses: &AtomicU32,
+    events: bool,
+) -> Result<ReconcileAction, Error> {
+    let Some(pod) = ctx.caches.pods().get(key) else { return Ok(ReconcileAction::Forget) };
     let node = node_of(&pod).and_then(|name| ctx.caches.nodes().get(&Key::new("", name)));
-    let Some(node) = node.filter(|node| is_alive(node)) else { return Ok(Next::Change) };
+    let Some(node) = node.filter(|node| is_alive(node)) else { return Ok(ReconcileAction::AwaitChange) };
     if pod.is_deleting() {
-        return let_go(ctx, &pod).await;
+        return finalize(ctx, &pod).await;
     }
     let status = pod.status.clone().unwrap_or_default();
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-        return Ok(Next::Change);
+        return Ok(ReconcileAction::AwaitChange);
     }
     let pod_ip = status.pod_ip.clone().unwrap_or_else(|| next_address(addresses));
-    let missing = node.annotation(MISSING).unwrap_or_default();
-    let place = Place { node_ip: address_of(&node), pod_ip: &pod_ip, missing };
-    let moment = life::at(&pod, &place, ctx.clock.now());
-    if moment.status != status {
+    let missing = node.annotation(MISSING_IMAGES_ANNOTATION).unwrap_or_default();
+    let environment = PodEnvironment { node_ip: address_of(&node), pod_ip: &pod_ip, missing };
+    let snapshot = pod_lifecycle::snapshot_at(&pod, &environment, ctx.clock.now());
+    if snapshot.status != status {
         if events {
-            tell(ctx, &pod, &status, &moment.status);
+            record_events(ctx, &pod, &status, &snapshot.status);
         }
-        let shown = Pod { status: Some(moment.status), ..Pod::clone(&pod) };
-        gone_is_fine(ctx.replace_status(&shown).await.map(drop))?;
+        let updated = Pod { status: Some(snapshot.status), ..Pod::clone(&pod) };
+        ignore_not_found(ctx.replace_status(&updated).await.map(drop))?;
     }
-    Ok(moment.until.map_or(Next::Change, Next::At))
+    Ok(snapshot.next_change.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }
 
 /// Stops the pod's containers and deletes it for good.
-async fn let_go(ctx: &Ctx, pod: &Pod) -> Result<Next, Error> {
-    let status = life::stopped(pod, ctx.clock.now());
+async fn finalize(ctx: &Ctx, pod: &Pod) -> Result<ReconcileAction, Error> {
+    let status = pod_lifecycle::terminated_status(pod, ctx.clock.now());
     if pod.status.as_ref() != Some(&status) {
-        let shown = Pod { status: Some(status), ..pod.clone() };
-        gone_is_fine(ctx.replace_status(&shown).await.map(drop))?;
+        let updated = Pod { status: Some(status), ..pod.clone() };
+        ignore_not_found(ctx.replace_status(&updated).await.map(drop))?;
     }
     if pod.metadata.deletion_grace_period_seconds != Some(0) {
-        let options = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
-        gone_is_fine(ctx.client.delete::<Pod>(&pod.key(), &options).await)?;
+        let options = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::uid(pod.uid()) };
+        ignore_not_found(ctx.client.delete::<Pod>(&pod.key(), &options).await)?;
     }
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-fn gone_is_fine(result: Result<(), Error>) -> Result<(), Error> {
+fn ignore_not_found(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(error) if error.is_not_found() => Ok(()),
         other => other,
@@ -100,7 +105,7 @@ fn address_of(node: &Node) -> &str {
 }
 
 /// What a kubelet says when containers start.
-fn tell(ctx: &Ctx, pod: &Pod, before: &PodStatus, after: &PodStatus) {
+fn record_events(ctx: &Ctx, pod: &Pod, before: &PodStatus, after: &PodStatus) {
     let lists = [
         ("initContainers", &before.init_container_statuses, &after.init_container_statuses),
         ("containers", &before.container_statuses, &after.container_statuses),
@@ -124,7 +129,7 @@ fn tell(ctx: &Ctx, pod: &Pod, before: &PodStatus, after: &PodStatus) {
                 ("Created", "Container created".to_owned()),
                 ("Started", "Container started".to_owned()),
             ] {
-                ctx.events.record(about.clone(), reconcile::Severity::Normal, reason, message);
+                ctx.events.record(about.clone(), reconcile::EventType::Normal, reason, message);
             }
         }
     }

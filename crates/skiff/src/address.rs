@@ -7,20 +7,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use proxy::routes::News;
+use proxy::routes::RouteMonitor;
 use sys::netlink::Netlink;
 use tokio::sync::watch;
 
 /// Where this machine is reached; whoever has it is told of changes.
-pub type Address = watch::Receiver<Option<IpAddr>>;
+pub type AddressReceiver = watch::Receiver<Option<IpAddr>>;
 
 /// How long to wait until looking again where there is no address, or the kernel does not tell of them.
-const PAUSE: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a port may take to come free, and how often to look.
-const FREE: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(20);
+const PORT_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+const PORT_RELEASE_POLL: Duration = Duration::from_millis(20);
 /// Somewhere else in the world. Nothing is ever sent there.
-const ELSEWHERE: [SocketAddr; 2] = [
+const EXTERNAL_ADDRS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
@@ -29,24 +29,26 @@ const ELSEWHERE: [SocketAddr; 2] = [
 /// by more specific routes (OpenVPN) or by another table (WireGuard) leaves the default route alone, and must not become the
 /// node's address at the next restart. Without a default route the first address that others could reach; `None` on a
 /// machine without a network.
-pub fn own() -> Option<IpAddr> {
+pub fn default_address() -> Option<IpAddr> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let ours = of_links(&[&[kubelet::network::BRIDGE][..], &proxy::routes::OVERLAYS].concat());
-    let usable = |ip: &IpAddr| crate::server::reachable(*ip).is_some() && !ours.contains(ip);
-    let [v4, v6] = ELSEWHERE.map(|to| {
-        let routed = toward(to).ok().filter(usable);
+    let skiff_addresses =
+        link_addresses(&[&[kubelet::network::BRIDGE][..], &proxy::routes::OVERLAYS].concat());
+    let usable =
+        |ip: &IpAddr| crate::server::external_address(*ip).is_some() && !skiff_addresses.contains(ip);
+    let [v4, v6] = EXTERNAL_ADDRS.map(|to| {
+        let source_address = source_address_for(to).ok().filter(usable);
         let link = if to.is_ipv4() {
             v4_default_link(&read("/proc/net/route"))
         } else {
             v6_default_link(&read("/proc/net/ipv6_route"))
         };
-        let Some(link) = link else { return routed };
-        let addresses = of_links(&[link.as_str()]);
+        let Some(link) = link else { return source_address };
+        let addresses = link_addresses(&[link.as_str()]);
         let same_family = |ip: &&IpAddr| ip.is_ipv4() == to.is_ipv4() && usable(ip) && !is_link_local(**ip);
-        routed
+        source_address
             .filter(|ip| addresses.contains(ip))
             .or_else(|| addresses.iter().find(same_family).copied())
-            .or(routed)
+            .or(source_address)
     });
     let first_v4 =
         || v4_addresses(&read("/proc/net/fib_trie")).into_iter().map(IpAddr::V4).find(|ip| usable(ip));
@@ -88,11 +90,14 @@ fn is_link_local(ip: IpAddr) -> bool {
 /// Listens at an address. A skiff that was killed a moment ago may have been starting a program, which has the port for
 /// as long as it has not quite begun.
 pub fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         match TcpListener::bind(at) {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && begun.elapsed() < FREE => {
-                std::thread::park_timeout(LOOK);
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse
+                    && started.elapsed() < PORT_RELEASE_TIMEOUT =>
+            {
+                std::thread::park_timeout(PORT_RELEASE_POLL);
             }
             other => return other.with_context(|| format!("cannot listen on {at}")),
         }
@@ -100,7 +105,7 @@ pub fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 /// This machine's address on the way to another.
-pub fn toward(to: SocketAddr) -> std::io::Result<IpAddr> {
+pub fn source_address_for(to: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     // Nothing is sent: this only makes the kernel look at its routes.
     let socket = UdpSocket::bind((any, 0))?;
@@ -109,7 +114,7 @@ pub fn toward(to: SocketAddr) -> std::io::Result<IpAddr> {
 }
 
 /// An address that does not change.
-pub fn fixed(address: Option<IpAddr>) -> Address {
+pub fn fixed(address: Option<IpAddr>) -> AddressReceiver {
     watch::channel(address).1
 }
 
@@ -117,25 +122,25 @@ pub fn fixed(address: Option<IpAddr>) -> Address {
 pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
     now: Option<IpAddr>,
     find: impl Fn() -> Finding + Send + 'static,
-) -> Address {
-    let (tell, address) = watch::channel(now);
+) -> AddressReceiver {
+    let (sender, address) = watch::channel(now);
     tokio::spawn(async move {
-        let news = News::open();
+        let address_monitor = RouteMonitor::open();
         loop {
-            let before = *tell.borrow();
-            if before.is_none_or(is_gone)
+            let before = *sender.borrow();
+            if before.is_none_or(is_removed)
                 && let Some(found) = find().await
                 && before != Some(found)
             {
                 tracing::info!(address = %found, before = ?before, "this machine is reached at another address");
-                tell.send_replace(Some(found));
+                sender.send_replace(Some(found));
             }
             // Nothing is looked at again without news, unless the kernel tells none or was asked a moment too early.
-            let again = news.is_deaf() || tell.borrow().is_none_or(is_gone);
+            let needs_poll = address_monitor.is_closed() || sender.borrow().is_none_or(is_removed);
             tokio::select! {
-                () = news.changed() => {}
-                () = tokio::time::sleep(PAUSE), if again => {}
-                () = tell.closed() => return,
+                () = address_monitor.changed() => {}
+                () = tokio::time::sleep(POLL_INTERVAL), if needs_poll => {}
+                () = sender.closed() => return,
             }
         }
     });
@@ -143,12 +148,12 @@ pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
 }
 
 /// Whether this machine does not have an address any more.
-fn is_gone(address: IpAddr) -> bool {
+fn is_removed(address: IpAddr) -> bool {
     let bound = UdpSocket::bind((address, 0));
     bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
-fn of_links(names: &[&str]) -> Vec<IpAddr> {
+fn link_addresses(names: &[&str]) -> Vec<IpAddr> {
     let found = || -> std::io::Result<Vec<IpAddr>> {
         let mut netlink = Netlink::open()?;
         let mut all = Vec::new();
@@ -191,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_from_the_kernels_tables() {
+    fn reads_addresses_from_proc_tables() {
         let trie = "Local:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 192.0.2.0\n        /24 link UNICAST\n     |-- 192.0.2.7\n        /32 host LOCAL\n";
         assert_eq!(v4_addresses(trie), [Ipv4Addr::LOCALHOST, Ipv4Addr::new(192, 0, 2, 7)]);
         assert_eq!(v4_addresses("     |-- 169.254.0.1\n        /32 host LOCAL\n"), [] as [Ipv4Addr; 0]);
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn default_link_ignores_the_half_routes_of_a_vpn() {
+    fn default_link_ignores_half_default_routes() {
         let routes = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
             wg0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n\
             wg0\t00000080\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n\
@@ -219,8 +224,8 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_there_is_not_gone() {
-        assert!(!is_gone(Ipv4Addr::LOCALHOST.into()));
-        assert!(is_gone(Ipv4Addr::new(192, 0, 2, 77).into()));
+    fn detects_removed_addresses() {
+        assert!(!is_removed(Ipv4Addr::LOCALHOST.into()));
+        assert!(is_removed(Ipv4Addr::new(192, 0, 2, 77).into()));
     }
 }

@@ -8,79 +8,89 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use client::Client;
 use jiff::Timestamp;
-use kubelet::Referred;
+use kubelet::ObjectManager;
 use pki::join::JoinToken;
 use reconcile::{Clock, Ctx};
 use tokio::sync::watch;
 
-use crate::address::{self, Address};
+use crate::address::{self, AddressReceiver};
 use crate::flags::AgentFlags;
-use crate::join::{self, Joining};
-use crate::names::{Names, Tell};
+use crate::join::{self, JoinConfig};
 use crate::node;
+use crate::node_dns::{EndpointPublisher, NodeDns};
 use crate::reset;
 use crate::running;
-use crate::server::{ShutdownHooks, log_stopped, private_dir, stop_when_told};
+use crate::server::{ShutdownHooks, create_private_dir, handle_shutdown, log_stopped};
 use crate::services;
-use crate::threads::threads;
+use crate::threads::runtime_builder;
 use crate::tunnel;
 
 pub fn run(flags: AgentFlags) -> anyhow::Result<()> {
-    threads().build()?.block_on(serve(flags))
+    runtime_builder().build()?.block_on(serve(flags))
 }
 
 async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     anyhow::ensure!(node::can_run_pods(&flags.node), "this process cannot run pods");
-    private_dir(&flags.node.data_dir)?;
+    create_private_dir(&flags.node.data_dir)?;
     let _lock = reset::lock(&flags.node.data_dir)?;
-    let place = place(&flags.server)?;
-    let token = token(&flags)?;
-    let own = node::node_ips(&flags.node)?;
+    let server_addr = server_addr(&flags.server)?;
+    let token = read_token(&flags)?;
+    let node_ips = node::node_ips(&flags.node)?;
     let (stop, shutdown) = watch::channel(false);
     let hooks = ShutdownHooks::default();
-    tokio::spawn(stop_when_told(stop, hooks.clone()));
+    tokio::spawn(handle_shutdown(stop, hooks.clone()));
     running::register("agent", Some(&flags.node.data_dir));
     let mut stopped = shutdown.clone();
-    let joining = async {
-        let address = first_address(own.0, &place).await;
+    let join = async {
+        let address = first_address(node_ips.0, &server_addr).await;
         let dir = flags.node.data_dir.join("agent/tls");
         let server = flags.server.clone();
-        let joining = Joining { dir, server, token, name: node::name(&flags.node), address, second: own.1 };
-        let joined = joining.join().await?;
-        anyhow::Ok((joining, joined))
+        let join_config = JoinConfig {
+            cert_dir: dir,
+            server,
+            token,
+            name: node::name(&flags.node),
+            address,
+            second_ip: node_ips.1,
+        };
+        let joined = join_config.join().await?;
+        anyhow::Ok((join_config, joined))
     };
-    let (joining, joined) = tokio::select! {
-        joined = joining => joined?,
+    let (join_config, joined) = tokio::select! {
+        joined = join => joined?,
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
-    tracing::info!(server = flags.server, node = joining.name, address = %joining.address, "joined");
+    tracing::info!(server = flags.server, node = join_config.name, address = %join_config.address, "joined");
     let credentials = joined.credentials(&flags.server)?;
-    let referred = Referred::new(Arc::new(credentials.remote.clone()));
-    let ctx = Ctx::new(Client::new(referred.clone(), "kubelet"), Clock::default(), shutdown);
-    let api = node::Credentials {
+    let object_manager = ObjectManager::new(Arc::new(credentials.remote.clone()));
+    let ctx = Ctx::new(Client::new(object_manager.clone(), "kubelet"), Clock::default(), shutdown);
+    let api = node::ServingCredentials {
         serving: credentials.serving.clone(),
-        authority: pki::ClientAuthority::new(&joined.facts.client_ca, "the cluster's authority for clients")?,
+        authority: pki::ClientAuthority::new(
+            &joined.cluster_info.client_ca,
+            "the cluster's authority for clients",
+        )?,
     };
-    let address = address(own.0, joining.address, &place);
-    let config = node::config(&flags.node, &joined.facts, address.clone(), api)?;
-    let config = kubelet::Config { referred: Some(referred.clone()), ..config };
+    let address = follow_address(node_ips.0, join_config.address, &server_addr);
+    let config = node::config(&flags.node, &joined.cluster_info, address.clone(), api)?;
+    let config = kubelet::Config { object_manager: Some(object_manager.clone()), ..config };
     hooks.set_node(&config);
     let ports = watch::Sender::default();
     if !flags.node.disable_kube_proxy {
-        let client = Client::new(referred, services::PROXY);
-        services::route(&ctx, client, &flags.node, &joined.facts, ports.subscribe())?;
+        let client = Client::new(object_manager, services::PROXY_AGENT);
+        services::start_proxy(&ctx, client, &flags.node, &joined.cluster_info, ports.subscribe())?;
     }
-    if joined.facts.own_dns {
-        let tell = Tell::Node(ctx.client.clone());
-        let names = Names::start(&ctx, tell, &flags.node, &joined.facts, address.clone())?;
-        let counted = names.metrics();
-        ctx.metrics.also(move |out| counted.write(out));
-        let _ = hooks.names.set(names);
+    if joined.cluster_info.has_node_dns {
+        let publisher = EndpointPublisher::Node(ctx.client.clone());
+        let node_dns = NodeDns::start(&ctx, publisher, &flags.node, &joined.cluster_info, address.clone())?;
+        let dns_metrics = node_dns.metrics();
+        ctx.metrics.register_writer(move |out| dns_metrics.write(out));
+        let _ = hooks.node_dns.set(node_dns);
     }
-    services::relay_ingress(&ctx, &ctx.client, &flags, &place, &joined.facts);
-    let (pinned, showing) = (joined.pinned.clone(), credentials.showing.clone());
-    tokio::spawn(tunnel::keep(ctx.clone(), place, joining.name.clone(), pinned, showing));
-    tokio::spawn(join::keep_renewed(joining, joined, credentials, address, Timestamp::now));
+    services::relay_ingress(&ctx, &ctx.client, &flags, &server_addr, &joined.cluster_info);
+    let (pinned, client_certificate) = (joined.pinned.clone(), credentials.client_certificate.clone());
+    tokio::spawn(tunnel::run(ctx.clone(), server_addr, join_config.name.clone(), pinned, client_certificate));
+    tokio::spawn(join::keep_renewed(join_config, joined, credentials, address, Timestamp::now));
     let runtime = node::runtime(&flags.node, ports, ctx.shutdown.clone()).await?;
     kubelet::run(ctx, runtime, config).await;
     log_stopped(&flags.node.data_dir);
@@ -88,35 +98,40 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
 }
 
 /// Where this node is reached: where it is told to be, else where the way to the server begins.
-pub async fn first_address(told: Option<IpAddr>, place: &str) -> IpAddr {
-    match told {
+pub async fn first_address(configured_ip: Option<IpAddr>, server_addr: &str) -> IpAddr {
+    match configured_ip {
         Some(address) => address,
-        None => way_to(place).await,
+        None => wait_for_source_address(server_addr).await,
     }
 }
 
 /// The same from then on.
-pub fn address(told: Option<IpAddr>, first: IpAddr, place: &str) -> Address {
-    if told.is_some() {
-        return address::fixed(told);
+pub fn follow_address(configured_ip: Option<IpAddr>, first: IpAddr, server_addr: &str) -> AddressReceiver {
+    if configured_ip.is_some() {
+        return address::fixed(configured_ip);
     }
-    let place = place.to_owned();
+    let server_addr = server_addr.to_owned();
     address::follow(Some(first), move || {
-        let place = place.clone();
-        async move { found(&place).await.ok() }
+        let server_addr = server_addr.clone();
+        async move { find_source_address(&server_addr).await.ok() }
     })
 }
 
 /// `host:port` of the server's URL.
-pub fn place(url: &str) -> anyhow::Result<String> {
-    let wrong = || format!("--server {url:?} is not written https://host:port");
-    let place = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')).with_context(wrong)?;
-    anyhow::ensure!(!place.is_empty() && !place.contains('/'), wrong());
-    let has_port = place.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    Ok(if has_port && !place.ends_with(']') { place.to_owned() } else { format!("{place}:443") })
+pub fn server_addr(url: &str) -> anyhow::Result<String> {
+    let invalid = || format!("--server {url:?} is not written https://host:port");
+    let server_addr =
+        url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')).with_context(invalid)?;
+    anyhow::ensure!(!server_addr.is_empty() && !server_addr.contains('/'), invalid());
+    let has_port = server_addr.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    Ok(if has_port && !server_addr.ends_with(']') {
+        server_addr.to_owned()
+    } else {
+        format!("{server_addr}:443")
+    })
 }
 
-fn token(flags: &AgentFlags) -> anyhow::Result<Option<JoinToken>> {
+fn read_token(flags: &AgentFlags) -> anyhow::Result<Option<JoinToken>> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
     };
@@ -129,19 +144,19 @@ fn token(flags: &AgentFlags) -> anyhow::Result<Option<JoinToken>> {
 }
 
 /// This machine's address on the way to the server; waits until there is one.
-async fn way_to(place: &str) -> IpAddr {
+async fn wait_for_source_address(server_addr: &str) -> IpAddr {
     loop {
-        match found(place).await {
+        match find_source_address(server_addr).await {
             Ok(address) => return address,
-            Err(error) => tracing::warn!(%error, server = place, "no way to the server yet"),
+            Err(error) => tracing::warn!(%error, server = server_addr, "no way to the server yet"),
         }
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     }
 }
 
-async fn found(place: &str) -> std::io::Result<IpAddr> {
-    let to = tokio::net::lookup_host(place).await?.next().ok_or(std::io::ErrorKind::NotFound)?;
-    address::toward(to)
+async fn find_source_address(server_addr: &str) -> std::io::Result<IpAddr> {
+    let to = tokio::net::lookup_host(server_addr).await?.next().ok_or(std::io::ErrorKind::NotFound)?;
+    address::source_address_for(to)
 }
 
 #[cfg(test)]
@@ -149,9 +164,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_the_server_is() {
-        let check =
-            |url: &str, expected: Option<&str>| assert_eq!(place(url).ok().as_deref(), expected, "{url}");
+    fn reads_host_and_port_from_server_url() {
+        let check = |url: &str, expected: Option<&str>| {
+            assert_eq!(server_addr(url).ok().as_deref(), expected, "{url}")
+        };
         check("https://a:6443", Some("a:6443"));
         check("https://a:6443/", Some("a:6443"));
         check("https://192.0.2.1", Some("192.0.2.1:443"));

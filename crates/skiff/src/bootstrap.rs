@@ -11,158 +11,170 @@ use anyhow::Context as _;
 use client::remote::Remote;
 use client::{Client, Kubeconfig};
 use jiff::Timestamp;
-use pki::{Issued, Leaf};
+use pki::{CertKeyPair, Leaf};
 use serde_json::json;
 
-use crate::join::Request;
+use crate::join::CertificateRequest;
 
 /// What the kubeconfig points to: the newest of the files beside it.
-const CURRENT: &str = "kubelet-client-current.pem";
+const CURRENT_CERTIFICATE: &str = "kubelet-client-current.pem";
 /// How long somebody may take to sign a request before another one is made.
-const SIGNED_WITHIN: Duration = Duration::from_secs(15 * 60);
+const CSR_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// How long to wait before trying again, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// A timer does not run while the machine sleeps, so that no wait is longer than this.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// Where a node's identity is, and how it gets one.
-pub struct Identity {
+pub struct ClientCertificateManager {
     pub kubeconfig: PathBuf,
-    pub bootstrap: Option<PathBuf>,
+    pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Where certificates are kept.
-    pub dir: PathBuf,
+    pub cert_dir: PathBuf,
     /// What it is to say.
     pub leaf: Leaf,
     /// Whether it is replaced before it ends.
     pub rotates: bool,
 }
 
-impl Identity {
+impl ClientCertificateManager {
     /// What there is to begin with. It may be good for nothing yet, where [`Identity::keep`] is about to get more.
-    pub fn known(&self) -> anyhow::Result<Kubeconfig> {
-        let known = match (self.usable(), &self.bootstrap) {
-            (Ok(known), _) => known,
-            (Err(why), Some(path)) => {
-                tracing::info!("{why:#}: asking for a certificate by {}", path.display());
+    pub fn initial_kubeconfig(&self) -> anyhow::Result<Kubeconfig> {
+        let config = match (self.valid_kubeconfig(), &self.bootstrap_kubeconfig) {
+            (Ok(config), _) => config,
+            (Err(error), Some(path)) => {
+                tracing::info!("{error:#}: asking for a certificate by {}", path.display());
                 Kubeconfig { certificate: None, token: None, ..Kubeconfig::read(path)? }
             }
-            (Err(why), None) => return Err(why),
+            (Err(error), None) => return Err(error),
         };
-        Ok(known)
+        Ok(config)
     }
 
     /// The kubeconfig, if what it shows is good. A certificate of ours is newer than the one it has.
-    fn usable(&self) -> anyhow::Result<Kubeconfig> {
-        let mut known = Kubeconfig::read(&self.kubeconfig)?;
-        if let Some(own) = self.current().filter(|_| self.rotates) {
-            known.certificate = Some((own.cert_pem.into_bytes(), own.key_pem.into_bytes()));
+    fn valid_kubeconfig(&self) -> anyhow::Result<Kubeconfig> {
+        let mut config = Kubeconfig::read(&self.kubeconfig)?;
+        if let Some(current) = self.current_certificate().filter(|_| self.rotates) {
+            config.certificate = Some((current.cert_pem.into_bytes(), current.key_pem.into_bytes()));
         }
-        if let Some((certificate, _)) = &known.certificate {
-            let end = pki::ends(&String::from_utf8_lossy(certificate));
+        if let Some((certificate, _)) = &config.certificate {
+            let end = pki::expiry(&String::from_utf8_lossy(certificate));
             let path = self.kubeconfig.display();
             let is_good = end.is_none_or(|end| end > Timestamp::now());
-            anyhow::ensure!(is_good || self.bootstrap.is_none(), "the certificate of {path} has ended");
+            anyhow::ensure!(
+                is_good || self.bootstrap_kubeconfig.is_none(),
+                "the certificate of {path} has ended"
+            );
         }
-        Ok(known)
+        Ok(config)
     }
 
     /// The certificate that was asked for here, if it is still good.
-    fn current(&self) -> Option<Issued> {
-        let pem = std::fs::read_to_string(self.dir.join(CURRENT)).ok()?;
-        let end = pki::ends(&pem)?;
-        (end > Timestamp::now()).then(|| Issued { cert_pem: pem.clone(), key_pem: pem })
+    fn current_certificate(&self) -> Option<CertKeyPair> {
+        let pem = std::fs::read_to_string(self.cert_dir.join(CURRENT_CERTIFICATE)).ok()?;
+        let end = pki::expiry(&pem)?;
+        (end > Timestamp::now()).then(|| CertKeyPair { cert_pem: pem.clone(), key_pem: pem })
     }
 
     /// Gets a certificate where there is none, and another one before it ends; `remote` shows it from then on.
-    pub async fn keep(self, remote: Remote) {
-        let (mut pause, mut was_renewed) = (FIRST_PAUSE, false);
+    pub async fn run(self, remote: Remote) {
+        let (mut backoff, mut was_renewed) = (INITIAL_BACKOFF, false);
         loop {
-            let usable = self.usable().ok();
+            let usable = self.valid_kubeconfig().ok();
             if usable.is_some() && !self.rotates {
                 return;
             }
-            let shown = usable.as_ref().map(|known| &known.certificate);
-            let due = match shown {
+            let credentials = usable.as_ref().map(|config| &config.certificate);
+            let renewal_time = match credentials {
                 // Tokens are not ours to renew.
                 Some(None) => return,
                 Some(Some((certificate, _))) => {
                     let cert_pem = String::from_utf8_lossy(certificate).into_owned();
-                    Issued { cert_pem, key_pem: String::new() }.renewal_due()
+                    CertKeyPair { cert_pem, key_pem: String::new() }.renewal_time()
                 }
                 None => Timestamp::MIN,
             };
             let now = Timestamp::now();
-            if due > now {
+            if renewal_time > now {
                 was_renewed = false;
-                let left = Duration::try_from(now.duration_until(due)).unwrap_or_default();
-                tokio::time::sleep(left.min(LONGEST_WAIT).max(FIRST_PAUSE)).await;
+                let remaining = Duration::try_from(now.duration_until(renewal_time)).unwrap_or_default();
+                tokio::time::sleep(remaining.min(MAX_SLEEP).max(INITIAL_BACKOFF)).await;
                 continue;
             }
             match self.renew(usable.is_some(), &remote).await {
                 // One that is due as soon as it is signed, as by a clock that is wrong, is not asked for again and again.
                 Ok(()) if was_renewed => {}
                 Ok(()) => {
-                    (was_renewed, pause) = (true, FIRST_PAUSE);
+                    (was_renewed, backoff) = (true, INITIAL_BACKOFF);
                     continue;
                 }
                 Err(error) => tracing::warn!("this node has no new certificate yet: {error:#}"),
             }
-            tokio::time::sleep(pause).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            tokio::time::sleep(backoff).await;
+            backoff = backoff.saturating_mul(2).min(MAX_BACKOFF);
         }
     }
 
     /// Asks for a certificate, as who we are if that is known.
-    async fn renew(&self, is_known: bool, remote: &Remote) -> anyhow::Result<()> {
-        let (asker, by) = match &self.bootstrap {
-            Some(path) if !is_known => {
-                let by = Kubeconfig::read(path)?;
-                (Remote::new(&by).with_context(|| format!("cannot use {}", path.display()))?, by)
+    async fn renew(&self, has_certificate: bool, remote: &Remote) -> anyhow::Result<()> {
+        let (requester, source_config) = match &self.bootstrap_kubeconfig {
+            Some(path) if !has_certificate => {
+                let source_config = Kubeconfig::read(path)?;
+                (
+                    Remote::new(&source_config).with_context(|| format!("cannot use {}", path.display()))?,
+                    source_config,
+                )
             }
-            _ => (remote.clone(), self.usable()?),
+            _ => (remote.clone(), self.valid_kubeconfig()?),
         };
-        let client = Client::new(Arc::new(asker), "kubelet");
-        let issued = Request::make(&client, &self.leaf).await?.signed(&client, SIGNED_WITHIN).await?;
-        self.write(&issued, Timestamp::now())?;
-        if !is_known {
-            let text = kubeconfig(&by, &self.dir.join(CURRENT));
+        let client = Client::new(Arc::new(requester), "kubelet");
+        let signed = CertificateRequest::create(&client, &self.leaf)
+            .await?
+            .wait_for_certificate(&client, CSR_TIMEOUT)
+            .await?;
+        self.write(&signed, Timestamp::now())?;
+        if !has_certificate {
+            let text = kubeconfig(&source_config, &self.cert_dir.join(CURRENT_CERTIFICATE));
             if let Some(dir) = self.kubeconfig.parent() {
                 std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
             }
             pki::write_file(&self.kubeconfig, text.as_bytes(), 0o600)?;
         }
-        let certificate = Some((issued.cert_pem.into_bytes(), issued.key_pem.into_bytes()));
-        remote.replace_tls(Remote::tls(&Kubeconfig { certificate, ..by })?);
+        let certificate = Some((signed.cert_pem.into_bytes(), signed.key_pem.into_bytes()));
+        remote.replace_tls(Remote::tls(&Kubeconfig { certificate, ..source_config })?);
         tracing::info!("this node has a new certificate as a client");
         Ok(())
     }
 
     /// Writes a file of its own, and points to that.
-    fn write(&self, issued: &Issued, now: Timestamp) -> anyhow::Result<()> {
+    fn write(&self, certificate: &CertKeyPair, now: Timestamp) -> anyhow::Result<()> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
-        made.with_context(|| format!("cannot make {}", self.dir.display()))?;
+        let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.cert_dir);
+        created.with_context(|| format!("cannot make {}", self.cert_dir.display()))?;
         let name = format!("kubelet-client-{}.pem", now.strftime("%Y-%m-%d-%H-%M-%S"));
-        let pem = format!("{}{}", issued.cert_pem, issued.key_pem);
-        pki::write_file(&self.dir.join(&name), pem.as_bytes(), 0o600)?;
-        let (link, fresh) = (self.dir.join(CURRENT), self.dir.join(format!(".{CURRENT}.new")));
-        let _ = std::fs::remove_file(&fresh);
-        let linked = std::os::unix::fs::symlink(self.dir.join(name), &fresh);
+        let pem = format!("{}{}", certificate.cert_pem, certificate.key_pem);
+        pki::write_file(&self.cert_dir.join(&name), pem.as_bytes(), 0o600)?;
+        let (link, temporary) = (
+            self.cert_dir.join(CURRENT_CERTIFICATE),
+            self.cert_dir.join(format!(".{CURRENT_CERTIFICATE}.new")),
+        );
+        let _ = std::fs::remove_file(&temporary);
+        let linked = std::os::unix::fs::symlink(self.cert_dir.join(name), &temporary);
         linked
-            .and_then(|()| std::fs::rename(&fresh, &link))
+            .and_then(|()| std::fs::rename(&temporary, &link))
             .with_context(|| format!("cannot write {}", link.display()))
     }
 }
 
 /// As upstream's kubelet writes it.
-fn kubeconfig(by: &Kubeconfig, pem: &Path) -> String {
+fn kubeconfig(source_config: &Kubeconfig, pem: &Path) -> String {
     use base64::Engine as _;
-    let authority = base64::engine::general_purpose::STANDARD.encode(&by.ca_pem);
+    let authority = base64::engine::general_purpose::STANDARD.encode(&source_config.ca_pem);
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "default-context",
         "clusters": [{"name": "default-cluster", "cluster": {
-            "server": by.server, "certificate-authority-data": authority,
+            "server": source_config.server, "certificate-authority-data": authority,
         }}],
         "users": [{"name": "default-auth", "user": {"client-certificate": pem, "client-key": pem}}],
         "contexts": [{"name": "default-context", "context": {
@@ -177,7 +189,7 @@ fn kubeconfig(by: &Kubeconfig, pem: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn issued(seconds: u64, now: Timestamp) -> Issued {
+    fn issue(seconds: u64, now: Timestamp) -> CertKeyPair {
         let leaf = leaf();
         pki::self_signed(&Leaf { lifetime: Duration::from_secs(seconds), ..leaf }, now)
             .expect("a certificate")
@@ -195,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_to_begin_with() {
+    fn initial_kubeconfig_uses_valid_certificate() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = |name: &str| dir.path().join(name);
-        let own = |bootstrap: bool, rotates: bool| Identity {
+        let manager = |bootstrap: bool, rotates: bool| ClientCertificateManager {
             kubeconfig: path("config"),
-            bootstrap: bootstrap.then(|| path("bootstrap")),
-            dir: path("pki"),
+            bootstrap_kubeconfig: bootstrap.then(|| path("bootstrap")),
+            cert_dir: path("pki"),
             leaf: leaf(),
             rotates,
         };
@@ -219,19 +231,23 @@ mod tests {
             "users": [{"name": "u", "user": {"token": "t"}}],
         });
         std::fs::write(path("bootstrap"), first.to_string()).expect("written");
-        assert!(own(false, true).known().is_err(), "there is nothing");
-        let known = own(true, true).known().expect("whom to ask");
-        assert_eq!((known.server.as_str(), known.token, known.certificate), ("https://first", None, None));
+        assert!(manager(false, true).initial_kubeconfig().is_err(), "there is nothing");
+        let config = manager(true, true).initial_kubeconfig().expect("whom to ask");
+        assert_eq!((config.server.as_str(), config.token, config.certificate), ("https://first", None, None));
         let now = Timestamp::now();
         let old = now.checked_sub(Duration::from_secs(7200)).expect("a time");
-        let pem = path("pki").join(CURRENT);
+        let pem = path("pki").join(CURRENT_CERTIFICATE);
         std::fs::write(path("config"), kubeconfig(&second, &pem)).expect("written");
-        own(true, true).write(&issued(3600, old), old).expect("written");
-        assert_eq!(own(true, true).known().expect("whom to ask").server, "https://first", "it has ended");
-        assert_eq!(own(false, true).known().expect("a kubeconfig").server, "https://second");
-        own(true, true).write(&issued(3600, now), now).expect("written");
-        let known = own(true, true).known().expect("a kubeconfig");
-        assert!(known.server == "https://second" && known.certificate.is_some());
+        manager(true, true).write(&issue(3600, old), old).expect("written");
+        assert_eq!(
+            manager(true, true).initial_kubeconfig().expect("whom to ask").server,
+            "https://first",
+            "it has ended"
+        );
+        assert_eq!(manager(false, true).initial_kubeconfig().expect("a kubeconfig").server, "https://second");
+        manager(true, true).write(&issue(3600, now), now).expect("written");
+        let config = manager(true, true).initial_kubeconfig().expect("a kubeconfig");
+        assert!(config.server == "https://second" && config.certificate.is_some());
         let files = std::fs::read_dir(path("pki")).expect("a directory").count();
         assert_eq!(files, 3, "one file for each, and what points to the newest");
         let mode = std::fs::metadata(&pem).expect("a file").permissions();

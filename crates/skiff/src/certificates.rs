@@ -7,21 +7,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pki::{Authority, ClientAuthority, Dialing, Issued, Leaf, Serving, Showing, Usage};
+use pki::{
+    Authority, CertKeyPair, ClientAuthority, ClientCertificate, ClientTls, Leaf, ServingCertificate, Usage,
+};
 use reconcile::Signers;
 
-use crate::address::Address;
+use crate::address::AddressReceiver;
 use crate::flags::ServerFlags;
 use crate::kubeconfig;
 use crate::node;
-use crate::server::reachable;
+use crate::server::external_address;
 
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A timer does not run while the machine sleeps and knows nothing of clocks that are set, so that no wait
 /// is longer than this.
-const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+const MAX_SLEEP: Duration = Duration::from_secs(24 * 3600);
 /// How soon a renewal that failed (a full disk) is tried again.
-const RETRY: Duration = Duration::from_secs(3600);
+const RENEWAL_RETRY: Duration = Duration::from_secs(3600);
 
 /// Who the API server is to kubelets.
 pub const KUBELET_CLIENT: &str = "system:kube-apiserver";
@@ -30,18 +32,18 @@ pub const KUBELET_CLIENT: &str = "system:kube-apiserver";
 pub const PROXY_CLIENT: &str = "system:auth-proxy";
 
 /// The administrator's kubeconfig and the server it leads to.
-pub struct Kubeconfig {
+pub struct AdminKubeconfig {
     /// In the data directory, for skiff's own commands.
-    pub own: PathBuf,
-    pub output: Option<kubeconfig::Output>,
+    pub default_path: PathBuf,
+    pub output: Option<kubeconfig::KubeconfigFile>,
     pub url: String,
 }
 
-impl Kubeconfig {
-    pub fn new(data_dir: &Path, output: Option<kubeconfig::Output>, url: String) -> Kubeconfig {
-        let own = data_dir.join("admin.kubeconfig");
+impl AdminKubeconfig {
+    pub fn new(data_dir: &Path, output: Option<kubeconfig::KubeconfigFile>, url: String) -> AdminKubeconfig {
+        let default_path = data_dir.join("admin.kubeconfig");
         // Its own file holds nothing else, so there is nothing to merge.
-        Kubeconfig { output: output.filter(|output| output.path != own), own, url }
+        AdminKubeconfig { output: output.filter(|output| output.path != default_path), default_path, url }
     }
 }
 
@@ -54,50 +56,54 @@ pub struct Certificates {
     request_header_ca: Authority,
     server: Leaf,
     admin: Leaf,
-    kubeconfig: Kubeconfig,
+    kubeconfig: AdminKubeconfig,
     is_output_written: bool,
-    serving: Arc<Serving>,
+    serving: Arc<ServingCertificate>,
     kubelet: Leaf,
-    kubelet_serving: Arc<Serving>,
+    kubelet_serving: Arc<ServingCertificate>,
     kubelet_client: Leaf,
-    dialing: Arc<Dialing>,
+    kubelet_client_tls: Arc<ClientTls>,
     proxy_client: Leaf,
-    showing: Arc<Showing>,
+    proxy_client_tls: Arc<ClientCertificate>,
     /// When to look again.
-    due: Timestamp,
+    next_renewal: Timestamp,
     /// Where this machine is reached; certificates say so.
-    address: Address,
+    address: AddressReceiver,
 }
 
 impl Certificates {
     pub fn new(
         flags: &ServerFlags,
-        address: Address,
-        kubeconfig: Kubeconfig,
+        address: AddressReceiver,
+        kubeconfig: AdminKubeconfig,
         now: Timestamp,
     ) -> Result<Certificates, pki::Error> {
         let dir = flags.node.data_dir.join("tls");
         let server_ca = Arc::new(Authority::load_or_create(&dir, "server-ca", now)?);
         let server = server_leaf(flags);
         let kubelet = kubelet_leaf(flags);
-        let now_at = *address.borrow();
-        let at = |leaf: &Leaf| reached_at(leaf, now_at);
-        let issued = pki::load_or_issue(&dir, "serving", &server_ca, &at(&server), now)?;
+        let current_address = *address.borrow();
+        let with_current_address = |leaf: &Leaf| with_address(leaf, current_address);
+        let serving_pair =
+            pki::load_or_issue(&dir, "serving", &server_ca, &with_current_address(&server), now)?;
         let client_ca = Arc::new(Authority::load_or_create(&dir, "client-ca", now)?);
         let kubelet_ca = Arc::new(Authority::load_or_create(&dir, "kubelet-ca", now)?);
-        let kubelet_issued = pki::load_or_issue(&dir, "kubelet", &kubelet_ca, &at(&kubelet), now)?;
+        let kubelet_pair =
+            pki::load_or_issue(&dir, "kubelet", &kubelet_ca, &with_current_address(&kubelet), now)?;
         let kubelet_client = client_leaf(KUBELET_CLIENT, &[]);
-        let client_issued = pki::load_or_issue(&dir, "kubelet-client", &client_ca, &kubelet_client, now)?;
+        let kubelet_client_pair =
+            pki::load_or_issue(&dir, "kubelet-client", &client_ca, &kubelet_client, now)?;
         let request_header_ca = Authority::load_or_create(&dir, "request-header-ca", now)?;
         let proxy_client = client_leaf(PROXY_CLIENT, &[]);
-        let proxy_issued = pki::load_or_issue(&dir, "proxy-client", &request_header_ca, &proxy_client, now)?;
+        let proxy_client_pair =
+            pki::load_or_issue(&dir, "proxy-client", &request_header_ca, &proxy_client, now)?;
         let mut certificates = Certificates {
             proxy_client,
-            showing: Showing::new(&proxy_issued)?,
+            proxy_client_tls: ClientCertificate::new(&proxy_client_pair)?,
             kubelet,
-            kubelet_serving: Serving::new(&kubelet_issued)?,
+            kubelet_serving: ServingCertificate::new(&kubelet_pair)?,
             kubelet_client,
-            dialing: Dialing::new(kubelet_ca.pem(), &client_issued)?,
+            kubelet_client_tls: ClientTls::new(kubelet_ca.pem(), &kubelet_client_pair)?,
             kubelet_ca,
             client_ca,
             request_header_ca,
@@ -105,8 +111,8 @@ impl Certificates {
             admin: client_leaf("system:admin", &["system:masters"]),
             kubeconfig,
             is_output_written: false,
-            serving: Serving::new(&shown(&issued, &server_ca))?,
-            due: now,
+            serving: ServingCertificate::new(&with_ca_chain(&serving_pair, &server_ca))?,
+            next_renewal: now,
             address,
             server_ca,
             dir,
@@ -116,28 +122,28 @@ impl Certificates {
     }
 
     /// What the server shows; follows renewals.
-    pub fn serving(&self) -> Arc<Serving> {
+    pub fn serving(&self) -> Arc<ServingCertificate> {
         self.serving.clone()
     }
 
     /// What the node of this process shows; follows renewals.
-    pub fn kubelet_serving(&self) -> Arc<Serving> {
+    pub fn kubelet_serving(&self) -> Arc<ServingCertificate> {
         self.kubelet_serving.clone()
     }
 
     /// How the API server speaks to kubelets; follows renewals.
-    pub fn dialing(&self) -> Arc<Dialing> {
-        self.dialing.clone()
+    pub fn kubelet_client_tls(&self) -> Arc<ClientTls> {
+        self.kubelet_client_tls.clone()
     }
 
     /// What the API server shows to API servers behind it; follows renewals.
-    pub fn showing(&self) -> Arc<Showing> {
-        self.showing.clone()
+    pub fn proxy_client_tls(&self) -> Arc<ClientCertificate> {
+        self.proxy_client_tls.clone()
     }
 
     /// The kubeconfig for the administrator to use.
     pub fn kubeconfig(&self) -> &Path {
-        let Kubeconfig { own, output, .. } = &self.kubeconfig;
+        let AdminKubeconfig { default_path: own, output, .. } = &self.kubeconfig;
         output.as_ref().filter(|_| self.is_output_written).map_or(own, |output| &output.path)
     }
 
@@ -176,16 +182,16 @@ impl Certificates {
         let mut address = self.address.clone();
         loop {
             let now = clock();
-            if self.due <= now
+            if self.next_renewal <= now
                 && let Err(error) = self.renew(now)
             {
                 tracing::error!(%error, "cannot renew the certificates");
-                self.due = now + RETRY;
+                self.next_renewal = now + RENEWAL_RETRY;
             }
-            let wait = Duration::try_from(now.duration_until(self.due)).unwrap_or_default();
+            let wait = Duration::try_from(now.duration_until(self.next_renewal)).unwrap_or_default();
             tokio::select! {
-                () = tokio::time::sleep(wait.min(LONGEST_WAIT)) => {}
-                Ok(()) = address.changed() => self.due = clock(),
+                () = tokio::time::sleep(wait.min(MAX_SLEEP)) => {}
+                Ok(()) = address.changed() => self.next_renewal = clock(),
             }
         }
     }
@@ -193,40 +199,42 @@ impl Certificates {
     /// Makes what is missing or grown old, and sets when to look again.
     fn renew(&mut self, now: Timestamp) -> Result<(), pki::Error> {
         let address = *self.address.borrow();
-        let server = reached_at(&self.server, address);
+        let server = with_address(&self.server, address);
         let server = pki::load_or_issue(&self.dir, "serving", &self.server_ca, &server, now)?;
-        self.serving.replace(&shown(&server, &self.server_ca))?;
+        self.serving.replace(&with_ca_chain(&server, &self.server_ca))?;
         let admin = pki::load_or_issue(&self.dir, "admin", &self.client_ca, &self.admin, now)?;
         self.write_kubeconfig(&admin)?;
-        let kubelet = reached_at(&self.kubelet, address);
+        let kubelet = with_address(&self.kubelet, address);
         let kubelet = pki::load_or_issue(&self.dir, "kubelet", &self.kubelet_ca, &kubelet, now)?;
         self.kubelet_serving.replace(&kubelet)?;
         let client =
             pki::load_or_issue(&self.dir, "kubelet-client", &self.client_ca, &self.kubelet_client, now)?;
-        self.dialing.replace(&client)?;
+        self.kubelet_client_tls.replace(&client)?;
         let proxy =
             pki::load_or_issue(&self.dir, "proxy-client", &self.request_header_ca, &self.proxy_client, now)?;
-        self.showing.replace(&proxy)?;
-        let due =
-            [&server, &admin, &kubelet, &client, &proxy].into_iter().map(|issued| issued.renewal_due()).min();
-        self.due = due.unwrap_or(now);
-        tracing::debug!(due = %self.due, "certificates are good");
+        self.proxy_client_tls.replace(&proxy)?;
+        let next_renewal = [&server, &admin, &kubelet, &client, &proxy]
+            .into_iter()
+            .map(|certificate| certificate.renewal_time())
+            .min();
+        self.next_renewal = next_renewal.unwrap_or(now);
+        tracing::debug!(due = %self.next_renewal, "certificates are good");
         Ok(())
     }
 
-    fn write_kubeconfig(&mut self, admin: &Issued) -> Result<(), pki::Error> {
-        let Kubeconfig { own, output, url } = &self.kubeconfig;
-        let text = pki::kubeconfig(url, self.server_ca.pem(), admin, kubeconfig::NAME);
+    fn write_kubeconfig(&mut self, admin: &CertKeyPair) -> Result<(), pki::Error> {
+        let AdminKubeconfig { default_path: own, output, url } = &self.kubeconfig;
+        let text = pki::kubeconfig(url, self.server_ca.pem(), admin, kubeconfig::ENTRY_NAME);
         pki::write_file(own, text.as_bytes(), 0o600)?;
         // The cluster works without it.
         let Some(output) = output else { return Ok(()) };
         let written = output.write(&text);
         self.is_output_written = written.is_ok();
         if let Err(error) = written {
-            let (wanted, use_instead) = (output.path.display(), own.display());
+            let (output_path, fallback_path) = (output.path.display(), own.display());
             tracing::warn!(
                 error = format!("{error:#}"),
-                "cannot write the kubeconfig {wanted}; {use_instead} has the same content"
+                "cannot write the kubeconfig {output_path}; {fallback_path} has the same content"
             );
         }
         Ok(())
@@ -234,12 +242,15 @@ impl Certificates {
 }
 
 /// The certificate with its authority, which nodes that join find in it.
-fn shown(issued: &Issued, authority: &Authority) -> Issued {
-    Issued { cert_pem: format!("{}{}", issued.cert_pem, authority.pem()), key_pem: issued.key_pem.clone() }
+fn with_ca_chain(certificate: &CertKeyPair, authority: &Authority) -> CertKeyPair {
+    CertKeyPair {
+        cert_pem: format!("{}{}", certificate.cert_pem, authority.pem()),
+        key_pem: certificate.key_pem.clone(),
+    }
 }
 
 /// The same for whoever is reached at this address too.
-fn reached_at(leaf: &Leaf, address: Option<IpAddr>) -> Leaf {
+fn with_address(leaf: &Leaf, address: Option<IpAddr>) -> Leaf {
     let mut leaf = leaf.clone();
     leaf.ips.extend(address.filter(|address| !leaf.ips.contains(address)));
     leaf
@@ -252,7 +263,9 @@ fn server_leaf(flags: &ServerFlags) -> Leaf {
             .to_vec();
     dns_names.push(format!("kubernetes.default.svc.{}", flags.cluster_domain));
     let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    ips.extend(reachable(flags.bind_address).or(Some(flags.bind_address)).filter(|ip| !ip.is_unspecified()));
+    ips.extend(
+        external_address(flags.bind_address).or(Some(flags.bind_address)).filter(|ip| !ip.is_unspecified()),
+    );
     ips.extend(flags.service_cidr.iter().filter_map(|cidr| apiserver::service_ip(cidr)));
     for name in &flags.tls_san {
         match name.parse() {
@@ -266,7 +279,7 @@ fn server_leaf(flags: &ServerFlags) -> Leaf {
         dns_names,
         ips,
         usage: Usage::Server,
-        lifetime: YEAR,
+        lifetime: CERTIFICATE_LIFETIME,
     }
 }
 
@@ -281,7 +294,7 @@ fn kubelet_leaf(flags: &ServerFlags) -> Leaf {
         dns_names: vec![name, "localhost".into()],
         ips,
         usage: Usage::Server,
-        lifetime: YEAR,
+        lifetime: CERTIFICATE_LIFETIME,
     }
 }
 
@@ -292,7 +305,7 @@ fn client_leaf(name: &str, groups: &[&str]) -> Leaf {
         dns_names: Vec::new(),
         ips: Vec::new(),
         usage: Usage::Client,
-        lifetime: YEAR,
+        lifetime: CERTIFICATE_LIFETIME,
     }
 }
 
@@ -310,35 +323,35 @@ mod tests {
         certificates_at(dir, crate::address::fixed(None))
     }
 
-    fn certificates_at(dir: &std::path::Path, address: Address) -> Certificates {
+    fn certificates_at(dir: &std::path::Path, address: AddressReceiver) -> Certificates {
         let flags = Flags::parse_from(["skiff", "server", "--data-dir", dir.to_str().unwrap()]);
         let Command::Server(flags) = flags.command else { panic!("no server") };
-        let kubeconfig = Kubeconfig::new(dir, None, "https://127.0.0.1:6443".into());
+        let kubeconfig = AdminKubeconfig::new(dir, None, "https://127.0.0.1:6443".into());
         Certificates::new(&flags, address, kubeconfig, START.parse().unwrap()).unwrap()
     }
 
     /// How long the serving certificate and the administrator's go on, as clients see them.
-    fn left(serving: &Serving, kubeconfig: &std::path::Path, now: Timestamp) -> (i64, i64) {
+    fn days_left(serving: &ServingCertificate, kubeconfig: &std::path::Path, now: Timestamp) -> (i64, i64) {
         let text = std::fs::read_to_string(kubeconfig).unwrap();
         let admin = testkit::kubeconfig::parse(&text).unwrap().cert_pem;
         let days = |end: Timestamp| now.duration_until(end).as_hours() / 24;
         let end = |der: &[u8]| days(pki::identity_of(der).unwrap().not_after);
-        (end(&serving.certificate()), days(pki::ends(&String::from_utf8(admin).unwrap()).unwrap()))
+        (end(&serving.certificate()), days(pki::expiry(&String::from_utf8(admin).unwrap()).unwrap()))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn two_years_pass_and_no_certificate_comes_near_its_end() {
+    async fn certificates_stay_valid_for_two_years() {
         let dir = tempfile::tempdir().unwrap();
         let certificates = certificates(dir.path());
         let (serving, kubeconfig) = (certificates.serving(), dir.path().join("admin.kubeconfig"));
         let first = serving.certificate();
-        let begun = tokio::time::Instant::now();
-        let clock = move || START.parse::<Timestamp>().unwrap() + begun.elapsed();
-        let renewing = tokio::spawn(certificates.keep_renewed(clock));
+        let started = tokio::time::Instant::now();
+        let clock = move || START.parse::<Timestamp>().unwrap() + started.elapsed();
+        let renewal = tokio::spawn(certificates.keep_renewed(clock));
         let mut seen = Vec::new();
         for _ in 0..2 * 365 {
             tokio::time::sleep(DAY).await;
-            let (server, admin) = left(&serving, &kubeconfig, clock());
+            let (server, admin) = days_left(&serving, &kubeconfig, clock());
             assert!(server >= 89 && admin >= 89, "{}: {server} and {admin} days left", clock());
             let now = serving.certificate();
             if seen.last() != Some(&now) {
@@ -347,18 +360,18 @@ mod tests {
         }
         assert_eq!(seen[0], first, "nothing is renewed before its time");
         assert_eq!(seen.len(), 3, "renewed after nine months each");
-        renewing.abort();
+        renewal.abort();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_that_fails_is_tried_again_and_the_old_certificate_stays() {
+    async fn keeps_old_certificate_and_retries_when_renewal_fails() {
         let dir = tempfile::tempdir().unwrap();
         let certificates = certificates(dir.path());
         let serving = certificates.serving();
         let first = serving.certificate();
-        let begun = tokio::time::Instant::now();
-        let clock = move || START.parse::<Timestamp>().unwrap() + begun.elapsed();
-        let renewing = tokio::spawn(certificates.keep_renewed(clock));
+        let started = tokio::time::Instant::now();
+        let clock = move || START.parse::<Timestamp>().unwrap() + started.elapsed();
+        let renewal = tokio::spawn(certificates.keep_renewed(clock));
         // A directory where the key should be cannot be replaced by a file.
         let key = dir.path().join("tls/serving.key");
         std::fs::remove_file(&key).unwrap();
@@ -368,25 +381,25 @@ mod tests {
         std::fs::remove_dir_all(&key).unwrap();
         tokio::time::sleep(DAY).await;
         assert_ne!(serving.certificate(), first);
-        renewing.abort();
+        renewal.abort();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn certificates_name_the_address_there_is() {
+    async fn certificates_follow_address_changes() {
         let dir = tempfile::tempdir().unwrap();
-        let (moving, address) = tokio::sync::watch::channel(Some("192.0.2.1".parse().unwrap()));
+        let (address_sender, address) = tokio::sync::watch::channel(Some("192.0.2.1".parse().unwrap()));
         let certificates = certificates_at(dir.path(), address);
         let (serving, kubelet) = (certificates.serving(), certificates.kubelet_serving());
         let before = (serving.certificate(), kubelet.certificate());
-        let renewing = tokio::spawn(certificates.keep_renewed(|| START.parse().unwrap()));
+        let renewal = tokio::spawn(certificates.keep_renewed(|| START.parse().unwrap()));
         tokio::time::sleep(DAY).await;
         assert_eq!((serving.certificate(), kubelet.certificate()), before);
-        moving.send_replace(Some("192.0.2.2".parse().unwrap()));
+        address_sender.send_replace(Some("192.0.2.2".parse().unwrap()));
         tokio::time::sleep(Duration::from_secs(1)).await;
         let names = |der: &[u8], octets: [u8; 4]| der.windows(4).any(|window| window == octets);
         for der in [serving.certificate(), kubelet.certificate()] {
             assert!(names(&der, [192, 0, 2, 2]) && !names(&der, [192, 0, 2, 1]));
         }
-        renewing.abort();
+        renewal.abort();
     }
 }

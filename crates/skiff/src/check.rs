@@ -3,31 +3,31 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
-use crate::containerd::{self, NETWORK_PROGRAMS, find_program};
+use crate::containerd::{self, CNI_BIN_DIRS, find_program};
 
 /// What a look at one thing has found.
-enum Found {
-    Good(String),
+enum CheckResult {
+    Passed(String),
     /// Things work, but not all of them.
-    Lacking(String, &'static str),
+    Warning(String, &'static str),
     /// No pod can run.
-    Missing(String, &'static str),
+    Failed(String, &'static str),
 }
 
-use Found::{Good, Lacking, Missing};
+use CheckResult::{Failed, Passed, Warning};
 
 /// The default of `--cluster-cidr`.
-const DEFAULT_PODS: &str = "10.42.0.0/16";
+const DEFAULT_CLUSTER_CIDR: &str = "10.42.0.0/16";
 
 /// What is looked at, and how.
-type Check = (&'static str, fn() -> Found);
+type Check = (&'static str, fn() -> CheckResult);
 
 const CHECKS: &[Check] = &[
     ("user", user),
     ("container runtime", runtime),
     ("runc", runc),
-    ("network programs", network_programs),
-    ("packet filter", packet_filter),
+    ("network programs", cni_plugins),
+    ("packet filter", iptables),
     ("cgroups", cgroups),
     ("CAP_SYS_RESOURCE", capability),
     ("mounts", mounts),
@@ -38,97 +38,100 @@ const CHECKS: &[Check] = &[
 
 /// Prints every check; fails where no pod could run.
 pub fn run() -> anyhow::Result<()> {
-    let mut missing = 0;
-    for (name, look) in CHECKS {
-        match look() {
-            Good(what) => println!("ok       {name}: {what}"),
-            Lacking(what, fix) => println!("lacking  {name}: {what}\n         {fix}"),
-            Missing(what, fix) => {
-                missing += 1;
-                println!("missing  {name}: {what}\n         {fix}");
+    let mut failures = 0;
+    for (name, check) in CHECKS {
+        match check() {
+            Passed(message) => println!("ok       {name}: {message}"),
+            Warning(message, fix) => println!("lacking  {name}: {message}\n         {fix}"),
+            Failed(message, fix) => {
+                failures += 1;
+                println!("missing  {name}: {message}\n         {fix}");
             }
         }
     }
-    anyhow::ensure!(missing == 0, "pods cannot run on this host: {missing} of its parts are missing");
+    anyhow::ensure!(failures == 0, "pods cannot run on this host: {failures} of its parts are missing");
     Ok(())
 }
 
-fn user() -> Found {
+fn user() -> CheckResult {
     match rustix::process::geteuid().is_root() {
-        true => Good("root".to_owned()),
+        true => Passed("root".to_owned()),
         false => {
-            Missing("not root".to_owned(), "run as root, or say --disable-agent for a control plane alone")
+            Failed("not root".to_owned(), "run as root, or say --disable-agent for a control plane alone")
         }
     }
 }
 
 /// What only a runtime other than the one that is built in needs.
-const NOT_NEEDED: &str = "none, which the runtime that is built in does not need";
+const NOT_REQUIRED: &str = "none, which the runtime that is built in does not need";
 
-fn runtime() -> Found {
+fn runtime() -> CheckResult {
     match (containerd::is_running(), find_program("containerd")) {
-        (true, _) => Good("built in; the host's containerd answers too".to_owned()),
-        (_, Some(path)) => Good(format!("built in; there is {} too", path.display())),
-        _ => Good("built in".to_owned()),
+        (true, _) => Passed("built in; the host's containerd answers too".to_owned()),
+        (_, Some(path)) => Passed(format!("built in; there is {} too", path.display())),
+        _ => Passed("built in".to_owned()),
     }
 }
 
-fn runc() -> Found {
-    Good(find_program("runc").map_or_else(|| NOT_NEEDED.to_owned(), |path| path.display().to_string()))
+fn runc() -> CheckResult {
+    Passed(find_program("runc").map_or_else(|| NOT_REQUIRED.to_owned(), |path| path.display().to_string()))
 }
 
-fn network_programs() -> Found {
+fn cni_plugins() -> CheckResult {
     let fix = "install CNI's programs (Debian: apt-get install containernetworking-plugins)";
-    let needed = ["ptp", "host-local", "loopback"];
-    let dir = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("loopback").exists());
-    let Some(dir) = dir else { return Good(NOT_NEEDED.to_owned()) };
-    let left: Vec<&str> = needed.into_iter().filter(|name| !Path::new(dir).join(name).exists()).collect();
-    match left.is_empty() {
-        true => Good(dir.to_owned()),
-        false => Lacking(format!("{dir} has no {}", left.join(", ")), fix),
+    let required = ["ptp", "host-local", "loopback"];
+    let dir = CNI_BIN_DIRS.into_iter().find(|dir| Path::new(dir).join("loopback").exists());
+    let Some(dir) = dir else { return Passed(NOT_REQUIRED.to_owned()) };
+    let missing: Vec<&str> =
+        required.into_iter().filter(|name| !Path::new(dir).join(name).exists()).collect();
+    match missing.is_empty() {
+        true => Passed(dir.to_owned()),
+        false => Warning(format!("{dir} has no {}", missing.join(", ")), fix),
     }
 }
 
-fn packet_filter() -> Found {
+fn iptables() -> CheckResult {
     let none =
         || "no iptables, which is needed only with another runtime and --disable-kube-proxy".to_owned();
-    Good(find_program("iptables").map_or_else(none, |path| path.display().to_string()))
+    Passed(find_program("iptables").map_or_else(none, |path| path.display().to_string()))
 }
 
-fn cgroups() -> Found {
+fn cgroups() -> CheckResult {
     let fix = "start the kernel with cgroup_enable=memory";
     if let Ok(text) = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers") {
-        return judge("v2", &text.split_whitespace().collect::<Vec<_>>(), fix);
+        return check_controllers("v2", &text.split_whitespace().collect::<Vec<_>>(), fix);
     }
     let present = ["cpu", "memory", "pids"].into_iter();
     let present: Vec<&str> = present.filter(|name| Path::new("/sys/fs/cgroup").join(name).exists()).collect();
-    judge("v1", &present, fix)
+    check_controllers("v1", &present, fix)
 }
 
-fn judge(version: &str, present: &[&str], fix: &'static str) -> Found {
-    let left: Vec<&str> =
+fn check_controllers(version: &str, present: &[&str], fix: &'static str) -> CheckResult {
+    let missing: Vec<&str> =
         ["cpu", "memory", "pids"].into_iter().filter(|name| !present.contains(name)).collect();
-    match left.is_empty() {
-        true => Good(version.to_owned()),
-        false => Lacking(format!("{version} without {}: limits of these are not kept", left.join(", ")), fix),
+    match missing.is_empty() {
+        true => Passed(version.to_owned()),
+        false => {
+            Warning(format!("{version} without {}: limits of these are not kept", missing.join(", ")), fix)
+        }
     }
 }
 
-fn capability() -> Found {
-    match containerd::has_capability(containerd::SYS_RESOURCE) {
-        true => Good("held".to_owned()),
-        false => Lacking(
+fn capability() -> CheckResult {
+    match containerd::has_capability(containerd::CAP_SYS_RESOURCE) {
+        true => Passed("held".to_owned()),
+        false => Warning(
             "not held: important pods cannot be protected when memory runs out".to_owned(),
             "start the server with it, or set restrict_oom_score_adj = true in the host's containerd",
         ),
     }
 }
 
-fn mounts() -> Found {
+fn mounts() -> CheckResult {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     match is_shared(&table) {
-        true => Good("/ is shared".to_owned()),
-        false => Lacking(
+        true => Passed("/ is shared".to_owned()),
+        false => Warning(
             "/ is private: mounts made in pods do not reach others (mountPropagation)".to_owned(),
             "mount --make-rshared /",
         ),
@@ -141,43 +144,45 @@ fn is_shared(table: &str) -> bool {
     root.is_some_and(|line| line.split(" - ").next().is_some_and(|fields| fields.contains(" shared:")))
 }
 
-fn forwarding() -> Found {
+fn forwarding() -> CheckResult {
     let on = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").is_ok_and(|text| text.trim() == "1");
     match on {
-        true => Good("on".to_owned()),
-        false => Good("off, turned on with the first pod".to_owned()),
+        true => Passed("on".to_owned()),
+        false => Passed("off, turned on with the first pod".to_owned()),
     }
 }
 
 /// What the tables of other programs do with packets of pods that have the usual addresses.
-fn host_firewall() -> Found {
-    let pods: Vec<nft::Net> = DEFAULT_PODS.parse().into_iter().collect();
+fn host_firewall() -> CheckResult {
+    let pods: Vec<nft::IpNet> = DEFAULT_CLUSTER_CIDR.parse().into_iter().collect();
     match proxy::host_firewall::inspect(&pods) {
-        Ok(found) => firewall_result(&found.obstacles, found.lacking().map(ToString::to_string).collect()),
-        Err(error) => Lacking(format!("its rules cannot be listed: {error}"), "run as root"),
+        Ok(found) => {
+            firewall_result(&found.blocking_rules, found.missing_accept().map(ToString::to_string).collect())
+        }
+        Err(error) => Warning(format!("its rules cannot be listed: {error}"), "run as root"),
     }
 }
 
-fn firewall_result(obstacles: &[String], lacking: Vec<String>) -> Found {
+fn firewall_result(obstacles: &[String], lacking: Vec<String>) -> CheckResult {
     const FIX: &str =
         "accept packets from and to the networks of pods there (--cluster-cidr, by default 10.42.0.0/16)";
     match (obstacles.is_empty(), lacking.is_empty()) {
-        (false, _) => Lacking(obstacles.join("; "), FIX),
-        (true, false) => Good(format!("the server lets packets of pods through ({})", lacking.join("; "))),
-        (true, true) => Good("lets packets of pods through".to_owned()),
+        (false, _) => Warning(obstacles.join("; "), FIX),
+        (true, false) => Passed(format!("the server lets packets of pods through ({})", lacking.join("; "))),
+        (true, true) => Passed("lets packets of pods through".to_owned()),
     }
 }
 
-fn ports() -> Found {
-    let taken: Vec<String> = [6443, 10250]
+fn ports() -> CheckResult {
+    let in_use: Vec<String> = [6443, 10250]
         .into_iter()
         .filter(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_err())
         .map(|port| port.to_string())
         .collect();
-    match taken.is_empty() {
-        true => Good("6443 and 10250 are free".to_owned()),
-        false => Lacking(
-            format!("somebody listens on {}", taken.join(" and ")),
+    match in_use.is_empty() {
+        true => Passed("6443 and 10250 are free".to_owned()),
+        false => Warning(
+            format!("somebody listens on {}", in_use.join(" and ")),
             "if it is not this server, choose others: --https-listen-port, --kubelet-port",
         ),
     }
@@ -188,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_mount_counts() {
+    fn last_root_mount_sets_propagation() {
         let private = "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /proc rw shared:2 - proc proc rw\n";
         assert!(!is_shared(private));
         assert!(is_shared(&format!("{private}3 1 8:1 / / rw shared:1 - ext4 /dev/sda rw\n")));
@@ -196,22 +201,24 @@ mod tests {
     }
 
     #[test]
-    fn chains_that_drop_packets_of_pods_are_named() {
-        let Lacking(what, _) = firewall_result(&["table inet x".to_owned()], Vec::new()) else {
+    fn reports_chains_that_drop_pod_packets() {
+        let Warning(message, _) = firewall_result(&["table inet x".to_owned()], Vec::new()) else {
             panic!("it drops")
         };
-        assert_eq!(what, "table inet x");
-        let Good(what) = firewall_result(&[], vec!["table ip filter, chain FORWARD".to_owned()]) else {
+        assert_eq!(message, "table inet x");
+        let Passed(message) = firewall_result(&[], vec!["table ip filter, chain FORWARD".to_owned()]) else {
             panic!("it is accepted")
         };
-        assert_eq!(what, "the server lets packets of pods through (table ip filter, chain FORWARD)");
-        assert!(matches!(firewall_result(&[], Vec::new()), Good(_)));
+        assert_eq!(message, "the server lets packets of pods through (table ip filter, chain FORWARD)");
+        assert!(matches!(firewall_result(&[], Vec::new()), Passed(_)));
     }
 
     #[test]
-    fn what_is_missing_is_named() {
-        let Lacking(what, _) = judge("v2", &["cpu", "pids"], "") else { panic!("memory is missing") };
-        assert_eq!(what, "v2 without memory: limits of these are not kept");
-        assert!(matches!(judge("v1", &["cpu", "memory", "pids"], ""), Good(_)));
+    fn reports_missing_controllers() {
+        let Warning(message, _) = check_controllers("v2", &["cpu", "pids"], "") else {
+            panic!("memory is missing")
+        };
+        assert_eq!(message, "v2 without memory: limits of these are not kept");
+        assert!(matches!(check_controllers("v1", &["cpu", "memory", "pids"], ""), Passed(_)));
     }
 }

@@ -8,17 +8,18 @@ use serde_json::Value;
 /// Puts the options of the file that `--config` names before the other flags, so that those win.
 ///
 /// The scheduler's `--config` is of upstream's form and not made of flags.
-pub fn expand(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
+pub fn expand_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
     if arguments.get(1).is_some_and(|command| command == "scheduler") {
         return Ok(arguments);
     }
     let Some(path) = config_path(&arguments) else { return Ok(arguments) };
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let from_file = options(&text, Path::new(&path))?;
-    let given: Vec<&str> = arguments.iter().filter_map(|a| a.strip_prefix("--")?.split('=').next()).collect();
+    let flag_names: Vec<&str> =
+        arguments.iter().filter_map(|a| a.strip_prefix("--")?.split('=').next()).collect();
     let mut expanded: Vec<String> = arguments.iter().take(2).cloned().collect();
     expanded.extend(
-        from_file.into_iter().filter(|(name, _)| !given.contains(&name.as_str())).map(|(_, flag)| flag),
+        from_file.into_iter().filter(|(name, _)| !flag_names.contains(&name.as_str())).map(|(_, flag)| flag),
     );
     expanded.extend(arguments.iter().skip(2).cloned());
     Ok(expanded)
@@ -39,7 +40,7 @@ fn config_path(arguments: &[String]) -> Option<String> {
 /// Pairs of an option's name and its flag.
 fn options(text: &str, path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let value: Value =
-        schema::yaml::value(text).with_context(|| format!("{} is not YAML", path.display()))?;
+        schema::yaml::parse(text).with_context(|| format!("{} is not YAML", path.display()))?;
     let Value::Object(entries) = value else { bail!("{} must map options to values", path.display()) };
     let mut flags = Vec::new();
     for (name, value) in entries {
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_becomes_flags_and_flags_win() {
+    fn flags_override_config_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         std::fs::write(
@@ -77,7 +78,7 @@ mod tests {
         )
         .unwrap();
         let arguments = ["skiff", "server", "--data-dir=/y", "--config", path.to_str().unwrap()];
-        let expanded = expand(arguments.map(str::to_owned).to_vec()).unwrap();
+        let expanded = expand_config_file(arguments.map(str::to_owned).to_vec()).unwrap();
         assert_eq!(
             expanded[2..6],
             ["--disable-agent", "--https-listen-port=7000", "--tls-san=a", "--tls-san=b"].map(str::to_owned)
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_named() {
+    fn invalid_file_error_has_its_path() {
         let error = options("- a\n- b\n", Path::new("/etc/skiff.yaml")).unwrap_err();
         assert_eq!(error.to_string(), "/etc/skiff.yaml must map options to values");
     }

@@ -20,19 +20,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 
 /// Where Debian's and most others' containerd listens.
-const SYSTEM: &str = "/run/containerd/containerd.sock";
+const SYSTEM_SOCKET: &str = "/run/containerd/containerd.sock";
 /// Where CNI's programs are, by distribution.
-pub const NETWORK_PROGRAMS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+pub const CNI_BIN_DIRS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 const SANDBOX_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
-const START: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_secs(1);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const RESTART_DELAY: Duration = Duration::from_secs(1);
 /// CAP_SYS_RESOURCE: whoever lacks it cannot lower the score by which processes are killed for their memory.
-pub const SYS_RESOURCE: u32 = 24;
+pub const CAP_SYS_RESOURCE: u32 = 24;
 
 /// The socket of a runtime that answers, if there is one without our doing.
-pub fn running(data_dir: &Path) -> Option<String> {
-    let own = socket(data_dir);
-    [own, PathBuf::from(SYSTEM)]
+pub fn running_socket(data_dir: &Path) -> Option<String> {
+    let own_socket = socket(data_dir);
+    [own_socket, PathBuf::from(SYSTEM_SOCKET)]
         .into_iter()
         .find(|socket| UnixStream::connect(socket).is_ok())
         .map(|socket| socket.display().to_string())
@@ -40,30 +40,33 @@ pub fn running(data_dir: &Path) -> Option<String> {
 
 /// Whether the host's own containerd answers.
 pub fn is_running() -> bool {
-    UnixStream::connect(SYSTEM).is_ok()
+    UnixStream::connect(SYSTEM_SOCKET).is_ok()
 }
 
 /// The socket of the host's containerd or of one started here; `None` where there is none to start.
-pub async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow::Result<Option<String>> {
+pub async fn ensure_running(
+    data_dir: &Path,
+    shutdown: watch::Receiver<bool>,
+) -> anyhow::Result<Option<String>> {
     if is_running() {
-        return Ok(Some(SYSTEM.to_owned()));
+        return Ok(Some(SYSTEM_SOCKET.to_owned()));
     }
     let Some(program) = find_program("containerd") else { return Ok(None) };
-    let own = Own { program, dir: dir(data_dir) };
+    let managed = ManagedContainerd { program, dir: dir(data_dir) };
     let socket = socket(data_dir);
     ensure!(socket.as_os_str().len() < 100, "{} is too long for a socket", socket.display());
-    own.write_config()?;
-    own.stop_earlier().await;
-    tokio::spawn(own.clone().keep_running(shutdown));
-    let begun = Instant::now();
+    managed.write_config()?;
+    managed.stop_previous().await;
+    tokio::spawn(managed.clone().keep_running(shutdown));
+    let started = Instant::now();
     while UnixStream::connect(&socket).is_err() {
-        if begun.elapsed() > START {
-            bail!("containerd does not answer, see {}", own.log().display());
+        if started.elapsed() > START_TIMEOUT {
+            bail!("containerd does not answer, see {}", managed.log().display());
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    if let Some(archive) = pause::archive(own.sandbox_image())? {
-        let path = own.dir.join("pause.tar");
+    if let Some(archive) = pause::archive(managed.sandbox_image())? {
+        let path = managed.dir.join("pause.tar");
         std::fs::write(&path, archive).with_context(|| format!("cannot write {}", path.display()))?;
         import(&socket.display().to_string(), &path)?;
     }
@@ -71,13 +74,13 @@ pub async fn provide(data_dir: &Path, shutdown: watch::Receiver<bool>) -> anyhow
 }
 
 /// Ends the containerd of a data directory and all that it runs.
-pub async fn end(data_dir: &Path) -> io::Result<()> {
+pub async fn stop_all(data_dir: &Path) -> io::Result<()> {
     // As it was told itself, and its shims.
     let data_dir = std::path::absolute(data_dir)?;
-    let own = Own { program: PathBuf::new(), dir: dir(&data_dir) };
-    if own.dir.exists() {
-        own.stop_earlier().await;
-        runtime::leftovers::end_all(&socket(&data_dir));
+    let managed = ManagedContainerd { program: PathBuf::new(), dir: dir(&data_dir) };
+    if managed.dir.exists() {
+        managed.stop_previous().await;
+        runtime::orphans::kill_all(&socket(&data_dir));
     }
     Ok(())
 }
@@ -91,15 +94,15 @@ pub fn import(socket: &str, archive: &Path) -> anyhow::Result<String> {
 /// Writes images that pods have into an archive.
 pub fn export(socket: &str, archive: &Path, names: &[String]) -> anyhow::Result<()> {
     let names = names.iter().map(|name| name.as_ref());
-    let words: Vec<&OsStr> = ["export".as_ref(), archive.as_os_str()].into_iter().chain(names).collect();
-    ctr(socket, &words).with_context(|| format!("cannot write {}", archive.display()))?;
+    let args: Vec<&OsStr> = ["export".as_ref(), archive.as_os_str()].into_iter().chain(names).collect();
+    ctr(socket, &args).with_context(|| format!("cannot write {}", archive.display()))?;
     Ok(())
 }
 
-fn ctr(socket: &str, words: &[&OsStr]) -> anyhow::Result<String> {
+fn ctr(socket: &str, args: &[&OsStr]) -> anyhow::Result<String> {
     let output = Command::new("ctr")
         .args(["--address", socket, "--namespace", "k8s.io", "images"])
-        .args(words)
+        .args(args)
         .output()
         .context("cannot run ctr, which comes with containerd")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim_end());
@@ -116,24 +119,24 @@ fn socket(data_dir: &Path) -> PathBuf {
 
 /// A containerd under our own directory.
 #[derive(Clone)]
-struct Own {
+struct ManagedContainerd {
     program: PathBuf,
     dir: PathBuf,
 }
 
-impl Own {
+impl ManagedContainerd {
     fn log(&self) -> PathBuf {
         self.dir.join("containerd.log")
     }
 
     fn sandbox_image(&self) -> &'static str {
-        if pause::IS_OURS { pause::IMAGE } else { SANDBOX_IMAGE }
+        if pause::IS_SUPPORTED { pause::IMAGE } else { SANDBOX_IMAGE }
     }
 
     fn write_config(&self) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.dir).with_context(|| format!("cannot make {}", self.dir.display()))?;
-        let programs = NETWORK_PROGRAMS.into_iter().find(|dir| Path::new(dir).join("ptp").exists());
-        if programs.is_none() {
+        let cni_bin_dir = CNI_BIN_DIRS.into_iter().find(|dir| Path::new(dir).join("ptp").exists());
+        if cni_bin_dir.is_none() {
             tracing::warn!("pods have no network: install CNI's programs (containernetworking-plugins)");
         }
         let text = format!(
@@ -149,12 +152,12 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
   netns_mounts_under_state_dir = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     conf_dir = "{dir}/net.d"
-    bin_dir = "{programs}"
+    bin_dir = "{cni_bin_dir}"
 "#,
             dir = self.dir.display(),
             image = self.sandbox_image(),
-            restrict = !has_capability(SYS_RESOURCE),
-            programs = programs.unwrap_or(NETWORK_PROGRAMS[0]),
+            restrict = !has_capability(CAP_SYS_RESOURCE),
+            cni_bin_dir = cni_bin_dir.unwrap_or(CNI_BIN_DIRS[0]),
         );
         let path = self.dir.join("config.toml");
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
@@ -170,20 +173,20 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
                     return;
                 }
             };
-            let goes_with_us = Stopped(i32::try_from(child.id()).ok().and_then(Pid::from_raw));
-            let (tell, ended) = tokio::sync::oneshot::channel();
+            let terminate_guard = TerminateOnDrop(i32::try_from(child.id()).ok().and_then(Pid::from_raw));
+            let (exit_sender, ended) = tokio::sync::oneshot::channel();
             // A thread of its own, since nobody waits for it when the server ends.
             let mut child = child;
             std::thread::spawn(move || {
                 let _ = child.wait();
-                let _ = tell.send(());
+                let _ = exit_sender.send(());
             });
             tokio::select! {
                 _ = ended => tracing::warn!(log = %self.log().display(), "containerd has ended, starting it again"),
                 _ = shutdown.wait_for(|stop| *stop) => return,
             }
-            goes_with_us.forget();
-            tokio::time::sleep(PAUSE).await;
+            terminate_guard.release();
+            tokio::time::sleep(RESTART_DELAY).await;
         }
     }
 
@@ -204,18 +207,18 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
     /// One that is left from an earlier server is replaced: its configuration may have changed, and nobody would
     /// notice its end. What it runs goes on.
-    async fn stop_earlier(&self) {
+    async fn stop_previous(&self) {
         let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).ok();
         let Some(pid) = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw) else { return };
         // The number may be somebody else's by now.
         let config = self.dir.join("config.toml").display().to_string();
-        let is_it = || {
+        let is_same_process = || {
             let command =
                 std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
             String::from_utf8_lossy(&command).contains(&config)
         };
-        let begun = Instant::now();
-        while is_it() && begun.elapsed() < START {
+        let started = Instant::now();
+        while is_same_process() && started.elapsed() < START_TIMEOUT {
             let _ = kill_process(pid, Signal::TERM);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -223,16 +226,16 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 }
 
 /// A process that is told to stop when this is dropped, be it because the server ends.
-struct Stopped(Option<Pid>);
+struct TerminateOnDrop(Option<Pid>);
 
-impl Stopped {
+impl TerminateOnDrop {
     /// It has ended by itself, and its number may soon be somebody else's.
-    fn forget(mut self) {
+    fn release(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Stopped {
+impl Drop for TerminateOnDrop {
     fn drop(&mut self) {
         let _ = self.0.map(|pid| kill_process(pid, Signal::TERM));
     }

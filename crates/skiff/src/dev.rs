@@ -4,8 +4,8 @@
 //! Everything is below one directory and one bridge, so that all of it can be found and removed, by the process that
 //! made it or by a later one.
 
-mod inside;
-mod networks;
+mod network;
+mod node_namespace;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use serde_json::Value;
 
 use crate::flags::DevFlags;
 use crate::reset::{self, Failures};
-use crate::server::{private_dir, told_to_stop};
+use crate::server::{create_private_dir, shutdown_signal};
 
-pub use inside::inside;
-use networks::{Network, Networks};
+use network::{DevNetwork, NodeNamespace};
+pub use node_namespace::run_in_namespace;
 
 /// How long a cluster may take to come up, and its processes to end.
-const UP: Duration = Duration::from_secs(120);
-const END: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(100);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub fn run(flags: DevFlags) -> anyhow::Result<()> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can make networks: be root");
@@ -35,56 +35,56 @@ pub fn run(flags: DevFlags) -> anyhow::Result<()> {
         if flags.remove {
             return remove(&flags.data_dir).await;
         }
-        let mut cluster = make(&flags)?;
+        let mut cluster = create_cluster(&flags)?;
         let stopped = tokio::select! {
-            outcome = cluster.come_up(&flags) => match outcome {
+            result = cluster.start_all(&flags) => match result {
                 Ok(()) => {
-                    told_to_stop().await;
+                    shutdown_signal().await;
                     Ok(())
                 }
-                Err(error) => Err(error.context(cluster.last_words())),
+                Err(error) => Err(error.context(cluster.recent_logs())),
             },
-            () = told_to_stop() => Ok(()),
+            () = shutdown_signal() => Ok(()),
         };
         eprintln!("removing the cluster");
-        let ended = cluster.end().await;
-        stopped.and(ended)
+        let shutdown_result = cluster.shutdown().await;
+        stopped.and(shutdown_result)
     })
 }
 
 /// A cluster as far as it has been made.
-struct Cluster {
+struct DevCluster {
     dir: PathBuf,
-    nodes: Vec<Node>,
-    networks: Networks,
+    nodes: Vec<DevNode>,
+    dev_network: DevNetwork,
     _lock: Option<File>,
 }
 
-struct Node {
+struct DevNode {
     name: String,
     process: Child,
-    network: Network,
+    netns: NodeNamespace,
 }
 
 /// Makes the place for a cluster.
-fn make(flags: &DevFlags) -> anyhow::Result<Cluster> {
-    private_dir(&flags.data_dir)?;
+fn create_cluster(flags: &DevFlags) -> anyhow::Result<DevCluster> {
+    create_private_dir(&flags.data_dir)?;
     let lock = reset::lock(&flags.data_dir).context("such a cluster is there already")?;
     let leftover = flags.data_dir.join("processes").exists();
     anyhow::ensure!(!leftover, "an earlier cluster was not removed: skiff dev --remove");
-    let networks = Networks::make(&flags.data_dir, flags.network, flags.routed)?;
-    Ok(Cluster { dir: flags.data_dir.clone(), nodes: Vec::new(), networks, _lock: lock })
+    let dev_network = DevNetwork::create(&flags.data_dir, flags.network, flags.routed)?;
+    Ok(DevCluster { dir: flags.data_dir.clone(), nodes: Vec::new(), dev_network, _lock: lock })
 }
 
-impl Cluster {
+impl DevCluster {
     /// Starts all nodes and waits until they are ready.
-    async fn come_up(&mut self, flags: &DevFlags) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        self.write_down()?;
+    async fn start_all(&mut self, flags: &DevFlags) -> anyhow::Result<()> {
+        let started = Instant::now();
+        self.record_processes()?;
         for number in 1..=flags.nodes {
             import(&self.node_dir(number), &flags.image)?;
         }
-        let server = self.networks.address(1)?;
+        let server = self.dev_network.address(1)?;
         let kubeconfig = self.dir.join("kubeconfig");
         let mut arguments = vec![
             "server".to_owned(),
@@ -92,28 +92,28 @@ impl Cluster {
             format!("--write-kubeconfig={}", kubeconfig.display()),
         ];
         arguments.extend(flags.server_arg.iter().cloned());
-        self.start(1, &arguments, &flags.rest)?;
+        self.start_node(1, &arguments, &flags.rest)?;
         let token = self.node_dir(1).join("token");
-        until("the server writes its kubeconfig", || Ok(kubeconfig.exists() && token.exists())).await?;
+        wait_until("the server writes its kubeconfig", || Ok(kubeconfig.exists() && token.exists())).await?;
         for number in 2..=flags.nodes {
             let arguments = [
                 "agent".to_owned(),
                 format!("--server=https://{server}:6443"),
                 format!("--token-file={}", token.display()),
             ];
-            self.start(number, &arguments, &flags.rest)?;
+            self.start_node(number, &arguments, &flags.rest)?;
         }
         let client = Remote::new(&Kubeconfig::read(&kubeconfig)?)?;
         let client = Client::new(std::sync::Arc::new(client), "skiff-dev");
-        let deadline = Instant::now() + UP;
-        let apart = flags.server_arg.iter().any(|argument| argument == "--disable-agent");
-        let nodes = flags.nodes - u8::from(apart);
+        let deadline = Instant::now() + READY_TIMEOUT;
+        let without_agent = flags.server_arg.iter().any(|argument| argument == "--disable-agent");
+        let nodes = flags.nodes - u8::from(without_agent);
         while ready_nodes(&client).await < usize::from(nodes) {
             self.check_processes()?;
             anyhow::ensure!(Instant::now() < deadline, "the nodes are not ready in time");
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        let seconds = begun.elapsed().as_secs_f32();
+        let seconds = started.elapsed().as_secs_f32();
         println!("{nodes} nodes are ready after {seconds:.1} s");
         println!("export KUBECONFIG={}", kubeconfig.display());
         println!("Ctrl-C removes everything");
@@ -121,11 +121,11 @@ impl Cluster {
     }
 
     fn node_dir(&self, number: u8) -> PathBuf {
-        self.dir.join(name(number))
+        self.dir.join(node_name(number))
     }
 
-    fn start(&mut self, number: u8, arguments: &[String], rest: &[String]) -> anyhow::Result<()> {
-        let name = name(number);
+    fn start_node(&mut self, number: u8, arguments: &[String], rest: &[String]) -> anyhow::Result<()> {
+        let name = node_name(number);
         let log = self.dir.join(format!("{name}.log"));
         let log = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut process = Command::new("/proc/self/exe")
@@ -142,20 +142,20 @@ impl Cluster {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
-        let network = match self.networks.connect(number, &mut process) {
-            Ok(network) => network,
+        let netns = match self.dev_network.connect(number, &mut process) {
+            Ok(netns) => netns,
             Err(error) => {
                 let _ = process.kill();
                 let _ = process.wait();
                 return Err(error.context(format!("cannot give {name} a network")));
             }
         };
-        self.nodes.push(Node { name, process, network });
-        self.write_down()
+        self.nodes.push(DevNode { name, process, netns });
+        self.record_processes()
     }
 
     /// Writes down the processes, for whoever has to remove what this one could not.
-    fn write_down(&self) -> anyhow::Result<()> {
+    fn record_processes(&self) -> anyhow::Result<()> {
         let mut text = format!("{}\n", std::process::id());
         for node in &self.nodes {
             text += &format!("{}\n", node.process.id());
@@ -174,49 +174,49 @@ impl Cluster {
     }
 
     /// The ends of the logs.
-    fn last_words(&self) -> String {
-        let mut words = String::new();
+    fn recent_logs(&self) -> String {
+        let mut logs = String::new();
         for node in &self.nodes {
             let log =
                 std::fs::read_to_string(self.dir.join(format!("{}.log", node.name))).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let last = &lines[lines.len().saturating_sub(5)..];
-            words += &format!("{}:\n{}\n", node.name, last.join("\n"));
+            logs += &format!("{}:\n{}\n", node.name, last.join("\n"));
         }
-        words
+        logs
     }
 
     /// Ends everything and leaves nothing.
-    async fn end(self) -> anyhow::Result<()> {
-        let Cluster { dir, nodes, networks, _lock } = self;
+    async fn shutdown(self) -> anyhow::Result<()> {
+        let DevCluster { dir, nodes, dev_network: networks, _lock } = self;
         for node in &nodes {
             if let Some(pid) = i32::try_from(node.process.id()).ok().and_then(rustix::process::Pid::from_raw)
             {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }
         }
-        let deadline = Instant::now() + END;
-        for Node { mut process, network, .. } in nodes {
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+        for DevNode { mut process, netns: network, .. } in nodes {
             while process.try_wait()?.is_none() && Instant::now() < deadline {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             let _ = process.kill();
             let _ = process.wait();
             drop(network);
         }
-        clear(&dir, networks).await
+        cleanup(&dir, networks).await
     }
 }
 
 /// Pods, links and files.
-async fn clear(dir: &Path, networks: Networks) -> anyhow::Result<()> {
+async fn cleanup(dir: &Path, dev_network: DevNetwork) -> anyhow::Result<()> {
     let mut failures = Failures::default();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            reset::pods(&entry.path(), &mut failures).await;
+            reset::remove_pods(&entry.path(), &mut failures).await;
         }
     }
-    let links = networks.remove();
+    let links = dev_network.remove();
     let files = reset::remove_dir(dir);
     failures.check("not everything could be removed")?;
     links.and(files)
@@ -231,37 +231,38 @@ async fn remove(dir: &Path) -> anyhow::Result<()> {
             let _ = rustix::process::kill_process(pid, signal);
         }
     };
-    let parent = processes.next().filter(|pid| is_ours(*pid, "dev"));
+    let parent = processes.next().filter(|pid| is_skiff_process(*pid, "dev"));
     if let Some(parent) = parent {
         // It knows best.
         signal(parent, rustix::process::Signal::TERM);
-        until("the cluster is removed", || Ok(!is_ours(parent, "dev"))).await?;
+        wait_until("the cluster is removed", || Ok(!is_skiff_process(parent, "dev"))).await?;
     }
-    let left: Vec<i32> = processes.filter(|pid| is_ours(*pid, &dir.display().to_string())).collect();
-    for pid in &left {
+    let remaining: Vec<i32> =
+        processes.filter(|pid| is_skiff_process(*pid, &dir.display().to_string())).collect();
+    for pid in &remaining {
         signal(*pid, rustix::process::Signal::KILL);
     }
-    for pid in left {
-        until("a node ends", || Ok(!is_ours(pid, &dir.display().to_string()))).await?;
+    for pid in remaining {
+        wait_until("a node ends", || Ok(!is_skiff_process(pid, &dir.display().to_string()))).await?;
     }
-    clear(dir, Networks::left(dir)).await
+    cleanup(dir, DevNetwork::from_previous_run(dir)).await
 }
 
 /// Whether a process is one of this program's with this among its words: numbers of processes are used again.
-fn is_ours(pid: i32, word: &str) -> bool {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+fn is_skiff_process(pid: i32, argument: &str) -> bool {
+    let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let is_over = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']));
-    !is_over && String::from_utf8_lossy(&words).contains(word)
+    let has_exited = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']));
+    !has_exited && String::from_utf8_lossy(&command_line).contains(argument)
 }
 
-fn name(number: u8) -> String {
+fn node_name(number: u8) -> String {
     format!("node-{number}")
 }
 
 /// Puts images where a node finds them when it starts.
 fn import(dir: &Path, images: &[PathBuf]) -> anyhow::Result<()> {
-    private_dir(dir)?;
+    create_private_dir(dir)?;
     if images.is_empty() {
         return Ok(());
     }
@@ -276,11 +277,14 @@ fn import(dir: &Path, images: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn until(what: &str, mut holds: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
-    let deadline = Instant::now() + UP;
-    while !holds()? {
-        anyhow::ensure!(Instant::now() < deadline, "not in time: {what}");
-        tokio::time::sleep(LOOK).await;
+async fn wait_until(
+    description: &str,
+    mut condition: impl FnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    while !condition()? {
+        anyhow::ensure!(Instant::now() < deadline, "not in time: {description}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
 
 pub use roles::{
-    ControllerManagerFlags, MonitorFlags, ProxyFlags, SchedulerFlags, SigningFlags, SilenceFlags,
+    ControllerManagerFlags, NodeMonitorFlags, ProxyFlags, SchedulerFlags, SecureServingFlags, SigningFlags,
 };
 use values::{PortRange, duration, label, octal, port_range, taint};
 
@@ -107,7 +107,7 @@ pub struct NodeFlags {
     #[arg(long, default_value = "/etc/cni/net.d", help_heading = "Networking")]
     pub cni_conf_dir: PathBuf,
     /// Directories with CNI plugins
-    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS, help_heading = "Networking")]
+    #[arg(long, value_delimiter = ',', default_values = crate::containerd::CNI_BIN_DIRS, help_heading = "Networking")]
     pub cni_bin_dir: Vec<PathBuf>,
     #[command(flatten)]
     pub registries: RegistryFlags,
@@ -246,7 +246,7 @@ pub struct ServerFlags {
     #[arg(long, value_delimiter = ',', help_heading = "Networking")]
     pub servicelb_pool: Vec<String>,
     #[command(flatten)]
-    pub silence: SilenceFlags,
+    pub silence: NodeMonitorFlags,
     /// Do not run the scheduler
     #[arg(long, help_heading = "Cluster")]
     pub disable_scheduler: bool,
@@ -336,7 +336,7 @@ pub struct RuntimeFlags {
     #[arg(long, default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
     /// Directories with CNI plugins
-    #[arg(long, value_delimiter = ',', default_values = crate::containerd::NETWORK_PROGRAMS)]
+    #[arg(long, value_delimiter = ',', default_values = crate::containerd::CNI_BIN_DIRS)]
     pub cni_bin_dir: Vec<PathBuf>,
     #[command(flatten)]
     pub registries: RegistryFlags,

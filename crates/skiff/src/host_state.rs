@@ -109,8 +109,8 @@ impl HostState {
     fn write(&self, data_dir: &Path) -> anyhow::Result<()> {
         let path = file(data_dir);
         let value = json!({"bootID": self.boot_id, "sysctls": self.sysctls, "created": self.created});
-        let made = std::fs::create_dir_all(data_dir.join("agent"));
-        made.with_context(|| format!("cannot write {}", path.display()))?;
+        let created = std::fs::create_dir_all(data_dir.join("agent"));
+        created.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(pki::write_file(&path, value.to_string().as_bytes(), 0o600)?)
     }
 }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn restores_what_was_there_before_the_first_start() {
+    fn restore_returns_to_state_before_first_start() {
         let host = Host::new();
         host.record("a");
         host.set("1");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_has_reset_sysctls_already() {
+    fn restore_ignores_sysctls_of_previous_boot() {
         let host = Host::new();
         host.record("a");
         host.set("1");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_others_stays() {
+    fn restore_keeps_existing_directory() {
         let host = Host::new();
         std::fs::create_dir_all(host.path("kubelet/pki")).unwrap();
         host.record("a");

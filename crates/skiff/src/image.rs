@@ -18,11 +18,11 @@ use crate::running::{self, RunningNode};
 use crate::{containerd, node};
 
 /// Name, id and bytes.
-type Row = (String, String, u64);
+type ImageRow = (String, String, u64);
 
 pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
-    let given = flags.container_runtime_endpoint.clone();
-    let data_dir = match (&flags.data_dir, &given) {
+    let endpoint_flag = flags.container_runtime_endpoint.clone();
+    let data_dir = match (&flags.data_dir, &endpoint_flag) {
         (Some(data_dir), _) => data_dir.clone(),
         (None, Some(_)) => PathBuf::from(DATA_DIR),
         (None, None) => {
@@ -33,28 +33,28 @@ pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
             chosen
         }
     };
-    if given.is_none() && !data_dir.is_dir() {
+    if endpoint_flag.is_none() && !data_dir.is_dir() {
         anyhow::bail!(
             "no node runs on this host, and {} does not exist: name the data directory of the server or agent with \
              --data-dir",
             data_dir.display()
         );
     }
-    let endpoint = match given {
+    let endpoint = match endpoint_flag {
         Some(endpoint) => Some(endpoint),
-        None => node::known_runtime(&data_dir)?,
+        None => node::recorded_runtime_endpoint(&data_dir)?,
     };
     let socket = match endpoint {
-        None => return own(&data_dir, &flags.action),
-        Some(name) if name == node::CONTAINERD => {
-            containerd::running(&data_dir).context("no containerd answers: is the server running?")?
+        None => return run_embedded(&data_dir, &flags.action),
+        Some(name) if name == node::CONTAINERD_ENDPOINT => {
+            containerd::running_socket(&data_dir).context("no containerd answers: is the server running?")?
         }
         Some(socket) => socket,
     };
     let path = socket.trim_start_matches("unix://");
     UnixStream::connect(path)
         .with_context(|| format!("the node's container runtime does not answer at {path}: is it running?"))?;
-    remote(path, &flags.action)
+    run_cri(path, &flags.action)
 }
 
 /// The data directory of the only node that runs here; without any the default one.
@@ -70,7 +70,7 @@ fn choose_data_dir(nodes: &[RunningNode]) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn own(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
+fn run_embedded(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
     let root = node::runtime_dir(data_dir);
     let store = Store::open(&root.join("images"))?;
     match action {
@@ -80,7 +80,7 @@ fn own(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
                 let images = image::import(&store, file);
                 if images.is_err() {
                     // What came with it is no part of any image. If this fails too, it goes another time.
-                    let _ = collect(&store, &root, |_, _| false);
+                    let _ = collect_garbage(&store, &root, |_, _| false);
                 }
                 for image in images.with_context(|| format!("cannot import {}", path.display()))? {
                     if image.names().next().is_none() {
@@ -96,7 +96,7 @@ fn own(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
             written.with_context(|| format!("cannot export to {}", file.display()))?;
         }
         ImageAction::Pull { registries, names } => {
-            let settings = image::pull::Settings::read(&registries.file(data_dir));
+            let settings = image::pull::RegistrySettings::read(&registries.file(data_dir));
             let settings = settings.map_err(anyhow::Error::msg)?;
             let settings = settings.mirrors_only(registries.disable_default_registry_endpoint);
             let puller = image::pull::Puller::new(store, settings);
@@ -110,20 +110,20 @@ fn own(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
             for name in names {
                 anyhow::ensure!(store.remove(name)?, "there is no image {name}");
             }
-            collect(&store, &root, |_, _| false)?;
+            collect_garbage(&store, &root, |_, _| false)?;
         }
         ImageAction::Gc { all } => {
             let unused = |image: &image::Image, in_use: &BTreeSet<String>| {
                 *all && !image.layers.iter().all(|layer| in_use.contains(layer))
             };
-            println!("freed {:.1} MB", collect(&store, &root, unused)? as f64 / 1e6);
+            println!("freed {:.1} MB", collect_garbage(&store, &root, unused)? as f64 / 1e6);
         }
         ImageAction::Ls => {
             let row = |image: image::Image| {
                 let id = &image.id.hex()[..12];
-                let nothing = image.names().next().is_none().then_some("<none>");
+                let no_name = image.names().next().is_none().then_some("<none>");
                 let row = |name: &str| (name.to_owned(), id.to_owned(), image.size);
-                image.names().chain(nothing).map(row).collect::<Vec<Row>>()
+                image.names().chain(no_name).map(row).collect::<Vec<ImageRow>>()
             };
             print(store.images()?.into_iter().flat_map(row).collect());
         }
@@ -133,17 +133,17 @@ fn own(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
 
 /// Removes what nobody needs. What containers stand on is known from what is written down of them, if all of that can be
 /// read.
-fn collect(
+fn collect_garbage(
     store: &image::Store,
     root: &Path,
     unused: impl Fn(&image::Image, &BTreeSet<String>) -> bool,
 ) -> anyhow::Result<u64> {
     let in_use = || runtime::embedded::layers_in_use(root);
-    let freed = store.collect(in_use, unused)?;
-    freed.context("an image or a container is on its way: try again when it is there")
+    let deleted_bytes = store.collect_garbage(in_use, unused)?;
+    deleted_bytes.context("an image or a container is on its way: try again when it is there")
 }
 
-fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
+fn run_cri(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
     match action {
         ImageAction::Import { files } => {
             for file in files {
@@ -171,7 +171,7 @@ fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
                 }
             }
             ImageAction::Ls => {
-                let mut rows: Vec<Row> = Vec::new();
+                let mut rows: Vec<ImageRow> = Vec::new();
                 for image in runtime.images().await? {
                     let id = image.id.trim_start_matches("sha256:").chars().take(12).collect::<String>();
                     let names =
@@ -186,7 +186,7 @@ fn remote(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
     })
 }
 
-fn print(mut rows: Vec<Row>) {
+fn print(mut rows: Vec<ImageRow>) {
     rows.sort();
     let width = rows.iter().map(|row| row.0.len()).max().unwrap_or(0).max(5);
     println!("{:width$}  {:12}  SIZE", "IMAGE", "ID");
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chooses_the_data_directory_of_the_running_node() {
+    fn defaults_to_data_dir_of_the_running_node() {
         let check = |dirs: &[&str], expected: Result<&str, &str>| {
             let node = |dir: &&str| RunningNode {
                 pid: 1,

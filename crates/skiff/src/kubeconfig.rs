@@ -14,41 +14,43 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::{Map, Value, json};
 
 /// The name of cluster, user and context.
-pub const NAME: &str = "skiff";
+pub const ENTRY_NAME: &str = "skiff";
 
-const PRIVATE: u32 = 0o600;
+const PRIVATE_MODE: u32 = 0o600;
 /// How long to wait for another program that writes the same file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// A lock is held for milliseconds; an older one was left by a program that was killed.
-const LOCK_STALE: Duration = Duration::from_secs(30);
+const LOCK_STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// The file of `--write-kubeconfig`.
 #[derive(Clone, Debug)]
-pub struct Output {
+pub struct KubeconfigFile {
     pub path: PathBuf,
     /// `None` keeps the file's mode; a new file gets 0600.
     pub mode: Option<u32>,
 }
 
-impl Output {
+impl KubeconfigFile {
     /// Adds or replaces the entries of `own`, a kubeconfig with one cluster. The file appears whole or stays as it was;
     /// one that is no kubeconfig is left alone.
     pub fn write(&self, own: &str) -> anyhow::Result<()> {
         // A link stays, what it leads to is written.
         let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
-        make_parent(&path)?;
-        let _lock = Lock::acquire(&path)?;
+        create_parent(&path)?;
+        let _lock = KubeconfigLock::acquire(&path)?;
         let before = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error).context("cannot read it"),
         };
-        let there = fs::metadata(&path).ok();
-        let mode = self.mode.or_else(|| Some(there.as_ref()?.mode() & 0o777)).unwrap_or(PRIVATE);
-        let Some(after) = merged(&before, own)? else {
-            let changed =
-                self.mode.is_some_and(|mode| there.is_some_and(|there| there.mode() & 0o777 != mode));
+        let existing_metadata = fs::metadata(&path).ok();
+        let mode =
+            self.mode.or_else(|| Some(existing_metadata.as_ref()?.mode() & 0o777)).unwrap_or(PRIVATE_MODE);
+        let Some(after) = merge_text(&before, own)? else {
+            let changed = self.mode.is_some_and(|mode| {
+                existing_metadata.is_some_and(|existing_metadata| existing_metadata.mode() & 0o777 != mode)
+            });
             return match changed {
                 true => {
                     fs::set_permissions(&path, Permissions::from_mode(mode)).context("cannot set its mode")
@@ -56,14 +58,14 @@ impl Output {
                 false => Ok(()),
             };
         };
-        if after.is_backup_due {
+        if after.needs_backup {
             let backup = backup_path(&path);
-            pki::write_file(&backup, before.as_bytes(), mode & PRIVATE)?;
-            keep_owner(&backup, there.as_ref())?;
+            pki::write_file(&backup, before.as_bytes(), mode & PRIVATE_MODE)?;
+            preserve_owner(&backup, existing_metadata.as_ref())?;
             tracing::info!(kubeconfig = %path.display(), backup = %backup.display(), "kubeconfig merged");
         }
         pki::write_file(&path, after.text.as_bytes(), mode)?;
-        keep_owner(&path, there.as_ref())
+        preserve_owner(&path, existing_metadata.as_ref())
     }
 }
 
@@ -75,24 +77,24 @@ pub fn backup_path(path: &Path) -> PathBuf {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Merged {
+struct MergedKubeconfig {
     text: String,
     /// The cluster is new to a file with other content.
-    is_backup_due: bool,
+    needs_backup: bool,
 }
 
 /// The file's text with the entries of `own`; `None` if it has them already.
-fn merged(before: &str, own: &str) -> anyhow::Result<Option<Merged>> {
+fn merge_text(before: &str, own: &str) -> anyhow::Result<Option<MergedKubeconfig>> {
     let parse = |text: &str| {
         // The text may hold secrets, so the error must not quote it.
-        schema::yaml::value(text).map_err(|error| anyhow::anyhow!(error.without_values()))
+        schema::yaml::parse(text).map_err(|error| anyhow::anyhow!(error.without_values()))
     };
     let existing = match before.trim().is_empty() {
         true => Value::Null,
         false => parse(before).context("it is not a kubeconfig and is left alone")?,
     };
     if existing.is_null() {
-        return Ok(Some(Merged { text: own.to_owned(), is_backup_due: false }));
+        return Ok(Some(MergedKubeconfig { text: own.to_owned(), needs_backup: false }));
     }
     let own = parse(own)?;
     let was_known = cluster_ca(&existing).is_some_and(|ca| Some(ca) == cluster_ca(&own));
@@ -102,27 +104,29 @@ fn merged(before: &str, own: &str) -> anyhow::Result<Option<Merged>> {
     }
     let text = serde_saphyr::to_string(&after).context("cannot write it as YAML")?;
     ensure!(parse(&text)? == after, "cannot write it as YAML");
-    Ok(Some(Merged { text, is_backup_due: !was_known }))
+    Ok(Some(MergedKubeconfig { text, needs_backup: !was_known }))
 }
 
 fn merge(existing: Value, own: &Value) -> anyhow::Result<Value> {
     let Value::Object(mut file) = existing else { bail!("it holds no fields") };
     ensure!(file.get("kind").is_none_or(|kind| kind == "Config"), "its kind is not Config");
-    let is_known =
-        cluster_ca(own).is_some_and(|ca| named(file.get("clusters"), NAME).and_then(ca_of) == Some(ca));
+    let is_known = cluster_ca(own)
+        .is_some_and(|ca| find_entry(file.get("clusters"), ENTRY_NAME).and_then(entry_ca) == Some(ca));
     for (list, field) in [("clusters", "cluster"), ("users", "user"), ("contexts", "context")] {
-        let Some(mut entry) = named(own.get(list), NAME).cloned() else { bail!("it has no {field}") };
+        let Some(mut entry) = find_entry(own.get(list), ENTRY_NAME).cloned() else {
+            bail!("it has no {field}")
+        };
         let entries = file.entry(list).or_insert_with(|| json!([]));
         if entries.is_null() {
             *entries = json!([]);
         }
         let Value::Array(entries) = entries else { bail!("{list} is not a list") };
-        match entries.iter_mut().find(|entry| entry["name"] == NAME) {
+        match entries.iter_mut().find(|entry| entry["name"] == ENTRY_NAME) {
             None => entries.push(entry),
             Some(before) => {
                 // Such as the namespace that `kubectl config set-context` has set.
                 if list == "contexts" && is_known {
-                    keep_missing(&mut entry[field], &before[field]);
+                    copy_missing(&mut entry[field], &before[field]);
                 }
                 *before = entry;
             }
@@ -134,39 +138,39 @@ fn merge(existing: Value, own: &Value) -> anyhow::Result<Value> {
     let current = file.get("current-context").and_then(Value::as_str).unwrap_or_default();
     // A restart of the same cluster leaves the user's choice alone.
     if !is_known || current.is_empty() {
-        file.insert("current-context".to_owned(), json!(NAME));
+        file.insert("current-context".to_owned(), json!(ENTRY_NAME));
     }
     Ok(Value::Object(file))
 }
 
-fn keep_missing(fresh: &mut Value, before: &Value) {
-    let (Value::Object(fresh), Value::Object(before)) = (fresh, before) else { return };
+fn copy_missing(target: &mut Value, before: &Value) {
+    let (Value::Object(target), Value::Object(before)) = (target, before) else { return };
     let before: &Map<String, Value> = before;
     for (name, value) in before {
-        fresh.entry(name).or_insert_with(|| value.clone());
+        target.entry(name).or_insert_with(|| value.clone());
     }
 }
 
-fn named<'a>(entries: Option<&'a Value>, name: &str) -> Option<&'a Value> {
+fn find_entry<'a>(entries: Option<&'a Value>, name: &str) -> Option<&'a Value> {
     entries?.as_array()?.iter().find(|entry| entry["name"] == name)
 }
 
-fn ca_of(cluster: &Value) -> Option<&str> {
+fn entry_ca(cluster: &Value) -> Option<&str> {
     cluster["cluster"]["certificate-authority-data"].as_str()
 }
 
 fn cluster_ca(config: &Value) -> Option<&str> {
-    ca_of(named(config.get("clusters"), NAME)?)
+    entry_ca(find_entry(config.get("clusters"), ENTRY_NAME)?)
 }
 
-fn make_parent(path: &Path) -> anyhow::Result<()> {
+fn create_parent(path: &Path) -> anyhow::Result<()> {
     let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else { return Ok(()) };
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-    made.with_context(|| format!("cannot create {}", parent.display()))
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+    created.with_context(|| format!("cannot create {}", parent.display()))
 }
 
 /// A file of another user, in whose name root runs skiff, stays theirs.
-fn keep_owner(path: &Path, before: Option<&fs::Metadata>) -> anyhow::Result<()> {
+fn preserve_owner(path: &Path, before: Option<&fs::Metadata>) -> anyhow::Result<()> {
     let Some(before) = before else { return Ok(()) };
     let now = fs::metadata(path)?;
     if (now.uid(), now.gid()) == (before.uid(), before.gid()) {
@@ -176,17 +180,17 @@ fn keep_owner(path: &Path, before: Option<&fs::Metadata>) -> anyhow::Result<()> 
 }
 
 /// client-go's lock on a kubeconfig: a file beside it that only one program can create.
-struct Lock(PathBuf);
+struct KubeconfigLock(PathBuf);
 
-impl Lock {
-    fn acquire(path: &Path) -> anyhow::Result<Lock> {
+impl KubeconfigLock {
+    fn acquire(path: &Path) -> anyhow::Result<KubeconfigLock> {
         let mut name = path.as_os_str().to_owned();
         name.push(".lock");
         let path = PathBuf::from(name);
         let started = Instant::now();
         loop {
-            match File::options().write(true).create_new(true).mode(PRIVATE).open(&path) {
-                Ok(_) => return Ok(Lock(path)),
+            match File::options().write(true).create_new(true).mode(PRIVATE_MODE).open(&path) {
+                Ok(_) => return Ok(KubeconfigLock(path)),
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                     return Err(error).with_context(|| format!("cannot create {}", path.display()));
                 }
@@ -198,7 +202,7 @@ impl Lock {
     }
 }
 
-impl Drop for Lock {
+impl Drop for KubeconfigLock {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
@@ -206,14 +210,14 @@ impl Drop for Lock {
 
 fn is_stale(path: &Path) -> bool {
     let modified = fs::metadata(path).and_then(|found| found.modified());
-    modified.is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age > LOCK_STALE))
+    modified.is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age > LOCK_STALE_AFTER))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const OTHERS: &str = "\
+    const OTHER_CONTEXTS: &str = "\
 apiVersion: v1
 kind: Config
 clusters:
@@ -230,16 +234,16 @@ users:
 ";
 
     fn own(ca: &str, cert: &str) -> String {
-        let client = pki::Issued { cert_pem: cert.to_owned(), key_pem: "KEY".to_owned() };
-        pki::kubeconfig("https://127.0.0.1:6443", ca, &client, NAME)
+        let client = pki::CertKeyPair { cert_pem: cert.to_owned(), key_pem: "KEY".to_owned() };
+        pki::kubeconfig("https://127.0.0.1:6443", ca, &client, ENTRY_NAME)
     }
 
-    fn output(path: PathBuf) -> Output {
-        Output { path, mode: None }
+    fn output(path: PathBuf) -> KubeconfigFile {
+        KubeconfigFile { path, mode: None }
     }
 
     fn parsed(path: &Path) -> Value {
-        schema::yaml::value(&fs::read_to_string(path).unwrap()).unwrap()
+        schema::yaml::parse(&fs::read_to_string(path).unwrap()).unwrap()
     }
 
     fn mode(path: &Path) -> u32 {
@@ -247,7 +251,7 @@ users:
     }
 
     #[test]
-    fn creates_the_directory_for_its_owner_alone() {
+    fn creates_private_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(".kube/config");
         output(path.clone()).write(&own("CA", "CERT")).unwrap();
@@ -257,29 +261,29 @@ users:
     }
 
     #[test]
-    fn merges_into_a_file_with_other_contexts_and_keeps_a_backup() {
+    fn merges_with_other_contexts_and_creates_backup() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config");
-        fs::write(&path, OTHERS).unwrap();
+        fs::write(&path, OTHER_CONTEXTS).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         output(path.clone()).write(&own("CA", "CERT")).unwrap();
-        let (config, others) = (parsed(&path), schema::yaml::value(OTHERS).unwrap());
+        let (config, others) = (parsed(&path), schema::yaml::parse(OTHER_CONTEXTS).unwrap());
         for list in ["clusters", "contexts", "users"] {
             assert_eq!(config[list][0], others[list][0], "{list}");
-            assert_eq!(config[list][1]["name"], NAME, "{list}");
+            assert_eq!(config[list][1]["name"], ENTRY_NAME, "{list}");
         }
-        assert_eq!(config["current-context"], NAME);
+        assert_eq!(config["current-context"], ENTRY_NAME);
         assert_eq!(mode(&path), 0o640);
-        assert_eq!(fs::read_to_string(backup_path(&path)).unwrap(), OTHERS);
+        assert_eq!(fs::read_to_string(backup_path(&path)).unwrap(), OTHER_CONTEXTS);
         assert_eq!(mode(&backup_path(&path)), 0o600);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary file, no lock");
     }
 
     #[test]
-    fn a_restart_keeps_what_the_user_chose_since() {
+    fn rewrite_preserves_user_changes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config");
-        fs::write(&path, OTHERS).unwrap();
+        fs::write(&path, OTHER_CONTEXTS).unwrap();
         output(path.clone()).write(&own("CA", "CERT")).unwrap();
         let mut config = parsed(&path);
         config["current-context"] = json!("prod");
@@ -293,16 +297,20 @@ users:
         assert_ne!(renewed["users"][1], config["users"][1]);
         config["users"][1] = renewed["users"][1].clone();
         assert_eq!(renewed, config);
-        assert_eq!(fs::read_to_string(backup_path(&path)).unwrap(), OTHERS, "the backup is from before");
+        assert_eq!(
+            fs::read_to_string(backup_path(&path)).unwrap(),
+            OTHER_CONTEXTS,
+            "the backup is from before"
+        );
         // Another cluster of the same name is a new one.
         output(path.clone()).write(&own("OTHER", "CERT")).unwrap();
         let other = parsed(&path);
-        assert_eq!(other["current-context"], NAME);
-        assert_eq!(other["contexts"][1]["context"], json!({"cluster": NAME, "user": NAME}));
+        assert_eq!(other["current-context"], ENTRY_NAME);
+        assert_eq!(other["contexts"][1]["context"], json!({"cluster": ENTRY_NAME, "user": ENTRY_NAME}));
     }
 
     #[test]
-    fn leaves_a_file_alone_that_is_no_kubeconfig() {
+    fn rejects_file_that_is_not_a_kubeconfig() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config");
         let check = |text: &str, expected: &str| {
@@ -319,36 +327,36 @@ users:
     }
 
     #[test]
-    fn null_lists_are_empty() {
+    fn null_lists_count_as_empty() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config");
         // As `kubectl config unset` leaves them.
         fs::write(&path, "apiVersion: v1\nclusters: null\ncontexts: null\ncurrent-context: \"\"\nkind: Config\nusers: null\n")
             .unwrap();
         output(path.clone()).write(&own("CA", "CERT")).unwrap();
-        assert_eq!(parsed(&path)["contexts"][0]["name"], NAME);
+        assert_eq!(parsed(&path)["contexts"][0]["name"], ENTRY_NAME);
     }
 
     #[test]
-    fn follows_a_link_and_sets_the_mode_that_is_asked_for() {
+    fn follows_symlink_and_sets_requested_mode() {
         let dir = tempfile::tempdir().unwrap();
         let [real, link] = ["real", "config"].map(|name| dir.path().join(name));
-        fs::write(&real, OTHERS).unwrap();
+        fs::write(&real, OTHER_CONTEXTS).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        Output { path: link.clone(), mode: Some(0o644) }.write(&own("CA", "CERT")).unwrap();
+        KubeconfigFile { path: link.clone(), mode: Some(0o644) }.write(&own("CA", "CERT")).unwrap();
         assert!(link.is_symlink());
-        assert_eq!((parsed(&real)["current-context"].as_str(), mode(&real)), (Some(NAME), 0o644));
+        assert_eq!((parsed(&real)["current-context"].as_str(), mode(&real)), (Some(ENTRY_NAME), 0o644));
         // Even if nothing else is to change.
-        Output { path: link, mode: Some(0o600) }.write(&own("CA", "CERT")).unwrap();
+        KubeconfigFile { path: link, mode: Some(0o600) }.write(&own("CA", "CERT")).unwrap();
         assert_eq!(mode(&real), 0o600);
     }
 
     #[test]
-    fn a_stale_lock_does_not_keep_it_back() {
+    fn ignores_stale_lock() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config");
         let lock = File::create(dir.path().join("config.lock")).unwrap();
-        lock.set_modified(std::time::SystemTime::now() - 2 * LOCK_STALE).unwrap();
+        lock.set_modified(std::time::SystemTime::now() - 2 * LOCK_STALE_AFTER).unwrap();
         output(path.clone()).write(&own("CA", "CERT")).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }

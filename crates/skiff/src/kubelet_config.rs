@@ -1,7 +1,7 @@
 //! `--kubelet-arg name=value`: the flags of upstream's kubelet that have a meaning here, and its configuration file
 //! (`--kubelet-arg config=FILE`, a KubeletConfiguration), which they win over.
 
-mod without_effect;
+mod ignored_fields;
 
 use std::path::PathBuf;
 
@@ -13,19 +13,19 @@ use serde_json::Value;
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
 /// Flags only; the file has no such fields.
-const PROGRAMS: &str = "imageCredentialProviderBinDir";
-const PROVIDERS: &str = "imageCredentialProviderConfig";
+const CREDENTIAL_PROVIDER_BIN_DIR: &str = "imageCredentialProviderBinDir";
+const CREDENTIAL_PROVIDER_CONFIG: &str = "imageCredentialProviderConfig";
 
 /// What is looked at before there is a node to change ([`certificates`], [`endpoint`]).
-const ROTATES: &str = "rotateCertificates";
-const OF_SERVER: &str = "serverTLSBootstrap";
-const ENDPOINT: &str = "containerRuntimeEndpoint";
+const ROTATE_CERTIFICATES: &str = "rotateCertificates";
+const SERVER_TLS_BOOTSTRAP: &str = "serverTLSBootstrap";
+const RUNTIME_ENDPOINT: &str = "containerRuntimeEndpoint";
 
 /// Whether what the file does not name of `evictionHard` is as if it named nothing.
-const MERGES: &str = "mergeDefaultEvictionSettings";
+const MERGE_DEFAULT_EVICTION: &str = "mergeDefaultEvictionSettings";
 
 /// Flags by the field of the configuration file that says the same.
-const FLAGS: &[(&str, &str)] = &[
+const FLAG_FIELDS: &[(&str, &str)] = &[
     ("allowed-unsafe-sysctls", "allowedUnsafeSysctls"),
     ("cloud-provider", "cloudProvider"),
     ("cluster-dns", "clusterDNS"),
@@ -41,8 +41,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("eviction-soft", "evictionSoft"),
     ("eviction-soft-grace-period", "evictionSoftGracePeriod"),
     ("fail-swap-on", "failSwapOn"),
-    ("image-credential-provider-bin-dir", PROGRAMS),
-    ("image-credential-provider-config", PROVIDERS),
+    ("image-credential-provider-bin-dir", CREDENTIAL_PROVIDER_BIN_DIR),
+    ("image-credential-provider-config", CREDENTIAL_PROVIDER_CONFIG),
     ("image-gc-high-threshold", "imageGCHighThresholdPercent"),
     ("image-gc-low-threshold", "imageGCLowThresholdPercent"),
     ("kube-reserved", "kubeReserved"),
@@ -60,8 +60,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("register-with-taints", "registerWithTaints"),
     ("resolv-conf", "resolvConf"),
     ("root-dir", "rootDir"),
-    ("rotate-certificates", ROTATES),
-    ("rotate-server-certificates", OF_SERVER),
+    ("rotate-certificates", ROTATE_CERTIFICATES),
+    ("rotate-server-certificates", SERVER_TLS_BOOTSTRAP),
     ("seccomp-default", "seccompDefault"),
     ("serialize-image-pulls", "serializeImagePulls"),
     ("system-reserved", "systemReserved"),
@@ -76,118 +76,130 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
             bail!("--kubelet-arg {argument}: write name=value");
         };
         if name == "config" {
-            let fields = file(&PathBuf::from(value))?;
-            if !fields.iter().any(|(field, value)| field == MERGES && *value == true) {
-                forget_thresholds(config, fields.iter().map(|(field, _)| field.as_str()));
+            let fields = read_file(&PathBuf::from(value))?;
+            if !fields.iter().any(|(field, value)| field == MERGE_DEFAULT_EVICTION && *value == true) {
+                clear_thresholds(config, fields.iter().map(|(field, _)| field.as_str()));
             }
             for (field, value) in fields {
-                set(config, &field, &value).with_context(|| format!("{argument}: {field}"))?;
+                set_field(config, &field, &value).with_context(|| format!("{argument}: {field}"))?;
             }
             continue;
         }
-        let Some((_, field)) = FLAGS.iter().find(|(known, _)| *known == name) else {
-            let known: Vec<&str> = FLAGS.iter().map(|(name, _)| *name).chain(["config"]).collect();
+        let Some((_, field)) = FLAG_FIELDS.iter().find(|(known, _)| *known == name) else {
+            let known: Vec<&str> = FLAG_FIELDS.iter().map(|(name, _)| *name).chain(["config"]).collect();
             bail!("--kubelet-arg {name} has no meaning here; these have: {}", known.join(", "));
         };
         pairs.push((*field, flag_value(field, value)));
     }
-    let path = |wanted: &str| {
-        let found = pairs.iter().rev().find(|(field, _)| *field == wanted);
+    let path = |field_name: &str| {
+        let found = pairs.iter().rev().find(|(field, _)| *field == field_name);
         found.map(|(_, value)| PathBuf::from(value.as_str().unwrap_or_default()))
     };
-    match (path(PROVIDERS), path(PROGRAMS)) {
-        (Some(file), Some(programs)) => {
-            let read = kubelet::CredentialProviders::read(&file, &programs);
-            config.settings.keeping.credentials = read.map_err(anyhow::Error::msg)?;
+    match (path(CREDENTIAL_PROVIDER_CONFIG), path(CREDENTIAL_PROVIDER_BIN_DIR)) {
+        (Some(file), Some(bin_dir)) => {
+            let read = kubelet::CredentialProviders::read(&file, &bin_dir);
+            config.settings.kubelet_config.credentials = read.map_err(anyhow::Error::msg)?;
         }
         (None, None) => {}
         _ => bail!(
             "--kubelet-arg image-credential-provider-config and image-credential-provider-bin-dir belong together"
         ),
     }
-    forget_thresholds(config, pairs.iter().map(|(field, _)| *field));
-    for (field, value) in pairs.into_iter().filter(|(field, _)| ![PROGRAMS, PROVIDERS].contains(field)) {
-        set(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
+    clear_thresholds(config, pairs.iter().map(|(field, _)| *field));
+    for (field, value) in pairs
+        .into_iter()
+        .filter(|(field, _)| ![CREDENTIAL_PROVIDER_BIN_DIR, CREDENTIAL_PROVIDER_CONFIG].contains(field))
+    {
+        set_field(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
     }
-    let shown = &mut config.presentation;
-    shown.max_pods = shown.most_by_cores.map_or(shown.max_pods, |most| most.min(shown.max_pods));
-    let soft = &mut config.settings.keeping.soft;
+    let presentation = &mut config.presentation;
+    presentation.max_pods = presentation
+        .max_pods_by_cores
+        .map_or(presentation.max_pods, |limit| limit.min(presentation.max_pods));
+    let soft = &mut config.settings.kubelet_config.soft_eviction;
     for signal in kubelet::SIGNALS {
-        let is_set =
-            soft.limits.of_signal(signal).is_some_and(|amount| *amount != kubelet::Amount::Number(0));
+        let is_set = soft
+            .limits
+            .threshold_mut(signal)
+            .is_some_and(|amount| *amount != kubelet::ThresholdValue::Number(0));
         ensure!(
-            !is_set || soft.patience.contains_key(signal),
+            !is_set || soft.grace_by_signal.contains_key(signal),
             "evictionSoft {signal} (--eviction-soft): grace period must be specified for the soft eviction threshold"
         );
     }
-    config.settings.keeping.pulled.check().map_err(anyhow::Error::msg)?;
+    config.settings.kubelet_config.pull_policy.validate().map_err(anyhow::Error::msg)?;
     let reserved = &config.presentation.reserved;
-    reserved.check().map_err(anyhow::Error::msg)?;
+    reserved.validate().map_err(anyhow::Error::msg)?;
     let milli = std::thread::available_parallelism().map_or(1, usize::from) * 1000;
-    let (keeping, memory) = (&config.settings.keeping, config.settings.memory);
-    let kept = keeping.limits.memory.of(memory.unsigned_abs());
-    let capacity = [("cpu", i64::try_from(milli)?), ("memory", memory.saturating_sub_unsigned(kept))];
-    reserved.fits(&capacity).map_err(anyhow::Error::msg)?;
-    let images = &config.settings.keeping.images;
+    let (policies, memory) = (&config.settings.kubelet_config, config.settings.memory);
+    let reserved_memory = policies.hard_eviction.memory.to_number(memory.unsigned_abs());
+    let capacity =
+        [("cpu", i64::try_from(milli)?), ("memory", memory.saturating_sub_unsigned(reserved_memory))];
+    reserved.validate_capacity(&capacity).map_err(anyhow::Error::msg)?;
+    let images = &config.settings.kubelet_config.image_gc;
     ensure!(
-        images.low < images.high,
+        images.low_threshold_percent < images.high_threshold_percent,
         "imageGCLowThresholdPercent (--image-gc-low-threshold) {} must be less than imageGCHighThresholdPercent \
          (--image-gc-high-threshold) {}",
-        images.low,
-        images.high
+        images.low_threshold_percent,
+        images.high_threshold_percent
     );
     Ok(())
 }
 
 /// What is said of certificates.
 #[derive(Debug, Default, PartialEq)]
-pub struct Certificates {
+pub struct CertificateSettings {
     /// Whether the one by which the node is known to the API server is replaced before it ends.
-    pub rotates: Option<bool>,
+    pub rotate_client: Option<bool>,
     /// Whether the one it serves with is asked for until somebody signs it.
-    pub of_server: Option<bool>,
+    pub request_serving: Option<bool>,
     /// Who vouches for those that ask the node, and the certificate it serves with and its key.
     pub client_ca: Option<PathBuf>,
-    pub served: Option<(PathBuf, PathBuf)>,
+    pub serving_files: Option<(PathBuf, PathBuf)>,
 }
 
 /// What is said of certificates, which are needed first of all.
-pub fn certificates(arguments: &[String]) -> anyhow::Result<Certificates> {
-    let mut found = Certificates::default();
-    let mut served = (None, None);
-    for (field, value) in said(arguments)? {
+pub fn certificates(arguments: &[String]) -> anyhow::Result<CertificateSettings> {
+    let mut found = CertificateSettings::default();
+    let mut serving_files = (None, None);
+    for (field, value) in all_fields(arguments)? {
         let path = || value.as_str().filter(|path| !path.is_empty()).map(PathBuf::from);
         match field.as_str() {
-            ROTATES => found.rotates = value.as_bool(),
-            OF_SERVER => found.of_server = value.as_bool(),
+            ROTATE_CERTIFICATES => found.rotate_client = value.as_bool(),
+            SERVER_TLS_BOOTSTRAP => found.request_serving = value.as_bool(),
             "authentication" => {
                 let path = value["x509"]["clientCAFile"].as_str().filter(|path| !path.is_empty());
                 found.client_ca = path.map(PathBuf::from);
             }
-            "tlsCertFile" => served.0 = path(),
-            "tlsPrivateKeyFile" => served.1 = path(),
+            "tlsCertFile" => serving_files.0 = path(),
+            "tlsPrivateKeyFile" => serving_files.1 = path(),
             _ => {}
         }
     }
-    found.served = served.0.zip(served.1);
+    found.serving_files = serving_files.0.zip(serving_files.1);
     Ok(found)
 }
 
 /// The runtime's socket, if that is said.
 pub fn endpoint(arguments: &[String]) -> anyhow::Result<Option<String>> {
-    let said = said(arguments)?;
-    let found = said.iter().rev().find(|(field, _)| field == ENDPOINT).and_then(|(_, value)| value.as_str());
+    let fields = all_fields(arguments)?;
+    let found = fields
+        .iter()
+        .rev()
+        .find(|(field, _)| field == RUNTIME_ENDPOINT)
+        .and_then(|(_, value)| value.as_str());
     Ok(found.filter(|socket| !socket.is_empty()).map(str::to_owned))
 }
 
 /// Everything that is said, the file first: the last word counts.
-fn said(arguments: &[String]) -> anyhow::Result<Vec<(String, Value)>> {
+fn all_fields(arguments: &[String]) -> anyhow::Result<Vec<(String, Value)>> {
     let (mut fields, mut flags) = (Vec::new(), Vec::new());
     for argument in arguments {
         let Some((name, value)) = argument.trim_start_matches("--").split_once('=') else { continue };
         if name == "config" {
-            fields.extend(file(&PathBuf::from(value))?);
-        } else if let Some((_, field)) = FLAGS.iter().find(|(known, _)| *known == name) {
+            fields.extend(read_file(&PathBuf::from(value))?);
+        } else if let Some((_, field)) = FLAG_FIELDS.iter().find(|(known, _)| *known == name) {
             flags.push(((*field).to_owned(), flag_value(field, value)));
         }
     }
@@ -196,24 +208,24 @@ fn said(arguments: &[String]) -> anyhow::Result<Vec<(String, Value)>> {
 }
 
 /// Who names one threshold names them all: those that are not named are not looked at.
-fn forget_thresholds<'a>(config: &mut Config, fields: impl Iterator<Item = &'a str>) {
-    let keeping = &mut config.settings.keeping;
+fn clear_thresholds<'a>(config: &mut Config, fields: impl Iterator<Item = &'a str>) {
+    let policies = &mut config.settings.kubelet_config;
     for field in fields {
         match field {
-            "evictionHard" => keeping.limits = kubelet::Limits::NONE,
-            "evictionSoft" => keeping.soft.limits = kubelet::Limits::NONE,
-            "evictionSoftGracePeriod" => keeping.soft.patience.clear(),
+            "evictionHard" => policies.hard_eviction = kubelet::EvictionThresholds::NONE,
+            "evictionSoft" => policies.soft_eviction.limits = kubelet::EvictionThresholds::NONE,
+            "evictionSoftGracePeriod" => policies.soft_eviction.grace_by_signal.clear(),
             _ => {}
         }
     }
 }
 
 /// The fields of a KubeletConfiguration.
-fn file(path: &PathBuf) -> anyhow::Result<Vec<(String, Value)>> {
+fn read_file(path: &PathBuf) -> anyhow::Result<Vec<(String, Value)>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let value: Value = schema::yaml::value(&text).with_context(|| path.display().to_string())?;
+    let value: Value = schema::yaml::parse(&text).with_context(|| path.display().to_string())?;
     let Value::Object(fields) = value else { bail!("{} is no KubeletConfiguration", path.display()) };
-    let is = |name: &str, wanted: &str| fields.get(name).and_then(Value::as_str) == Some(wanted);
+    let is = |name: &str, expected: &str| fields.get(name).and_then(Value::as_str) == Some(expected);
     ensure!(
         is("kind", "KubeletConfiguration") && is("apiVersion", API_VERSION),
         "{} is no KubeletConfiguration of {API_VERSION}",
@@ -249,15 +261,19 @@ fn flag_value(field: &str, text: &str) -> Value {
         | "registerNode"
         | "seccompDefault"
         | "serializeImagePulls"
-        | ROTATES
-        | OF_SERVER => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
+        | ROTATE_CERTIFICATES
+        | SERVER_TLS_BOOTSTRAP => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
         "registerWithTaints" => text.split(',').map(taint).collect(),
-        "nodeLabels" | "providerID" | "resolvConf" | PROGRAMS | PROVIDERS => Value::from(text),
+        "nodeLabels"
+        | "providerID"
+        | "resolvConf"
+        | CREDENTIAL_PROVIDER_BIN_DIR
+        | CREDENTIAL_PROVIDER_CONFIG => Value::from(text),
         _ => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
     }
 }
 
-fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
+fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
     let number = || value.as_u64().context("this is a number");
     let text = || value.as_str().map(str::to_owned).context("this is a text");
     let settings = &mut config.settings;
@@ -268,7 +284,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             if let Some(other) = all.iter().find(|name| !kubelet::is_own_sysctl(name)) {
                 bail!("the sysctls {other:?} are not known to be namespaced");
             }
-            settings.keeping.sysctls = all;
+            settings.kubelet_config.allowed_unsafe_sysctls = all;
         }
         "clusterDNS" => {
             let all = value.as_array().context("this is a list")?;
@@ -276,8 +292,8 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         }
         // Flags only, like the labels below; the file has no such fields.
         "cloudProvider" => match text()?.as_str() {
-            "external" => config.presentation.is_external = true,
-            "" => config.presentation.is_external = false,
+            "external" => config.presentation.has_external_cloud_provider = true,
+            "" => config.presentation.has_external_cloud_provider = false,
             other => bail!("{other:?} is not known here: only `external` is"),
         },
         "nodeLabels" => {
@@ -291,15 +307,16 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             let pause = std::time::Duration::try_from(duration(&text()?)?)?;
             ensure!(!pause.is_zero(), "it must be more than nothing");
             // What everything else keeps time by.
-            config.presentation.report_every = Some(pause).filter(|pause| pause.as_secs() != 10);
+            config.presentation.status_update_frequency = Some(pause).filter(|pause| pause.as_secs() != 10);
         }
         "podLogsDir" => settings.logs.dir = logs_dir(&text()?)?,
         "nodeStatusReportFrequency" => {
-            config.presentation.tell_every = Some(std::time::Duration::try_from(duration(&text()?)?)?);
+            config.presentation.status_report_frequency =
+                Some(std::time::Duration::try_from(duration(&text()?)?)?);
         }
         "nodeStatusMaxImages" => {
-            let most = value.as_i64().filter(|most| *most >= -1);
-            config.presentation.most_images = Some(most.context("this is a number, or -1 for all")?);
+            let limit = value.as_i64().filter(|limit| *limit >= -1);
+            config.presentation.max_reported_images = Some(limit.context("this is a number, or -1 for all")?);
         }
         "nodeLeaseDurationSeconds" => {
             ensure!(number()? > 0, "it must be more than nothing");
@@ -307,52 +324,54 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
         }
         "podsPerCore" => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let most = u32::try_from(number()?.saturating_mul(u64::try_from(cores)?)).unwrap_or(u32::MAX);
-            config.presentation.most_by_cores = Some(most).filter(|most| *most > 0);
+            let limit = u32::try_from(number()?.saturating_mul(u64::try_from(cores)?)).unwrap_or(u32::MAX);
+            config.presentation.max_pods_by_cores = Some(limit).filter(|limit| *limit > 0);
         }
         "serializeImagePulls" => {
-            let one_by_one = value.as_bool().context("this is true or false")?;
-            let keeping = &mut settings.keeping;
+            let is_serial = value.as_bool().context("this is true or false")?;
+            let policies = &mut settings.kubelet_config;
             ensure!(
-                !one_by_one || keeping.pulls_at_once.is_none_or(|most| most == 1),
+                !is_serial || policies.max_parallel_image_pulls.is_none_or(|limit| limit == 1),
                 "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls is set to false"
             );
-            if one_by_one {
-                keeping.pulls_at_once = Some(1);
+            if is_serial {
+                policies.max_parallel_image_pulls = Some(1);
             } else {
-                keeping.pulls_at_once.take_if(|most| *most == 1);
+                policies.max_parallel_image_pulls.take_if(|limit| *limit == 1);
             }
         }
         "maxParallelImagePulls" => {
             ensure!(number()? > 0, "it must be a positive number");
-            let most = usize::try_from(number()?)?;
+            let limit = usize::try_from(number()?)?;
             ensure!(
-                most == 1 || settings.keeping.pulls_at_once != Some(1),
+                limit == 1 || settings.kubelet_config.max_parallel_image_pulls != Some(1),
                 "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls is set to false"
             );
-            settings.keeping.pulls_at_once = Some(most);
+            settings.kubelet_config.max_parallel_image_pulls = Some(limit);
         }
         "enableDebuggingHandlers" => {
-            config.presentation.is_closed = !value.as_bool().context("this is true or false")?;
+            config.presentation.debug_handlers_disabled =
+                !value.as_bool().context("this is true or false")?;
         }
         "failSwapOn" => {
-            let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-            let has_swap = swaps.lines().count() > 1;
+            let swap_table = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+            let has_swap = swap_table.lines().count() > 1;
             ensure!(
                 !has_swap || value.as_bool() == Some(false),
                 "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false"
             );
         }
         "failCgroupV1" => {
-            let is_second = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+            let is_cgroup_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
             ensure!(
-                is_second || value.as_bool() != Some(true),
+                is_cgroup_v2 || value.as_bool() != Some(true),
                 "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \
                  removed in a future release"
             );
         }
         // These are looked at before this, by whoever has use for them.
-        ROTATES | OF_SERVER | ENDPOINT | "tlsCertFile" | "tlsPrivateKeyFile" => {}
+        ROTATE_CERTIFICATES | SERVER_TLS_BOOTSTRAP | RUNTIME_ENDPOINT | "tlsCertFile"
+        | "tlsPrivateKeyFile" => {}
         "authentication" => {
             let is = |name: &str, is: bool| value[name]["enabled"].as_bool() == Some(is);
             ensure!(!is("anonymous", true), "nobody is told anything here without saying who they are");
@@ -362,63 +381,80 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
                 );
             }
         }
-        "podPidsLimit" => settings.keeping.pids = value.as_i64().context("this is a number")?,
+        "podPidsLimit" => {
+            settings.kubelet_config.pod_pids_limit = value.as_i64().context("this is a number")?
+        }
         "providerID" => config.presentation.provider_id = text()?,
         "registerNode" => {
-            config.presentation.is_unregistered = !value.as_bool().context("this is true or false")?;
+            config.presentation.is_registered_externally =
+                !value.as_bool().context("this is true or false")?;
         }
         "clusterDomain" => settings.cluster_domain = text()?,
         "containerLogMaxFiles" => {
             ensure!(number()? > 1, "at least two files are kept");
-            settings.keeping.log_files = usize::try_from(number()?)?;
+            settings.kubelet_config.max_log_files = usize::try_from(number()?)?;
         }
-        "containerLogMaxSize" => settings.keeping.log_size = bytes(&text()?)?,
-        "cpuCFSQuota" => settings.keeping.limits_cpu = value.as_bool().context("this is true or false")?,
+        "containerLogMaxSize" => settings.kubelet_config.max_log_bytes = bytes(&text()?)?,
+        "cpuCFSQuota" => {
+            settings.kubelet_config.cpu_cfs_quota = value.as_bool().context("this is true or false")?
+        }
         "crashLoopBackOff" => {
             let period = &value["maxContainerRestartPeriod"];
             if !period.is_null() {
                 let text = period.as_str().context("maxContainerRestartPeriod is a text such as 300s")?;
-                let longest = duration(text)?;
+                let max_period = duration(text)?;
                 ensure!(
-                    (1_000..=300_000).contains(&longest.as_millis()),
+                    (1_000..=300_000).contains(&max_period.as_millis()),
                     "maxContainerRestartPeriod (got: {} seconds) must be set between 1s and 300s",
-                    longest.as_secs_f64()
+                    max_period.as_secs_f64()
                 );
-                settings.keeping.longest_pause = longest;
+                settings.kubelet_config.max_restart_backoff = max_period;
             }
         }
         "evictionHard" | "evictionSoft" | "evictionMinimumReclaim" => {
-            let keeping = &mut settings.keeping;
+            let policies = &mut settings.kubelet_config;
             let limits = match field {
-                "evictionHard" => &mut keeping.limits,
-                "evictionSoft" => &mut keeping.soft.limits,
-                _ => &mut keeping.reclaim,
+                "evictionHard" => &mut policies.hard_eviction,
+                "evictionSoft" => &mut policies.soft_eviction.limits,
+                _ => &mut policies.minimum_reclaim,
             };
             for (signal, threshold) in value.as_object().context("this is a map")? {
                 let threshold = threshold.as_str().with_context(|| format!("{signal} is a text"))?;
-                evict(limits, signal, threshold).with_context(|| signal.clone())?;
+                set_threshold(limits, signal, threshold).with_context(|| signal.clone())?;
             }
         }
-        MERGES => drop(value.as_bool().context("this is true or false")?),
+        MERGE_DEFAULT_EVICTION => drop(value.as_bool().context("this is true or false")?),
         "evictionSoftGracePeriod" => {
-            for (signal, patience) in value.as_object().context("this is a map")? {
-                let patience = patience.as_str().with_context(|| format!("{signal} is a text"))?;
-                settings.keeping.soft.patience.insert(signal.clone(), duration(patience)?);
+            for (signal, grace_period) in value.as_object().context("this is a map")? {
+                let grace_period = grace_period.as_str().with_context(|| format!("{signal} is a text"))?;
+                settings
+                    .kubelet_config
+                    .soft_eviction
+                    .grace_by_signal
+                    .insert(signal.clone(), duration(grace_period)?);
             }
         }
         "evictionMaxPodGracePeriod" => {
-            settings.keeping.soft.grace = value.as_i64().context("this is a number")?.max(0);
+            settings.kubelet_config.soft_eviction.max_pod_grace_seconds =
+                value.as_i64().context("this is a number")?.max(0);
         }
-        "evictionPressureTransitionPeriod" => settings.keeping.lasts = duration(&text()?)?,
-        "imageGCHighThresholdPercent" => settings.keeping.images.high = percent(number()?)?,
-        "imageGCLowThresholdPercent" => settings.keeping.images.low = percent(number()?)?,
-        "imageMaximumGCAge" => settings.keeping.images.oldest = duration(&text()?)?,
-        "imageMinimumGCAge" => settings.keeping.images.youngest = duration(&text()?)?,
+        "evictionPressureTransitionPeriod" => {
+            settings.kubelet_config.pressure_transition_period = duration(&text()?)?
+        }
+        "imageGCHighThresholdPercent" => {
+            settings.kubelet_config.image_gc.high_threshold_percent = percent(number()?)?
+        }
+        "imageGCLowThresholdPercent" => {
+            settings.kubelet_config.image_gc.low_threshold_percent = percent(number()?)?
+        }
+        "imageMaximumGCAge" => settings.kubelet_config.image_gc.max_age = duration(&text()?)?,
+        "imageMinimumGCAge" => settings.kubelet_config.image_gc.min_age = duration(&text()?)?,
         "imagePullCredentialsVerificationPolicy" => {
-            settings.keeping.pulled.verify = kubelet::Verify::named(&text()?).map_err(anyhow::Error::msg)?;
+            settings.kubelet_config.pull_policy.verify =
+                kubelet::CredentialVerification::parse(&text()?).map_err(anyhow::Error::msg)?;
         }
         "preloadedImagesVerificationAllowlist" => {
-            settings.keeping.pulled.allowed = texts(value)?;
+            settings.kubelet_config.pull_policy.allowed = string_list(value)?;
         }
         "kubeReserved" | "systemReserved" => {
             for (name, amount) in value.as_object().context("this is a map")? {
@@ -430,7 +466,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
                 let number = if name == "cpu" { quantity.milli() } else { quantity.value() };
                 ensure!(number >= 0, "resource quantity for {name:?} cannot be negative: {amount}");
                 let part = usize::from(field == "kubeReserved");
-                config.presentation.reserved.amounts[part].insert(name.clone(), number);
+                config.presentation.reserved.values[part].insert(name.clone(), number);
             }
         }
         "kubeReservedCgroup" | "systemReservedCgroup" => {
@@ -438,7 +474,7 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             config.presentation.reserved.groups[part] = text()?;
         }
         "enforceNodeAllocatable" => {
-            config.presentation.reserved.enforced = Some(texts(value)?);
+            config.presentation.reserved.enforced = Some(string_list(value)?);
         }
         "maxPods" => config.presentation.max_pods = u32::try_from(number()?)?,
         "registerWithTaints" => {
@@ -450,15 +486,15 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             }
             config.presentation.taints.extend(taints);
         }
-        "resolvConf" => settings.resolver = kubelet::Resolver::at(&text()?),
+        "resolvConf" => settings.resolver = kubelet::ResolverConfig::from_path(&text()?),
         // A flag only; the file has no such field.
         "rootDir" => settings.root = PathBuf::from(text()?),
         "seccompDefault" => {
-            settings.keeping.seccomp_default = value.as_bool().context("this is true or false")?;
+            settings.kubelet_config.seccomp_default = value.as_bool().context("this is true or false")?;
         }
         "shutdownGracePeriod" | "shutdownGracePeriodCriticalPods" => {
             let seconds = duration(&text()?)?.as_secs();
-            forget_default_shutdown(settings);
+            clear_default_shutdown(settings);
             let known: i64 = settings.shutdown.iter().map(|period| period.seconds).sum();
             let critical = settings.shutdown.last().map_or(0, |period| period.seconds);
             // Either may come first; the second completes it.
@@ -471,18 +507,21 @@ fn set(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
             let all = value.as_array().context("this is a list")?;
             let number =
                 |one: &Value, name: &str| one[name].as_i64().with_context(|| format!("{name} is a number"));
-            let periods = all.iter().map(|one| {
+            let parsed = all.iter().map(|one| {
                 let priority = i32::try_from(number(one, "priority")?)?;
-                Ok(kubelet::Period { priority, seconds: number(one, "shutdownGracePeriodSeconds")? })
+                Ok(kubelet::PriorityGracePeriod {
+                    priority,
+                    seconds: number(one, "shutdownGracePeriodSeconds")?,
+                })
             });
-            settings.shutdown = periods.collect::<anyhow::Result<_>>()?;
+            settings.shutdown = parsed.collect::<anyhow::Result<_>>()?;
             settings.is_shutdown_default = false;
         }
         "staticPodPath" => {
             let path = PathBuf::from(text()?);
             settings.manifests = (!path.as_os_str().is_empty()).then_some(path);
         }
-        _ => without_effect::say(field, value),
+        _ => ignored_fields::warn_if_ignored(field, value),
     }
     Ok(())
 }
@@ -498,20 +537,24 @@ fn logs_dir(text: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
+fn string_list(value: &Value) -> anyhow::Result<Vec<String>> {
     let all = value.as_array().context("this is a list")?.iter();
     all.map(|one| one.as_str().map(str::to_owned).context("this is a list of texts")).collect()
 }
 
-fn evict(limits: &mut kubelet::Limits, signal: &str, threshold: &str) -> anyhow::Result<()> {
+fn set_threshold(
+    limits: &mut kubelet::EvictionThresholds,
+    signal: &str,
+    threshold: &str,
+) -> anyhow::Result<()> {
     if kubelet::OVERRIDDEN_SIGNALS.contains(&signal) {
         tracing::warn!(signal, "the threshold of the disk that containers are on is used instead");
         return Ok(());
     }
-    let Some(of) = limits.of_signal(signal) else { bail!("no such signal is looked at") };
-    *of = match threshold.strip_suffix('%') {
-        Some(number) => kubelet::Amount::Percent(percent(number.trim().parse::<f64>()? as u64)?),
-        None => kubelet::Amount::Number(bytes(threshold)?),
+    let Some(amount) = limits.threshold_mut(signal) else { bail!("no such signal is looked at") };
+    *amount = match threshold.strip_suffix('%') {
+        Some(number) => kubelet::ThresholdValue::Percent(percent(number.trim().parse::<f64>()? as u64)?),
+        None => kubelet::ThresholdValue::Number(bytes(threshold)?),
     };
     Ok(())
 }
@@ -536,7 +579,7 @@ fn bytes(text: &str) -> anyhow::Result<u64> {
 }
 
 /// The first of two fields replaces the default of both.
-fn forget_default_shutdown(settings: &mut kubelet::Settings) {
+fn clear_default_shutdown(settings: &mut kubelet::Settings) {
     if std::mem::take(&mut settings.is_shutdown_default) {
         settings.shutdown.clear();
     }

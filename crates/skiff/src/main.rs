@@ -6,37 +6,37 @@ mod output;
 
 mod address;
 mod agent;
-mod arguments;
+mod apiserver_args;
 mod bootstrap;
 mod certificates;
 mod check;
+mod cluster_info;
 mod config;
 mod containerd;
 mod dev;
-mod facts;
 mod flags;
 mod host_state;
 mod image;
+mod init_system;
 mod join;
+mod join_server;
 mod kubeconfig;
+mod kubelet_command;
 mod kubelet_config;
-mod lone_node;
-mod monitor;
-mod names;
 mod node;
+mod node_dns;
 mod pod_access;
 mod reset;
 mod roles;
 mod running;
+mod secure_serving;
 mod server;
 mod services;
 mod stop;
-mod system;
 mod threads;
 mod tokens;
 mod tunnel;
 mod version;
-mod welcome;
 
 use std::process::ExitCode;
 
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         return runtime::embedded::supervise(directory.as_ref());
     }
     if std::env::args_os().nth(1).is_some_and(|word| word == "inside") {
-        return dev::inside();
+        return dev::run_in_namespace();
     }
     command()
 }
@@ -66,22 +66,22 @@ fn main() -> ExitCode {
 /// Everything else. Apart from the above, whose stack would otherwise have room for all of this.
 #[inline(never)]
 fn command() -> ExitCode {
-    let arguments = match config::expand(std::env::args().collect()) {
+    let arguments = match config::expand_config_file(std::env::args().collect()) {
         Ok(arguments) => arguments,
         Err(error) => return fail(&error),
     };
     let flags = Flags::parse_from(arguments);
-    sys::process::open_many_files();
+    sys::process::raise_nofile_limit();
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     tracing_subscriber::registry().with(log.with_filter(flags.log)).init();
     let result = match flags.command {
         Command::Server(flags) => server::run(*flags),
         Command::Agent(flags) => agent::run(*flags),
-        Command::Kubelet(flags) => lone_node::run(*flags),
+        Command::Kubelet(flags) => kubelet_command::run(*flags),
         Command::ControllerManager(flags) => roles::controller_manager(&flags),
         Command::Scheduler(flags) => roles::scheduler(&flags),
         Command::Proxy(flags) => roles::proxy(&flags),
-        Command::Runtime(flags) => node::runtime_alone(&flags),
+        Command::Runtime(flags) => node::run_runtime(&flags),
         Command::Simulate(flags) => roles::simulate(&flags),
         Command::Check => check::run(),
         Command::Image(flags) => image::run(&flags),

@@ -7,30 +7,30 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use kubelet::{Api, Config, Presentation, Settings};
+use kubelet::{Config, KubeletServer, NodeRegistration, Settings};
 use podnet::HostPort;
 use runtime::embedded::Cni;
 use runtime::{Embedded, Remote, Runtime};
 use tokio::sync::watch;
 
-use crate::address::{self, Address};
+use crate::address::{self, AddressReceiver};
 use crate::certificates::KUBELET_CLIENT;
+use crate::cluster_info::ClusterInfo;
 use crate::containerd;
-use crate::facts::Facts;
 use crate::flags::{NodeFlags, RegistryFlags, RuntimeFlags};
 use crate::host_state;
 use crate::kubelet_config;
 use crate::reset;
 use crate::running;
-use crate::server::{private_dir, told_to_stop};
+use crate::server::{create_private_dir, shutdown_signal};
 use crate::services;
-use crate::threads::threads;
+use crate::threads::runtime_builder;
 
 /// Upstream's default.
 const MAX_PODS: u32 = 110;
 
 /// As the endpoint of a runtime: the host's containerd, or one started here.
-pub const CONTAINERD: &str = "containerd";
+pub const CONTAINERD_ENDPOINT: &str = "containerd";
 
 /// Where the embedded runtime keeps pods and images.
 pub fn runtime_dir(data_dir: &Path) -> PathBuf {
@@ -39,13 +39,13 @@ pub fn runtime_dir(data_dir: &Path) -> PathBuf {
 
 /// Whether this process could run pods at all; says so if not.
 pub fn can_run_pods(flags: &NodeFlags) -> bool {
-    let can = flags.container_runtime_endpoint.is_some() || rustix::process::geteuid().is_root();
-    if !can {
+    let can_run = flags.container_runtime_endpoint.is_some() || rustix::process::geteuid().is_root();
+    if !can_run {
         tracing::warn!(
             "pods stay pending: be root, name a runtime with --container-runtime-endpoint, or say --disable-agent"
         );
     }
-    can
+    can_run
 }
 
 /// What runs this node's containers: the one that is named, else our own.
@@ -55,22 +55,22 @@ pub async fn runtime(
     shutdown: watch::Receiver<bool>,
 ) -> anyhow::Result<Arc<dyn Runtime>> {
     let data_dir = &flags.data_dir;
-    let told = kubelet_config::endpoint(&flags.kubelet_arg)?;
-    let endpoint = flags.container_runtime_endpoint.clone().or(told);
-    remember_runtime(data_dir, endpoint.as_deref())?;
+    let configured = kubelet_config::endpoint(&flags.kubelet_arg)?;
+    let endpoint = flags.container_runtime_endpoint.clone().or(configured);
+    record_runtime_endpoint(data_dir, endpoint.as_deref())?;
     let socket = match endpoint {
-        Some(name) if name == CONTAINERD => {
-            let found = containerd::provide(data_dir, shutdown).await?;
+        Some(name) if name == CONTAINERD_ENDPOINT => {
+            let found = containerd::ensure_running(data_dir, shutdown).await?;
             let socket = found.context("containerd neither runs nor is installed")?;
-            remember_runtime(data_dir, Some(&socket))?;
+            record_runtime_endpoint(data_dir, Some(&socket))?;
             socket
         }
         Some(socket) => socket,
         None => {
             let (conf_dir, bin_dirs) = (flags.cni_conf_dir.clone(), flags.cni_bin_dir.clone());
-            let config = embedded(data_dir, Cni { conf_dir, bin_dirs }, &flags.registries)?;
+            let config = embedded_config(data_dir, Cni { conf_dir, bin_dirs }, &flags.registries)?;
             let own = Embedded::open(runtime::embedded::Config { host_ports, ..config }).await?;
-            offer(&own, data_dir, shutdown);
+            serve_cri(&own, data_dir, shutdown);
             return Ok(Arc::new(own));
         }
     };
@@ -78,9 +78,9 @@ pub async fn runtime(
 }
 
 /// `skiff runtime`: pods for whoever asks over CRI, and nothing else. They stay when it ends.
-pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
-    threads().build()?.block_on(async {
-        private_dir(&flags.data_dir)?;
+pub fn run_runtime(flags: &RuntimeFlags) -> anyhow::Result<()> {
+    runtime_builder().build()?.block_on(async {
+        create_private_dir(&flags.data_dir)?;
         let _lock = reset::lock(&flags.data_dir)?;
         running::register("runtime", Some(&flags.data_dir));
         record_host_state(&flags.data_dir);
@@ -88,55 +88,64 @@ pub fn runtime_alone(flags: &RuntimeFlags) -> anyhow::Result<()> {
         let range =
             |text: &String| text.parse().map_err(|error: String| anyhow::anyhow!("{text:?}: {error}"));
         let ranges = flags.pod_cidr.iter().map(range).collect::<anyhow::Result<_>>()?;
-        let config = embedded(&flags.data_dir, Cni { conf_dir, bin_dirs }, &flags.registries)?;
+        let config = embedded_config(&flags.data_dir, Cni { conf_dir, bin_dirs }, &flags.registries)?;
         let config = runtime::embedded::Config { ranges, ..config };
         let table = services::proxy_config(String::new(), &flags.cluster_cidr, &[])?;
         let ports = Some(config.host_ports.subscribe());
         let bridge = Some(kubelet::network::BRIDGE);
-        let table = proxy::Config { way_out: true, accept: true, bridge, ports, ..table };
+        let table = proxy::Config {
+            masquerade_outgoing: true,
+            accept_in_host_firewall: true,
+            bridge,
+            ports,
+            ..table
+        };
         let own = Embedded::open(config).await?;
         let socket = flags.socket.clone().unwrap_or_else(|| flags.data_dir.join("agent/cri.sock"));
         let listener = runtime::embedded::listen(&socket)
             .with_context(|| format!("cannot listen at {}", socket.display()))?;
-        proxy::prepare(&table.pods);
+        proxy::enable_forwarding(&table.pods);
         tracing::info!(socket = %socket.display(), "ready");
         tokio::select! {
             () = runtime::embedded::serve(own, listener) => {}
-            () = proxy::run_alone(table, Arc::new(proxy::Kernel::default())) => {}
-            () = told_to_stop() => {}
+            () = proxy::run_standalone(table, Arc::new(proxy::NetlinkFirewall::default())) => {}
+            () = shutdown_signal() => {}
         }
         Ok(())
     })
 }
 
 /// Where it is written which runtime other than our own the node has.
-fn runtime_file(data_dir: &Path) -> PathBuf {
+fn runtime_endpoint_file(data_dir: &Path) -> PathBuf {
     data_dir.join("agent/runtime-endpoint")
 }
 
 /// Writes down which runtime this node has, for [`known_runtime`].
-fn remember_runtime(data_dir: &Path, endpoint: Option<&str>) -> anyhow::Result<()> {
-    let (path, told) = (runtime_file(data_dir), |path: &Path| format!("cannot write {}", path.display()));
+fn record_runtime_endpoint(data_dir: &Path, endpoint: Option<&str>) -> anyhow::Result<()> {
+    let (path, write_error) =
+        (runtime_endpoint_file(data_dir), |path: &Path| format!("cannot write {}", path.display()));
     let Some(endpoint) = endpoint else {
         return match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error).with_context(|| told(&path)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| write_error(&path))
+            }
             _ => Ok(()),
         };
     };
     // Whoever reads it may be somewhere else.
-    let is_path = endpoint != CONTAINERD && !endpoint.contains("://");
+    let is_path = endpoint != CONTAINERD_ENDPOINT && !endpoint.contains("://");
     let full = is_path.then(|| std::path::absolute(endpoint)).transpose()?;
     let text = full.map_or(endpoint.to_owned(), |full| full.display().to_string());
-    let fresh = path.with_extension("new");
-    std::fs::create_dir_all(data_dir.join("agent")).with_context(|| told(&path))?;
-    std::fs::write(&fresh, text + "\n").with_context(|| told(&fresh))?;
-    std::fs::rename(&fresh, &path).with_context(|| told(&path))
+    let temporary = path.with_extension("new");
+    std::fs::create_dir_all(data_dir.join("agent")).with_context(|| write_error(&path))?;
+    std::fs::write(&temporary, text + "\n").with_context(|| write_error(&temporary))?;
+    std::fs::rename(&temporary, &path).with_context(|| write_error(&path))
 }
 
 /// The runtime that the node with this directory has, or had when it last ran: a socket or `containerd`, or `None` for
 /// our own.
-pub fn known_runtime(data_dir: &Path) -> anyhow::Result<Option<String>> {
-    let path = runtime_file(data_dir);
+pub fn recorded_runtime_endpoint(data_dir: &Path) -> anyhow::Result<Option<String>> {
+    let path = runtime_endpoint_file(data_dir);
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -145,7 +154,7 @@ pub fn known_runtime(data_dir: &Path) -> anyhow::Result<Option<String>> {
 }
 
 /// Lets `crictl` and the like speak to the runtime of our own, which costs nothing while nobody does.
-fn offer(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
+fn serve_cri(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
     let socket = data_dir.join("agent/cri.sock");
     let listener = match runtime::embedded::listen(&socket) {
         Ok(listener) => listener,
@@ -161,7 +170,7 @@ fn offer(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
 }
 
 /// The embedded runtime's own settings.
-pub fn embedded(
+pub fn embedded_config(
     data_dir: &Path,
     cni: Cni,
     registries: &RegistryFlags,
@@ -183,8 +192,8 @@ pub fn embedded(
 }
 
 /// What the node's API needs besides a place to listen.
-pub struct Credentials {
-    pub serving: Arc<pki::Serving>,
+pub struct ServingCredentials {
+    pub serving: Arc<pki::ServingCertificate>,
     pub authority: pki::ClientAuthority,
 }
 
@@ -208,9 +217,9 @@ pub fn node_ips(flags: &NodeFlags) -> anyhow::Result<(Option<IpAddr>, Option<IpA
 
 pub fn config(
     flags: &NodeFlags,
-    facts: &Facts,
-    address: Address,
-    credentials: Credentials,
+    cluster_info: &ClusterInfo,
+    address: AddressReceiver,
+    credentials: ServingCredentials,
 ) -> anyhow::Result<Config> {
     record_host_state(&flags.data_dir);
     let bind = SocketAddr::new(flags.kubelet_address, flags.kubelet_port);
@@ -235,30 +244,30 @@ pub fn config(
             pods,
             root: kubelet_root(&flags.data_dir),
             logs: logs(&flags.data_dir),
-            cluster_domain: facts.cluster_domain.clone(),
-            cluster_dns: facts.cluster_dns.iter().map(ToString::to_string).collect(),
-            resolver: kubelet::Resolver::default(),
+            cluster_domain: cluster_info.cluster_domain.clone(),
+            cluster_dns: cluster_info.cluster_dns.iter().map(ToString::to_string).collect(),
+            resolver: kubelet::ResolverConfig::default(),
             memory: memory()?,
-            keeping: kubelet::Keeping::default(),
+            kubelet_config: kubelet::KubeletConfig::default(),
             shutdown: kubelet::periods(all_seconds, critical_seconds),
             is_shutdown_default: true,
             manifests: None,
             proxied: !flags.disable_kube_proxy,
         },
-        presentation: Presentation {
+        presentation: NodeRegistration {
             labels: flags.node_label.iter().cloned().collect(),
             taints: taints.collect(),
             max_pods: MAX_PODS,
             port,
-            ..Presentation::default()
+            ..NodeRegistration::default()
         },
-        api: Some(Api {
+        api: Some(KubeletServer {
             listener,
             serving: credentials.serving,
             authority: credentials.authority,
-            user: KUBELET_CLIENT.to_owned(),
+            api_server_user: KUBELET_CLIENT.to_owned(),
         }),
-        referred: None,
+        object_manager: None,
         host_shutdown: kubelet::HostShutdown::default(),
     };
     // Who names it twice means the last.
@@ -271,12 +280,12 @@ pub fn config(
         arguments.extend(path.iter().map(|path| format!("{name}={}", path.display())));
     }
     kubelet_config::apply(&arguments, &mut config)?;
-    let kubelet::Logs { own, dir, .. } = &config.settings.logs;
+    let kubelet::PodLogs { own, dir, .. } = &config.settings.logs;
     for dir in [own, dir] {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
-        made.with_context(|| format!("cannot make {}", dir.display()))?;
+        let created = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
+        created.with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    [&config.settings.pods, dir].into_iter().for_each(|dir| sys::trees::spread(dir));
+    [&config.settings.pods, dir].into_iter().for_each(|dir| sys::trees::set_topdir_flag(dir));
     Ok(config)
 }
 
@@ -302,11 +311,13 @@ pub fn pods_dir(data_dir: &Path) -> PathBuf {
 }
 
 /// Where logs of pods are: where everybody looks for them, unless this is one of several nodes on this host.
-pub fn logs(data_dir: &Path) -> kubelet::Logs {
+pub fn logs(data_dir: &Path) -> kubelet::PodLogs {
     let own = std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned()).join("agent/logs");
     match data_dir == Path::new(crate::flags::DATA_DIR) {
-        true => kubelet::Logs { own, dir: "/var/log/pods".into(), links: Some("/var/log/containers".into()) },
-        false => kubelet::Logs::within(own),
+        true => {
+            kubelet::PodLogs { own, dir: "/var/log/pods".into(), links: Some("/var/log/containers".into()) }
+        }
+        false => kubelet::PodLogs::within(own),
     }
 }
 
@@ -323,9 +334,9 @@ pub fn kubelet_root(data_dir: &Path) -> PathBuf {
 fn memory() -> anyhow::Result<i64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kibibytes =
+    let total_kib =
         line.and_then(|line| line.split_whitespace().next()).and_then(|number| number.parse::<i64>().ok());
-    Ok(kibibytes.context("/proc/meminfo does not say how much memory there is")? * 1024)
+    Ok(total_kib.context("/proc/meminfo does not say how much memory there is")? * 1024)
 }
 
 #[cfg(test)]
@@ -333,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_node_of_a_host_has_the_usual_places() {
+    fn only_default_data_dir_uses_standard_paths() {
         let check = |data_dir: &str, dir: &str, links: Option<&str>, root: &str| {
             let found = logs(Path::new(data_dir));
             assert_eq!(found.own, Path::new(data_dir).join("agent/logs"));
@@ -345,11 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_known_to_others() {
+    fn records_and_reads_runtime_endpoint() {
         let dir = tempfile::tempdir().unwrap();
         let check = |endpoint: Option<&str>, expected: Option<&str>| {
-            remember_runtime(dir.path(), endpoint).unwrap();
-            assert_eq!(known_runtime(dir.path()).unwrap().as_deref(), expected);
+            record_runtime_endpoint(dir.path(), endpoint).unwrap();
+            assert_eq!(recorded_runtime_endpoint(dir.path()).unwrap().as_deref(), expected);
         };
         check(None, None);
         check(Some("containerd"), Some("containerd"));

@@ -12,22 +12,22 @@ use rustix::fs::FlockOperation;
 use sys::cgroup::Cgroups;
 use sys::netlink::Netlink;
 
-use crate::containerd::{self, NETWORK_PROGRAMS};
+use crate::containerd::{self, CNI_BIN_DIRS};
 use crate::flags::{RegistryFlags, ResetFlags};
 use crate::{host_state, node, services, stop};
 
-const POD_UID: &str = "io.kubernetes.pod.uid";
+const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 /// How long processes may take to leave a cgroup, and others a disk.
-const LEAVE: Duration = Duration::from_secs(10);
-const AGAIN: Duration = Duration::from_millis(50);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
+const REMOVE_RETRY: Duration = Duration::from_millis(50);
 
 /// What went wrong, and that it did.
 #[derive(Default)]
 pub struct Failures(Vec<String>);
 
 impl Failures {
-    pub fn note<T>(&mut self, outcome: anyhow::Result<T>) -> Option<T> {
-        outcome.map_err(|error| self.0.push(format!("{error:#}"))).ok()
+    pub fn record<T>(&mut self, result: anyhow::Result<T>) -> Option<T> {
+        result.map_err(|error| self.0.push(format!("{error:#}"))).ok()
     }
 
     pub fn check(self, summary: &str) -> anyhow::Result<()> {
@@ -39,7 +39,7 @@ impl Failures {
 pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can remove what root has made");
     // The network is one for all of them.
-    for node in stop::all_for(&flags.data_dir)? {
+    for node in stop::running_processes(&flags.data_dir)? {
         anyhow::ensure!(
             flags.stop,
             "{node} is running on this host: stop it first, or have it stopped with --stop"
@@ -49,13 +49,13 @@ pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     let lock = lock(&flags.data_dir)?;
     let mut failures = Failures::default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(pods(&flags.data_dir, &mut failures));
-    network(&mut failures);
-    host(&flags.data_dir, &mut failures);
+    runtime.block_on(remove_pods(&flags.data_dir, &mut failures));
+    remove_network(&mut failures);
+    restore_host(&flags.data_dir, &mut failures);
     drop(lock);
     // What could not be unmounted may be on somebody else's disk, and what a disk is let go by is written down there.
     if flags.yes && failures.0.is_empty() {
-        failures.note(remove_dir(&flags.data_dir));
+        failures.record(remove_dir(&flags.data_dir));
     }
     failures.check("not everything could be removed")?;
     match flags.yes {
@@ -96,38 +96,38 @@ fn open_lock(data_dir: &Path) -> anyhow::Result<Option<File>> {
 }
 
 /// Ends the pods of a data directory, and removes their cgroups and all mounts in it.
-pub async fn pods(data_dir: &Path, failures: &mut Failures) {
+pub async fn remove_pods(data_dir: &Path, failures: &mut Failures) {
     let mut uids: Vec<String> = Vec::new();
     if node::runtime_dir(data_dir).join("pods").exists() {
         uids.extend(end_pods(data_dir, failures).await);
     }
-    failures.note(containerd::end(data_dir).await.context("cannot end containerd"));
+    failures.record(containerd::stop_all(data_dir).await.context("cannot end containerd"));
     // Those whose containers are gone may have left a cgroup.
-    let place = node::pods_dir(data_dir);
-    let volumes = std::fs::read_dir(&place).into_iter().flatten().flatten();
+    let pods_dir = node::pods_dir(data_dir);
+    let volumes = std::fs::read_dir(&pods_dir).into_iter().flatten().flatten();
     uids.extend(volumes.map(|entry| entry.file_name().to_string_lossy().into_owned()));
     for uid in uids.iter().filter(|uid| !uid.is_empty()) {
-        let clear = async || Ok(kubelet::cgroups::clear(&place, uid)?);
-        failures.note(patiently(clear).await.context("cannot remove what a pod was in"));
+        let clear = async || Ok(kubelet::cgroups::remove_pod_cgroup(&pods_dir, uid)?);
+        failures.record(retry(clear).await.context("cannot remove what a pod was in"));
     }
     // Fails where another node of this host has supervisors in it.
-    let _ = Cgroups::of_host().and_then(|cgroups| cgroups.remove(runtime::embedded::SUPERVISORS));
-    kubelet::cgroups::remove_levels(&place);
-    failures.note(node::logs(data_dir).leave().context("cannot remove logs of pods"));
-    failures.note(sys::mounts::unmount_below(data_dir).map_err(Into::into));
+    let _ = Cgroups::of_host().and_then(|cgroups| cgroups.remove(runtime::embedded::SUPERVISORS_CGROUP));
+    kubelet::cgroups::remove_qos_cgroups(&pods_dir);
+    failures.record(node::logs(data_dir).remove_all().context("cannot remove logs of pods"));
+    failures.record(sys::mounts::unmount_below(data_dir).map_err(Into::into));
     let root = node::kubelet_root(data_dir);
-    let let_go = async || kubelet::let_disks_go(&root, &place).await.map_err(anyhow::Error::msg);
-    failures.note(patiently(let_go).await.context("cannot let a disk go"));
+    let detach = async || kubelet::let_disks_go(&root, &pods_dir).await.map_err(anyhow::Error::msg);
+    failures.record(retry(detach).await.context("cannot let a disk go"));
 }
 
 /// Ends and removes all pods of the embedded runtime, and returns their uids. One that resists does not keep the others.
 async fn end_pods(data_dir: &Path, failures: &mut Failures) -> Vec<String> {
     let open = async { anyhow::Ok(runtime::Embedded::open(runtime_config(data_dir)?).await?) };
-    let Some(runtime) = failures.note(open.await.context("cannot open the container runtime")) else {
+    let Some(runtime) = failures.record(open.await.context("cannot open the container runtime")) else {
         return Vec::new();
     };
     let sandboxes = runtime.sandboxes(&[]).await.map_err(anyhow::Error::from);
-    let sandboxes = failures.note(sandboxes.context("cannot list the pods")).unwrap_or_default();
+    let sandboxes = failures.record(sandboxes.context("cannot list the pods")).unwrap_or_default();
     let ended = join_all(sandboxes.iter().map(|sandbox| async {
         runtime.stop_sandbox(&sandbox.id).await?;
         runtime.remove_sandbox(&sandbox.id).await
@@ -135,63 +135,63 @@ async fn end_pods(data_dir: &Path, failures: &mut Failures) -> Vec<String> {
     for (sandbox, ended) in sandboxes.iter().zip(ended.await) {
         let name = sandbox.metadata.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
         let ended = ended.with_context(|| format!("cannot end the pod {}", name.unwrap_or_default()));
-        failures.note(ended);
+        failures.record(ended);
     }
-    sandboxes.into_iter().filter_map(|mut sandbox| sandbox.labels.remove(POD_UID)).collect()
+    sandboxes.into_iter().filter_map(|mut sandbox| sandbox.labels.remove(POD_UID_LABEL)).collect()
 }
 
 /// The embedded runtime of a data directory, for a while in which no node runs.
 pub fn runtime_config(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
     let cni = runtime::embedded::Cni {
         conf_dir: "/etc/cni/net.d".into(),
-        bin_dirs: NETWORK_PROGRAMS.map(PathBuf::from).to_vec(),
+        bin_dirs: CNI_BIN_DIRS.map(PathBuf::from).to_vec(),
     };
-    node::embedded(data_dir, cni, &RegistryFlags::default())
+    node::embedded_config(data_dir, cni, &RegistryFlags::default())
 }
 
 /// Restores what the node has changed on its host.
-fn host(data_dir: &Path, failures: &mut Failures) {
+fn restore_host(data_dir: &Path, failures: &mut Failures) {
     for error in host_state::restore(data_dir) {
-        failures.note::<()>(Err(error));
+        failures.record::<()>(Err(error));
     }
     let removed = runtime::embedded::remove_default_profile();
-    failures.note(removed.context("cannot remove the AppArmor profile of skiff"));
+    failures.record(removed.context("cannot remove the AppArmor profile of skiff"));
 }
 
 /// Tries again for a while: what has ended may be on its way out.
-async fn patiently(attempt: impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let begun = tokio::time::Instant::now();
+async fn retry(attempt: impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let started = tokio::time::Instant::now();
     loop {
         match attempt().await {
-            Err(_) if begun.elapsed() < LEAVE => tokio::time::sleep(AGAIN).await,
+            Err(_) if started.elapsed() < REMOVE_TIMEOUT => tokio::time::sleep(REMOVE_RETRY).await,
             done => return done,
         }
     }
 }
 
 /// Removes links, routes and rules of this network namespace.
-fn network(failures: &mut Failures) {
-    failures.note(services::remove_rules());
-    failures.note(proxy::routes::remove_all().context("cannot remove routes"));
+fn remove_network(failures: &mut Failures) {
+    failures.record(services::remove_rules());
+    failures.record(proxy::routes::remove_all().context("cannot remove routes"));
     let links = || -> std::io::Result<()> {
         let mut netlink = Netlink::open()?;
         for link in netlink.links()? {
-            let ours =
-                link.name == kubelet::network::BRIDGE || link.name.starts_with(runtime::embedded::LINKS);
-            if ours || proxy::routes::OVERLAYS.contains(&&*link.name) {
+            let is_pod_link = link.name == kubelet::network::BRIDGE
+                || link.name.starts_with(runtime::embedded::LINK_NAME_PREFIX);
+            if is_pod_link || proxy::routes::OVERLAYS.contains(&&*link.name) {
                 netlink.delete_link(&link.name)?;
             }
         }
         Ok(())
     };
-    failures.note(links().context("cannot remove links"));
+    failures.record(links().context("cannot remove links"));
 }
 
 /// Removes a directory and all in it. Of one behind a link, or with a disk of its own, only what is in it: the rest is its
 /// administrator's.
 pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{NotADirectory, NotFound, ResourceBusy};
-    let empty = || -> std::io::Result<()> {
+    let delete_all = || -> std::io::Result<()> {
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
             match entry.file_type()?.is_dir() {
@@ -204,7 +204,7 @@ pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
             done => done,
         }
     };
-    match empty() {
+    match delete_all() {
         Err(error) if error.kind() != NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
@@ -217,20 +217,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_directory_in_use_is_left_alone() {
+    fn second_lock_of_data_dir_fails() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(lock_holder(dir.path()), None);
-        let held = lock(dir.path()).unwrap();
+        let guard = lock(dir.path()).unwrap();
         assert_eq!(lock_holder(dir.path()), Some(std::process::id()));
         let error = lock(dir.path()).unwrap_err().to_string();
         assert!(error.starts_with("another skiff works with"), "{error}");
-        drop(held);
+        drop(guard);
         assert!(lock(dir.path()).unwrap().is_some());
         assert!(lock(&dir.path().join("none")).unwrap().is_none());
     }
 
     #[test]
-    fn a_directory_behind_a_link_is_emptied() {
+    fn remove_dir_keeps_symlink_and_deletes_contents() {
         let dir = tempfile::tempdir().unwrap();
         let [data, link] = ["data", "link"].map(|name| dir.path().join(name));
         std::fs::create_dir_all(data.join("store")).unwrap();

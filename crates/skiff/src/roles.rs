@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use client::remote::Remote;
 use client::{Client, Kubeconfig};
-use controllers::service_balancer::nodes::Nodes;
+use controllers::service_balancer::nodes::NodeBalancer;
 use jiff::Timestamp;
-use reconcile::cloud::{Cloud, Place};
+use reconcile::cloud::{Cloud, CloudHandle};
 use reconcile::{Clock, Ctx, Election, Settings, Signers};
 use serde_json::json;
 use tokio::sync::watch;
 
 use crate::flags::{ControllerManagerFlags, ProxyFlags, SchedulerFlags, SigningFlags, SimulateFlags};
-use crate::monitor;
 use crate::running;
-use crate::server::told_to_stop;
+use crate::secure_serving;
+use crate::server::shutdown_signal;
 use crate::services;
-use crate::threads::threads;
+use crate::threads::runtime_builder;
 
 pub const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 pub const SCHEDULER: &str = "kube-scheduler";
@@ -31,14 +31,14 @@ const CONTROLLER_MANAGER_PORT: u16 = 10257;
 const SCHEDULER_PORT: u16 = 10259;
 
 pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> {
-    let chosen = controllers::Chosen::parse(&flags.controllers)?;
+    let enabled = controllers::EnabledControllers::parse(&flags.controllers)?;
     let settings = settings(flags)?;
-    apart(&flags.kubeconfig, CONTROLLER_MANAGER, async |ctx| {
+    run_component(&flags.kubeconfig, CONTROLLER_MANAGER, async |ctx| {
         // Unless told otherwise, pods know the API server as this process does.
         let root_ca = if settings.root_ca.is_empty() { &ctx.settings.root_ca } else { &settings.root_ca };
         let settings = Settings { root_ca: root_ca.clone(), ..settings };
-        let ctx = ctx.with(settings);
-        let told = json!({
+        let ctx = ctx.with_settings(settings);
+        let component_config = json!({
             "kind": "KubeControllerManagerConfiguration",
             "apiVersion": "kubecontrollermanager.config.k8s.io/v1alpha1",
             "Generic": {
@@ -47,11 +47,11 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
             },
             "KubeCloudShared": {"ClusterCIDR": flags.cluster_cidr.join(",")},
         });
-        let config = ("kubecontrollermanager.config.k8s.io", told);
-        monitor::start(&flags.monitor, CONTROLLER_MANAGER_PORT, &ctx, config).await?;
-        let leads = count_lead(&ctx, CONTROLLER_MANAGER);
+        let config = ("kubecontrollermanager.config.k8s.io", component_config);
+        secure_serving::start(&flags.monitor, CONTROLLER_MANAGER_PORT, &ctx, config).await?;
+        let is_leader = register_leader_metric(&ctx, CONTROLLER_MANAGER);
         if !flags.leader_elect {
-            controllers::run(ctx, chosen).await;
+            controllers::run(ctx, enabled).await;
             return Ok(());
         }
         let election = Election {
@@ -62,8 +62,8 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
         };
         let shutdown = ctx.shutdown.clone();
         let work = async {
-            leads.store(true, Ordering::Relaxed);
-            controllers::run(ctx.clone(), chosen).await;
+            is_leader.store(true, Ordering::Relaxed);
+            controllers::run(ctx.clone(), enabled).await;
         };
         let lost = reconcile::lead(&election, shutdown, work).await;
         // Whoever has lost the lease must not write any more, not even by accident.
@@ -74,22 +74,22 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
 
 pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
     let config = scheduler_config(flags.config.as_deref())?;
-    let elect = flags.leader_elect.unwrap_or(config.leader_election.leader_elect);
-    apart(&flags.kubeconfig, SCHEDULER, async |ctx| {
-        let told = json!({
+    let use_leader_election = flags.leader_elect.unwrap_or(config.leader_election.leader_elect);
+    run_component(&flags.kubeconfig, SCHEDULER, async |ctx| {
+        let config_fields = json!({
             "kind": "KubeSchedulerConfiguration",
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "percentageOfNodesToScore": config.percentage_of_nodes_to_score,
             "podInitialBackoffSeconds": config.pod_initial_backoff_seconds,
             "podMaxBackoffSeconds": config.pod_max_backoff_seconds,
-            "leaderElection": {"leaderElect": elect, "resourceName": SCHEDULER},
+            "leaderElection": {"leaderElect": use_leader_election, "resourceName": SCHEDULER},
             "profiles": config.profiles.iter().map(|profile| json!({"schedulerName": profile.scheduler_name}))
                 .collect::<Vec<_>>(),
         });
-        let told = ("kubescheduler.config.k8s.io", told);
-        monitor::start(&flags.monitor, SCHEDULER_PORT, &ctx, told).await?;
-        let leads = count_lead(&ctx, SCHEDULER);
-        if !elect {
+        let config_group = ("kubescheduler.config.k8s.io", config_fields);
+        secure_serving::start(&flags.monitor, SCHEDULER_PORT, &ctx, config_group).await?;
+        let is_leader = register_leader_metric(&ctx, SCHEDULER);
+        if !use_leader_election {
             return Ok(scheduler::run::run(ctx, config, &[]).await?);
         }
         let election = Election {
@@ -98,26 +98,27 @@ pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
             lease: SCHEDULER,
             identity: format!("{}_{}", hostname(), std::process::id()),
         };
-        let mut outcome = Ok(());
+        let mut result = Ok(());
         let work = async {
-            leads.store(true, Ordering::Relaxed);
-            outcome = scheduler::run::run(ctx.clone(), config, &[]).await;
+            is_leader.store(true, Ordering::Relaxed);
+            result = scheduler::run::run(ctx.clone(), config, &[]).await;
         };
         let lost = reconcile::lead(&election, ctx.shutdown.clone(), work).await;
         anyhow::ensure!(!lost, "lost the lease {SCHEDULER}");
-        Ok(outcome?)
+        Ok(result?)
     })
 }
 
 /// Counts, under upstream's name, whether this one is the one that works.
-fn count_lead(ctx: &Ctx, name: &'static str) -> Arc<AtomicBool> {
-    let leads = Arc::new(AtomicBool::new(false));
-    let told = leads.clone();
-    ctx.metrics.also(move |out| {
-        let (family, value) = ("leader_election_master_status", u8::from(told.load(Ordering::Relaxed)));
+fn register_leader_metric(ctx: &Ctx, name: &'static str) -> Arc<AtomicBool> {
+    let is_leader = Arc::new(AtomicBool::new(false));
+    let leader_status = is_leader.clone();
+    ctx.metrics.register_writer(move |out| {
+        let (family, value) =
+            ("leader_election_master_status", u8::from(leader_status.load(Ordering::Relaxed)));
         let _ = writeln!(out, "# TYPE {family} gauge\n{family}{{name=\"{name}\"}} {value}");
     });
-    leads
+    is_leader
 }
 
 /// What the flags tell the controllers of the cluster.
@@ -126,7 +127,7 @@ fn settings(flags: &ControllerManagerFlags) -> anyhow::Result<Settings> {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
     };
     let keys = flags.service_account_private_key_file.as_deref().map(pki::token::Keys::load).transpose()?;
-    let nodes = flags.servicelb.then(|| Nodes::with_pool(&flags.servicelb_pool)).transpose()?;
+    let nodes = flags.servicelb.then(|| NodeBalancer::with_pool(&flags.servicelb_pool)).transpose()?;
     Ok(Settings {
         root_ca: flags.root_ca_file.as_ref().map(read).transpose()?.unwrap_or_default(),
         cluster_cidrs: flags.cluster_cidr.clone(),
@@ -134,8 +135,8 @@ fn settings(flags: &ControllerManagerFlags) -> anyhow::Result<Settings> {
         signers: signers(&flags.signing)?,
         account_tokens: keys.map(Arc::new),
         local_storage: flags.default_local_storage_path.clone().unwrap_or_default(),
-        cloud: Place(nodes.map(|nodes| Arc::new(nodes) as Arc<dyn Cloud>)),
-        silence: flags.silence.settings(),
+        cloud: CloudHandle(nodes.map(|nodes| Arc::new(nodes) as Arc<dyn Cloud>)),
+        node_monitor: flags.silence.settings(),
     })
 }
 
@@ -177,7 +178,7 @@ fn signers(flags: &SigningFlags) -> anyhow::Result<Signers> {
 
 /// The scheduler's configuration: a file's, or the default.
 pub fn scheduler_config(path: Option<&Path>) -> anyhow::Result<scheduler::config::Config> {
-    let Some(path) = path else { return Ok(scheduler::config::Config::standard()) };
+    let Some(path) = path else { return Ok(scheduler::config::Config::with_defaults()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     scheduler::config::Config::read(&text).with_context(|| path.display().to_string())
 }
@@ -189,24 +190,24 @@ pub fn proxy(flags: &ProxyFlags) -> anyhow::Result<()> {
     let node = flags.node_name.clone().unwrap_or_else(|| hostname().to_lowercase());
     let config = services::proxy_config(node, &flags.cluster_cidr, &flags.service_cidr)?;
     let config = proxy::Config { policies: flags.network_policy, ..config };
-    apart(&flags.kubeconfig, services::PROXY, async |ctx| {
-        running::register(services::PROXY, None);
-        proxy::prepare(&config.pods);
-        proxy::run(ctx, config, Arc::new(proxy::Kernel::default())).await;
+    run_component(&flags.kubeconfig, services::PROXY_AGENT, async |ctx| {
+        running::register(services::PROXY_AGENT, None);
+        proxy::enable_forwarding(&config.pods);
+        proxy::run(ctx, config, Arc::new(proxy::NetlinkFirewall::default())).await;
         Ok(())
     })
 }
 
 pub fn simulate(flags: &SimulateFlags) -> anyhow::Result<()> {
     let config = simulate::Config { nodes: flags.nodes, events: flags.events };
-    apart(&flags.kubeconfig, "simulate", async |ctx| {
+    run_component(&flags.kubeconfig, "simulate", async |ctx| {
         simulate::run(ctx, config).await;
         Ok(())
     })
 }
 
 /// Runs one role against the API server of a kubeconfig until told to stop.
-fn apart<Work: Future<Output = anyhow::Result<()>>>(
+fn run_component<Work: Future<Output = anyhow::Result<()>>>(
     kubeconfig: &Path,
     agent: &'static str,
     role: impl FnOnce(Ctx) -> Work,
@@ -214,12 +215,13 @@ fn apart<Work: Future<Output = anyhow::Result<()>>>(
     let config = Kubeconfig::read(kubeconfig)?;
     let settings =
         Settings { root_ca: String::from_utf8_lossy(&config.ca_pem).into_owned(), ..Settings::default() };
-    threads().build()?.block_on(async {
+    runtime_builder().build()?.block_on(async {
         let remote = Remote::new(&config).with_context(|| format!("cannot use {}", kubeconfig.display()))?;
         let (stop, shutdown) = watch::channel(false);
-        let ctx = Ctx::new(Client::new(Arc::new(remote), agent), Clock::default(), shutdown).with(settings);
+        let ctx = Ctx::new(Client::new(Arc::new(remote), agent), Clock::default(), shutdown)
+            .with_settings(settings);
         tokio::spawn(async move {
-            told_to_stop().await;
+            shutdown_signal().await;
             stop.send_replace(true);
         });
         role(ctx).await

@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
-const PREFIX: &str = "skiff-node-";
+const SOCKET_PREFIX: &str = "skiff-node-";
 /// A node that is busy answers later, one that is stopped never.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_ANSWER_BYTES: u64 = 16 << 10;
@@ -43,7 +43,7 @@ impl std::fmt::Display for RunningNode {
 /// Lets others find this process as long as it runs. Needs an async runtime.
 pub fn register(role: &'static str, data_dir: Option<&Path>) {
     let listen = || -> io::Result<tokio::net::UnixListener> {
-        let name = format!("{PREFIX}{}", std::process::id());
+        let name = format!("{SOCKET_PREFIX}{}", std::process::id());
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         listener.set_nonblocking(true)?;
         tokio::net::UnixListener::from_std(listener)
@@ -71,16 +71,20 @@ pub fn register(role: &'static str, data_dir: Option<&Path>) {
 pub fn nodes() -> anyhow::Result<Vec<RunningNode>> {
     const SOCKETS: &str = "/proc/self/net/unix";
     let sockets = std::fs::read_to_string(SOCKETS).with_context(|| format!("cannot read {SOCKETS}"))?;
-    Ok(names(&sockets).into_iter().filter_map(node).filter(|node| node.pid != std::process::id()).collect())
+    Ok(socket_names(&sockets)
+        .into_iter()
+        .filter_map(query_node)
+        .filter(|node| node.pid != std::process::id())
+        .collect())
 }
 
 /// The names of the sockets of nodes; connections have the name of the socket that accepted them.
-fn names(sockets: &str) -> BTreeSet<&str> {
+fn socket_names(sockets: &str) -> BTreeSet<&str> {
     let last = sockets.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix('@'));
-    last.filter(|name| name.starts_with(PREFIX)).collect()
+    last.filter(|name| name.starts_with(SOCKET_PREFIX)).collect()
 }
 
-fn node(name: &str) -> Option<RunningNode> {
+fn query_node(name: &str) -> Option<RunningNode> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).ok()?).ok()?;
     let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
     // Anyone may listen under such a name; only root manages a node.
@@ -104,24 +108,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_names_of_nodes_among_all_sockets() {
+    fn lists_only_node_sockets() {
         let sockets = "Num       RefCount Protocol Flags    Type St Inode Path\n\
             000: 00000002 00000000 00010000 0001 01 11 @skiff-node-7\n\
             001: 00000003 00000000 00000000 0001 03 12 @skiff-node-7\n\
             002: 00000002 00000000 00010000 0001 01 13 /run/skiff-node-8\n\
             003: 00000002 00000000 00010000 0001 01 14 @other\n\
             004: 00000002 00000000 00010000 0001 01 15\n";
-        assert_eq!(names(sockets).into_iter().collect::<Vec<_>>(), ["skiff-node-7"]);
+        assert_eq!(socket_names(sockets).into_iter().collect::<Vec<_>>(), ["skiff-node-7"]);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_registered_node_says_what_it_is() {
+    async fn registered_node_reports_role_and_data_dir() {
         register("server", Some(Path::new("/data")));
-        let name = format!("{PREFIX}{}", std::process::id());
-        let found = tokio::task::spawn_blocking(move || node(&name)).await.unwrap();
+        let name = format!("{SOCKET_PREFIX}{}", std::process::id());
+        let found = tokio::task::spawn_blocking(move || query_node(&name)).await.unwrap();
         let (pid, data_dir) = (std::process::id(), Some(PathBuf::from("/data")));
         assert_eq!(found, Some(RunningNode { pid, role: "server".to_owned(), data_dir }));
-        let shown = found.unwrap().to_string();
-        assert_eq!(shown, format!("skiff server (pid {pid}, data directory /data)"));
+        let text = found.unwrap().to_string();
+        assert_eq!(text, format!("skiff server (pid {pid}, data directory /data)"));
     }
 }

@@ -7,43 +7,43 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use client::Client;
-use controllers::service_balancer::nodes::Nodes;
+use controllers::service_balancer::nodes::NodeBalancer;
 use jiff::Timestamp;
-use reconcile::cloud::Place;
+use reconcile::cloud::CloudHandle;
 use reconcile::{Clock, Ctx, Settings};
 use store::Store;
 use store::etcd::EtcdStore;
 use store::log::LogStore;
 use tokio::sync::watch;
 
-use crate::address::{self, Address};
-use crate::arguments::Arguments;
-use crate::certificates::{Certificates, Kubeconfig};
-use crate::facts::Facts;
+use crate::address::{self, AddressReceiver};
+use crate::apiserver_args::ApiserverArgs;
+use crate::certificates::{AdminKubeconfig, Certificates};
+use crate::cluster_info::ClusterInfo;
 use crate::flags::{BackupFlags, ServerFlags};
+use crate::init_system;
+use crate::join_server;
 use crate::kubeconfig;
-use crate::names::{Names, Tell};
 use crate::node;
+use crate::node_dns::{EndpointPublisher, NodeDns};
 use crate::pod_access;
 use crate::reset;
 use crate::roles::{CONTROLLER_MANAGER, SCHEDULER, scheduler_config};
 use crate::running;
 use crate::services;
 use crate::stop;
-use crate::system;
-use crate::threads::threads;
-use crate::welcome;
+use crate::threads::runtime_builder;
 
 /// After how many steps of its tasks a busy thread looks for requests that have come. A step of a long list takes 50 µs,
 /// and by default a new request would wait for 61 of them.
-const STEPS: u32 = 8;
+const EVENT_INTERVAL: u32 = 8;
 /// What ending pods before a shutdown may take beyond their grace periods.
-const POD_SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
+const POD_SHUTDOWN_BUFFER: Duration = Duration::from_secs(5);
 /// The longest whatever is configured: systemd kills a service that takes more than 90 seconds by default.
-const POD_SHUTDOWN_LIMIT: Duration = Duration::from_secs(80);
+const MAX_POD_SHUTDOWN: Duration = Duration::from_secs(80);
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
-    let threads = threads().event_interval(STEPS).build()?;
+    let threads = runtime_builder().event_interval(EVENT_INTERVAL).build()?;
     // By one of them: only they give back memory.
     threads.block_on(async { tokio::spawn(serve(flags)).await? })
 }
@@ -53,33 +53,39 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     // First of all: a port in use is the most likely mistake.
     let listener = address::listen(bind)?;
     let listen = listener.local_addr()?;
-    private_dir(&flags.node.data_dir)?;
-    let arguments = Arguments::parse(&flags.kube_apiserver_arg)?;
+    create_private_dir(&flags.node.data_dir)?;
+    let arguments = ApiserverArgs::parse(&flags.kube_apiserver_arg)?;
     let mut store = open_store(&flags).await?;
     let _lock = reset::lock(&flags.node.data_dir)?;
     let mut encryption = None;
     if let Some(path) = arguments.path("encryption-provider-config") {
-        let encrypted = apiserver::Encrypted::new(store, &path)?;
+        let encrypted = apiserver::EncryptedStore::new(store, &path)?;
         store = encrypted.store();
-        encryption = arguments.follows_encryption()?.then_some(encrypted);
+        encryption = arguments.encryption_reload_enabled()?.then_some(encrypted);
     }
     let (node_ip, _) = node::node_ips(&flags.node)?;
-    let told = flags.advertise_address.or(node_ip).or_else(|| reachable(flags.bind_address));
-    let advertise = match told {
-        Some(_) => address::fixed(told),
-        None => address::follow(address::own(), || std::future::ready(address::own())),
+    let advertise_ip = flags.advertise_address.or(node_ip).or_else(|| external_address(flags.bind_address));
+    let advertise = match advertise_ip {
+        Some(_) => address::fixed(advertise_ip),
+        None => {
+            address::follow(address::default_address(), || std::future::ready(address::default_address()))
+        }
     };
-    let node_at = node_ip.map_or_else(|| advertise.clone(), |ip| address::fixed(Some(ip)));
+    let node_address = node_ip.map_or_else(|| advertise.clone(), |ip| address::fixed(Some(ip)));
     let output = flags.write_kubeconfig.clone();
-    let output = output.map(|path| kubeconfig::Output { path, mode: flags.write_kubeconfig_mode });
-    let url = format!("https://{}", SocketAddr::new(local(flags.bind_address), listen.port()));
-    let kubeconfig = Kubeconfig::new(&flags.node.data_dir, output, url);
+    let output = output.map(|path| kubeconfig::KubeconfigFile { path, mode: flags.write_kubeconfig_mode });
+    let url = format!("https://{}", SocketAddr::new(local_client_address(flags.bind_address), listen.port()));
+    let kubeconfig = AdminKubeconfig::new(&flags.node.data_dir, output, url);
     let url = kubeconfig.url.clone();
     let certificates = Certificates::new(&flags, advertise.clone(), kubeconfig, Timestamp::now())?;
     let ready_line = (url, certificates.kubeconfig().to_owned());
     let serving = certificates.serving();
-    let facts = Facts::of(&flags, certificates.client_ca())?;
-    let token = welcome::token(&flags.node.data_dir, flags.token.as_deref(), certificates.server_ca())?;
+    let cluster_info = ClusterInfo::from_flags(&flags, certificates.client_ca())?;
+    let token = join_server::load_or_create_token(
+        &flags.node.data_dir,
+        flags.token.as_deref(),
+        certificates.server_ca(),
+    )?;
     let (stop, shutdown) = watch::channel(false);
     let settings = Settings {
         root_ca: certificates.server_ca().to_owned(),
@@ -89,7 +95,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         account_tokens: Some(Arc::new(pki::token::Keys::load_or_create(&flags.node.data_dir.join("tls"))?)),
         local_storage: local_storage(&flags)?,
         cloud: cloud(&flags)?,
-        silence: flags.silence.settings(),
+        node_monitor: flags.silence.settings(),
     };
     let config = apiserver::Config {
         listen,
@@ -101,37 +107,38 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         admission: arguments.admission()?,
         authentication: arguments.authentication(&certificates)?,
         audit: arguments.audit()?,
-        seats: arguments.seats()?,
+        max_requests_inflight: arguments.max_inflight_requests()?,
         authorization: arguments.authorization()?,
         encryption,
         tokens: arguments.tokens(&flags)?,
-        dialing: Some(certificates.dialing()),
+        kubelet_client_tls: Some(certificates.kubelet_client_tls()),
         proxy_client: Some(arguments.proxy_client(&certificates)?),
     };
-    let credentials = node::Credentials {
+    let credentials = node::ServingCredentials {
         serving: certificates.kubelet_serving(),
         authority: certificates.client_authority()?,
     };
     tokio::spawn(certificates.keep_renewed(Timestamp::now));
     let hooks = ShutdownHooks::default();
-    tokio::spawn(stop_when_told(stop, hooks.clone()));
-    let chosen = controllers::Chosen::parse(&flags.controllers)?;
+    tokio::spawn(handle_shutdown(stop, hooks.clone()));
+    let enabled_controllers = controllers::EnabledControllers::parse(&flags.controllers)?;
     let config_file = flags.scheduler_config.as_deref();
     let scheduling = (!flags.disable_scheduler).then(|| scheduler_config(config_file)).transpose()?;
     let started = apiserver::start(config, store, shutdown.clone()).await?;
     let ctx = Ctx::new(Client::new(started.local(), CONTROLLER_MANAGER), Clock::default(), shutdown);
-    let ctx = ctx.with(settings);
-    let counted = ctx.metrics.clone();
-    started.also_count(move |out| counted.write(out));
-    welcome::prepare(&Client::new(started.local(), "skiff"), &token.bootstrap, &facts).await?;
+    let ctx = ctx.with_settings(settings);
+    let metrics = ctx.metrics.clone();
+    started.add_metrics_writer(move |out| metrics.write(out));
+    join_server::ensure_join_objects(&Client::new(started.local(), "skiff"), &token.bootstrap, &cluster_info)
+        .await?;
     if !flags.disable_controller_manager {
         if !ctx.settings.local_storage.is_empty() {
             ensure_storage_class(&ctx.client).await?;
         }
-        tokio::spawn(controllers::run(ctx.clone(), chosen));
+        tokio::spawn(controllers::run(ctx.clone(), enabled_controllers));
     }
     if let Some(config) = scheduling {
-        let user = Client::new(started.local(), SCHEDULER).acting_as("system:kube-scheduler");
+        let user = Client::new(started.local(), SCHEDULER).impersonate("system:kube-scheduler");
         let ctx = Ctx { client: user, ..ctx.clone() };
         tokio::spawn(async move {
             if let Err(error) = scheduler::run::run(ctx, config, &[]).await {
@@ -147,27 +154,27 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         && node::can_run_pods(&flags.node)
     {
         running::register("server", Some(&flags.node.data_dir));
-        let config = node::config(&flags.node, &facts, node_at.clone(), credentials)?;
+        let config = node::config(&flags.node, &cluster_info, node_address.clone(), credentials)?;
         hooks.set_node(&config);
         let name = format!("system:node:{}", config.settings.node_name);
-        let client = Client::new(started.local(), "kubelet").acting_as(&name);
+        let client = Client::new(started.local(), "kubelet").impersonate(&name);
         let ports = watch::Sender::default();
         if !flags.node.disable_kube_proxy {
-            let client = Client::new(started.local(), services::PROXY);
-            services::route(&ctx, client, &flags.node, &facts, ports.subscribe())?;
+            let client = Client::new(started.local(), services::PROXY_AGENT);
+            services::start_proxy(&ctx, client, &flags.node, &cluster_info, ports.subscribe())?;
         }
         if !services::is_disabled(&flags, "dns") {
-            let tell = Tell::Service(Client::new(started.local(), "dns"));
-            let names = Names::start(&ctx, tell, &flags.node, &facts, node_at.clone())?;
-            let counted = names.metrics();
-            started.also_count(move |out| counted.write(out));
-            let _ = hooks.names.set(names);
+            let publisher = EndpointPublisher::Service(Client::new(started.local(), "dns"));
+            let node_dns = NodeDns::start(&ctx, publisher, &flags.node, &cluster_info, node_address.clone())?;
+            let metrics = node_dns.metrics();
+            started.add_metrics_writer(move |out| metrics.write(out));
+            let _ = hooks.node_dns.set(node_dns);
         }
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(started.local(), "skiff-ingress");
-            let dial = ingress::directly();
-            let counted = services::ingress(&ctx, admin, &flags, node_at.clone(), dial).await?;
-            started.also_count(move |out| counted.write(out));
+            let dial = ingress::direct_dialer();
+            let metrics = services::ingress(&ctx, admin, &flags, node_address.clone(), dial).await?;
+            started.add_metrics_writer(move |out| metrics.write(out));
         }
         let ctx = Ctx { client, ..ctx.clone() };
         let flags = flags.node.clone();
@@ -180,13 +187,22 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     }
     let mut pod_connections = None;
     if flags.bind_address.is_loopback() && flags.advertise_address.is_none() && hooks.has_node() {
-        let pods = services::networks(&flags.cluster_cidr)?;
+        let pods = services::parse_networks(&flags.cluster_cidr)?;
         pod_connections = Some(pod_access::listen(advertise, listen.port(), pods));
     }
     let data_dir = flags.node.data_dir.clone();
     if flags.disable_agent {
-        let apart = Apart { ctx: ctx.clone(), flags: flags.clone(), facts, address: node_at };
-        tokio::spawn(apart.once(started.tunnels(), started.local(), started.dial()));
+        let remote_node_services = RemoteNodeServices {
+            ctx: ctx.clone(),
+            flags: flags.clone(),
+            cluster_info,
+            address: node_address,
+        };
+        tokio::spawn(remote_node_services.start_after_first_node(
+            started.tunnels(),
+            started.local(),
+            started.dial(),
+        ));
     }
     let mut is_ready = started.ready();
     tokio::spawn(async move {
@@ -201,30 +217,35 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
 
 /// Says that this process ends, and what it leaves running.
 pub fn log_stopped(data_dir: &Path) {
-    match stop::remains(data_dir) {
+    match stop::remaining_pods(data_dir) {
         Some(remains) => tracing::info!("stopped; {remains}"),
         None => tracing::info!("stopped"),
     }
 }
 
 /// What a server does for nodes elsewhere although it is none itself.
-struct Apart {
+struct RemoteNodeServices {
     ctx: Ctx,
     flags: ServerFlags,
-    facts: Facts,
-    address: Address,
+    cluster_info: ClusterInfo,
+    address: AddressReceiver,
 }
 
-impl Apart {
+impl RemoteNodeServices {
     /// As soon as a node has come, since without any nobody asks. Pods are reached through the tunnels of their nodes.
-    async fn once(self, mut nodes: watch::Receiver<u64>, local: Arc<apiserver::Local>, dial: stream::Dial) {
+    async fn start_after_first_node(
+        self,
+        mut nodes: watch::Receiver<u64>,
+        local: Arc<apiserver::LocalConnection>,
+        dial: stream::Dialer,
+    ) {
         if nodes.wait_for(|seen| *seen > 0).await.is_err() {
             return;
         }
-        let Apart { ctx, flags, facts, address } = self;
+        let RemoteNodeServices { ctx, flags, cluster_info: facts, address } = self;
         if !services::is_disabled(&flags, "dns") {
-            let tell = Tell::Service(Client::new(local.clone(), "dns"));
-            if let Err(error) = Names::start(&ctx, tell, &flags.node, &facts, address.clone()) {
+            let publisher = EndpointPublisher::Service(Client::new(local.clone(), "dns"));
+            if let Err(error) = NodeDns::start(&ctx, publisher, &flags.node, &facts, address.clone()) {
                 tracing::error!("nobody answers for names: {error:#}");
             }
         }
@@ -250,16 +271,16 @@ fn local_storage(flags: &ServerFlags) -> anyhow::Result<String> {
     path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is not UTF-8", path.display()))
 }
 
-fn cloud(flags: &ServerFlags) -> anyhow::Result<Place> {
+fn cloud(flags: &ServerFlags) -> anyhow::Result<CloudHandle> {
     if flags.disable.iter().any(|part| part == "servicelb") {
-        return Ok(Place::default());
+        return Ok(CloudHandle::default());
     }
-    Ok(Place(Some(Arc::new(Nodes::with_pool(&flags.servicelb_pool)?))))
+    Ok(CloudHandle(Some(Arc::new(NodeBalancer::with_pool(&flags.servicelb_pool)?))))
 }
 
 /// Makes the built-in storage class; one that is there may have been changed and is left as it is.
 async fn ensure_storage_class(client: &Client) -> anyhow::Result<()> {
-    match client.create(&controllers::local_storage::class()).await {
+    match client.create(&controllers::local_storage::default_storage_class()).await {
         Err(error) if !error.is_already_exists() => Err(error).context("cannot make the storage class"),
         _ => Ok(()),
     }
@@ -268,7 +289,7 @@ async fn ensure_storage_class(client: &Client) -> anyhow::Result<()> {
 async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {
     if flags.datastore_endpoint.is_empty() {
         let dir = flags.node.data_dir.join("store");
-        let config = store::log::Config { at_rest: sys::allocator::rest, ..store::log::Config::default() };
+        let config = store::log::Config { on_idle: sys::allocator::collect, ..store::log::Config::default() };
         return Ok(Arc::new(LogStore::open(&dir, config)?));
     }
     let options = store::etcd::Options { tls: etcd_tls(flags)?, ..store::etcd::Options::default() };
@@ -284,8 +305,8 @@ fn etcd_tls(flags: &ServerFlags) -> anyhow::Result<Option<store::etcd::Tls>> {
         |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let Some(ca) = &flags.datastore_cafile else {
         let encrypted = flags.datastore_endpoint.iter().any(|url| url.starts_with("https://"));
-        let needless = !encrypted && flags.datastore_certfile.is_none();
-        anyhow::ensure!(needless, "etcd over TLS needs --datastore-cafile");
+        let is_optional = !encrypted && flags.datastore_certfile.is_none();
+        anyhow::ensure!(is_optional, "etcd over TLS needs --datastore-cafile");
         return Ok(None);
     };
     let identity = match (&flags.datastore_certfile, &flags.datastore_keyfile) {
@@ -305,25 +326,25 @@ pub fn backup(flags: &BackupFlags) -> anyhow::Result<()> {
 
 /// Fills an empty data directory from a backup.
 pub fn restore(flags: &BackupFlags) -> anyhow::Result<()> {
-    private_dir(&flags.data_dir)?;
+    create_private_dir(&flags.data_dir)?;
     store::log::restore(&flags.file, &flags.data_dir.join("store"))?;
     println!("restored {} into {}", flags.file.display(), flags.data_dir.display());
     Ok(())
 }
 
-pub fn private_dir(path: &Path) -> anyhow::Result<()> {
+pub fn create_private_dir(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.with_context(|| format!("cannot make {}", path.display()))
+    let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    created.with_context(|| format!("cannot make {}", path.display()))
 }
 
 /// An address that others could use as it is.
-pub fn reachable(ip: IpAddr) -> Option<IpAddr> {
+pub fn external_address(ip: IpAddr) -> Option<IpAddr> {
     (!ip.is_unspecified() && !ip.is_loopback()).then_some(ip)
 }
 
 /// The address for clients on this machine.
-fn local(bind: IpAddr) -> IpAddr {
+fn local_client_address(bind: IpAddr) -> IpAddr {
     match bind {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -335,7 +356,7 @@ fn local(bind: IpAddr) -> IpAddr {
 #[derive(Clone, Default)]
 pub struct ShutdownHooks {
     /// The DNS server, which leaves the Service of its name.
-    pub names: Arc<OnceLock<Arc<Names>>>,
+    pub node_dns: Arc<OnceLock<Arc<NodeDns>>>,
     /// The node, which ends its pods if the machine goes down, and how long that takes at most.
     node: Arc<OnceLock<(kubelet::HostShutdown, Duration)>>,
 }
@@ -343,8 +364,8 @@ pub struct ShutdownHooks {
 impl ShutdownHooks {
     pub fn set_node(&self, config: &kubelet::Config) {
         let seconds: i64 = config.settings.shutdown.iter().map(|period| period.seconds).sum();
-        let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + POD_SHUTDOWN_SLACK;
-        let _ = self.node.set((config.host_shutdown.clone(), limit.min(POD_SHUTDOWN_LIMIT)));
+        let limit = Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + POD_SHUTDOWN_BUFFER;
+        let _ = self.node.set((config.host_shutdown.clone(), limit.min(MAX_POD_SHUTDOWN)));
     }
 
     fn has_node(&self) -> bool {
@@ -354,30 +375,30 @@ impl ShutdownHooks {
     async fn run(&self) {
         // Pods outlive a restart of skiff, but nothing outlives the machine.
         if let Some((node, limit)) = self.node.get()
-            && system::is_stopping().await
-            && tokio::time::timeout(*limit, node.end_pods()).await.is_err()
+            && init_system::is_shutting_down().await
+            && tokio::time::timeout(*limit, node.terminate_pods()).await.is_err()
         {
             tracing::warn!("pods did not end in time");
         }
-        if let Some(names) = self.names.get() {
-            names.leave().await;
+        if let Some(node_dns) = self.node_dns.get() {
+            node_dns.leave().await;
         }
     }
 }
 
 /// Waits for the signal to stop, runs the hooks and passes it on. A second signal ends the hooks, a third everything.
-pub async fn stop_when_told(stop: watch::Sender<bool>, hooks: ShutdownHooks) {
-    told_to_stop().await;
+pub async fn handle_shutdown(stop: watch::Sender<bool>, hooks: ShutdownHooks) {
+    shutdown_signal().await;
     tokio::select! {
         () = hooks.run() => {}
-        () = told_to_stop() => {}
+        () = shutdown_signal() => {}
     }
     stop.send_replace(true);
-    told_to_stop().await;
+    shutdown_signal().await;
     std::process::exit(1);
 }
 
-pub async fn told_to_stop() {
+pub async fn shutdown_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

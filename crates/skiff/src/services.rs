@@ -7,82 +7,82 @@ use std::time::Duration;
 use anyhow::Context as _;
 use client::{Client, Key, Patch};
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
-use nft::Net;
+use nft::IpNet;
 use podnet::HostPort;
 use proxy::Firewall as _;
-use reconcile::{Ctx, Severity};
+use reconcile::{Ctx, EventType};
 use serde_json::{Value, json};
-use stream::Dial;
+use stream::Dialer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::address::Address;
-use crate::facts::Facts;
+use crate::address::AddressReceiver;
+use crate::cluster_info::ClusterInfo;
 use crate::flags::{AgentFlags, NodeFlags, ServerFlags};
 use crate::node;
 
 /// What the proxy calls itself.
-pub const PROXY: &str = "kube-proxy";
+pub const PROXY_AGENT: &str = "kube-proxy";
 /// Which address of the Services' networks names are asked at. Upstream's habit.
-const DNS_NUMBER: u8 = 10;
+const DNS_ADDRESS_OFFSET: u8 = 10;
 /// How long to wait until trying again to tell that Ingresses are passed on.
-const PAUSE: Duration = Duration::from_secs(1);
+const ANNOTATE_RETRY: Duration = Duration::from_secs(1);
 /// How long to wait until trying again to get a port that somebody else has.
-const PORT_PAUSE: Duration = Duration::from_secs(30);
+const PORT_RETRY: Duration = Duration::from_secs(30);
 
 /// Services alone: no NetworkPolicies, for which one has to know all pods, no way out for pods and no ports of the machine.
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
     Ok(proxy::Config {
         node,
-        pods: networks(pods)?,
-        services: networks(services)?,
+        pods: parse_networks(pods)?,
+        services: parse_networks(services)?,
         ..proxy::Config::default()
     })
 }
 
-pub fn networks(texts: &[String]) -> anyhow::Result<Vec<Net>> {
-    let parse = |text: &String| text.parse::<Net>().with_context(|| format!("{text:?}"));
-    texts.iter().map(parse).collect()
+pub fn parse_networks(cidrs: &[String]) -> anyhow::Result<Vec<IpNet>> {
+    let parse = |text: &String| text.parse::<IpNet>().with_context(|| format!("{text:?}"));
+    cidrs.iter().map(parse).collect()
 }
 
 /// Routes Services on this node as long as the context lasts.
-pub fn route(
+pub fn start_proxy(
     ctx: &Ctx,
     client: Client,
     flags: &NodeFlags,
-    facts: &Facts,
+    cluster_info: &ClusterInfo,
     ports: watch::Receiver<Vec<HostPort>>,
 ) -> anyhow::Result<()> {
-    let config = proxy_config(node::name(flags), &facts.cluster_cidr, &facts.service_cidr)?;
+    let config = proxy_config(node::name(flags), &cluster_info.cluster_cidr, &cluster_info.service_cidr)?;
     let policies = !flags.disable_network_policy;
     let bridge = Some(kubelet::network::BRIDGE);
     let config = proxy::Config {
-        way_out: true,
+        masquerade_outgoing: true,
         policies,
-        accept: true,
+        accept_in_host_firewall: true,
         host_ports: true,
         bridge,
         ports: Some(ports),
         ..config
     };
-    let ctx = Ctx { client: client.acting_as("system:kube-proxy"), ..ctx.clone() };
-    proxy::prepare(&config.pods);
+    let ctx = Ctx { client: client.impersonate("system:kube-proxy"), ..ctx.clone() };
+    proxy::enable_forwarding(&config.pods);
     tokio::spawn(proxy::routes::run(ctx.clone(), config.node.clone()));
-    tokio::spawn(proxy::run(ctx, config, Arc::new(proxy::Kernel::default())));
+    tokio::spawn(proxy::run(ctx, config, Arc::new(proxy::NetlinkFirewall::default())));
     Ok(())
 }
 
 /// Removes the table, whether there is one or not.
 pub fn remove_rules() -> anyhow::Result<()> {
     // Without the rules, pods would reach what listens on loopback addresses.
-    match proxy::pass_loopback(kubelet::network::BRIDGE, false) {
+    match proxy::allow_loopback(kubelet::network::BRIDGE, false) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(error).context("cannot close the way to loopback addresses");
         }
         _ => {}
     }
     proxy::host_firewall::remove().context("cannot remove rules from the tables of other programs")?;
-    proxy::Kernel::default().apply(&nft::Batch::remove()).context("cannot remove the rules")
+    proxy::NetlinkFirewall::default().apply(&nft::Batch::delete_table()).context("cannot remove the rules")
 }
 
 /// Where pods ask for names: what was said, or the usual address of each network of Services.
@@ -90,12 +90,14 @@ pub fn dns_addresses(flags: &ServerFlags) -> anyhow::Result<Vec<IpAddr>> {
     if !flags.cluster_dns.is_empty() || is_disabled(flags, "dns") {
         return Ok(flags.cluster_dns.clone());
     }
-    let networks = networks(&flags.service_cidr)?;
-    let tenth = |net: &Net| match net.first() {
-        IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() | u32::from(DNS_NUMBER))),
-        IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits() | u128::from(DNS_NUMBER))),
+    let networks = parse_networks(&flags.service_cidr)?;
+    let dns_address = |net: &IpNet| match net.first() {
+        IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits() | u32::from(DNS_ADDRESS_OFFSET))),
+        IpAddr::V6(first) => {
+            IpAddr::V6(Ipv6Addr::from_bits(first.to_bits() | u128::from(DNS_ADDRESS_OFFSET)))
+        }
     };
-    Ok(networks.iter().map(tenth).collect())
+    Ok(networks.iter().map(dns_address).collect())
 }
 
 pub fn is_disabled(flags: &ServerFlags, part: &str) -> bool {
@@ -107,86 +109,106 @@ pub async fn ingress(
     ctx: &Ctx,
     admin: Client,
     flags: &ServerFlags,
-    address: Address,
-    dial: Dial,
+    address: AddressReceiver,
+    dial: Dialer,
 ) -> anyhow::Result<Arc<ingress::Metrics>> {
-    match admin.create(&ingress::class()).await {
+    match admin.create(&ingress::ingress_class()).await {
         Err(error) if !error.is_already_exists() => {
             return Err(error).context("cannot make the class of Ingresses");
         }
         _ => {}
     }
-    let ingress = ingress::Ingress::start(ctx, ingress::Config { client: admin, address, dial })?;
+    let ingress = ingress::IngressServer::start(ctx, ingress::Config { client: admin, address, dial })?;
     let metrics = ingress.metrics();
     for (port, tls) in [(flags.ingress_http_port, false), (flags.ingress_https_port, true)] {
         if port != 0 {
-            tokio::spawn(outside(ctx.clone(), ingress.clone(), node::name(&flags.node), port, tls));
+            tokio::spawn(serve_ingress_port(
+                ctx.clone(),
+                ingress.clone(),
+                node::name(&flags.node),
+                port,
+                tls,
+            ));
         }
     }
     Ok(metrics)
 }
 
 /// Passes on what comes for Ingresses to the server, and says so once there is a port for it.
-pub fn relay_ingress(ctx: &Ctx, client: &Client, flags: &AgentFlags, server: &str, facts: &Facts) {
+pub fn relay_ingress(
+    ctx: &Ctx,
+    client: &Client,
+    flags: &AgentFlags,
+    server: &str,
+    cluster_info: &ClusterInfo,
+) {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host).to_owned();
     let node = node::name(&flags.node);
     let own = [flags.ingress_http_port, flags.ingress_https_port];
-    let ports: Vec<(u16, u16)> =
-        own.into_iter().zip(facts.ingress_ports).filter(|(own, there)| *own != 0 && *there != 0).collect();
+    let ports: Vec<(u16, u16)> = own
+        .into_iter()
+        .zip(cluster_info.ingress_ports)
+        .filter(|(own, there)| *own != 0 && *there != 0)
+        .collect();
     if ports.is_empty() {
         // It may have done so before.
-        tokio::spawn(tell_relaying(client.clone(), node, Value::Null));
+        tokio::spawn(publish_relay_annotation(client.clone(), node, Value::Null));
         return;
     }
     for (port, there) in ports {
         let (ctx, client, node) = (ctx.clone(), client.clone(), node.clone());
-        let place = format!("{host}:{there}");
+        let upstream_addr = format!("{host}:{there}");
         tokio::spawn(async move {
-            let listener = own_port(&ctx, &node, port).await;
-            let relaying = ingress::relay(listener, place, ctx.shutdown.clone());
-            tokio::join!(relaying, tell_relaying(client, node, json!("true")));
+            let listener = listen_when_free(&ctx, &node, port).await;
+            let relay = ingress::relay(listener, upstream_addr, ctx.shutdown.clone());
+            tokio::join!(relay, publish_relay_annotation(client, node, json!("true")));
         });
     }
 }
 
 /// Marks the node as one that passes requests on, or not, as soon as there is one.
-async fn tell_relaying(client: Client, node: String, value: Value) {
-    let patch = Patch::Merge(json!({"metadata": {"annotations": {ingress::RELAYS: value}}}));
+async fn publish_relay_annotation(client: Client, node: String, value: Value) {
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {ingress::RELAY_ANNOTATION: value}}}));
     while let Err(error) = client.patch::<Node>(&Key::new("", &node), &patch).await {
         tracing::debug!(%error, "cannot tell yet whether Ingresses are passed on");
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(ANNOTATE_RETRY).await;
     }
 }
 
 /// Serves Ingresses on a port as soon as nobody else has it.
-async fn outside(ctx: Ctx, ingress: ingress::Ingress, node: String, port: u16, tls: bool) {
-    let listener = own_port(&ctx, &node, port).await;
+async fn serve_ingress_port(ctx: Ctx, ingress: ingress::IngressServer, node: String, port: u16, tls: bool) {
+    let listener = listen_when_free(&ctx, &node, port).await;
     match tls {
-        true => ingress.https(listener).await,
-        false => ingress.http(listener).await,
+        true => ingress.serve_https(listener).await,
+        false => ingress.serve_http(listener).await,
     }
 }
 
 /// A port of this node, as soon as nobody else has it.
-async fn own_port(ctx: &Ctx, node: &str, port: u16) -> TcpListener {
-    let mut told = false;
+async fn listen_when_free(ctx: &Ctx, node: &str, port: u16) -> TcpListener {
+    let mut is_reported = false;
     loop {
         let error = match listen(port).await {
             Ok(listener) => return listener,
             Err(error) => error,
         };
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut is_reported, true) {
             let message = format!("Ingresses are not served on port {port}: {error}");
             tracing::warn!("{message}; trying again now and then");
-            let about = ObjectReference {
+            let object_reference = ObjectReference {
                 kind: Some("Node".to_owned()),
                 name: Some(node.to_owned()),
                 uid: Some(node.to_owned()),
                 ..ObjectReference::default()
             };
-            ctx.events.from("skiff-ingress").record(about, Severity::Warning, "IngressPortTaken", message);
+            ctx.events.from("skiff-ingress").record(
+                object_reference,
+                EventType::Warning,
+                "IngressPortTaken",
+                message,
+            );
         }
-        tokio::time::sleep(PORT_PAUSE).await;
+        tokio::time::sleep(PORT_RETRY).await;
     }
 }
 

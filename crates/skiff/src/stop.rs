@@ -13,21 +13,21 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::flags::StopFlags;
 use crate::reset::{self, Failures};
 use crate::running::{self, RunningNode};
-use crate::{containerd, node, system};
+use crate::{containerd, init_system, node};
 
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const TERMINATION_GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
 /// Pods in it end after all others.
 const SYSTEM_NAMESPACE: &str = "kube-system";
 /// Upstream's default, for pods of others.
-const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// A server finishes requests first.
-const STOP_TIMEOUT: i64 = 60;
+const STOP_TIMEOUT_SECONDS: i64 = 60;
 
 pub fn run(flags: &StopFlags) -> anyhow::Result<()> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can stop a node");
     let absolute = std::path::absolute(&flags.data_dir)?;
-    let processes = all_for(&flags.data_dir)?;
+    let processes = running_processes(&flags.data_dir)?;
     for process in processes.iter().filter(|process| process.data_dir.as_ref() == Some(&absolute)) {
         stop_process(process)?;
     }
@@ -46,7 +46,7 @@ pub fn run(flags: &StopFlags) -> anyhow::Result<()> {
 }
 
 /// The nodes that run in this network namespace, and the process that works with a data directory.
-pub fn all_for(data_dir: &Path) -> anyhow::Result<Vec<RunningNode>> {
+pub fn running_processes(data_dir: &Path) -> anyhow::Result<Vec<RunningNode>> {
     let absolute = std::path::absolute(data_dir)?;
     let mut found = running::nodes()?;
     if let Some(pid) = reset::lock_holder(data_dir)
@@ -60,11 +60,11 @@ pub fn all_for(data_dir: &Path) -> anyhow::Result<Vec<RunningNode>> {
 /// Ends a process, by its service if it is one, so that it is not started again; waits until it is gone.
 pub fn stop_process(process: &RunningNode) -> anyhow::Result<()> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).context("no such process")?;
-    let opened = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+    let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
-        opened => opened.with_context(|| format!("cannot stop {process}"))?,
+        pidfd => pidfd.with_context(|| format!("cannot stop {process}"))?,
     };
-    match system::service_of(process.pid) {
+    match init_system::service_of(process.pid) {
         Some(service) => {
             let done = std::process::Command::new("systemctl").args(["stop", &service]).status();
             let done = done.with_context(|| format!("cannot run systemctl stop {service}"))?;
@@ -72,15 +72,15 @@ pub fn stop_process(process: &RunningNode) -> anyhow::Result<()> {
             println!("stopped {process} by its service {service}");
         }
         None => {
-            rustix::process::pidfd_send_signal(&opened, Signal::TERM)
+            rustix::process::pidfd_send_signal(&pidfd, Signal::TERM)
                 .with_context(|| format!("cannot stop {process}"))?;
             println!("stopping {process}");
         }
     }
-    let mut fds = [PollFd::new(&opened, PollFlags::IN)];
-    let timeout = Timespec { tv_sec: STOP_TIMEOUT, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: STOP_TIMEOUT_SECONDS, tv_nsec: 0 };
     let ended = rustix::event::poll(&mut fds, Some(&timeout))?;
-    anyhow::ensure!(ended > 0, "{process} does not end within {STOP_TIMEOUT} s");
+    anyhow::ensure!(ended > 0, "{process} does not end within {STOP_TIMEOUT_SECONDS} s");
     Ok(())
 }
 
@@ -93,7 +93,7 @@ async fn end_pods(
 ) -> anyhow::Result<usize> {
     if !node::runtime_dir(data_dir).join("pods").exists() {
         // Another runtime keeps its own.
-        failures.note(containerd::end(data_dir).await.context("cannot end containerd"));
+        failures.record(containerd::stop_all(data_dir).await.context("cannot end containerd"));
         return Ok(0);
     }
     let runtime = Embedded::open(reset::runtime_config(data_dir)?).await?;
@@ -104,8 +104,8 @@ async fn end_pods(
     let (system, users): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| is_system(pod));
     for group in [users, system] {
         let ended = join_all(group.into_iter().map(|pod| end_pod(&runtime, pod, grace))).await;
-        for outcome in ended {
-            failures.note(outcome);
+        for result in ended {
+            failures.record(result);
         }
     }
     Ok(pods.len())
@@ -120,7 +120,7 @@ async fn end_pod(runtime: &Embedded, pod: &PodSandbox, grace: Option<Duration>) 
     });
     let stops = running.map(|container| {
         let own = container.annotations.get(TERMINATION_GRACE_PERIOD).and_then(|text| text.parse().ok());
-        let own = own.map_or(DEFAULT_GRACE, Duration::from_secs);
+        let own = own.map_or(DEFAULT_GRACE_PERIOD, Duration::from_secs);
         runtime.stop_container(&container.id, grace.map_or(own, |most| own.min(most)))
     });
     // Whatever becomes of them: the pod ends with its supervisor.
@@ -129,7 +129,7 @@ async fn end_pod(runtime: &Embedded, pod: &PodSandbox, grace: Option<Duration>) 
 }
 
 /// What remains of a node that ends, for its user to know; `None` where nothing does.
-pub fn remains(data_dir: &Path) -> Option<String> {
+pub fn remaining_pods(data_dir: &Path) -> Option<String> {
     let pods = runtime::embedded::count_running(&node::runtime_dir(data_dir));
     let what = if pods == 1 { "1 pod keeps".to_owned() } else { format!("{pods} pods keep") };
     let dir = data_dir.display();
@@ -146,18 +146,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_remains() {
+    fn remaining_pods_counts_live_supervisors() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(remains(dir.path()), None);
+        assert_eq!(remaining_pods(dir.path()), None);
         let pods = node::runtime_dir(dir.path()).join("pods");
         std::fs::create_dir_all(pods.join("a")).unwrap();
         std::fs::create_dir_all(pods.join("b")).unwrap();
-        assert_eq!(remains(dir.path()), None, "both have ended");
+        assert_eq!(remaining_pods(dir.path()), None, "both have ended");
         // A socket that nobody listens at was left by a power cut.
         drop(std::os::unix::net::UnixListener::bind(pods.join("b/socket")).unwrap());
-        assert_eq!(remains(dir.path()), None);
+        assert_eq!(remaining_pods(dir.path()), None);
         let _supervisor = std::os::unix::net::UnixListener::bind(pods.join("a/socket")).unwrap();
-        let text = remains(dir.path()).unwrap();
+        let text = remaining_pods(dir.path()).unwrap();
         assert!(text.starts_with("1 pod keeps running") && text.contains("skiff stop -d "), "{text}");
     }
 }

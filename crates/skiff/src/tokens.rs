@@ -10,11 +10,11 @@ use base64::Engine as _;
 use client::remote::Remote;
 use client::{Client, Kubeconfig};
 use jiff::{SignedDuration, Timestamp};
-use pki::join::{Bootstrap, Fingerprint, JoinToken};
+use pki::join::{BootstrapToken, Fingerprint, JoinToken};
 use serde_json::Value;
 
 use crate::flags::{TokenAction, TokenFlags};
-use crate::welcome::{self, SECRETS, TOKEN_PREFIX, TOKEN_TYPE};
+use crate::join_server::{self, SECRETS_PATH, TOKEN_PREFIX, TOKEN_TYPE};
 
 pub fn run(flags: &TokenFlags) -> anyhow::Result<()> {
     let path = flags.kubeconfig.clone().unwrap_or_else(|| flags.data_dir.join("admin.kubeconfig"));
@@ -27,22 +27,25 @@ pub fn run(flags: &TokenFlags) -> anyhow::Result<()> {
                 let token = create(&client, &config, *ttl, description).await?;
                 match print_join_command {
                     true => {
-                        println!("skiff agent --server {} --token {token}", place(&client, &config).await?)
+                        println!(
+                            "skiff agent --server {} --token {token}",
+                            server_url(&client, &config).await?
+                        )
                     }
                     false => println!("{token}"),
                 }
             }
             TokenAction::List => {
-                let path = format!("{SECRETS}?fieldSelector=type%3D{}", TOKEN_TYPE.replace('/', "%2F"));
+                let path = format!("{SECRETS_PATH}?fieldSelector=type%3D{}", TOKEN_TYPE.replace('/', "%2F"));
                 let list = client.request(http::Method::GET, &path, None).await?;
                 print!("{}", table(&list["items"], Timestamp::now()));
             }
             TokenAction::Delete { tokens } => {
                 for token in tokens {
-                    let id = id(token)?;
-                    let path = format!("{SECRETS}/{TOKEN_PREFIX}{id}");
-                    let gone = client.request(http::Method::DELETE, &path, None).await;
-                    gone.with_context(|| format!("cannot delete the token {id}"))?;
+                    let id = token_id(token)?;
+                    let path = format!("{SECRETS_PATH}/{TOKEN_PREFIX}{id}");
+                    let deleted = client.request(http::Method::DELETE, &path, None).await;
+                    deleted.with_context(|| format!("cannot delete the token {id}"))?;
                     println!("deleted the token {id}");
                 }
             }
@@ -63,15 +66,18 @@ async fn create(
         true => None,
         false => Some(Timestamp::now().checked_add(ttl).context("--ttl is too long")?),
     };
-    let token = JoinToken { authority: Some(Fingerprint::of(authority)?), bootstrap: Bootstrap::random()? };
-    let secret = welcome::secret(&token.bootstrap, description, expires);
-    client.request(http::Method::POST, SECRETS, Some(&secret)).await.context("cannot make the token")?;
-    Ok(token.reveal())
+    let token = JoinToken {
+        authority: Some(Fingerprint::from_pem(authority)?),
+        bootstrap: BootstrapToken::random()?,
+    };
+    let secret = join_server::token_secret(&token.bootstrap, description, expires);
+    client.request(http::Method::POST, SECRETS_PATH, Some(&secret)).await.context("cannot make the token")?;
+    Ok(token.to_secret_string())
 }
 
 /// Where other machines reach the API server, which the kubeconfig may know by an address of this one only. Where the
 /// server itself does not know, the kubeconfig's word counts.
-async fn place(client: &Client, config: &Kubeconfig) -> anyhow::Result<String> {
+async fn server_url(client: &Client, config: &Kubeconfig) -> anyhow::Result<String> {
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
     let slice = match client.request(http::Method::GET, path, None).await {
         Err(error) if error.is_not_found() => return Ok(config.server.clone()),
@@ -87,7 +93,7 @@ async fn place(client: &Client, config: &Kubeconfig) -> anyhow::Result<String> {
 }
 
 /// What is before the dot, whether the rest is there or not.
-fn id(token: &str) -> anyhow::Result<&str> {
+fn token_id(token: &str) -> anyhow::Result<&str> {
     let bare = token.rsplit_once("::").map_or(token, |(_, bare)| bare);
     let id = bare.split_once('.').map_or(bare, |(id, _)| id);
     match id.len() == 6 && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
@@ -107,9 +113,9 @@ fn table(secrets: &Value, now: Timestamp) -> String {
     let mut text = format!("{:<8}{:<12}{:<22}{:<26}{}\n", "ID", "TTL", "EXPIRES", "USAGES", "DESCRIPTION");
     for secret in secrets.as_array().into_iter().flatten() {
         let expires = field(secret, "expiration");
-        let left = match (expires.as_str(), expires.parse::<Timestamp>()) {
+        let remaining = match (expires.as_str(), expires.parse::<Timestamp>()) {
             ("", _) => "<forever>".to_owned(),
-            (_, Ok(end)) if end > now => short(now.duration_until(end)),
+            (_, Ok(end)) if end > now => human_duration(now.duration_until(end)),
             _ => "<expired>".to_owned(),
         };
         let usages: Vec<&str> = ["authentication", "signing"]
@@ -118,7 +124,7 @@ fn table(secrets: &Value, now: Timestamp) -> String {
             .collect();
         let or_none = |text: String, none: &str| if text.is_empty() { none.to_owned() } else { text };
         let line = format!(
-            "{:<8}{left:<12}{:<22}{:<26}{}",
+            "{:<8}{remaining:<12}{:<22}{:<26}{}",
             field(secret, "token-id"),
             or_none(expires, "<never>"),
             or_none(usages.join(","), "<none>"),
@@ -130,7 +136,7 @@ fn table(secrets: &Value, now: Timestamp) -> String {
 }
 
 /// The largest unit of a time, as kubectl says ages.
-fn short(time: SignedDuration) -> String {
+fn human_duration(time: SignedDuration) -> String {
     let seconds = time.as_secs();
     match (seconds / 86_400, seconds / 3600, seconds / 60) {
         (days, _, _) if days >= 2 => format!("{days}d"),
@@ -151,8 +157,12 @@ mod tests {
     fn tokens_are_listed_without_their_secrets() {
         let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
         let token = |id: &str, seconds: Option<i64>, text: &str| {
-            let token = Bootstrap { id: id.to_owned(), secret: "0123456789abcdef".to_owned() };
-            welcome::secret(&token, text, seconds.map(|seconds| now + SignedDuration::from_secs(seconds)))
+            let token = BootstrapToken { id: id.to_owned(), secret: "0123456789abcdef".to_owned() };
+            join_server::token_secret(
+                &token,
+                text,
+                seconds.map(|seconds| now + SignedDuration::from_secs(seconds)),
+            )
         };
         let other = json!({"data": {"token-id": base64::engine::general_purpose::STANDARD.encode("ffffff")}});
         let all = json!([
@@ -163,8 +173,8 @@ mod tests {
             token("eeeeee", Some(-1), ""),
             other,
         ]);
-        let told = table(&all, now);
-        assert!(!told.contains("0123456789abcdef"));
+        let rendered = table(&all, now);
+        assert!(!rendered.contains("0123456789abcdef"));
         expect![[r#"
             ID      TTL         EXPIRES               USAGES                    DESCRIPTION
             aaaaaa  <forever>   <never>               authentication            for all
@@ -174,16 +184,16 @@ mod tests {
             eeeeee  <expired>   2026-11-15T11:59:59Z  authentication
             ffffff  <forever>   <never>               <none>
         "#]]
-        .assert_eq(&told);
+        .assert_eq(&rendered);
     }
 
     #[test]
-    fn a_token_is_named_by_any_part_that_has_its_id() {
+    fn token_id_accepts_all_token_formats() {
         for text in ["abc123", "abc123.0123456789abcdef", "K10ff::abc123.0123456789abcdef"] {
-            assert_eq!(id(text).unwrap(), "abc123");
+            assert_eq!(token_id(text).unwrap(), "abc123");
         }
         for text in ["", "secret-secret", "ABC123", "K10ff::", "../x/y"] {
-            let error = id(text).unwrap_err().to_string();
+            let error = token_id(text).unwrap_err().to_string();
             assert!(text.is_empty() || !error.contains(text), "{error}");
         }
     }

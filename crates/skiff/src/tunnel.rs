@@ -6,44 +6,47 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pki::Showing;
-use pki::join::Pinned;
+use pki::ClientCertificate;
+use pki::join::PinnedAuthorityVerifier;
 use proxy::routes::plan;
 use reconcile::{Ctx, Key};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::welcome::TUNNEL;
+use crate::join_server::TUNNEL_PATH;
 
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-const DIAL: Duration = Duration::from_secs(10);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leaves a tunnel with the server at `place` (`host:port`) until the context's shutdown.
-pub async fn keep(
+pub async fn run(
     ctx: Ctx,
-    place: String,
+    server_addr: String,
     node: String,
-    pinned: Arc<Pinned>,
-    showing: Arc<Showing>,
+    pinned: Arc<PinnedAuthorityVerifier>,
+    client_certificate: Arc<ClientCertificate>,
 ) -> anyhow::Result<()> {
-    let mut tls = pinned.config(Some(showing))?;
+    let mut tls = pinned.config(Some(client_certificate))?;
     // HTTP/2 cannot change to another protocol.
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let tls = TlsConnector::from(Arc::new(tls));
     let mut shutdown = ctx.shutdown.clone();
     let work = async {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = INITIAL_BACKOFF;
         loop {
-            let begun = tokio::time::Instant::now();
-            match leave(&ctx, &place, &node, &tls).await {
+            let started = tokio::time::Instant::now();
+            match open_tunnel(&ctx, &server_addr, &node, &tls).await {
                 Ok(()) => tracing::debug!("the tunnel to the server ended"),
                 Err(error) => tracing::warn!("no tunnel to the server: {error:#}"),
             }
-            pause =
-                if begun.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
-            tokio::time::sleep(pause).await;
+            backoff = if started.elapsed() > MAX_BACKOFF {
+                INITIAL_BACKOFF
+            } else {
+                (backoff * 2).min(MAX_BACKOFF)
+            };
+            tokio::time::sleep(backoff).await;
         }
     };
     tokio::select! {
@@ -53,15 +56,19 @@ pub async fn keep(
     Ok(())
 }
 
-async fn leave(ctx: &Ctx, place: &str, node: &str, tls: &TlsConnector) -> anyhow::Result<()> {
-    let host = place.rsplit_once(':').map_or(place, |(host, _)| host).trim_matches(['[', ']']).to_owned();
+async fn open_tunnel(ctx: &Ctx, server_addr: &str, node: &str, tls: &TlsConnector) -> anyhow::Result<()> {
+    let host = server_addr
+        .rsplit_once(':')
+        .map_or(server_addr, |(host, _)| host)
+        .trim_matches(['[', ']'])
+        .to_owned();
     let name = ServerName::try_from(host).context("not a name")?;
     let connect = async {
-        let stream = TcpStream::connect(place).await?;
+        let stream = TcpStream::connect(server_addr).await?;
         stream.set_nodelay(true)?;
         tls.connect(name, stream).await
     };
-    let stream = tokio::time::timeout(DIAL, connect).await.context("no answer")??;
+    let stream = tokio::time::timeout(DIAL_TIMEOUT, connect).await.context("no answer")??;
     let nodes = ctx.caches.nodes().clone();
     let key = Key::new("", node);
     // Its own kubelet and its own pods, and nobody else.
@@ -71,5 +78,5 @@ async fn leave(ctx: &Ctx, place: &str, node: &str, tls: &TlsConnector) -> anyhow
             plan::addresses(&own).contains(&to.ip()) || networks.iter().any(|net| net.contains(to.ip()))
         })
     };
-    Ok(stream::tunnel::offer(stream, place, TUNNEL, Arc::new(allowed)).await?)
+    Ok(stream::tunnel::serve_tunnel(stream, server_addr, TUNNEL_PATH, Arc::new(allowed)).await?)
 }

@@ -14,7 +14,7 @@ rules:
 ";
 
 #[test]
-fn requests_are_written_down_as_the_policy_says() {
+fn audit_log_follows_policy() {
     let dir = tempfile::tempdir().unwrap();
     let (policy, log) = (dir.path().join("policy.yaml"), dir.path().join("audit.log"));
     std::fs::write(&policy, POLICY).unwrap();
@@ -39,8 +39,11 @@ fn requests_are_written_down_as_the_policy_says() {
     let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |resource: &str| {
         // Those of the server itself are elsewhere.
-        let ours = |event: &&Value| event["objectRef"]["namespace"] == "default";
-        let events = events.iter().filter(ours).filter(|event| event["objectRef"]["resource"] == resource);
+        let in_default_namespace = |event: &&Value| event["objectRef"]["namespace"] == "default";
+        let events = events
+            .iter()
+            .filter(in_default_namespace)
+            .filter(|event| event["objectRef"]["resource"] == resource);
         let events: Vec<&Value> = events.collect();
         assert_eq!(events.len(), 1, "{text}");
         events[0]
@@ -55,7 +58,7 @@ fn requests_are_written_down_as_the_policy_says() {
 }
 
 #[test]
-fn a_policy_that_is_none_keeps_the_server_from_starting() {
+fn invalid_audit_policy_prevents_server_start() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy.yaml");
     std::fs::write(&policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: []\n").unwrap();

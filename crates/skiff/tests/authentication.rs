@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use pki::{Authority, Issued, Leaf, Usage};
+use pki::{Authority, CertKeyPair, Leaf, Usage};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{Http, Server, Webhook};
 
-const REFUSED: (u16, &str) = (401, "Unauthorized");
+const UNAUTHORIZED: (u16, &str) = (401, "Unauthorized");
 
 fn leaf(common_name: &str, usage: Usage) -> Leaf {
     Leaf {
@@ -26,25 +26,25 @@ fn authority(dir: &Path, name: &str) -> Authority {
     Authority::load_or_create(dir, name, Timestamp::now()).unwrap()
 }
 
-fn client(authority: &Authority, common_name: &str) -> Issued {
+fn client(authority: &Authority, common_name: &str) -> CertKeyPair {
     authority.issue(&leaf(common_name, Usage::Client), Timestamp::now()).unwrap()
 }
 
-fn with_certificate(server: &Server, issued: &Issued) -> Http {
+fn with_certificate(server: &Server, certificate: &CertKeyPair) -> Http {
     let kubeconfig = std::fs::read_to_string(server.kubeconfig()).unwrap();
-    Http::with_certificate(&kubeconfig, &issued.cert_pem, &issued.key_pem).unwrap()
+    Http::with_certificate(&kubeconfig, &certificate.cert_pem, &certificate.key_pem).unwrap()
 }
 
 /// What the server takes a client for: the answer's code, and the user's name or the message.
 #[track_caller]
-fn who(http: &Http, headers: &[(&str, &str)]) -> (u16, String) {
-    let info = whoami(http, headers);
+fn username(http: &Http, headers: &[(&str, &str)]) -> (u16, String) {
+    let info = self_subject_review(http, headers);
     let name = info.1["status"]["userInfo"]["username"].as_str().or(info.1["message"].as_str());
     (info.0, name.unwrap_or("").to_owned())
 }
 
 #[track_caller]
-fn whoami(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
+fn self_subject_review(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let headers = [headers, &[("content-type", "application/json")]].concat();
     let reply = http.send("POST", path, &headers, b"{}").unwrap();
@@ -67,38 +67,38 @@ fn write(dir: &TempDir, name: &str, text: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn certificates_of_strangers_are_refused_over_http() {
+fn rejects_certificates_of_unknown_authorities() {
     let dir = tempfile::tempdir().unwrap();
-    let (extra, stranger) = (authority(dir.path(), "extra"), authority(dir.path(), "stranger"));
-    let file = write(&dir, "more.crt", extra.pem());
+    let (extra_ca, other_ca) = (authority(dir.path(), "extra"), authority(dir.path(), "stranger"));
+    let file = write(&dir, "more.crt", extra_ca.pem());
     let tokens = write(&dir, "tokens.csv", "letmein,ann,7\n");
     let server =
         Server::start_with(&[&argument("client-ca-file", &file), &argument("token-auth-file", &tokens)]);
-    check(who(&server.http(), &[]), (201, "system:admin"));
-    check(who(&with_certificate(&server, &client(&extra, "eve")), &[]), (201, "eve"));
-    let strange = with_certificate(&server, &client(&stranger, "system:admin"));
-    check(who(&strange, &[]), REFUSED);
-    assert_eq!(strange.get("/healthz").unwrap().status, 401, "it is not anonymous either");
-    check(who(&strange, &[("authorization", "Bearer letmein")]), (201, "ann"));
-    check(who(&strange, &[("authorization", "Bearer wrong")]), REFUSED);
-    let misused = extra.issue(&leaf("eve", Usage::Server), Timestamp::now()).unwrap();
-    check(who(&with_certificate(&server, &misused), &[]), REFUSED);
+    check(username(&server.http(), &[]), (201, "system:admin"));
+    check(username(&with_certificate(&server, &client(&extra_ca, "eve")), &[]), (201, "eve"));
+    let unknown_client = with_certificate(&server, &client(&other_ca, "system:admin"));
+    check(username(&unknown_client, &[]), UNAUTHORIZED);
+    assert_eq!(unknown_client.get("/healthz").unwrap().status, 401, "it is not anonymous either");
+    check(username(&unknown_client, &[("authorization", "Bearer letmein")]), (201, "ann"));
+    check(username(&unknown_client, &[("authorization", "Bearer wrong")]), UNAUTHORIZED);
+    let server_certificate = extra_ca.issue(&leaf("eve", Usage::Server), Timestamp::now()).unwrap();
+    check(username(&with_certificate(&server, &server_certificate), &[]), UNAUTHORIZED);
     let past = Timestamp::now() - Duration::from_secs(7200);
-    let expired = extra.issue(&leaf("eve", Usage::Client), past).unwrap();
-    check(who(&with_certificate(&server, &expired), &[]), REFUSED);
+    let expired = extra_ca.issue(&leaf("eve", Usage::Client), past).unwrap();
+    check(username(&with_certificate(&server, &expired), &[]), UNAUTHORIZED);
 }
 
 #[test]
-fn tokens_of_a_file_have_users() {
+fn token_file_maps_tokens_to_users() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = write(&dir, "tokens.csv", "s3cret-ann,ann,7\ns3cret-bob,bob,8,\"dev,ops\"\n");
     let server = Server::start_with(&["--log=debug", &argument("token-auth-file", &tokens)]);
     let http = server.anonymous();
-    let (_, bob) = whoami(&http, &[("authorization", "Bearer s3cret-bob")]);
+    let (_, bob) = self_subject_review(&http, &[("authorization", "Bearer s3cret-bob")]);
     let expected = json!({"username": "bob", "uid": "8", "groups": ["dev", "ops", "system:authenticated"]});
     assert_eq!(bob["status"]["userInfo"], expected);
-    check(who(&http, &[("authorization", "Bearer s3cret-ann")]), (201, "ann"));
-    check(who(&http, &[("authorization", "Bearer s3cret-eve")]), REFUSED);
+    check(username(&http, &[("authorization", "Bearer s3cret-ann")]), (201, "ann"));
+    check(username(&http, &[("authorization", "Bearer s3cret-eve")]), UNAUTHORIZED);
     let review = json!({"spec": {"token": "s3cret-bob"}});
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
     let status = server.http().post(path, &review).unwrap().json()["status"].take();
@@ -116,7 +116,7 @@ fn tokens_of_a_file_have_users() {
 }
 
 #[test]
-fn bootstrap_tokens_end_with_their_time_and_their_secret() {
+fn bootstrap_tokens_expire_and_end_with_their_secret() {
     let server = Server::start_with(&["--log=debug"]);
     let secrets = "/api/v1/namespaces/kube-system/secrets";
     let make = |id: &str, more: Value| {
@@ -136,7 +136,7 @@ fn bootstrap_tokens_end_with_their_time_and_their_secret() {
     let http = server.anonymous();
     let bearer = |id: &str| {
         let value = format!("Bearer {id}.0123456789abcdef");
-        whoami(&http, &[("authorization", &value)])
+        self_subject_review(&http, &[("authorization", &value)])
     };
     let name = |id: &str| bearer(id).1["status"]["userInfo"]["username"].as_str().unwrap_or("").to_owned();
     assert_eq!(bearer("aaaaaa").0, 401);
@@ -168,7 +168,7 @@ fn bootstrap_tokens_end_with_their_time_and_their_secret() {
 }
 
 #[test]
-fn trusted_proxies_name_users_and_nobody_else_does() {
+fn only_trusted_proxies_can_set_user_headers() {
     let server = Server::start();
     let tls = server.data_dir().join("tls");
     let proxies = authority(&tls, "request-header-ca");
@@ -181,7 +181,7 @@ fn trusted_proxies_name_users_and_nobody_else_does() {
         ("x-remote-extra-acme.com%2fproject", "one"),
         ("x-remote-extra-acme.com%2fproject", "two"),
     ];
-    let (code, answer) = whoami(&proxy, &headers);
+    let (code, answer) = self_subject_review(&proxy, &headers);
     assert_eq!(code, 201, "{answer}");
     assert_eq!(
         answer["status"]["userInfo"],
@@ -190,15 +190,15 @@ fn trusted_proxies_name_users_and_nobody_else_does() {
             "extra": {"acme.com/project": ["one", "two"]},
         })
     );
-    check(who(&proxy, &[]), REFUSED);
-    check(who(&with_certificate(&server, &client(&proxies, "mallory")), &headers), REFUSED);
-    check(who(&server.http(), &headers), (201, "system:admin"));
+    check(username(&proxy, &[]), UNAUTHORIZED);
+    check(username(&with_certificate(&server, &client(&proxies, "mallory")), &headers), UNAUTHORIZED);
+    check(username(&server.http(), &headers), (201, "system:admin"));
     let clients = authority(&tls, "client-ca");
     check(
-        who(&with_certificate(&server, &client(&clients, "system:auth-proxy")), &headers),
+        username(&with_certificate(&server, &client(&clients, "system:auth-proxy")), &headers),
         (201, "system:auth-proxy"),
     );
-    assert_eq!(who(&server.anonymous(), &headers).0, 403, "an anonymous user");
+    assert_eq!(username(&server.anonymous(), &headers).0, 403, "an anonymous user");
 
     let path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
     let map = server.http().get(path).unwrap().json();
@@ -215,9 +215,9 @@ fn trusted_proxies_name_users_and_nobody_else_does() {
 }
 
 #[test]
-fn nobody_is_anonymous_where_that_is_forbidden() {
+fn anonymous_auth_can_be_disabled() {
     let mut server = Server::start_with(&["--kube-apiserver-arg=anonymous-auth=false"]);
-    check(who(&server.anonymous(), &[]), REFUSED);
+    check(username(&server.anonymous(), &[]), UNAUTHORIZED);
     for path in ["/healthz", "/version", "/api"] {
         assert_eq!(server.anonymous().get(path).unwrap().status, 401, "{path}");
         assert_eq!(server.http().get(path).unwrap().status, 200, "{path}");
@@ -234,11 +234,11 @@ fn nobody_is_anonymous_where_that_is_forbidden() {
 fn webhook(
     dir: &TempDir,
     path: &str,
-    answer: impl Fn(&testkit::Asked) -> (u16, Value) + Send + Sync + 'static,
+    answer: impl Fn(&testkit::WebhookRequest) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Webhook, std::path::PathBuf) {
     let ca = authority(dir.path(), "webhook-ca");
-    let issued = ca.issue(&leaf("webhook", Usage::Server), Timestamp::now()).unwrap();
-    let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
+    let certificate = ca.issue(&leaf("webhook", Usage::Server), Timestamp::now()).unwrap();
+    let tls = pki::server_config(pki::ServingCertificate::new(&certificate).unwrap(), &[]).unwrap();
     let webhook = Webhook::start(tls, answer).unwrap();
     let kubeconfig = format!(
         "{{clusters: [{{name: c, cluster: {{server: '{}{path}', certificate-authority: webhook-ca.crt}}}}], \
@@ -250,10 +250,10 @@ fn webhook(
 }
 
 #[test]
-fn a_webhook_knows_tokens() {
+fn token_webhook_is_used_and_cached() {
     let dir = tempfile::tempdir().unwrap();
-    let (webhook, kubeconfig) = webhook(&dir, "/authenticate", |asked| {
-        let status = match asked.body["spec"]["token"].as_str().unwrap_or("") {
+    let (webhook, kubeconfig) = webhook(&dir, "/authenticate", |request| {
+        let status = match request.body["spec"]["token"].as_str().unwrap_or("") {
             "hook-ann" => json!({
                 "authenticated": true,
                 "user": {"username": "ann", "uid": "7", "groups": ["dev"], "extra": {"a": ["b"]}},
@@ -270,7 +270,7 @@ fn a_webhook_knows_tokens() {
         "--kube-apiserver-arg=authentication-token-webhook-version=v1",
     ]);
     let http = server.anonymous();
-    let bearer = |token: &str| whoami(&http, &[("authorization", &format!("Bearer {token}"))]);
+    let bearer = |token: &str| self_subject_review(&http, &[("authorization", &format!("Bearer {token}"))]);
     let user = json!({
         "username": "ann", "uid": "7", "groups": ["dev", "system:authenticated"], "extra": {"a": ["b"]},
     });
@@ -278,17 +278,17 @@ fn a_webhook_knows_tokens() {
         assert_eq!(bearer("hook-ann").1["status"]["userInfo"], user);
         assert_eq!(bearer("hook-eve").0, 401);
     }
-    let asked = webhook.asked();
-    assert_eq!(asked.len(), 2, "answers are kept");
-    assert_eq!((asked[0].method.as_str(), asked[0].path.as_str()), ("POST", "/authenticate"));
-    assert_eq!(asked[0].header("authorization"), Some("Bearer our-own-token"));
-    assert_eq!(asked[0].body["kind"], "TokenReview");
-    assert_eq!(asked[0].body["apiVersion"], "authentication.k8s.io/v1");
+    let requests = webhook.requests();
+    assert_eq!(requests.len(), 2, "answers are kept");
+    assert_eq!((requests[0].method.as_str(), requests[0].path.as_str()), ("POST", "/authenticate"));
+    assert_eq!(requests[0].header("authorization"), Some("Bearer our-own-token"));
+    assert_eq!(requests[0].body["kind"], "TokenReview");
+    assert_eq!(requests[0].body["apiVersion"], "authentication.k8s.io/v1");
     for _ in 0..2 {
         assert_eq!(bearer("hook-error").0, 401);
         assert_eq!(bearer("hook-down").0, 401);
     }
-    assert_eq!(webhook.asked().len(), 6, "failures are not kept");
+    assert_eq!(webhook.requests().len(), 6, "failures are not kept");
     let review = json!({"spec": {"token": "hook-error"}});
     let reply = server.http().post("/apis/authentication.k8s.io/v1/tokenreviews", &review).unwrap().json();
     assert_eq!(reply["status"], json!({"user": {}, "error": "[invalid bearer token, … is unheard of]"}));
@@ -298,13 +298,13 @@ fn a_webhook_knows_tokens() {
 }
 
 #[test]
-fn tokens_of_other_issuers_are_taken() {
+fn accepts_tokens_of_oidc_issuers() {
     let dir = tempfile::tempdir().unwrap();
     let keys = pki::token::Keys::load_or_create(&dir.path().join("keys")).unwrap();
     let key_set: Value = serde_json::from_str(&keys.key_set().0).unwrap();
-    let (issuer, _) = webhook(&dir, "/", move |asked| {
-        let url = format!("https://{}", asked.header("host").unwrap());
-        match asked.path.as_str() {
+    let (issuer, _) = webhook(&dir, "/", move |request| {
+        let url = format!("https://{}", request.header("host").unwrap());
+        match request.path.as_str() {
             "/.well-known/openid-configuration" => {
                 (200, json!({"issuer": url, "jwks_uri": format!("{url}/keys")}))
             }
@@ -328,7 +328,7 @@ fn tokens_of_other_issuers_are_taken() {
         "--kube-apiserver-arg=oidc-groups-prefix=oidc:",
         &argument("oidc-ca-file", &ca),
     ]);
-    let (code, answer) = whoami(&server.anonymous(), &[("authorization", &token("skiff"))]);
+    let (code, answer) = self_subject_review(&server.anonymous(), &[("authorization", &token("skiff"))]);
     assert_eq!(code, 201, "{answer}");
     assert_eq!(
         answer["status"]["userInfo"],
@@ -337,7 +337,7 @@ fn tokens_of_other_issuers_are_taken() {
             "extra": {"authentication.kubernetes.io/credential-id": ["JTI=7"]},
         })
     );
-    check(who(&server.anonymous(), &[("authorization", &token("other"))]), REFUSED);
+    check(username(&server.anonymous(), &[("authorization", &token("other"))]), UNAUTHORIZED);
     assert!(!server.log().contains("eyJ"), "tokens are not for logs:\n{}", server.log());
     drop(server);
 
@@ -355,7 +355,7 @@ fn tokens_of_other_issuers_are_taken() {
     );
     let file = write(&dir, "authentication.yaml", &text);
     let server = Server::start_with(&[&argument("authentication-config", &file)]);
-    check(who(&server.anonymous(), &[("authorization", &token("two"))]), (201, "x:ann"));
+    check(username(&server.anonymous(), &[("authorization", &token("two"))]), (201, "x:ann"));
     let anonymous = server.anonymous();
     assert_eq!(anonymous.get("/livez").unwrap().status, 200);
     assert_eq!(anonymous.get("/livez/ping").unwrap().status, 401);
@@ -363,11 +363,11 @@ fn tokens_of_other_issuers_are_taken() {
 }
 
 #[test]
-fn a_webhook_says_who_may_do_what() {
+fn authorization_webhook_is_used_and_cached() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = write(&dir, "tokens.csv", "t-ann,ann,7\nt-eve,eve,8\nt-down,down,9\n");
-    let (webhook, kubeconfig) = webhook(&dir, "/authorize", |asked| {
-        let spec = &asked.body["spec"];
+    let (webhook, kubeconfig) = webhook(&dir, "/authorize", |request| {
+        let spec = &request.body["spec"];
         let status = match (spec["user"].as_str(), spec["resourceAttributes"]["resource"].as_str()) {
             (Some("ann"), Some("pods")) => json!({"allowed": true, "reason": "ann is trusted"}),
             (Some("eve"), Some("selfsubjectreviews")) => {
@@ -395,7 +395,10 @@ fn a_webhook_says_who_may_do_what() {
         &argument("token-auth-file", &tokens),
         &argument("authorization-config", &configuration),
     ]);
-    assert!(webhook.asked().iter().all(|asked| asked.body["spec"]["user"] != "system:admin"), "masters may");
+    assert!(
+        webhook.requests().iter().all(|request| request.body["spec"]["user"] != "system:admin"),
+        "masters may"
+    );
     let http = server.anonymous();
     let get = |token: &str, path: &str| {
         let reply = http.send("GET", path, &[("authorization", &format!("Bearer {token}"))], b"").unwrap();
@@ -409,23 +412,23 @@ fn a_webhook_says_who_may_do_what() {
         );
     }
     // Parts of the server itself ask as well.
-    let mut asked = webhook.asked();
-    asked.retain(|asked| asked.body["spec"]["user"] == "ann");
-    assert_eq!(asked.len(), 2, "answers are kept");
+    let mut requests = webhook.requests();
+    requests.retain(|request| request.body["spec"]["user"] == "ann");
+    assert_eq!(requests.len(), 2, "answers are kept");
     assert_eq!(
-        asked[0].body["spec"],
+        requests[0].body["spec"],
         json!({
             "user": "ann", "uid": "7", "groups": ["system:authenticated"],
             "resourceAttributes": {"namespace": "default", "verb": "list", "version": "v1", "resource": "pods"},
         })
     );
     // What roles allow, a webhook before them can deny.
-    check(who(&http, &[("authorization", "Bearer t-ann")]), (201, "ann"));
-    let denied = who(&http, &[("authorization", "Bearer t-eve")]);
+    check(username(&http, &[("authorization", "Bearer t-ann")]), (201, "ann"));
+    let denied = username(&http, &[("authorization", "Bearer t-eve")]);
     assert_eq!(denied.0, 403, "{denied:?}");
     assert!(denied.1.ends_with(": eve is not"), "{denied:?}");
     // A webhook that fails leaves it to others; if nobody else allows, nobody knows.
-    check(who(&http, &[("authorization", "Bearer t-down")]), (201, "down"));
+    check(username(&http, &[("authorization", "Bearer t-down")]), (201, "down"));
     assert_eq!(get("t-down", "/api/v1/secrets").0, 500);
     let review = json!({"spec": {"user": "ann", "resourceAttributes": {"verb": "list", "resource": "pods"}}});
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -436,6 +439,6 @@ fn a_webhook_says_who_may_do_what() {
     let status = server.http().post(path, &review).unwrap().json()["status"].take();
     assert_eq!(status, json!({"allowed": false, "evaluationError": "127.0.0.1 answered with HTTP 400"}));
     // Acting as others needs leave, too.
-    let acting = [("authorization", "Bearer t-ann"), ("impersonate-user", "bob")];
-    assert_eq!(who(&http, &acting).0, 403);
+    let impersonation_headers = [("authorization", "Bearer t-ann"), ("impersonate-user", "bob")];
+    assert_eq!(username(&http, &impersonation_headers).0, 403);
 }

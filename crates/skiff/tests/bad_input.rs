@@ -15,77 +15,77 @@ const JSON_PATCH: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
-const ALL: &str = "/apis/apps/v1/namespaces/default/deployments";
-const ONE: &str = "/apis/apps/v1/namespaces/default/deployments/base";
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
+const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/default/deployments/base";
+const CRD_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// What a body may have at most, as upstream.
-const LIMIT: usize = 3 << 20;
+const MAX_BODY_BYTES: usize = 3 << 20;
 /// Far more than a small server needs and far less than an attack could make it use.
-const MOST_MEMORY: u64 = 400 << 20;
-const DEEP: usize = 10_000;
+const MAX_MEMORY_BYTES: u64 = 400 << 20;
+const NESTING_DEPTH: usize = 10_000;
 
 #[test]
-fn bad_bodies_are_refused() {
-    let check = Check::start();
-    for (name, body) in texts() {
+fn rejects_invalid_body() {
+    let check = InputFixture::start();
+    for (name, body) in invalid_documents() {
         for (verb, path, kind) in [
-            ("POST", ALL, JSON),
-            ("POST", ALL, YAML),
-            ("PUT", ONE, JSON),
-            ("PATCH", ONE, JSON_PATCH),
-            ("PATCH", ONE, MERGE),
-            ("PATCH", ONE, STRATEGIC),
-            ("PATCH", ONE, APPLY),
+            ("POST", DEPLOYMENTS, JSON),
+            ("POST", DEPLOYMENTS, YAML),
+            ("PUT", DEPLOYMENT, JSON),
+            ("PATCH", DEPLOYMENT, JSON_PATCH),
+            ("PATCH", DEPLOYMENT, MERGE),
+            ("PATCH", DEPLOYMENT, STRATEGIC),
+            ("PATCH", DEPLOYMENT, APPLY),
         ] {
             // A patch that says nothing changes nothing, which is no mistake.
-            let fine = matches!((name, kind), ("empty object" | "null", JSON_PATCH | MERGE | STRATEGIC));
-            if !fine {
-                check.refused(name, verb, path, kind, &body);
+            let is_noop = matches!((name, kind), ("empty object" | "null", JSON_PATCH | MERGE | STRATEGIC));
+            if !is_noop {
+                check.expect_rejected(name, verb, path, kind, &body);
             }
         }
     }
-    for (name, body) in messages() {
-        check.refused(name, "POST", ALL, PROTOBUF, &body);
-        check.refused(name, "PUT", ONE, PROTOBUF, &body);
-        check.refused(name, "POST", CRDS, PROTOBUF, &body);
+    for (name, body) in invalid_messages() {
+        check.expect_rejected(name, "POST", DEPLOYMENTS, PROTOBUF, &body);
+        check.expect_rejected(name, "PUT", DEPLOYMENT, PROTOBUF, &body);
+        check.expect_rejected(name, "POST", CRD_PATH, PROTOBUF, &body);
     }
-    for (name, kind, body) in patches() {
-        check.refused(name, "PATCH", ONE, kind, body.as_bytes());
+    for (name, kind, body) in invalid_patches() {
+        check.expect_rejected(name, "PATCH", DEPLOYMENT, kind, body.as_bytes());
     }
     for kind in ["text/plain", "application/cbor", "application/json;charset=", "x", "", "application/xml"] {
-        let reply = check.send("POST", ALL, &[("content-type", kind)], b"{\"a\":");
-        check.judge("POST", kind, &reply, 400..500);
+        let reply = check.send("POST", DEPLOYMENTS, &[("content-type", kind)], b"{\"a\":");
+        check.expect_status("POST", kind, &reply, 400..500);
     }
     check.end();
 }
 
 #[test]
-fn broken_bodies_are_refused() {
-    let check = RefCell::new(Check::start());
+fn rejects_corrupt_body_without_server_error() {
+    let check = RefCell::new(InputFixture::start());
     let valid = deployment("x").to_string();
-    let sealed = sealed(&deployment("x"));
+    let sealed = protobuf_body(&deployment("x"));
     let kinds = prop::sample::select(vec![
-        ("POST", ALL, JSON),
-        ("POST", ALL, YAML),
-        ("POST", ALL, PROTOBUF),
-        ("PUT", ONE, JSON),
-        ("PATCH", ONE, MERGE),
-        ("PATCH", ONE, STRATEGIC),
-        ("PATCH", ONE, APPLY),
-        ("PATCH", ONE, JSON_PATCH),
+        ("POST", DEPLOYMENTS, JSON),
+        ("POST", DEPLOYMENTS, YAML),
+        ("POST", DEPLOYMENTS, PROTOBUF),
+        ("PUT", DEPLOYMENT, JSON),
+        ("PATCH", DEPLOYMENT, MERGE),
+        ("PATCH", DEPLOYMENT, STRATEGIC),
+        ("PATCH", DEPLOYMENT, APPLY),
+        ("PATCH", DEPLOYMENT, JSON_PATCH),
     ]);
-    let damage = prop_oneof![
-        any::<prop::sample::Index>().prop_map(Damage::Cut),
-        (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Damage::Byte(at, byte)),
-        (any::<prop::sample::Index>(), wrong_values()).prop_map(|(at, value)| Damage::Value(at, value)),
+    let mutation = prop_oneof![
+        any::<prop::sample::Index>().prop_map(Mutation::Cut),
+        (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Mutation::Byte(at, byte)),
+        (any::<prop::sample::Index>(), wrong_values()).prop_map(|(at, value)| Mutation::Value(at, value)),
     ];
     let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
-    let run = runner.run(&(kinds, damage), |((verb, path, kind), damage)| {
-        let body = damage.done_to(if kind == PROTOBUF { &sealed } else { valid.as_bytes() });
+    let run = runner.run(&(kinds, mutation), |((verb, path, kind), mutation)| {
+        let body = mutation.apply_to(if kind == PROTOBUF { &sealed } else { valid.as_bytes() });
         let dry = format!("{path}?dryRun=All&fieldManager=t&fieldValidation=Strict");
         let reply = check.borrow().send(verb, &dry, &[("content-type", kind)], &body);
         prop_assert!(code(kind, &reply) < 500, "{verb} {kind}: {} {}", reply.status, reply.text());
-        let cut_json = matches!(damage, Damage::Cut(_)) && kind == JSON;
+        let cut_json = matches!(mutation, Mutation::Cut(_)) && kind == JSON;
         prop_assert!(!cut_json || reply.status == 400, "{verb} {kind}: {} {}", reply.status, reply.text());
         Ok(())
     });
@@ -94,8 +94,8 @@ fn broken_bodies_are_refused() {
 }
 
 #[test]
-fn odd_requests_are_refused() {
-    let check = Check::start();
+fn rejects_malformed_requests() {
+    let check = InputFixture::start();
     let long = format!("/api/v1/namespaces/{}", "x".repeat(60_000));
     let many = format!("/api/v1/pods?labelSelector={}", "a%2C".repeat(2_000));
     for (method, path) in [
@@ -129,7 +129,7 @@ fn odd_requests_are_refused() {
         ("CONNECT", "/api/v1/pods"),
     ] {
         let reply = check.send(method, path, &[], b"");
-        check.judge(method, path, &reply, 400..500);
+        check.expect_status(method, path, &reply, 400..500);
     }
     let huge = "x".repeat(100_000);
     for (name, value) in [
@@ -143,32 +143,32 @@ fn odd_requests_are_refused() {
         ("user-agent", "/////\t/"),
     ] {
         let reply = check.send("GET", "/api/v1/namespaces/default", &[(name, value)], b"");
-        check.judge(name, value, &reply, 200..500);
+        check.expect_status(name, value, &reply, 200..500);
     }
     for body in ["{", "[]", "{\"gracePeriodSeconds\":\"x\"}", "{\"propagationPolicy\":\"Sideways\"}"] {
-        check.refused(body, "DELETE", ONE, JSON, body.as_bytes());
+        check.expect_rejected(body, "DELETE", DEPLOYMENT, JSON, body.as_bytes());
     }
     check.end();
 }
 
 /// A server with one object, and how it was before.
-struct Check {
+struct InputFixture {
     server: Server,
     http: Http,
     pid: Option<u32>,
     before: Value,
     /// One mistake hides no other.
-    complaints: RefCell<Vec<String>>,
+    failures: RefCell<Vec<String>>,
 }
 
-impl Check {
-    fn start() -> Check {
+impl InputFixture {
+    fn start() -> InputFixture {
         let server = Server::start();
         let http = server.http();
-        let reply = http.post(ALL, &deployment("base")).unwrap();
+        let reply = http.post(DEPLOYMENTS, &deployment("base")).unwrap();
         assert_eq!(reply.status, 201, "{}", reply.text());
-        let (pid, before) = (server.pid(), everything(&http));
-        Check { server, http, pid, before, complaints: RefCell::default() }
+        let (pid, before) = (server.pid(), all_objects(&http));
+        InputFixture { server, http, pid, before, failures: RefCell::default() }
     }
 
     #[track_caller]
@@ -180,46 +180,47 @@ impl Check {
     }
 
     /// 4xx, in words that a client can read.
-    fn refused(&self, name: &str, verb: &str, path: &str, kind: &str, body: &[u8]) {
+    fn expect_rejected(&self, name: &str, verb: &str, path: &str, kind: &str, body: &[u8]) {
         let path = format!("{path}?fieldManager=t&fieldValidation=Strict");
-        let path = if verb == "DELETE" { ONE.to_owned() } else { path };
+        let path = if verb == "DELETE" { DEPLOYMENT.to_owned() } else { path };
         let reply = self.send(verb, &path, &[("content-type", kind)], body);
         let status = reply.json();
         let is_status = status["kind"] == "Status" && status["code"] == reply.status;
         let has_words = status["message"].as_str().is_some_and(|text| !text.is_empty());
         // A refused patch shows what it made, quoted twice.
-        let is_short = reply.body.len() < 5 * LIMIT;
+        let is_short = reply.body.len() < 5 * MAX_BODY_BYTES;
         if !((400..500).contains(&code(kind, &reply)) && is_status && has_words && is_short) {
             let what = format!("{name}: {verb} {kind}: {} {:.300}", reply.status, reply.text());
-            self.complaints.borrow_mut().push(what);
+            self.failures.borrow_mut().push(what);
         }
     }
 
-    fn judge(&self, method: &str, path: &str, reply: &Reply, fine: std::ops::Range<u16>) {
-        if !fine.contains(&reply.status) {
+    fn expect_status(&self, method: &str, path: &str, reply: &Reply, expected: std::ops::Range<u16>) {
+        if !expected.contains(&reply.status) {
             let what = format!("{method} {path:.100}: {} {:.300}", reply.status, reply.text());
-            self.complaints.borrow_mut().push(what);
+            self.failures.borrow_mut().push(what);
         }
     }
 
     /// Nothing came of all that.
     #[track_caller]
     fn end(self) {
-        let complaints = self.complaints.into_inner();
-        assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+        let failures = self.failures.into_inner();
+        assert!(failures.is_empty(), "\n{}\n", failures.join("\n"));
         assert_eq!(self.http.get("/readyz").unwrap().status, 200);
         assert_eq!(self.server.pid(), self.pid);
-        assert_same("stored", &self.before, &everything(&self.http));
+        assert_same("stored", &self.before, &all_objects(&self.http));
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid.unwrap())).unwrap();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-        let peak = peak.unwrap().parse::<u64>().unwrap() << 10;
-        assert!(peak < MOST_MEMORY, "{} MiB at its peak", peak >> 20);
+        let max_memory =
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        let max_memory = max_memory.unwrap().parse::<u64>().unwrap() << 10;
+        assert!(max_memory < MAX_MEMORY_BYTES, "{} MiB at its peak", max_memory >> 20);
     }
 }
 
 /// The patches for which upstream itself has a 500, though the client is wrong; the answer has no reason then,
 /// where a failure of the server's own has `InternalError`.
-const UPSTREAMS_OWN: &[(&str, &str)] = &[
+const KNOWN_UPSTREAM_ERRORS: &[(&str, &str)] = &[
     (APPLY, "failed to create typed patch object ("),
     (STRATEGIC, "unknown patch type: "),
     (STRATEGIC, " does not contain declared merge key: "),
@@ -233,12 +234,12 @@ const UPSTREAMS_OWN: &[(&str, &str)] = &[
 fn code(kind: &str, reply: &Reply) -> u16 {
     let status = reply.json();
     let words = status["message"].as_str().unwrap_or_default();
-    let known = UPSTREAMS_OWN.iter().any(|(patch, part)| *patch == kind && words.contains(part));
+    let known = KNOWN_UPSTREAM_ERRORS.iter().any(|(patch, part)| *patch == kind && words.contains(part));
     if reply.status == 500 && status["reason"].is_null() && known { 400 } else { reply.status }
 }
 
-fn everything(http: &Http) -> Value {
-    let kinds = ["/api/v1/secrets", "/api/v1/pods", ALL, CRDS, "/api/v1/namespaces"];
+fn all_objects(http: &Http) -> Value {
+    let kinds = ["/api/v1/secrets", "/api/v1/pods", DEPLOYMENTS, CRD_PATH, "/api/v1/namespaces"];
     kinds.iter().map(|path| http.get(path).unwrap().json()["items"].clone()).collect()
 }
 
@@ -258,16 +259,21 @@ fn deployment(name: &str) -> Value {
     })
 }
 
-fn sealed(object: &Value) -> Vec<u8> {
+fn protobuf_body(object: &Value) -> Vec<u8> {
     let table = schema::kubernetes();
-    let ty = table.kind("apps", "v1", "Deployment").unwrap();
+    let ty = table.type_by_kind("apps", "v1", "Deployment").unwrap();
     let value = schema::from_json(table, ty, object.to_string().as_bytes()).unwrap().value;
-    schema::protobuf::seal("apps/v1", "Deployment", &schema::protobuf::to_protobuf(table, ty, &value))
+    schema::protobuf::encode_envelope(
+        "apps/v1",
+        "Deployment",
+        &schema::protobuf::to_protobuf(table, ty, &value),
+    )
 }
 
 /// Bodies that are wrong as JSON, as YAML and as any patch.
-fn texts() -> Vec<(&'static str, Vec<u8>)> {
-    let deep = |open: &str, close: &str| format!("{}{}", open.repeat(DEEP), close.repeat(DEEP));
+fn invalid_documents() -> Vec<(&'static str, Vec<u8>)> {
+    let deep =
+        |open: &str, close: &str| format!("{}{}", open.repeat(NESTING_DEPTH), close.repeat(NESTING_DEPTH));
     let wrapped = |inner: &str| {
         format!(
             "{{\"apiVersion\":\"apps/v1\",\"kind\":\"Deployment\",\"metadata\":{{\"name\":\"base\"}},\"x\":{inner}}}"
@@ -279,8 +285,8 @@ fn texts() -> Vec<(&'static str, Vec<u8>)> {
     let at = broken.iter().position(|byte| *byte == 0xc3).unwrap();
     broken[at] = 0xff;
     let mut huge = deployment("base").to_string();
-    huge.push_str(&" ".repeat(LIMIT + 1 - huge.len()));
-    let mistyped = wrapped("1").replace("\"metadata\":{\"name\":\"base\"}", "\"metadata\":[7]");
+    huge.push_str(&" ".repeat(MAX_BODY_BYTES + 1 - huge.len()));
+    let wrong_type = wrapped("1").replace("\"metadata\":{\"name\":\"base\"}", "\"metadata\":[7]");
     vec![
         ("empty", Vec::new()),
         ("null", b"null".to_vec()),
@@ -296,17 +302,17 @@ fn texts() -> Vec<(&'static str, Vec<u8>)> {
         ("big number", wrapped("1e999999").into_bytes()),
         ("invalid UTF-8", broken),
         ("duplicate keys", twice.into_bytes()),
-        ("mistyped", mistyped.into_bytes()),
+        ("mistyped", wrong_type.into_bytes()),
         ("deep lists", wrapped(&deep("[", "]")).into_bytes()),
         ("deep objects", wrapped(&deep("{\"a\":", "}").replacen("\"a\":}", "\"a\":1}", 1)).into_bytes()),
-        ("deep and unclosed", wrapped(&"[".repeat(DEEP)).into_bytes()),
+        ("deep and unclosed", wrapped(&"[".repeat(NESTING_DEPTH)).into_bytes()),
         ("huge", huge.into_bytes()),
-        ("alias bomb", alias_bomb().into_bytes()),
+        ("alias bomb", alias_expansion().into_bytes()),
     ]
 }
 
 /// Each line doubles the one before: a few lines of YAML that are gigabytes when written out.
-fn alias_bomb() -> String {
+fn alias_expansion() -> String {
     let mut text = "kind: Deployment\napiVersion: apps/v1\na0: &a0 [x, x]\n".to_owned();
     for i in 1..40 {
         text.push_str(&format!("a{i}: &a{i} [*a{}, *a{}]\n", i - 1, i - 1));
@@ -314,12 +320,12 @@ fn alias_bomb() -> String {
     text
 }
 
-fn messages() -> Vec<(&'static str, Vec<u8>)> {
-    let whole = sealed(&deployment("base"));
-    let seal = |raw: &[u8]| schema::protobuf::seal("apps/v1", "Deployment", raw);
+fn invalid_messages() -> Vec<(&'static str, Vec<u8>)> {
+    let whole = protobuf_body(&deployment("base"));
+    let seal = |raw: &[u8]| schema::protobuf::encode_envelope("apps/v1", "Deployment", raw);
     // Field 1 within field 1 and so on, each with the right length: JSONSchemaProps and ObjectMeta alike.
     let mut nested: Vec<u8> = Vec::new();
-    for _ in 0..DEEP {
+    for _ in 0..NESTING_DEPTH {
         let mut outer = vec![0x0a];
         let mut length = nested.len();
         while length >= 0x80 {
@@ -336,19 +342,19 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("magic only", b"k8s\0".to_vec()),
         ("no magic", whole[4..].to_vec()),
         ("cut", whole[..whole.len() / 2].to_vec()),
-        ("another kind", schema::protobuf::seal("v1", "Pod", b"")),
+        ("another kind", schema::protobuf::encode_envelope("v1", "Pod", b"")),
         ("length too long", seal(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f])),
         ("endless number", seal(&[0xff; 64])),
         ("group", seal(&[0x0b, 0x0c])),
         ("field 0", seal(&[0x02, 0x00])),
         ("deep", seal(&nested)),
-        ("huge", seal(&vec![0; LIMIT])),
+        ("huge", seal(&vec![0; MAX_BODY_BYTES])),
     ]
 }
 
-fn patches() -> Vec<(&'static str, &'static str, String)> {
+fn invalid_patches() -> Vec<(&'static str, &'static str, String)> {
     let operation = |op: &str| format!("[{{\"op\":\"{op}\",\"path\":\"/metadata/labels/x\",\"value\":1}}]");
-    let add = "{\"op\":\"add\",\"path\":\"/metadata/labels/x\",\"value\":\"y\"},".repeat(DEEP + 1);
+    let add = "{\"op\":\"add\",\"path\":\"/metadata/labels/x\",\"value\":\"y\"},".repeat(NESTING_DEPTH + 1);
     let double = "{\"op\":\"copy\",\"from\":\"/spec\",\"path\":\"/spec/x\"},".repeat(60);
     let list = |operations: String| format!("[{}]", operations.trim_end_matches(','));
     let kind = "apiVersion: apps/v1\nkind: Deployment\n";
@@ -402,28 +408,28 @@ fn patches() -> Vec<(&'static str, &'static str, String)> {
 
 /// What is done to a body that is right.
 #[derive(Clone, Debug)]
-enum Damage {
+enum Mutation {
     Cut(prop::sample::Index),
     Byte(prop::sample::Index, u8),
     /// One of its values is another; for protobuf, which has none to find, a byte.
     Value(prop::sample::Index, Value),
 }
 
-impl Damage {
-    fn done_to(&self, body: &[u8]) -> Vec<u8> {
+impl Mutation {
+    fn apply_to(&self, body: &[u8]) -> Vec<u8> {
         let mut body = body.to_vec();
         match self {
-            Damage::Cut(at) => body.truncate(at.index(body.len())),
-            Damage::Byte(at, byte) => {
+            Mutation::Cut(at) => body.truncate(at.index(body.len())),
+            Mutation::Byte(at, byte) => {
                 let at = at.index(body.len());
                 body[at] = *byte;
             }
-            Damage::Value(at, value) => match serde_json::from_slice::<Value>(&body) {
+            Mutation::Value(at, value) => match serde_json::from_slice::<Value>(&body) {
                 Ok(mut object) => {
-                    let mut places = Vec::new();
-                    pointers(&object, String::new(), &mut places);
-                    let place: &String = at.get(&places);
-                    *object.pointer_mut(place).unwrap() = value.clone();
+                    let mut paths = Vec::new();
+                    pointers(&object, String::new(), &mut paths);
+                    let target_path: &String = at.get(&paths);
+                    *object.pointer_mut(target_path).unwrap() = value.clone();
                     body = object.to_string().into_bytes();
                 }
                 Err(_) => {
@@ -436,17 +442,17 @@ impl Damage {
     }
 }
 
-fn pointers(value: &Value, path: String, places: &mut Vec<String>) {
+fn pointers(value: &Value, path: String, paths: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
-            fields.iter().for_each(|(key, value)| pointers(value, format!("{path}/{key}"), places));
+            fields.iter().for_each(|(key, value)| pointers(value, format!("{path}/{key}"), paths));
         }
         Value::Array(items) => {
-            items.iter().enumerate().for_each(|(i, value)| pointers(value, format!("{path}/{i}"), places));
+            items.iter().enumerate().for_each(|(i, value)| pointers(value, format!("{path}/{i}"), paths));
         }
         _ => {}
     }
-    places.push(path);
+    paths.push(path);
 }
 
 fn wrong_values() -> impl Strategy<Value = Value> {

@@ -3,14 +3,15 @@
 //!
 //! `CHAOS_SEED` replays a run's dice; the seed is printed with every failure.
 
-#[path = "chaos/unreliable.rs"]
-mod unreliable;
+#[path = "chaos/faults.rs"]
+mod faults;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Client, Key, Patch};
+use faults::{FaultSource, LossyConnection, LostResponseConnection};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -18,14 +19,13 @@ use reconcile::{Clock, Ctx, Object as _};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use unreliable::{Dice, Forgetful, Unreliable};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_is_the_same_whatever_goes_wrong() {
+async fn faults_do_not_change_final_state() {
     let seed = std::env::var("CHAOS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_116);
-    let calm = play(seed, 0).await;
+    let expected = run_scenario(seed, 0).await;
     expect_test::expect![[r#"
         web: web:3 Running, web:3 Running, web:3 Running, web:3 Running
         db: db:20 Running, db:21 Running
@@ -37,21 +37,21 @@ async fn the_end_is_the_same_whatever_goes_wrong() {
         sums succeeded Some(12) failed None
         replica sets in use: 1
         settled
-    "#]].assert_eq(&calm);
+    "#]].assert_eq(&expected);
     for seed in seed..seed + 2 {
-        assert_eq!(calm, play(seed, 15).await, "CHAOS_SEED={seed}");
+        assert_eq!(expected, run_scenario(seed, 15).await, "CHAOS_SEED={seed}");
     }
 }
 
 /// Whoever tries again after a lost answer knows what the first try has made.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_made_without_an_answer_is_seen() {
+async fn create_with_lost_response_updates_cache() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (_stop, shutdown) = watch::channel(false);
-    let server = apiserver::start_in(directory.path(), shutdown.clone()).await.expect("a server");
-    let connection = Arc::new(Forgetful(server.local()));
+    let server = apiserver::start_in_directory(directory.path(), shutdown.clone()).await.expect("a server");
+    let connection = Arc::new(LostResponseConnection(server.local()));
     let ctx = Ctx::new(Client::new(connection, "test"), Clock::default(), shutdown);
-    ctx.caches.nodes().filled().await;
+    ctx.caches.nodes().wait_for_sync().await;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "a"}})).expect("a node");
     let error = ctx.create(&node).await.expect_err("no answer");
     assert!(matches!(error, client::Error::Unreachable(_)), "{error}");
@@ -59,45 +59,45 @@ async fn what_was_made_without_an_answer_is_seen() {
 }
 
 /// Runs the story of a small cluster and answers with its end.
-async fn play(seed: u64, rate: u64) -> String {
+async fn run_scenario(seed: u64, rate: u64) -> String {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (stop, shutdown) = watch::channel(false);
-    let server = apiserver::start_in(directory.path(), shutdown.clone()).await.expect("a server");
+    let server = apiserver::start_in_directory(directory.path(), shutdown.clone()).await.expect("a server");
     let client = Client::new(server.local(), "test");
     let clock = Clock::default();
-    let dice = Dice::new(seed, rate);
+    let faults = FaultSource::new(seed, rate);
     let nodes = Ctx::new(client.clone(), clock.clone(), shutdown.clone());
     tokio::spawn(simulate::run(nodes, simulate::Config { nodes: 3, events: false }));
-    let unreliable = Arc::new(Unreliable { inner: server.local(), dice: dice.clone() });
-    let loops = tokio::spawn(keep_running(unreliable, clock.clone(), dice.clone(), shutdown));
-    let meddler = tokio::spawn(meddle(client.clone(), clock, dice.clone(), rate > 0));
-    tell_the_story(&client, &dice, rate > 0).await;
-    meddler.abort();
-    dice.calm();
-    let end = settle(&client, seed).await;
+    let connection = Arc::new(LossyConnection { inner: server.local(), faults: faults.clone() });
+    let controller_task = tokio::spawn(keep_running(connection, clock.clone(), faults.clone(), shutdown));
+    let writer = tokio::spawn(write_concurrently(client.clone(), clock, faults.clone(), rate > 0));
+    apply_changes(&client, &faults, rate > 0).await;
+    writer.abort();
+    faults.disable();
+    let end = wait_until_stable(&client, seed).await;
     stop.send_replace(true);
-    let _ = loops.await;
+    let _ = controller_task.await;
     end
 }
 
 /// Runs the control loops, and runs them anew whenever they are killed.
 async fn keep_running(
-    connection: Arc<Unreliable>,
+    connection: Arc<LossyConnection>,
     clock: Clock,
-    dice: Arc<Dice>,
+    faults: Arc<FaultSource>,
     mut shutdown: watch::Receiver<bool>,
 ) {
     loop {
         let (end, ended) = watch::channel(false);
         let ctx = Ctx::new(Client::new(connection.clone(), "kube-controller-manager"), clock.clone(), ended);
-        let chosen = controllers::Chosen::parse(&[]).expect("all of them");
+        let chosen = controllers::EnabledControllers::parse(&[]).expect("all of them");
         let work = tokio::spawn(controllers::run(ctx.clone(), chosen));
         let scheduling = tokio::spawn(async move {
-            let config = scheduler::config::Config::standard();
+            let config = scheduler::config::Config::with_defaults();
             scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
         });
         let stop = tokio::select! {
-            () = dice.kill.notified() => false,
+            () = faults.kill.notified() => false,
             _ = shutdown.wait_for(|stop| *stop) => true,
         };
         work.abort();
@@ -110,27 +110,27 @@ async fn keep_running(
 }
 
 /// Writes to objects that the loops write to as well, and moves the clock.
-async fn meddle(client: Client, clock: Clock, dice: Arc<Dice>, at_all: bool) {
-    if !at_all {
+async fn write_concurrently(client: Client, clock: Clock, faults: Arc<FaultSource>, enabled: bool) {
+    if !enabled {
         return;
     }
     loop {
-        tokio::time::sleep(Duration::from_millis(20 + dice.below(50))).await;
+        tokio::time::sleep(Duration::from_millis(20 + faults.below(50))).await;
         let note =
-            Patch::Merge(json!({"metadata": {"annotations": {"meddled": dice.below(1_000).to_string()}}}));
+            Patch::Merge(json!({"metadata": {"annotations": {"meddled": faults.below(1_000).to_string()}}}));
         for set in client.list::<ReplicaSet>("default").await.unwrap_or_default() {
             let _ = client.patch::<ReplicaSet>(&set.key(), &note).await;
         }
         let _ = client.patch::<Deployment>(&Key::new("default", "web"), &note).await;
         let _ = client.patch::<Job>(&Key::new("default", "sums"), &note).await;
-        clock.jump(i64::try_from(dice.below(7)).unwrap_or(0) - 3);
+        clock.advance(i64::try_from(faults.below(7)).unwrap_or(0) - 3);
     }
 }
 
-async fn tell_the_story(client: &Client, dice: &Dice, slowly: bool) {
+async fn apply_changes(client: &Client, faults: &FaultSource, delayed: bool) {
     let pause = async || {
-        if slowly {
-            tokio::time::sleep(Duration::from_millis(500 + dice.below(1_000))).await;
+        if delayed {
+            tokio::time::sleep(Duration::from_millis(500 + faults.below(1_000))).await;
         }
     };
     let template = |app: &str, container: Value| json!({"metadata": {"labels": {"app": app}}, "spec": {"containers": [container]}});
@@ -178,19 +178,19 @@ async fn change<T: client::Object>(client: &Client, name: &str, patch: Value) {
 }
 
 /// Waits until nothing is left to do and nothing changes any more.
-async fn settle(client: &Client, seed: u64) -> String {
-    let begun = Instant::now();
+async fn wait_until_stable(client: &Client, seed: u64) -> String {
+    let started = Instant::now();
     let mut last = (String::new(), Instant::now());
     loop {
         let state = describe(client).await;
         if state != last.0 {
             last = (state, Instant::now());
         }
-        let quiet = last.1.elapsed() > Duration::from_secs(2);
-        if quiet && last.0.ends_with("settled\n") {
+        let is_unchanged = last.1.elapsed() > Duration::from_secs(2);
+        if is_unchanged && last.0.ends_with("settled\n") {
             return last.0;
         }
-        assert!(begun.elapsed() < DEADLINE, "CHAOS_SEED={seed} does not settle:\n{}", last.0);
+        assert!(started.elapsed() < DEADLINE, "CHAOS_SEED={seed} does not settle:\n{}", last.0);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -200,46 +200,46 @@ async fn describe(client: &Client) -> String {
     let pods: Vec<Pod> = client.list("default").await.expect("pods");
     let nodes = client.list::<Node>("").await.expect("nodes").len();
     let mut text = String::new();
-    let mut settled = true;
+    let mut is_stable = true;
     for app in ["web", "db", "agent", "sums"] {
-        let mut mine: Vec<String> =
-            pods.iter().filter(|pod| pod.label("app") == Some(app)).map(shown).collect();
-        mine.sort();
-        settled &= !mine.iter().any(|pod| pod.contains("Pending") || pod.contains("deleting"));
-        let _ = writeln!(text, "{app}: {}", mine.join(", "));
+        let mut app_pods: Vec<String> =
+            pods.iter().filter(|pod| pod.label("app") == Some(app)).map(format_pod).collect();
+        app_pods.sort();
+        is_stable &= !app_pods.iter().any(|pod| pod.contains("Pending") || pod.contains("deleting"));
+        let _ = writeln!(text, "{app}: {}", app_pods.join(", "));
     }
     let web: Deployment = client.get(&Key::new("default", "web")).await.expect("web");
     let status = web.status.clone().unwrap_or_default();
     let numbers =
         [status.replicas, status.updated_replicas, status.available_replicas].map(Option::unwrap_or_default);
-    settled &= numbers == [4, 4, 4] && status.observed_generation == web.metadata.generation;
+    is_stable &= numbers == [4, 4, 4] && status.observed_generation == web.metadata.generation;
     let _ = writeln!(text, "web replicas, updated, available: {numbers:?}");
     let db: StatefulSet = client.get(&Key::new("default", "db")).await.expect("db");
     let status = db.status.clone().unwrap_or_default();
     let numbers = [Some(status.replicas), status.ready_replicas, status.updated_replicas]
         .map(Option::unwrap_or_default);
-    settled &= numbers[..2] == [2, 2] && status.current_revision == status.update_revision;
+    is_stable &= numbers[..2] == [2, 2] && status.current_revision == status.update_revision;
     let _ = writeln!(text, "db replicas, ready: {:?}", &numbers[..2]);
     let agent: DaemonSet = client.get(&Key::new("default", "agent")).await.expect("agent");
     let status = agent.status.unwrap_or_default();
-    settled &= usize::try_from(status.number_ready) == Ok(nodes)
+    is_stable &= usize::try_from(status.number_ready) == Ok(nodes)
         && status.updated_number_scheduled == Some(status.number_ready);
     let _ = writeln!(text, "agents ready: {} of {nodes}", status.number_ready);
-    let sums: Job = client.get(&Key::new("default", "sums")).await.expect("sums");
-    let status = sums.status.unwrap_or_default();
-    settled &= status.completion_time.is_some();
+    let job: Job = client.get(&Key::new("default", "sums")).await.expect("sums");
+    let status = job.status.unwrap_or_default();
+    is_stable &= status.completion_time.is_some();
     let _ = writeln!(text, "sums succeeded {:?} failed {:?}", status.succeeded, status.failed);
     let sets: Vec<ReplicaSet> = client.list("default").await.expect("replica sets");
     let current =
         sets.iter().filter(|set| set.spec.as_ref().and_then(|spec| spec.replicas) != Some(0)).count();
     let _ = writeln!(text, "replica sets in use: {current}");
-    if settled {
+    if is_stable {
         text += "settled\n";
     }
     text
 }
 
-fn shown(pod: &Pod) -> String {
+fn format_pod(pod: &Pod) -> String {
     let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.clone()).unwrap_or_default();
     let phase = pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
     let ordinal = pod.label("apps.kubernetes.io/pod-index").unwrap_or_default();

@@ -10,12 +10,12 @@ use testkit::Server;
 const PACKAGES: [(&str, &str); 2] = [("kubernetes", "37.0.2"), ("kopf", "1.38.0")];
 
 #[test]
-fn the_python_client_works() {
+fn python_client_is_supported() {
     check("walk.py", "config_maps\npods\ndeployments\neverything_dynamic\n");
 }
 
 #[test]
-fn an_operator_written_with_kopf_works() {
+fn kopf_operator_is_supported() {
     check("harbor.py", "established\nmade\nchanged\ndeleted\n");
 }
 
@@ -26,30 +26,31 @@ fn check(script: &str, expected: &str) {
     let server = Server::start();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script);
     let output = Command::new(python).arg(script).arg(server.kubeconfig()).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(printed, expected);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(stdout, expected);
 }
 
 /// The Python of an environment that is made once and kept, since making it needs the network.
 fn python_with_clients() -> PathBuf {
     // Both tests may want to make it.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    static INSTALL_LOCK: Mutex<()> = Mutex::new(());
+    let _guard = INSTALL_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
     let venv = cache.expect("HOME is set").join("skiff/venv");
     let python = venv.join("bin/python3");
     let known = |(name, version)| format!("assert m.version('{name}') == '{version}'");
-    let wanted = format!("import importlib.metadata as m\n{}", PACKAGES.map(known).join("\n"));
-    if Command::new(&python).args(["-c", &wanted]).output().is_ok_and(|output| output.status.success()) {
+    let version_check = format!("import importlib.metadata as m\n{}", PACKAGES.map(known).join("\n"));
+    if Command::new(&python).args(["-c", &version_check]).output().is_ok_and(|output| output.status.success())
+    {
         return python;
     }
     println!("installing {PACKAGES:?} from PyPI into {}", venv.display());
     run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    let pip_args = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
     let packages = PACKAGES.map(|(name, version)| format!("{name}=={version}"));
-    run(Command::new(&python).args(pip).args(packages));
+    run(Command::new(&python).args(pip_args).args(packages));
     python
 }
 

@@ -13,7 +13,7 @@ fn stdout(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn help_groups_flags_under_headings() {
+fn help_groups_flags_by_category() {
     let help = stdout(&["server", "--help"]);
     for heading in ["Cluster:", "Networking:", "Storage:", "Node:", "Runtime:", "Security:", "Logging:"] {
         assert!(help.lines().any(|line| line == heading), "{heading} is missing:\n{help}");
@@ -58,7 +58,7 @@ fn every_argument_has_a_help_text() {
 }
 
 #[test]
-fn typing_errors_get_a_suggestion() {
+fn unknown_flag_error_has_suggestion() {
     let output = skiff(&["server", "--data-dri", "/x"]);
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -2,8 +2,8 @@
 //!
 //! Needs root, kubectl and busybox; says so and passes where these are missing.
 
-#[path = "containers/held.rs"]
-mod held;
+#[path = "containers/isolation.rs"]
+mod isolation;
 #[path = "containers/kubelet_dir.rs"]
 mod kubelet_dir;
 #[path = "containers/resize.rs"]
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 
-use testkit::{Background, Network, Server};
+use testkit::{BackgroundCommand, Network, Server};
 
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 
@@ -28,7 +28,7 @@ fn start() -> Option<Cluster> {
 }
 
 fn start_with(flags: &[&str]) -> Option<Cluster> {
-    if !testkit::can_have_pods(&["busybox"]) {
+    if !testkit::can_run_pods(&["busybox"]) {
         return None;
     }
     start_in(Network::new().expect("a network"), flags)
@@ -47,19 +47,19 @@ fn start_in(network: Network, flags: &[&str]) -> Option<Cluster> {
     );
     let listed = cluster.server.skiff(&["image", "ls", "--data-dir", &data]).ok();
     assert!(listed.contains(IMAGE), "{listed}");
-    cluster.server.until_pods_can_be_made();
+    cluster.server.wait_for_default_service_account();
     Some(cluster)
 }
 
 impl Cluster {
     /// The processes pods live in, with their command lines.
     fn supervisors(&self) -> impl Iterator<Item = (u32, String)> {
-        let mark = format!(" supervise {}", self.server.data_dir().display());
-        testkit::processes().into_iter().filter(move |(_, words)| words.contains(&mark))
+        let marker = format!(" supervise {}", self.server.data_dir().display());
+        testkit::processes().into_iter().filter(move |(_, words)| words.contains(&marker))
     }
 
     /// What pods leave behind on a host.
-    fn traces(&self) -> BTreeMap<&'static str, usize> {
+    fn resource_counts(&self) -> BTreeMap<&'static str, usize> {
         let links = self.server.command("ip").args(["-o", "link"]).output().expect("ip");
         let links = String::from_utf8_lossy(&links.stdout).matches(": skp").count();
         let data = self.server.data_dir().display().to_string();
@@ -77,7 +77,7 @@ impl Cluster {
 }
 
 #[test]
-fn pods_live_and_die_by_kubectl_alone() {
+fn pod_lifecycle_with_kubectl() {
     let Some(mut cluster) = start() else { return };
     cluster.server.run_pod("talker", "echo one; echo two; exit 3", "Never");
     cluster.server.run_pod("web", "exec nc -ll -p 8080 -e echo hello from web", "Never");
@@ -97,27 +97,29 @@ fn pods_live_and_die_by_kubectl_alone() {
     port_forward(&cluster);
     attach(&cluster);
     attach_once(&cluster);
-    reach_each_other(&cluster);
-    own_users_and_images(&cluster);
-    confined(&cluster);
-    without_tools(&cluster);
-    particulars(&cluster);
+    pod_to_pod_network(&cluster);
+    user_namespaces_and_image_volumes(&cluster);
+    apparmor_unavailable(&cluster);
+    missing_mount_tools(&cluster);
+    optional_pod_fields(&cluster);
     volumes(&cluster);
-    held::levels(&cluster);
-    held::in_memory(&cluster);
-    all_anew(&cluster);
-    small(&cluster);
+    isolation::qos_cgroups(&cluster);
+    isolation::secret_volumes_are_tmpfs(&cluster);
+    restart_all_containers(&cluster);
+    supervisor_memory_is_bounded(&cluster);
     images(&cluster);
     restart(&mut cluster);
-    held::secret_reaches(&cluster, "three");
+    isolation::secret_update_is_visible(&cluster, "three");
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
-    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster
+        .server
+        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
 }
 
 /// The server listens at 127.0.0.1, as that of `make up` does, and the `kubernetes` Service leads to the node's address.
 #[test]
-fn pods_reach_a_server_on_a_loopback_address() {
-    if !testkit::can_have_pods(&["busybox"]) {
+fn pods_can_use_server_on_loopback_address() {
+    if !testkit::can_run_pods(&["busybox"]) {
         return;
     }
     let network = Network::new().expect("a network");
@@ -142,14 +144,14 @@ fn pods_reach_a_server_on_a_loopback_address() {
 
 /// A server that is killed in the middle of one rollout after the other: no container notices, and nothing is left.
 #[test]
-fn rollouts_outlive_the_server() {
+fn rollout_completes_after_server_is_killed() {
     let Some(mut cluster) = start() else { return };
     cluster.server.run_pod("bystander", "sleep 1000000", "Never");
     cluster.server.wait_for_pod("bystander", "condition=Ready");
     let id = ["get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].containerID}"];
     let before = cluster.server.kubectl(&id).ok();
     let pods = ["get", "pods", "-l", "app=many", "--no-headers"];
-    let rolled_out = ["rollout", "status", "deployment/many", "--timeout=180s"];
+    let rollout_status = ["rollout", "status", "deployment/many", "--timeout=180s"];
     let mut uids = String::new();
     for round in 0..3 {
         let main = serde_json::json!({
@@ -169,11 +171,11 @@ fn rollouts_outlive_the_server() {
         cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment.to_string()).ok();
         if round > 0 {
             let is_under_way = || cluster.server.kubectl(&pods).ok().contains("Terminating");
-            cluster.server.until("the rollout is under way", is_under_way);
+            cluster.server.wait_until("the rollout is under way", is_under_way);
             cluster.server.kill9();
             cluster.server.restart();
         }
-        let done = cluster.server.kubectl(&rolled_out);
+        let done = cluster.server.kubectl(&rollout_status);
         assert_eq!(done.code, 0, "{}\n{}", done.stderr, cluster.server.log());
         let own = "jsonpath={.items[*].metadata.uid} ";
         uids += &cluster.server.kubectl(&["get", "pods", "-o", own]).ok();
@@ -187,14 +189,16 @@ fn rollouts_outlive_the_server() {
     assert!(counts.split_whitespace().all(|count| count == "0"), "{counts}");
     cluster.server.kubectl(&["delete", "deployment", "many"]).ok();
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
-    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
-    let gone = |uid: &str| testkit::cgroups_of_pod(uid).is_empty();
-    cluster.server.until("their cgroups are gone", || uids.split_whitespace().all(gone));
+    cluster
+        .server
+        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
+    let is_removed = |uid: &str| testkit::cgroups_of_pod(uid).is_empty();
+    cluster.server.wait_until("their cgroups are gone", || uids.split_whitespace().all(is_removed));
 }
 
 /// Pods that take their time to end, more than a machine has hands: others begin meanwhile.
 #[test]
-fn slow_ends_keep_nobody_waiting() {
+fn slow_termination_does_not_block_new_pods() {
     let Some(cluster) = start() else { return };
     let deployment = serde_json::json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "slow"},
@@ -214,17 +218,19 @@ fn slow_ends_keep_nobody_waiting() {
     // As the first process of its container it does not hear of the signal.
     cluster.server.kubectl(&["delete", "deployment", "slow"]).ok();
     let ending = || cluster.server.kubectl(&["get", "pods"]).ok().matches("Terminating").count();
-    cluster.server.until("all are about to end", || ending() == 40);
+    cluster.server.wait_until("all are about to end", || ending() == 40);
     cluster.server.run_pod("next", "sleep 1000", "Always");
     cluster.server.wait_for_pod("next", "condition=Ready");
     assert_eq!(ending(), 40);
     cluster.server.kubectl(&["delete", "pods", "--all", "--force", "--grace-period=0"]).ok();
-    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster
+        .server
+        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
 }
 
 /// A disk for logs with no room left: what runs goes on, what ends ends as it did, and others can begin.
 #[test]
-fn a_full_disk_of_logs_stops_nobody() {
+fn full_log_disk_does_not_stop_pods() {
     let Some(cluster) = start() else { return };
     let logs = FullDisk::at(cluster.server.data_dir().join("agent/logs"));
     cluster.server.run_pod(
@@ -233,7 +239,7 @@ fn a_full_disk_of_logs_stops_nobody() {
         "Never",
     );
     cluster.server.wait_for_pod("talker", "condition=Ready");
-    cluster.server.until("the disk is full", || logs.is_full());
+    cluster.server.wait_until("the disk is full", || logs.is_full());
     cluster.server.run_pod("brief", "echo hello; exit 3", "Never");
     cluster.server.wait_for_pod("brief", "jsonpath={.status.phase}=Failed");
     let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
@@ -251,13 +257,13 @@ fn a_full_disk_of_logs_stops_nobody() {
 struct FullDisk(std::path::PathBuf);
 
 impl FullDisk {
-    fn at(place: std::path::PathBuf) -> FullDisk {
-        let made = std::process::Command::new("mount")
+    fn at(path: std::path::PathBuf) -> FullDisk {
+        let mount_status = std::process::Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"])
-            .arg(&place)
+            .arg(&path)
             .status();
-        assert!(made.is_ok_and(|status| status.success()), "a small disk");
-        FullDisk(place)
+        assert!(mount_status.is_ok_and(|status| status.success()), "a small disk");
+        FullDisk(path)
     }
 
     fn is_full(&self) -> bool {
@@ -287,36 +293,36 @@ fn images(cluster: &Cluster) {
     cluster.server.run_pod("imported", "exit 0", "Never");
     cluster.server.wait_for_pod("imported", "jsonpath={.status.phase}=Succeeded");
     // However short it was there, it is told where that was.
-    let told = cluster.server.kubectl(&["get", "pod", "imported", "-o", "jsonpath={.status.podIP}"]);
-    assert_ne!(told.ok(), "");
+    let pod_ip = cluster.server.kubectl(&["get", "pod", "imported", "-o", "jsonpath={.status.podIP}"]);
+    assert_ne!(pod_ip.ok(), "");
 }
 
 /// What a pod costs besides its own programs: there is one such process for each. Without the pages of files that only this
 /// test's pods have in common, of which a program for debugging has more.
-fn small(cluster: &Cluster) {
-    const LARGEST: u64 = 250;
+fn supervisor_memory_is_bounded(cluster: &Cluster) {
+    const MAX_PRIVATE_KB: u64 = 250;
     for (pid, words) in cluster.supervisors() {
-        let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("what the kernel says");
+        let mappings = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("what the kernel says");
         let (mut is_own, mut own) = (false, 0);
-        for line in smaps.lines() {
+        for line in mappings.lines() {
             match line.split_whitespace().collect::<Vec<_>>()[..] {
                 [range, _, _, _, inode, ..] if range.contains('-') => is_own = inode == "0",
                 ["Private_Dirty:", size, "kB"] if is_own => own += size.parse::<u64>().expect("a number"),
                 _ => {}
             }
         }
-        assert!(own > 0 && own < LARGEST, "{words} has {own} kB of its own\n{smaps}");
+        assert!(own > 0 && own < MAX_PRIVATE_KB, "{words} has {own} kB of its own\n{mappings}");
     }
 }
 
 fn exec(cluster: &Cluster) {
     let server = &cluster.server;
-    let said = server.kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
-    assert_eq!((said.stdout.as_str(), said.code), ("out\n", 7), "{}", said.stderr);
-    assert!(said.stderr.starts_with("err\n"), "{}", said.stderr);
+    let output = server.kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((output.stdout.as_str(), output.code), ("out\n", 7), "{}", output.stderr);
+    assert!(output.stderr.starts_with("err\n"), "{}", output.stderr);
     let long = "a line of text\n".repeat(20_000);
-    let echoed = server.kubectl_with(&["exec", "-i", "web", "--", "cat"], &long).ok();
-    assert!(echoed == long, "{} bytes of {}", echoed.len(), long.len());
+    let response = server.kubectl_with(&["exec", "-i", "web", "--", "cat"], &long).ok();
+    assert!(response == long, "{} bytes of {}", response.len(), long.len());
     let missing = server.kubectl(&["exec", "web", "--", "no-such-program"]);
     assert!(
         missing.stderr.contains("exec: \"no-such-program\": executable file not found in $PATH"),
@@ -330,9 +336,9 @@ fn exec(cluster: &Cluster) {
     assert_eq!((String::from_utf8_lossy(&old.stdout).as_ref(), old.status.code()), ("spdy\n", Some(4)));
     let echo = |i: usize| cluster.server.background(&["exec", "web", "--", "echo", &i.to_string()]);
     for (i, mut one) in (0..5).map(echo).collect::<Vec<_>>().into_iter().enumerate() {
-        let mut said = String::new();
-        one.0.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
-        assert_eq!(said, format!("{i}\n"));
+        let mut stdout = String::new();
+        one.0.stdout.take().expect("a pipe").read_to_string(&mut stdout).expect("text");
+        assert_eq!(stdout, format!("{i}\n"));
     }
 }
 
@@ -350,17 +356,17 @@ fn exec_with_a_terminal(cluster: &Cluster) {
         .stdout(Stdio::piped());
     let Ok(mut child) = command.spawn() else { return eprintln!("skipped: there is no program `script`") };
     let (mut stdin, stdout) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
-    let mut said = String::new();
+    let mut terminal_output = String::new();
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         // Typed when somebody is there to read it.
         if line.contains("/dev/pts/") {
             stdin.write_all(b"word\n").expect("written");
         }
-        said += &line;
-        said.push('\n');
+        terminal_output += &line;
+        terminal_output.push('\n');
     }
     let code = child.wait().expect("an end").code();
-    assert!(code == Some(5) && said.contains("got word"), "{code:?}\n{said}");
+    assert!(code == Some(5) && terminal_output.contains("got word"), "{code:?}\n{terminal_output}");
 }
 
 fn copy(cluster: &Cluster) {
@@ -377,16 +383,16 @@ fn port_forward(cluster: &Cluster) {
         let mut command = cluster.server.kubectl_command();
         command.args(["port-forward", "pod/web", ":8080"]).env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets);
         let mut forwarding =
-            Background(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"));
+            BackgroundCommand(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("kubectl"));
         let mut lines = forwarding.lines();
         let line = lines.next().expect("a port");
         let port = line.split_once("127.0.0.1:").and_then(|(_, rest)| rest.split_whitespace().next());
         for _ in 0..3 {
-            let mut heard = cluster.server.command("/bin/busybox");
-            heard.args(["nc", "127.0.0.1", port.expect("a port")]).stdin(Stdio::null());
-            let heard = heard.output().expect("an answer");
+            let mut client = cluster.server.command("/bin/busybox");
+            client.args(["nc", "127.0.0.1", port.expect("a port")]).stdin(Stdio::null());
+            let response = client.output().expect("an answer");
             assert_eq!(
-                String::from_utf8_lossy(&heard.stdout),
+                String::from_utf8_lossy(&response.stdout),
                 "hello from web\n",
                 "websockets: {websockets}"
             );
@@ -403,18 +409,18 @@ fn attach(cluster: &Cluster) {
     let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
     let mut stdin = attached.stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut stdin, b"these words\n").expect("written");
-    let mut attached = Background(attached);
+    let mut attached = BackgroundCommand(attached);
     assert_eq!(attached.lines().next().as_deref(), Some("read these words"));
-    attach_slowly(cluster);
+    attach_with_slow_reader(cluster);
 }
 
 /// More than is kept anywhere on the way, for one that begins to read when the container waits.
-fn attach_slowly(cluster: &Cluster) {
+fn attach_with_slow_reader(cluster: &Cluster) {
     const LINES: usize = 1_500_000;
     let server = &cluster.server;
-    let said = format!("read line; seq 1 {LINES}; touch /done; sleep 1000000");
+    let script = format!("read line; seq 1 {LINES}; touch /done; sleep 1000000");
     let main = serde_json::json!({
-        "name": "main", "image": "busybox:1.36", "stdin": true, "command": ["sh", "-c", said],
+        "name": "main", "image": "busybox:1.36", "stdin": true, "command": ["sh", "-c", script],
     });
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "speaker"},
@@ -427,7 +433,7 @@ fn attach_slowly(cluster: &Cluster) {
     let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
     let mut stdin = attached.stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut stdin, b"go\n").expect("written");
-    let mut attached = Background(attached);
+    let mut attached = BackgroundCommand(attached);
     let mut lines = attached.lines();
     assert_eq!(lines.next().as_deref(), Some("1"));
     // Meanwhile others are answered.
@@ -435,8 +441,9 @@ fn attach_slowly(cluster: &Cluster) {
     for number in 2..=LINES {
         assert_eq!(lines.next(), Some(number.to_string()));
     }
-    server
-        .until("it goes on", || server.kubectl(&["exec", "speaker", "--", "test", "-e", "/done"]).code == 0);
+    server.wait_until("it goes on", || {
+        server.kubectl(&["exec", "speaker", "--", "test", "-e", "/done"]).code == 0
+    });
     drop((attached, stdin));
     server.kubectl(&["delete", "pod", "speaker", "--wait"]).ok();
 }
@@ -458,8 +465,8 @@ fn attach_once(cluster: &Cluster) {
     };
     let logs = |name: &str| server.kubectl(&["logs", name]).ok();
     pod("once", true);
-    let said = server.kubectl_with(&["attach", "-i", "once"], "one\ntwo\n").ok();
-    assert_eq!(said, "read one\nread two\nthe end\n");
+    let output = server.kubectl_with(&["attach", "-i", "once"], "one\ntwo\n").ok();
+    assert_eq!(output, "read one\nread two\nthe end\n");
     server.wait_for_pod("once", "jsonpath={.status.phase}=Succeeded");
     // One who hangs up in the middle ends it just the same.
     pod("cut", true);
@@ -468,7 +475,7 @@ fn attach_once(cluster: &Cluster) {
     let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
     let mut stdin = attached.stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut stdin, b"one\n").expect("written");
-    let mut attached = Background(attached);
+    let mut attached = BackgroundCommand(attached);
     assert_eq!(attached.lines().next().as_deref(), Some("read one"));
     drop((attached, stdin));
     server.wait_for_pod("cut", "jsonpath={.status.phase}=Succeeded");
@@ -477,22 +484,22 @@ fn attach_once(cluster: &Cluster) {
     pod("often", false);
     for word in ["one", "two"] {
         server.kubectl_with(&["attach", "-i", "often"], &format!("{word}\n")).ok();
-        server.until("it was read", || logs("often").ends_with(&format!("read {word}\n")));
+        server.wait_until("it was read", || logs("often").ends_with(&format!("read {word}\n")));
     }
     assert_eq!(logs("often"), "read one\nread two\n");
     server.kubectl(&["delete", "pod", "once", "cut", "often", "--wait"]).ok();
 }
 
-fn reach_each_other(cluster: &Cluster) {
+fn pod_to_pod_network(cluster: &Cluster) {
     let ip = cluster.server.kubectl(&["get", "pod", "web", "-o", "jsonpath={.status.podIP}"]).ok();
-    let said =
+    let output =
         cluster.server.kubectl(&["exec", "ticker", "--", "sh", "-c", &format!("nc {ip} 8080 </dev/null")]);
-    assert_eq!(said.stdout, "hello from web\n", "{ip}: {}", said.stderr);
+    assert_eq!(output.stdout, "hello from web\n", "{ip}: {}", output.stderr);
 }
 
 /// Containers do not notice that the server was away, however it went.
 /// A pod whose root is nobody outside, with an image and a part of a volume mounted.
-fn own_users_and_images(cluster: &Cluster) {
+fn user_namespaces_and_image_volumes(cluster: &Cluster) {
     let server = &cluster.server;
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nobody"},
@@ -510,14 +517,14 @@ fn own_users_and_images(cluster: &Cluster) {
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     cluster.server.wait_for_pod("nobody", "condition=Ready");
-    let look = "id -u; tr -s ' ' </proc/self/uid_map; touch /data/x && stat -c %u /data/x /etc/hosts /image/busybox; touch /image/x 2>&1; true";
-    let said = server.kubectl(&["exec", "nobody", "--", "sh", "-c", look]).ok();
-    assert_eq!(said, "0\n 0 65536 65536\n0\n0\n0\ntouch: /image/x: Read-only file system\n");
+    let script = "id -u; tr -s ' ' </proc/self/uid_map; touch /data/x && stat -c %u /data/x /etc/hosts /image/busybox; touch /image/x 2>&1; true";
+    let output = server.kubectl(&["exec", "nobody", "--", "sh", "-c", script]).ok();
+    assert_eq!(output, "0\n 0 65536 65536\n0\n0\n0\ntouch: /image/x: Read-only file system\n");
     server.kubectl(&["delete", "pod", "nobody", "--wait"]).ok();
 }
 
 /// A pod that asks for AppArmor where there is none is not begun.
-fn confined(cluster: &Cluster) {
+fn apparmor_unavailable(cluster: &Cluster) {
     if std::path::Path::new("/sys/kernel/security/apparmor").exists() {
         return eprintln!("skipped: this host has AppArmor");
     }
@@ -531,17 +538,17 @@ fn confined(cluster: &Cluster) {
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     cluster.server.wait_for_pod("confined", "jsonpath={.status.phase}=Failed");
-    let why = server
+    let reason = server
         .kubectl(&["get", "pod", "confined", "-o", "jsonpath={.status.reason}: {.status.message}"])
         .ok();
     assert_eq!(
-        why,
+        reason,
         "AppArmor: Pod was rejected: Cannot enforce AppArmor: AppArmor is not enabled on the host"
     );
 }
 
 /// What few pods ask for: their full name, read-only all the way down, only the groups that are named, limits as a whole.
-fn particulars(cluster: &Cluster) {
+fn optional_pod_fields(cluster: &Cluster) {
     let server = &cluster.server;
     let resources = serde_json::json!({"limits": {"memory": "64Mi", "cpu": "500m"}});
     let mount = serde_json::json!({
@@ -564,20 +571,20 @@ fn particulars(cluster: &Cluster) {
     let user: serde_json::Value =
         serde_json::from_str(&server.kubectl(&["get", "pod", "particular", "-o", user]).ok()).expect("JSON");
     assert_eq!(user, serde_json::json!({"linux": {"uid": 0, "gid": 0, "supplementalGroups": [0, 4000]}}));
-    let look = "hostname; id -G; touch /data/x 2>&1; tail -n 1 /etc/hosts | tr '\\t' '\\n' | tail -n 2";
-    let said = server.kubectl(&["exec", "particular", "--", "sh", "-c", look]).ok();
+    let script = "hostname; id -G; touch /data/x 2>&1; tail -n 1 /etc/hosts | tr '\\t' '\\n' | tail -n 2";
+    let output = server.kubectl(&["exec", "particular", "--", "sh", "-c", script]).ok();
     let name = "host.sub.default.svc.cluster.local";
     let read_only = "touch: /data/x: Read-only file system";
-    assert_eq!(said, format!("{name}\n0 4000\n{read_only}\n{name}\nhost\n"));
+    assert_eq!(output, format!("{name}\n0 4000\n{read_only}\n{name}\nhost\n"));
     let path = "jsonpath={.metadata.uid} {.status.containerStatuses[0].volumeMounts[0].recursiveReadOnly}";
-    let told = server.kubectl(&["get", "pod", "particular", "-o", path]).ok();
-    let (uid, how) = told.split_once(' ').expect("two words");
-    assert_eq!(how, "Enabled");
-    let places = testkit::cgroups_of_pod(uid);
+    let pod_fields = server.kubectl(&["get", "pod", "particular", "-o", path]).ok();
+    let (uid, mode) = pod_fields.split_once(' ').expect("two words");
+    assert_eq!(mode, "Enabled");
+    let cgroups = testkit::cgroups_of_pod(uid);
     let files = ["memory.limit_in_bytes", "memory.max"];
-    let limit = places
+    let limit = cgroups
         .iter()
-        .find_map(|place| files.iter().find_map(|file| std::fs::read_to_string(place.join(file)).ok()));
+        .find_map(|cgroup| files.iter().find_map(|file| std::fs::read_to_string(cgroup.join(file)).ok()));
     assert_eq!(limit.as_deref().map(str::trim), Some("67108864"));
     server.kubectl(&["delete", "pod", "particular", "--wait"]).ok();
 
@@ -592,9 +599,9 @@ fn particulars(cluster: &Cluster) {
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     server.wait_for_pod("settler", "jsonpath={.status.phase}=Failed");
     let path = "jsonpath={.status.reason}: {.status.message}";
-    let why = server.kubectl(&["get", "pod", "settler", "-o", path]).ok();
+    let reason = server.kubectl(&["get", "pod", "settler", "-o", path]).ok();
     let expected = "Pod was rejected: forbidden sysctl: \"kernel.core_pattern\" not allowlisted";
-    assert_eq!(why, format!("SysctlForbidden: {expected}"));
+    assert_eq!(reason, format!("SysctlForbidden: {expected}"));
 }
 
 /// What volumes hold is told, of those that drivers look after or not; but not of the host's.
@@ -643,23 +650,23 @@ fn volumes(cluster: &Cluster) {
     server.wait_for_pod("holder", "condition=Ready");
     let raw =
         |path: &str| server.kubectl(&["get", "--raw", &format!("/api/v1/nodes/here/proxy/{path}")]).ok();
-    let told = || {
+    let volume_stats = || {
         let summary: serde_json::Value = serde_json::from_str(&raw("stats/summary")).expect("a summary");
         let pods = summary["pods"].as_array().cloned().unwrap_or_default();
         let pod = pods.into_iter().find(|pod| pod["podRef"]["name"] == "holder");
         pod.and_then(|pod| pod["volume"].as_array().cloned()).unwrap_or_default()
     };
-    let is_written = |told: &[serde_json::Value]| told[0]["usedBytes"].as_u64() >= Some(300_000);
-    server.until("the volumes are told of", || {
-        let told = told();
-        let names: Vec<_> = told.iter().filter_map(|one| one["name"].as_str()).collect();
-        names == ["room", "claimed"] && is_written(&told)
+    let is_written = |stats: &[serde_json::Value]| stats[0]["usedBytes"].as_u64() >= Some(300_000);
+    server.wait_until("the volumes are told of", || {
+        let stats = volume_stats();
+        let names: Vec<_> = stats.iter().filter_map(|one| one["name"].as_str()).collect();
+        names == ["room", "claimed"] && is_written(&stats)
     });
-    let told = told();
-    assert!(told[0]["usedBytes"].as_u64() < Some(400_000) && told[0]["inodesUsed"] == 2, "{told:?}");
+    let stats = volume_stats();
+    assert!(stats[0]["usedBytes"].as_u64() < Some(400_000) && stats[0]["inodesUsed"] == 2, "{stats:?}");
     let reference = serde_json::json!({"name": "claim", "namespace": "default"});
-    assert_eq!((&told[0]["pvcRef"], &told[1]["pvcRef"]), (&serde_json::Value::Null, &reference));
-    let capacity = told[1]["capacityBytes"].as_u64().expect("a number");
+    assert_eq!((&stats[0]["pvcRef"], &stats[1]["pvcRef"]), (&serde_json::Value::Null, &reference));
+    let capacity = stats[1]["capacityBytes"].as_u64().expect("a number");
     let metrics = raw("metrics");
     let line = r#"kubelet_volume_stats_capacity_bytes{namespace="default",persistentvolumeclaim="claim"}"#;
     assert!(metrics.contains(&format!("{line} {capacity}\n")), "{metrics}");
@@ -668,7 +675,7 @@ fn volumes(cluster: &Cluster) {
 }
 
 /// One container ends in a way that all of them begin anew for, first steps too. All are one user, who alone has the token.
-fn all_anew(cluster: &Cluster) {
+fn restart_all_containers(cluster: &Cluster) {
     let server = &cluster.server;
     let container = |name: &str, script: &str| {
         serde_json::json!({
@@ -676,35 +683,37 @@ fn all_anew(cluster: &Cluster) {
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
         })
     };
-    let mut judge = container(
+    let mut trigger = container(
         "judge",
         "test -e /data/once && exec sleep 1000000; until test -e /data/go; do sleep 0.1; done; touch /data/once; exit 42",
     );
-    judge["restartPolicy"] = "Never".into();
+    trigger["restartPolicy"] = "Never".into();
     let codes = serde_json::json!({"operator": "In", "values": [42]});
-    judge["restartPolicyRules"] = serde_json::json!([{"action": "RestartAllContainers", "exitCodes": codes}]);
+    trigger["restartPolicyRules"] =
+        serde_json::json!([{"action": "RestartAllContainers", "exitCodes": codes}]);
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "anew"},
         "spec": {
             "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
             "securityContext": {"runAsUser": 1000}, "volumes": [{"name": "data", "emptyDir": {}}],
             "initContainers": [container("first", "echo run >> /data/runs")],
-            "containers": [judge, container("other", "exec sleep 1000000")],
+            "containers": [trigger, container("other", "exec sleep 1000000")],
         }
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     server.wait_for_pod("anew", "condition=Ready");
     let look = "stat -L -c '%a %u' /var/run/secrets/kubernetes.io/serviceaccount/token; touch /data/go";
-    let said = server.kubectl(&["exec", "anew", "-c", "other", "--", "sh", "-c", look]).ok();
-    assert_eq!(said, "600 1000\n");
-    let told = |path: &str| server.kubectl(&["get", "pod", "anew", "-o", &format!("jsonpath={path}")]).ok();
+    let output = server.kubectl(&["exec", "anew", "-c", "other", "--", "sh", "-c", look]).ok();
+    assert_eq!(output, "600 1000\n");
+    let status_field =
+        |path: &str| server.kubectl(&["get", "pod", "anew", "-o", &format!("jsonpath={path}")]).ok();
     let counts =
         "{.status.initContainerStatuses[*].restartCount} {.status.containerStatuses[*].restartCount}";
-    server.until("all have begun anew", || told(counts) == "1 1 1");
+    server.wait_until("all have begun anew", || status_field(counts) == "1 1 1");
     server.wait_for_pod("anew", "condition=Ready");
-    let reasons = told("{.status.containerStatuses[*].lastState.terminated.reason}");
+    let reasons = status_field("{.status.containerStatuses[*].lastState.terminated.reason}");
     assert_eq!(reasons, "RestartingAllContainers RestartingAllContainers");
-    let condition = told("{.status.conditions[?(@.type==\"AllContainersRestarting\")].status}");
+    let condition = status_field("{.status.conditions[?(@.type==\"AllContainersRestarting\")].status}");
     assert_eq!(condition, "False");
     let runs = server.kubectl(&["exec", "anew", "-c", "other", "--", "cat", "/data/runs"]).ok();
     assert_eq!(runs, "run\nrun\n");
@@ -712,7 +721,7 @@ fn all_anew(cluster: &Cluster) {
 }
 
 /// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.
-fn without_tools(cluster: &Cluster) {
+fn missing_mount_tools(cluster: &Cluster) {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|dir| dir.join("iscsiadm").exists()) {
         return eprintln!("skipped: this host has iscsiadm");
@@ -734,10 +743,10 @@ fn without_tools(cluster: &Cluster) {
             serde_json::json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec});
         server.kubectl_with(&["create", "-f", "-"], &object.to_string()).ok();
     }
-    let claimed = serde_json::json!({"persistentVolumeClaim": {"claimName": "claim"}});
+    let claim_source = serde_json::json!({"persistentVolumeClaim": {"claimName": "claim"}});
     // The second has to be given to this node first.
     for (pod, mut source, name) in
-        [("inline", serde_json::json!({"iscsi": disk()}), "data"), ("claimed", claimed, "disk")]
+        [("inline", serde_json::json!({"iscsi": disk()}), "data"), ("claimed", claim_source, "disk")]
     {
         source["name"] = "data".into();
         let spec = serde_json::json!({
@@ -751,22 +760,27 @@ fn without_tools(cluster: &Cluster) {
         });
         server.kubectl_with(&["create", "-f", "-"], &spec.to_string()).ok();
         let selector = format!("--field-selector=involvedObject.name={pod},reason=FailedMount");
-        let said =
+        let event_message =
             || server.kubectl(&["get", "events", &selector, "-o", "jsonpath={.items[0].message}"]).stdout;
-        server.until("it is said what is missing", || !said().is_empty());
+        server.wait_until("it is said what is missing", || !event_message().is_empty());
         let expected = format!(
             "MountVolume.WaitForAttach failed for volume {name:?} : exec: \"iscsiadm\": executable file not found \
              in $PATH: install open-iscsi (Debian) or iscsi-initiator-utils (Fedora)"
         );
-        assert_eq!(said(), expected);
+        assert_eq!(event_message(), expected);
         let path = "jsonpath={.status.volumesAttached[*].name} {.status.volumesInUse[*]}";
-        let held = || server.kubectl(&["get", "node", "here", "-o", path]).ok();
+        let attached_volumes = || server.kubectl(&["get", "node", "here", "-o", path]).ok();
         let disk = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.example:disk:0";
-        assert_eq!(held(), if pod == "claimed" { format!("{disk} {disk}") } else { " ".to_owned() });
+        assert_eq!(
+            attached_volumes(),
+            if pod == "claimed" { format!("{disk} {disk}") } else { " ".to_owned() }
+        );
         server.kubectl(&["delete", "pod", pod, "--wait", "--timeout=60s"]).ok();
-        let left = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
-        server.until("nothing is left of it", || std::fs::read_dir(&left).into_iter().flatten().count() == 0);
-        server.until("others may have it", || held() == " ");
+        let plugin_dir = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
+        server.wait_until("nothing is left of it", || {
+            std::fs::read_dir(&plugin_dir).into_iter().flatten().count() == 0
+        });
+        server.wait_until("others may have it", || attached_volumes() == " ");
     }
     server.kubectl(&["delete", "pvc/claim", "pv/disk", "--wait", "--timeout=60s"]).ok();
 }
@@ -778,12 +792,12 @@ fn restart(cluster: &mut Cluster) {
     cluster.server.kubectl(&["exec", "web", "--", "touch", "/tmp/kept"]).ok();
     cluster.server.kill9();
     cluster.server.restart();
-    cluster.server.until("the node is back", || {
+    cluster.server.wait_until("the node is back", || {
         cluster.server.kubectl(&["exec", "web", "--", "ls", "/tmp/kept"]).code == 0
     });
     assert_eq!(cluster.server.kubectl(&["get", "pod", "web", "-o", started]).ok(), before);
-    let mut follower = cluster.server.background(&["logs", "-f", "--tail=1", "ticker"]);
-    assert_eq!(follower.lines().nth(3).as_deref(), Some("tick"));
+    let mut log_stream = cluster.server.background(&["logs", "-f", "--tail=1", "ticker"]);
+    assert_eq!(log_stream.lines().nth(3).as_deref(), Some("tick"));
     cluster.server.run_pod("later", "sleep 1000", "Never");
     cluster.server.wait_for_pod("later", "condition=Ready");
 }

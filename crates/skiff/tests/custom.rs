@@ -6,27 +6,27 @@ use base64::Engine as _;
 use serde_json::{Map, Value, json};
 use testkit::{Http, Reply, Server, Webhook};
 
-const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const CRD_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const CERTIFICATES: &str = "/apis/certs.example.io/v1/namespaces/default/certificates";
 const MERGE: &str = "application/merge-patch+json";
 /// Nothing here takes longer.
-const LONG: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_kind_in_the_style_of_certificates() {
+fn crd_with_validation_defaults_and_columns() {
     let server = Server::start();
     let http = server.http();
     install(&server, include_str!("custom/certificates.yaml"), "certificates.certs.example.io");
-    let made =
+    let created =
         post(&http, CERTIFICATES, &certificate("web", json!({"dnsNames": ["a.example"], "isCA": true})));
-    assert_eq!(made.status, 201, "{}", made.text());
-    let spec = &made.json()["spec"];
+    assert_eq!(created.status, 201, "{}", created.text());
+    let spec = &created.json()["spec"];
     assert_eq!(spec["duration"], "2160h");
     assert_eq!(spec["issuerRef"], json!({"group": "certs.example.io", "kind": "Issuer", "name": "ours"}));
     assert_eq!(spec["privateKey"], json!({"algorithm": "RSA"}));
-    assert_eq!(made.json()["metadata"]["generation"], 1);
+    assert_eq!(created.json()["metadata"]["generation"], 1);
 
-    let refused = |spec: Value| {
+    let rejection_message = |spec: Value| {
         let reply = post(&http, CERTIFICATES, &certificate("bad", spec));
         assert_eq!(reply.status, 422, "{}", reply.text());
         reply.json()["message"]
@@ -34,17 +34,17 @@ fn a_kind_in_the_style_of_certificates() {
             .unwrap_or_default()
             .replace("Certificate.certs.example.io \"bad\" is invalid: ", "")
     };
-    assert_eq!(refused(json!({})), "spec: Invalid value: a certificate needs somebody to be for");
+    assert_eq!(rejection_message(json!({})), "spec: Invalid value: a certificate needs somebody to be for");
     assert_eq!(
-        refused(json!({"dnsNames": ["a"], "duration": "long"})),
+        rejection_message(json!({"dnsNames": ["a"], "duration": "long"})),
         r#"spec.duration: Invalid value: "long": spec.duration in body should match '^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$'"#
     );
     assert_eq!(
-        refused(json!({"dnsNames": ["a"], "usages": ["signing", "signing"]})),
+        rejection_message(json!({"dnsNames": ["a"], "usages": ["signing", "signing"]})),
         r#"spec.usages[1]: Duplicate value: "signing""#
     );
     assert_eq!(
-        refused(json!({"dnsNames": ["a"], "privateKey": {"algorithm": "Ed25519", "size": 512}})),
+        rejection_message(json!({"dnsNames": ["a"], "privateKey": {"algorithm": "Ed25519", "size": 512}})),
         "spec.privateKey.size: Invalid value: a key of this algorithm has no size to choose"
     );
     let unknown = http
@@ -76,12 +76,12 @@ fn a_kind_in_the_style_of_certificates() {
     assert_eq!((patched.status, &patched.json()["spec"]["isCA"]), (200, &json!(true)), "{}", patched.text());
     post(&http, CERTIFICATES, &certificate("plain", json!({"commonName": "b"})));
     let table = server.kubectl(&["get", "cert"]).ok();
-    let cells: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
     assert_eq!(
-        cells,
+        rows,
         [
             vec!["NAME", "READY", "SECRET"],
-            vec!["plain", "plain-tls", cells[1][2]],
+            vec!["plain", "plain-tls", rows[1][2]],
             vec!["web", "True", "web-tls"]
         ]
     );
@@ -107,13 +107,16 @@ fn a_kind_in_the_style_of_certificates() {
     }
     let types = server.kubectl(&["get", "cert", "web", "-o", "jsonpath={.status.conditions[*].type}"]).ok();
     assert_eq!(types, "Ready Issuing Valid");
-    let explained = server.kubectl(&["explain", "certificate.spec.privateKey.algorithm"]).ok();
-    let words: Vec<&str> = explained.split_whitespace().collect();
-    assert!(words.join(" ").contains("FIELD: algorithm <string> ENUM: RSA ECDSA Ed25519"), "{explained}");
+    let explain_output = server.kubectl(&["explain", "certificate.spec.privateKey.algorithm"]).ok();
+    let words: Vec<&str> = explain_output.split_whitespace().collect();
+    assert!(
+        words.join(" ").contains("FIELD: algorithm <string> ENUM: RSA ECDSA Ed25519"),
+        "{explain_output}"
+    );
 }
 
 #[test]
-fn a_kind_in_the_style_of_gateways_in_two_versions() {
+fn crd_with_two_versions() {
     let server = Server::start();
     let http = server.http();
     install(&server, include_str!("custom/routes.yaml"), "routes.gateways.example.io");
@@ -131,27 +134,28 @@ fn a_kind_in_the_style_of_gateways_in_two_versions() {
         (&list["kind"], &list["apiVersion"]),
         (&json!("RouteList"), &json!("gateways.example.io/v1beta1"))
     );
-    let stored = http.get(&format!("{DEFINITIONS}/routes.gateways.example.io")).unwrap().json();
+    let stored = http.get(&format!("{CRD_PATH}/routes.gateways.example.io")).unwrap().json();
     assert_eq!(stored["status"]["storedVersions"], json!(["v1"]));
 
-    let refused = |spec: Value| {
+    let rejection_message = |spec: Value| {
         let reply = post(&http, &at("v1"), &route("v1", "bad", spec));
         assert_eq!(reply.status, 422, "{}", reply.text());
         reply.text()
     };
     let path = json!({"rules": [{"matches": [{"path": {"value": "x"}}]}]});
     assert!(
-        refused(path)
+        rejection_message(path)
             .contains("spec.rules[0].matches[0].path: Invalid value: value must be an absolute path")
     );
     let twice = json!({"rules": [{"name": "a"}, {"name": "a"}]});
-    assert!(refused(twice).contains("spec.rules: Invalid value: names of rules must be unique"));
+    assert!(rejection_message(twice).contains("spec.rules: Invalid value: names of rules must be unique"));
     let both = json!({"rules": [{"filter": {"redirect": {"any": 1}, "rewrite": {}}}]});
     assert!(
-        refused(both).contains("must validate one and only one schema (oneOf). Found 2 valid alternatives")
+        rejection_message(both)
+            .contains("must validate one and only one schema (oneOf). Found 2 valid alternatives")
     );
     let port = json!({"rules": [{"backendRefs": [{"name": "b", "port": 0}]}]});
-    assert!(refused(port).contains("should be greater than or equal to 1"));
+    assert!(rejection_message(port).contains("should be greater than or equal to 1"));
     let free = json!({"rules": [{"timeout": "5s", "filter": {"redirect": {"any": {"thing": [1]}}}}]});
     let free = post(&http, &at("v1"), &route("v1", "free", free));
     assert_eq!(
@@ -177,7 +181,7 @@ fn a_kind_in_the_style_of_gateways_in_two_versions() {
 
 /// A large schema of the kind that monitoring operators bring: hundreds of fields, deeply nested.
 #[test]
-fn a_kind_with_a_large_schema() {
+fn crd_with_large_schema() {
     fn nested(depth: usize) -> Value {
         let mut fields = Map::new();
         for i in 0..8 {
@@ -195,7 +199,7 @@ fn a_kind_with_a_large_schema() {
     let http = server.http();
     let crd = definition("monitors", "Monitor", nested(4));
     assert!(crd.to_string().len() > 150_000);
-    assert_eq!(post(&http, DEFINITIONS, &crd).status, 201);
+    assert_eq!(post(&http, CRD_PATH, &crd).status, 201);
     wait_established(&server, "monitors.example.io");
     let monitors = "/apis/example.io/v1/namespaces/default/monitors";
     let deep = json!({"text0": "", "rules": [{"text0": "", "template": [{"text0": "", "selector": [{"text1": "x"}]}]}]});
@@ -211,12 +215,12 @@ fn a_kind_with_a_large_schema() {
 
 /// `v1` has `address: host:port`, `v2` has the two apart.
 fn split_or_join(review: &Value) -> Value {
-    let wanted = review["request"]["desiredAPIVersion"].as_str().unwrap_or_default();
+    let desired_version = review["request"]["desiredAPIVersion"].as_str().unwrap_or_default();
     let convert = |object: &Value| {
         let mut object = object.clone();
-        object["apiVersion"] = json!(wanted);
+        object["apiVersion"] = json!(desired_version);
         let spec = object["spec"].clone();
-        object["spec"] = match wanted.ends_with("/v2") {
+        object["spec"] = match desired_version.ends_with("/v2") {
             true => {
                 let (host, port) =
                     spec["address"].as_str().unwrap_or_default().split_once(':').unwrap_or_default();
@@ -243,7 +247,7 @@ fn split_or_join(review: &Value) -> Value {
 }
 
 #[test]
-fn a_webhook_converts_between_versions() {
+fn conversion_webhook_between_versions() {
     let dir = tempfile::tempdir().unwrap();
     let now = jiff::Timestamp::now();
     let ca = pki::Authority::load_or_create(dir.path(), "webhook-ca", now).unwrap();
@@ -255,9 +259,9 @@ fn a_webhook_converts_between_versions() {
         usage: pki::Usage::Server,
         lifetime: Duration::from_secs(3600),
     };
-    let issued = ca.issue(&leaf, now).unwrap();
-    let tls = pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap();
-    let webhook = Webhook::start(tls, |asked| (200, split_or_join(&asked.body))).unwrap();
+    let certificate = ca.issue(&leaf, now).unwrap();
+    let tls = pki::server_config(pki::ServingCertificate::new(&certificate).unwrap(), &[]).unwrap();
+    let webhook = Webhook::start(tls, |request| (200, split_or_join(&request.body))).unwrap();
 
     let server = Server::start();
     let http = server.http();
@@ -276,14 +280,14 @@ fn a_webhook_converts_between_versions() {
         "conversionReviewVersions": ["v1"],
         "clientConfig": {"url": format!("{}/convert", webhook.url()), "caBundle": bundle},
     }});
-    let made = post(&http, DEFINITIONS, &crd);
-    assert_eq!(made.status, 201, "{}", made.text());
+    let created = post(&http, CRD_PATH, &crd);
+    assert_eq!(created.status, 201, "{}", created.text());
     wait_established(&server, "hosts.example.io");
     let at = |version: &str| format!("/apis/example.io/{version}/namespaces/default/hosts");
     let host = |version: &str, name: &str, spec: Value| json!({"apiVersion": format!("example.io/{version}"), "kind": "Host", "metadata": {"name": name}, "spec": spec});
     let one = post(&http, &at("v1"), &host("v1", "one", json!({"address": "a:1"})));
     assert_eq!(one.status, 201, "{}", one.text());
-    assert_eq!(webhook.asked().len(), 0, "nothing was to be converted");
+    assert_eq!(webhook.requests().len(), 0, "nothing was to be converted");
     let two = post(&http, &at("v2"), &host("v2", "two", json!({"host": "b", "port": "2"})));
     assert_eq!(
         (two.status, &two.json()["spec"]),
@@ -291,15 +295,15 @@ fn a_webhook_converts_between_versions() {
         "{}",
         two.text()
     );
-    let before = webhook.asked().len();
+    let before = webhook.requests().len();
     let specs = |version: &str| {
         let list = http.get(&at(version)).unwrap().json();
         list["items"].as_array().unwrap().iter().map(|item| item["spec"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!(specs("v1"), [r#"{"address":"a:1"}"#, r#"{"address":"b:2"}"#]);
-    assert_eq!(webhook.asked().len(), before, "all of them are stored so");
+    assert_eq!(webhook.requests().len(), before, "all of them are stored so");
     assert_eq!(specs("v2"), [r#"{"host":"a","port":"1"}"#, r#"{"host":"b","port":"2"}"#]);
-    assert_eq!(webhook.asked().len(), before + 1, "all at once");
+    assert_eq!(webhook.requests().len(), before + 1, "all at once");
     let patched = patch(&http, &format!("{}/one", at("v2")), json!({"spec": {"port": "9"}}));
     assert_eq!(patched.json()["spec"], json!({"host": "a", "port": "9"}), "{}", patched.text());
     assert_eq!(http.get(&format!("{}/one", at("v1"))).unwrap().json()["spec"], json!({"address": "a:9"}));
@@ -311,7 +315,7 @@ fn a_webhook_converts_between_versions() {
 }
 
 #[test]
-fn kinds_and_objects_survive_a_restart_and_change_of_their_schema() {
+fn custom_objects_after_restart_and_schema_change() {
     let mut server = Server::start();
     let http = server.http();
     let schema = |more: Value| {
@@ -319,58 +323,55 @@ fn kinds_and_objects_survive_a_restart_and_change_of_their_schema() {
         properties.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap_or_default());
         json!({"type": "object", "properties": properties})
     };
-    post(&http, DEFINITIONS, &definition("things", "Thing", schema(json!({}))));
+    post(&http, CRD_PATH, &definition("things", "Thing", schema(json!({}))));
     wait_established(&server, "things.example.io");
-    let things = "/apis/example.io/v1/namespaces/default/things";
-    assert_eq!(post(&http, things, &object("Thing", "a", json!({"n": 1, "old": "x"}))).status, 201);
+    let collection = "/apis/example.io/v1/namespaces/default/things";
+    assert_eq!(post(&http, collection, &object("Thing", "a", json!({"n": 1, "old": "x"}))).status, 201);
     server.kill9();
     server.restart();
     let http = server.http();
     // It is served as soon as the server is ready.
-    assert_eq!(http.get(&format!("{things}/a")).unwrap().json()["spec"], json!({"n": 1, "old": "x"}));
+    assert_eq!(http.get(&format!("{collection}/a")).unwrap().json()["spec"], json!({"n": 1, "old": "x"}));
 
     // A default that comes later is seen on what is there, and a field that goes is not.
-    let mut crd = http.get(&format!("{DEFINITIONS}/things.example.io")).unwrap().json();
+    let mut crd = http.get(&format!("{CRD_PATH}/things.example.io")).unwrap().json();
     let mut new = schema(json!({"new": {"type": "string", "default": "d"}}));
     new["properties"].as_object_mut().unwrap().remove("old");
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] = new;
-    let put = http.send("PUT", &format!("{DEFINITIONS}/things.example.io"), JSON, &body(&crd)).unwrap();
+    let put = http.send("PUT", &format!("{CRD_PATH}/things.example.io"), JSON, &body(&crd)).unwrap();
     assert_eq!(put.status, 200, "{}", put.text());
-    until("the new schema counts", || {
-        http.get(&format!("{things}/a")).unwrap().json()["spec"] == json!({"n": 1, "new": "d"})
+    wait_until("the new schema counts", || {
+        http.get(&format!("{collection}/a")).unwrap().json()["spec"] == json!({"n": 1, "new": "d"})
     });
-    assert_eq!(http.get(things).unwrap().json()["items"][0]["spec"], json!({"n": 1, "new": "d"}));
-    let before = http.get(&format!("{things}/a")).unwrap().json();
+    assert_eq!(http.get(collection).unwrap().json()["items"][0]["spec"], json!({"n": 1, "new": "d"}));
+    let before = http.get(&format!("{collection}/a")).unwrap().json();
     // Writing what is there brings the stored form up to date.
-    let again = http.send("PUT", &format!("{things}/a"), JSON, &body(&before)).unwrap().json();
+    let again = http.send("PUT", &format!("{collection}/a"), JSON, &body(&before)).unwrap().json();
     assert_ne!(before["metadata"]["resourceVersion"], again["metadata"]["resourceVersion"]);
-    let same = http.send("PUT", &format!("{things}/a"), JSON, &body(&again)).unwrap().json();
+    let same = http.send("PUT", &format!("{collection}/a"), JSON, &body(&again)).unwrap().json();
     assert_eq!(again["metadata"]["resourceVersion"], same["metadata"]["resourceVersion"]);
 }
 
 #[test]
-fn a_definition_goes_after_its_objects() {
+fn crd_is_deleted_after_its_objects() {
     let server = Server::start();
     let http = server.http();
-    post(&http, DEFINITIONS, &definition("things", "Thing", json!({"type": "object"})));
+    post(&http, CRD_PATH, &definition("things", "Thing", json!({"type": "object"})));
     wait_established(&server, "things.example.io");
-    let things = "/apis/example.io/v1/namespaces/default/things";
-    let mut held = object("Thing", "held", json!({}));
-    held["metadata"]["finalizers"] = json!(["example.io/mine"]);
-    assert_eq!(post(&http, things, &held).status, 201);
-    assert_eq!(post(&http, things, &object("Thing", "free", json!({}))).status, 201);
-    assert_eq!(
-        http.send("DELETE", &format!("{DEFINITIONS}/things.example.io"), &[], b"").unwrap().status,
-        200
-    );
+    let collection = "/apis/example.io/v1/namespaces/default/things";
+    let mut with_finalizer = object("Thing", "held", json!({}));
+    with_finalizer["metadata"]["finalizers"] = json!(["example.io/mine"]);
+    assert_eq!(post(&http, collection, &with_finalizer).status, 201);
+    assert_eq!(post(&http, collection, &object("Thing", "free", json!({}))).status, 201);
+    assert_eq!(http.send("DELETE", &format!("{CRD_PATH}/things.example.io"), &[], b"").unwrap().status, 200);
     let names = || {
-        let list = http.get(things).unwrap().json();
+        let list = http.get(collection).unwrap().json();
         list["items"].as_array().map_or(0, Vec::len)
     };
-    until("what nothing holds is gone", || names() == 1);
-    let refused = post(&http, things, &object("Thing", "late", json!({})));
-    assert_eq!(refused.status, 403);
-    assert!(refused.text().contains("create not allowed while custom resource definition is terminating"));
+    wait_until("what nothing holds is gone", || names() == 1);
+    let rejected = post(&http, collection, &object("Thing", "late", json!({})));
+    assert_eq!(rejected.status, 403);
+    assert!(rejected.text().contains("create not allowed while custom resource definition is terminating"));
     let terminating = server
         .kubectl(&[
             "get",
@@ -381,17 +382,17 @@ fn a_definition_goes_after_its_objects() {
         ])
         .ok();
     assert_eq!(terminating, "True");
-    let released = patch(&http, &format!("{things}/held"), json!({"metadata": {"finalizers": null}}));
+    let released = patch(&http, &format!("{collection}/held"), json!({"metadata": {"finalizers": null}}));
     assert_eq!(released.status, 200, "{}", released.text());
-    until("the definition is gone", || {
-        http.get(&format!("{DEFINITIONS}/things.example.io")).unwrap().status == 404
+    wait_until("the definition is gone", || {
+        http.get(&format!("{CRD_PATH}/things.example.io")).unwrap().status == 404
     });
-    until("the kind is gone", || http.get(things).unwrap().status == 404);
+    wait_until("the kind is gone", || http.get(collection).unwrap().status == 404);
     assert!(!http.get("/apis").unwrap().text().contains("\"example.io\""));
 }
 
 #[test]
-fn names_belong_to_the_first_who_asks() {
+fn first_crd_keeps_conflicting_names() {
     let server = Server::start();
     let http = server.http();
     let short = |plural: &str, kind: &str| {
@@ -399,9 +400,9 @@ fn names_belong_to_the_first_who_asks() {
         crd["spec"]["names"]["shortNames"] = json!(["th"]);
         crd
     };
-    post(&http, DEFINITIONS, &short("things", "Thing"));
+    post(&http, CRD_PATH, &short("things", "Thing"));
     wait_established(&server, "things.example.io");
-    post(&http, DEFINITIONS, &short("thoughts", "Thought"));
+    post(&http, CRD_PATH, &short("thoughts", "Thought"));
     let condition = |name: &str| {
         server
             .kubectl(&[
@@ -413,10 +414,10 @@ fn names_belong_to_the_first_who_asks() {
             ])
             .ok()
     };
-    until("the name is refused", || condition("thoughts.example.io") == "\"th\" is already in use");
+    wait_until("the name is refused", || condition("thoughts.example.io") == "\"th\" is already in use");
     assert_eq!(http.get("/apis/example.io/v1/thoughts").unwrap().status, 404);
     server.kubectl(&["delete", "crd", "things.example.io"]).ok();
-    until("the name is given on", || condition("thoughts.example.io") == "no conflicts found");
+    wait_until("the name is given on", || condition("thoughts.example.io") == "no conflicts found");
     wait_established(&server, "thoughts.example.io");
     let served = http.get("/apis/example.io/v1").unwrap().json();
     assert_eq!(
@@ -426,14 +427,14 @@ fn names_belong_to_the_first_who_asks() {
 }
 
 #[test]
-fn media_types_without_a_form_are_refused() {
+fn rejects_unsupported_media_types() {
     let server = Server::start();
     let http = server.http();
-    post(&http, DEFINITIONS, &definition("things", "Thing", json!({"type": "object"})));
+    post(&http, CRD_PATH, &definition("things", "Thing", json!({"type": "object"})));
     wait_established(&server, "things.example.io");
-    let things = "/apis/example.io/v1/namespaces/default/things";
-    post(&http, things, &object("Thing", "a", json!({})));
-    let one = format!("{things}/a");
+    let collection = "/apis/example.io/v1/namespaces/default/things";
+    post(&http, collection, &object("Thing", "a", json!({})));
+    let one = format!("{collection}/a");
     let strategic = &[("content-type", "application/strategic-merge-patch+json")];
     let reply = http.send("PATCH", &one, strategic, b"{}").unwrap();
     let accepted = "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
@@ -443,37 +444,39 @@ fn media_types_without_a_form_are_refused() {
     assert_eq!(reply.status, 406);
     let metadata = format!("{protobuf};as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
     assert_eq!(http.send("GET", &one, &[("accept", metadata.as_str())], b"").unwrap().status, 200);
-    let reply = http.send("POST", things, &[("content-type", protobuf)], b"k8s\0").unwrap();
+    let reply = http.send("POST", collection, &[("content-type", protobuf)], b"k8s\0").unwrap();
     assert_eq!(reply.status, 400);
     assert!(reply.text().contains("does not implement the protobuf marshalling interface"));
 }
 
 #[test]
-fn custom_objects_go_with_their_owners_and_namespaces_and_are_counted() {
+fn custom_objects_support_gc_namespaces_and_quota() {
     let server = Server::start_with(&["--controllers=*"]);
     let http = server.http();
-    post(&http, DEFINITIONS, &definition("things", "Thing", json!({"type": "object"})));
+    post(&http, CRD_PATH, &definition("things", "Thing", json!({"type": "object"})));
     wait_established(&server, "things.example.io");
     server.kubectl(&["create", "namespace", "n"]).ok();
-    let things = "/apis/example.io/v1/namespaces/n/things";
+    let collection = "/apis/example.io/v1/namespaces/n/things";
     server.kubectl(&["create", "quota", "q", "-n", "n", "--hard=count/things.example.io=2"]).ok();
-    until("the quota counts", || {
+    wait_until("the quota counts", || {
         server.kubectl(&["get", "quota", "q", "-n", "n", "-o", "jsonpath={.status.used}"]).ok()
             == r#"{"count/things.example.io":"0"}"#
     });
-    let owner = post(&http, things, &object("Thing", "owner", json!({}))).json();
+    let owner = post(&http, collection, &object("Thing", "owner", json!({}))).json();
     let mut owned = object("Thing", "owned", json!({}));
     owned["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "example.io/v1", "kind": "Thing", "name": "owner", "uid": owner["metadata"]["uid"],
     }]);
-    assert_eq!(post(&http, things, &owned).status, 201);
-    let third = post(&http, things, &object("Thing", "third", json!({})));
+    assert_eq!(post(&http, collection, &owned).status, 201);
+    let third = post(&http, collection, &object("Thing", "third", json!({})));
     assert!(third.status == 403 && third.text().contains("exceeded quota: q"), "{}", third.text());
-    assert_eq!(http.send("DELETE", &format!("{things}/owner"), &[], b"").unwrap().status, 200);
-    until("what was owned is gone", || http.get(&format!("{things}/owned")).unwrap().status == 404);
-    until("there is room again", || post(&http, things, &object("Thing", "third", json!({}))).status == 201);
+    assert_eq!(http.send("DELETE", &format!("{collection}/owner"), &[], b"").unwrap().status, 200);
+    wait_until("what was owned is gone", || http.get(&format!("{collection}/owned")).unwrap().status == 404);
+    wait_until("there is room again", || {
+        post(&http, collection, &object("Thing", "third", json!({}))).status == 201
+    });
     server.kubectl(&["delete", "namespace", "n", "--wait=false"]).ok();
-    until("the namespace is gone", || http.get("/api/v1/namespaces/n").unwrap().status == 404);
+    wait_until("the namespace is gone", || http.get("/api/v1/namespaces/n").unwrap().status == 404);
     assert_eq!(http.get("/apis/example.io/v1/things").unwrap().json()["items"], json!([]));
 }
 
@@ -529,10 +532,10 @@ fn wait_established(server: &Server, name: &str) {
 }
 
 #[track_caller]
-fn until(what: &str, mut ask: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !ask() {
-        assert!(begun.elapsed() < LONG, "never: {what}");
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < TIMEOUT, "never: {what}");
         std::thread::yield_now();
     }
 }

@@ -23,7 +23,7 @@ const IMAGE: &str = "docker.io/library/busybox:1.36";
 
 /// Messages of the protocols, as far as a driver needs them.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Info {
+struct PluginInfo {
     #[prost(string, tag = 1)]
     kind: String,
     #[prost(string, tag = 2)]
@@ -33,7 +33,7 @@ struct Info {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Claims {
+struct ClaimList {
     #[prost(message, repeated, tag = 1)]
     claims: Vec<Claim>,
 }
@@ -45,13 +45,13 @@ struct Claim {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Answers {
+struct ClaimResponses {
     #[prost(btree_map = "string, message", tag = 1)]
-    claims: BTreeMap<String, Answer>,
+    claims: BTreeMap<String, ClaimResponse>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Answer {
+struct ClaimResponse {
     #[prost(message, repeated, tag = 1)]
     devices: Vec<Device>,
 }
@@ -70,56 +70,56 @@ struct Device {
 struct Driver {
     name: String,
     /// What was asked for, a word each.
-    asked: Mutex<Vec<&'static str>>,
+    calls: Mutex<Vec<&'static str>>,
 }
 
 impl Driver {
     /// Where containers are told what a device is.
-    fn file(&self) -> PathBuf {
+    fn cdi_file(&self) -> PathBuf {
         Path::new("/var/run/cdi").join(format!("{}.json", self.name))
     }
 
-    fn asked(&self) -> String {
-        self.asked.lock().join(" ")
+    fn calls(&self) -> String {
+        self.calls.lock().join(" ")
     }
 
-    fn prepare(&self, claim: &Claim) -> Answer {
-        let edits = json!({
+    fn prepare(&self, claim: &Claim) -> ClaimResponse {
+        let container_edit = json!({
             "env": [format!("DEVICE={}", self.name)],
             "deviceNodes": [{"path": "/dev/nothing", "hostPath": "/dev/null"}],
         });
-        let devices = json!([{"name": claim.uid, "containerEdits": edits}]);
+        let devices = json!([{"name": claim.uid, "containerEdits": container_edit}]);
         let kind = format!("{}/device", self.name);
         let file = json!({"cdiVersion": "0.6.0", "kind": kind, "devices": devices});
         std::fs::create_dir_all("/var/run/cdi").expect("a directory");
-        std::fs::write(self.file(), file.to_string()).expect("written");
+        std::fs::write(self.cdi_file(), file.to_string()).expect("written");
         let cdi = vec![format!("{kind}={}", claim.uid)];
-        Answer { devices: vec![Device { pool: "here".into(), name: "nothing".into(), cdi }] }
+        ClaimResponse { devices: vec![Device { pool: "here".into(), name: "nothing".into(), cdi }] }
     }
 
     /// `None` for what it has never heard of.
-    fn answer(&self, path: &str, bytes: Bytes) -> Option<Vec<u8>> {
-        let claims = |bytes| Claims::decode(bytes).expect("a message").claims;
+    fn handle(&self, path: &str, bytes: Bytes) -> Option<Vec<u8>> {
+        let claims = |bytes| ClaimList::decode(bytes).expect("a message").claims;
         Some(match path.rsplit('/').next()? {
             "GetInfo" => {
                 let versions = vec!["v1.DRAPlugin".to_owned()];
-                Info { kind: "DRAPlugin".into(), name: self.name.clone(), versions }.encode_to_vec()
+                PluginInfo { kind: "DRAPlugin".into(), name: self.name.clone(), versions }.encode_to_vec()
             }
             "NotifyRegistrationStatus" => {
-                self.asked.lock().push("registered");
+                self.calls.lock().push("registered");
                 Vec::new()
             }
             "NodePrepareResources" => {
-                self.asked.lock().push("prepare");
-                let answers =
+                self.calls.lock().push("prepare");
+                let responses =
                     claims(bytes).into_iter().map(|claim| (claim.uid.clone(), self.prepare(&claim)));
-                Answers { claims: answers.collect() }.encode_to_vec()
+                ClaimResponses { claims: responses.collect() }.encode_to_vec()
             }
             "NodeUnprepareResources" => {
-                self.asked.lock().push("unprepare");
-                let _ = std::fs::remove_file(self.file());
-                let answers = claims(bytes).into_iter().map(|claim| (claim.uid, Answer::default()));
-                Answers { claims: answers.collect() }.encode_to_vec()
+                self.calls.lock().push("unprepare");
+                let _ = std::fs::remove_file(self.cdi_file());
+                let responses = claims(bytes).into_iter().map(|claim| (claim.uid, ClaimResponse::default()));
+                ClaimResponses { claims: responses.collect() }.encode_to_vec()
             }
             _ => return None,
         })
@@ -128,7 +128,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(self.file());
+        let _ = std::fs::remove_file(self.cdi_file());
     }
 }
 
@@ -142,7 +142,7 @@ async fn serve(driver: Arc<Driver>, socket: PathBuf) {
             async move {
                 let path = request.uri().path().to_owned();
                 let bytes = request.into_body().collect().await.expect("a whole request").to_bytes();
-                let answer = driver.answer(&path, bytes.slice(5..));
+                let answer = driver.handle(&path, bytes.slice(5..));
                 let status = if answer.is_some() { "0" } else { "12" };
                 let mut trailers = HeaderMap::new();
                 trailers.insert("grpc-status", HeaderValue::from_static(status));
@@ -167,8 +167,8 @@ async fn serve(driver: Arc<Driver>, socket: PathBuf) {
 }
 
 #[test]
-fn a_pod_gets_its_device_and_gives_it_back() {
-    if !testkit::can_have_pods(&["busybox"]) {
+fn device_is_prepared_and_unprepared_with_its_pod() {
+    if !testkit::can_run_pods(&["busybox"]) {
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");
@@ -177,10 +177,10 @@ fn a_pod_gets_its_device_and_gives_it_back() {
     let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
     let data = server.data_dir().display().to_string();
     server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
-    server.until_pods_can_be_made();
+    server.wait_for_default_service_account();
     // Other tests on this machine have drivers of their own.
     let name = format!("d{}.example.com", std::process::id());
-    let driver = Arc::new(Driver { name: name.clone(), asked: Mutex::default() });
+    let driver = Arc::new(Driver { name: name.clone(), calls: Mutex::default() });
     let sockets = server.data_dir().join("agent/kubelet/plugins_registry");
     std::fs::create_dir_all(&sockets).expect("a directory");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -212,7 +212,7 @@ fn a_pod_gets_its_device_and_gives_it_back() {
     });
     server.kubectl_with(&["create", "-f", "-"], &class.to_string()).ok();
     runtime.spawn(serve(driver.clone(), sockets.join("device-reg.sock")));
-    server.until("the driver is known", || driver.asked() == "registered");
+    server.wait_until("the driver is known", || driver.calls() == "registered");
     let slice = json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "here-device"},
         "spec": {
@@ -221,14 +221,14 @@ fn a_pod_gets_its_device_and_gives_it_back() {
         },
     });
     // Drivers say again what they have when the node takes it back, as it does when it begins.
-    server.until("the pod has a node", || {
+    server.wait_until("the pod has a node", || {
         server.kubectl_with(&["apply", "-f", "-"], &slice.to_string());
         server.kubectl(&["get", "pod", "user", "-o", "jsonpath={.spec.nodeName}"]).ok() == "here"
     });
     server.wait_for_pod("user", "condition=Ready");
-    assert_eq!(driver.asked(), "registered prepare");
+    assert_eq!(driver.calls(), "registered prepare");
     let expected = format!("{name}\ncharacter special file\n");
-    server.until("the container has its device", || {
+    server.wait_until("the container has its device", || {
         server.kubectl(&["logs", "user", "-c", "main"]).ok() == expected
     });
     assert_eq!(server.kubectl(&["logs", "user", "-c", "other"]).ok(), "nothing\n");
@@ -237,13 +237,13 @@ fn a_pod_gets_its_device_and_gives_it_back() {
     // Somebody else gives it back.
     server.kill9();
     server.restart();
-    server.until("the driver is known again", || driver.asked() == "registered prepare registered");
+    server.wait_until("the driver is known again", || driver.calls() == "registered prepare registered");
     server.kubectl(&["delete", "pod", "user", "--wait"]).ok();
-    assert_eq!(driver.asked(), "registered prepare registered unprepare");
-    assert!(!driver.file().exists());
-    server.until("the claim is gone", || {
+    assert_eq!(driver.calls(), "registered prepare registered unprepare");
+    assert!(!driver.cdi_file().exists());
+    server.wait_until("the claim is gone", || {
         server.kubectl(&["get", "resourceclaims", "-o", "name"]).ok().is_empty()
     });
     let slices = ["get", "resourceslices", "-o", "name"];
-    server.until("what was offered is taken back", || server.kubectl(&slices).ok().is_empty());
+    server.wait_until("what was offered is taken back", || server.kubectl(&slices).ok().is_empty());
 }

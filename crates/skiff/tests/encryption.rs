@@ -28,7 +28,7 @@ fn base64(text: &str) -> String {
 }
 
 /// Whether the text is in any file of the store.
-fn on_disk(server: &Server, text: &str) -> bool {
+fn is_on_disk(server: &Server, text: &str) -> bool {
     fn files(dir: &Path, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
@@ -37,11 +37,11 @@ fn on_disk(server: &Server, text: &str) -> bool {
     }
     let mut found = Vec::new();
     files(&server.data_dir().join("store"), &mut found);
-    let holds = |path: &PathBuf| {
+    let contains = |path: &PathBuf| {
         let bytes = std::fs::read(path).unwrap();
         bytes.windows(text.len()).any(|part| part == text.as_bytes())
     };
-    found.iter().any(holds)
+    found.iter().any(contains)
 }
 
 fn make(server: &Server, name: &str, value: &str) {
@@ -67,11 +67,11 @@ fn secrets_are_encrypted_on_disk_and_keys_are_rotated() {
     let value = base64("very-private");
     make(&server, "first", "very-private");
     assert_eq!(password(&server, "first"), value);
-    assert!(!on_disk(&server, &value), "the value is not on disk");
-    assert!(on_disk(&server, "k8s:enc:aesgcm:v1:one:"));
+    assert!(!is_on_disk(&server, &value), "the value is not on disk");
+    assert!(is_on_disk(&server, "k8s:enc:aesgcm:v1:one:"));
     let map = json!({"metadata": {"name": "m"}, "data": {"k": "for-everybody"}});
     server.http().post("/api/v1/namespaces/default/configmaps", &map).unwrap();
-    assert!(on_disk(&server, "for-everybody"), "other kinds are as they were");
+    assert!(is_on_disk(&server, "for-everybody"), "other kinds are as they were");
     server.restart();
     assert_eq!(password(&server, "first"), value);
 
@@ -81,14 +81,14 @@ fn secrets_are_encrypted_on_disk_and_keys_are_rotated() {
     configure(&path, &both);
     server.restart();
     assert_eq!(password(&server, "first"), value);
-    assert!(!on_disk(&server, "k8s:enc:aesgcm:v1:two:"));
+    assert!(!is_on_disk(&server, "k8s:enc:aesgcm:v1:two:"));
     let url = format!("{SECRETS}/first");
     let object = server.http().get(&url).unwrap();
     let put =
         |body: &[u8]| server.http().send("PUT", &url, &[("content-type", "application/json")], body).unwrap();
     let replaced = put(&object.body);
     assert_eq!(replaced.status, 200, "{}", replaced.text());
-    assert!(on_disk(&server, "k8s:enc:aesgcm:v1:two:"), "an unchanged object is sealed with the new key");
+    assert!(is_on_disk(&server, "k8s:enc:aesgcm:v1:two:"), "an unchanged object is sealed with the new key");
     let again = put(&replaced.body).json();
     assert_eq!(
         again["metadata"]["resourceVersion"],
@@ -102,7 +102,7 @@ fn secrets_are_encrypted_on_disk_and_keys_are_rotated() {
     server.stop();
     configure(&path, &format!("[{{aesgcm: {{keys: [{}]}}}}]", aes("three", 'c')));
     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.restart())).unwrap_err();
-    let why = failed.downcast_ref::<String>().unwrap();
-    assert!(why.contains("/registry/secrets/default/first: no matching key was found"), "{why}");
-    assert!(!why.contains(&base64(&"c".repeat(32))), "{why}");
+    let message = failed.downcast_ref::<String>().unwrap();
+    assert!(message.contains("/registry/secrets/default/first: no matching key was found"), "{message}");
+    assert!(!message.contains(&base64(&"c".repeat(32))), "{message}");
 }

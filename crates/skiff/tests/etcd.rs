@@ -15,19 +15,19 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 
 #[test]
-fn objects_live_in_etcd() {
+fn objects_are_stored_in_etcd() {
     let Some(etcd) = Etcd::start(false) else { return };
     let mut server = Server::start_with(&etcd.flags());
     let http = server.http();
     let mut watch = http.open(&format!("{MAPS}?watch=1&fieldSelector=metadata.name%3Da")).unwrap();
-    let made = ok(&http, "POST", MAPS, &json!({"metadata": {"name": "a"}, "data": {"k": "1"}}));
+    let created = ok(&http, "POST", MAPS, &json!({"metadata": {"name": "a"}, "data": {"k": "1"}}));
     let one = format!("{MAPS}/a");
-    let mut next = made.clone();
+    let mut next = created.clone();
     next["data"]["k"] = "2".into();
     let changed = ok(&http, "PUT", &one, &next);
     let stale = http.send("PUT", &one, &JSON, next.to_string().as_bytes()).unwrap();
     assert_eq!(stale.status, 409, "{}", stale.text());
-    for (kind, object) in [("ADDED", &made), ("MODIFIED", &changed)] {
+    for (kind, object) in [("ADDED", &created), ("MODIFIED", &changed)] {
         let event: Value = serde_json::from_str(&watch.next_line().unwrap().unwrap()).unwrap();
         assert_eq!((&event["type"], &event["object"]), (&json!(kind), object));
     }
@@ -44,12 +44,12 @@ fn objects_live_in_etcd() {
 
 /// Two servers on one etcd, over TLS, give away addresses and ports at the same time: none twice.
 #[test]
-fn two_servers_never_give_the_same_address_or_port() {
-    const EACH: usize = 25;
+fn two_servers_allocate_unique_addresses_and_ports() {
+    const SERVICES_PER_SERVER: usize = 25;
     let Some(etcd) = Etcd::start(true) else { return };
     // So few ports that most choices meet.
-    let few = ["--service-node-port-range", "30000-30060"];
-    let flags = [&etcd.flags()[..], &few].concat();
+    let port_range = ["--service-node-port-range", "30000-30060"];
+    let flags = [&etcd.flags()[..], &port_range].concat();
     let servers = [Server::start_with(&flags), Server::start_with(&flags)];
     let service = |name: &str, extra: Value| {
         let mut spec = json!({"type": "NodePort", "ports": [{"port": 80}]});
@@ -60,7 +60,7 @@ fn two_servers_never_give_the_same_address_or_port() {
         for (i, server) in servers.iter().enumerate() {
             let http = server.http();
             scope.spawn(move || {
-                for n in 0..EACH {
+                for n in 0..SERVICES_PER_SERVER {
                     ok(&http, "POST", SERVICES, &service(&format!("s{i}-{n}"), json!({})));
                 }
             });
@@ -74,19 +74,19 @@ fn two_servers_never_give_the_same_address_or_port() {
         .iter()
         .filter(|item| item["spec"]["type"] == "NodePort")
         .collect();
-    assert_eq!(services.len(), 2 * EACH);
+    assert_eq!(services.len(), 2 * SERVICES_PER_SERVER);
     let ips: HashSet<&str> = services.iter().filter_map(|s| s["spec"]["clusterIP"].as_str()).collect();
     let ports: HashSet<i64> =
         services.iter().filter_map(|s| s["spec"]["ports"][0]["nodePort"].as_i64()).collect();
-    assert_eq!((ips.len(), ports.len()), (2 * EACH, 2 * EACH));
+    assert_eq!((ips.len(), ports.len()), (2 * SERVICES_PER_SERVER, 2 * SERVICES_PER_SERVER));
 
     // What one server has given away the other one refuses, until it is given back.
     let (ip, port) =
         (services[0]["spec"]["clusterIP"].clone(), services[0]["spec"]["ports"][0]["nodePort"].clone());
     let holder = format!("{SERVICES}/{}", services[0]["metadata"]["name"].as_str().unwrap());
-    let wanted = service("wanted", json!({"clusterIP": ip, "ports": [{"port": 80, "nodePort": port}]}));
+    let conflicting = service("wanted", json!({"clusterIP": ip, "ports": [{"port": 80, "nodePort": port}]}));
     let other = servers[1].http();
-    let send = |http: &Http| http.send("POST", SERVICES, &JSON, wanted.to_string().as_bytes()).unwrap();
+    let send = |http: &Http| http.send("POST", SERVICES, &JSON, conflicting.to_string().as_bytes()).unwrap();
     for http in [&http, &other] {
         let reply = send(http);
         assert_eq!(reply.status, 422, "{}", reply.text());
@@ -98,22 +98,22 @@ fn two_servers_never_give_the_same_address_or_port() {
 }
 
 #[test]
-fn etcd_over_tls_wants_the_right_certificates() {
+fn etcd_tls_requires_valid_certificates() {
     let Some(etcd) = Etcd::start(true) else { return };
-    let stranger = tempfile::tempdir().unwrap();
-    Authority::load_or_create(stranger.path(), "ca", Timestamp::now()).unwrap();
-    let other_ca = stranger.path().join("ca.crt").display().to_string();
+    let other_dir = tempfile::tempdir().unwrap();
+    Authority::load_or_create(other_dir.path(), "ca", Timestamp::now()).unwrap();
+    let other_ca = other_dir.path().join("ca.crt").display().to_string();
     let mut flags = etcd.flags();
     flags[3] = &other_ca;
-    for (flags, why) in
+    for (flags, expected) in
         [(flags, "cannot reach etcd"), (etcd.flags()[..2].to_vec(), "needs --datastore-cafile")]
     {
         let data = tempfile::tempdir().unwrap();
         let mut command = Command::new(testkit::binary().expect("a program"));
         command.args(["server", "--disable-agent", "--https-listen-port", "0", "--data-dir"]);
         let output = command.arg(data.path()).args(&flags).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(why), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(expected), "{stderr}");
     }
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 use expect_test::{Expect, expect};
 use testkit::{Process, Server};
 
-const PORT: &str = "apiVersion: v1
+const PORT_MANIFEST: &str = "apiVersion: v1
 kind: ConfigMap
 metadata: {name: port}
 data: {berths: \"3\"}
 ";
 
 #[test]
-fn objects_are_made_shown_and_changed() {
+fn create_get_edit_and_delete() {
     let Some(server) = start() else { return };
     check(
         &server,
@@ -193,7 +193,7 @@ fn objects_are_made_shown_and_changed() {
 }
 
 #[test]
-fn manifests_are_applied_and_workloads_changed() {
+fn apply_scale_and_rollout() {
     let Some(server) = start() else { return };
     check(
         &server,
@@ -337,7 +337,7 @@ fn manifests_are_applied_and_workloads_changed() {
 }
 
 #[test]
-fn the_server_describes_itself() {
+fn discovery_explain_and_auth() {
     let Some(server) = start() else { return };
     check(
         &server,
@@ -460,7 +460,7 @@ fn the_server_describes_itself() {
 }
 
 #[test]
-fn kubectl_proxy_passes_requests_on() {
+fn kubectl_proxy_passes_requests() {
     let Some(server) = start() else { return };
     let mut command = Command::new("kubectl");
     command.args(["proxy", "--port=0"]).env("KUBECONFIG", server.kubeconfig()).env("HOME", server.data_dir());
@@ -486,7 +486,7 @@ fn start() -> Option<Server> {
         return None;
     }
     let server = Server::start();
-    std::fs::write(server.kubeconfig().with_file_name("port.yaml"), PORT).unwrap();
+    std::fs::write(server.kubeconfig().with_file_name("port.yaml"), PORT_MANIFEST).unwrap();
     Some(server)
 }
 
@@ -502,7 +502,7 @@ fn check(server: &Server, lines: &str, expected: Expect) {
         let output = command.output().unwrap();
         transcript.push_str(&format!("$ {line}\n"));
         for line in String::from_utf8_lossy(&output.stdout).replace(&server.url(), "URL").lines() {
-            transcript.push_str(&steady(line));
+            transcript.push_str(&normalize(line));
             transcript.push('\n');
         }
         if let Some(code @ 1..) = output.status.code() {
@@ -513,32 +513,32 @@ fn check(server: &Server, lines: &str, expected: Expect) {
 }
 
 /// The line without ages, times, uids and versions, its columns where they were.
-fn steady(line: &str) -> String {
-    let mut steady = String::new();
+fn normalize(line: &str) -> String {
+    let mut normalized = String::new();
     let mut rest = line;
     while !rest.is_empty() {
         let start = rest.len() - rest.trim_start().len();
-        steady.push_str(&rest[..start]);
+        normalized.push_str(&rest[..start]);
         rest = &rest[start..];
         let word = &rest[..rest.find(' ').unwrap_or(rest.len())];
         rest = &rest[word.len()..];
-        let shown = match word_for(word) {
-            _ if steady.trim_end().ends_with("resourceVersion\":") => "\"N\",",
-            _ if steady.trim_end().ends_with("resourceVersion:") => "\"N\"",
-            Some(shown) => shown,
+        let replacement = match placeholder_for(word) {
+            _ if normalized.trim_end().ends_with("resourceVersion\":") => "\"N\",",
+            _ if normalized.trim_end().ends_with("resourceVersion:") => "\"N\"",
+            Some(replacement) => replacement,
             None => word,
         };
-        steady.push_str(shown);
+        normalized.push_str(replacement);
         let spaces = rest.len() - rest.trim_start().len();
-        if spaces > 1 && shown != word {
-            steady.push_str(&" ".repeat((word.len() + spaces).saturating_sub(shown.len())));
+        if spaces > 1 && replacement != word {
+            normalized.push_str(&" ".repeat((word.len() + spaces).saturating_sub(replacement.len())));
             rest = rest.trim_start();
         }
     }
-    steady.trim_end().to_owned()
+    normalized.trim_end().to_owned()
 }
 
-fn word_for(word: &str) -> Option<&'static str> {
+fn placeholder_for(word: &str) -> Option<&'static str> {
     let bare = word.trim_matches(['"', ',']);
     let is_age =
         bare.ends_with('s') && bare.trim_end_matches('s').split('m').all(|part| part.parse::<u32>().is_ok());

@@ -10,12 +10,12 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
 #[test]
-fn a_list_shows_the_state_it_was_asked_for() {
+fn list_honors_resource_version() {
     let server = Server::start();
     let http = server.http();
     let first = version(&make(&http, "a", "x"));
     let second = version(&make(&http, "b", "x"));
-    let far = second + 1_000_000;
+    let future_version = second + 1_000_000;
     // The query, then the names or the code of the answer.
     let table = [
         (String::new(), "a b"),
@@ -25,8 +25,8 @@ fn a_list_shows_the_state_it_was_asked_for() {
         (format!("resourceVersion={first}&resourceVersionMatch=Exact"), "a"),
         (format!("resourceVersion={second}&resourceVersionMatch=Exact"), "a b"),
         (format!("resourceVersion={first}&limit=5"), "a"),
-        (format!("resourceVersion={far}"), "504"),
-        (format!("resourceVersion={far}&resourceVersionMatch=Exact"), "504"),
+        (format!("resourceVersion={future_version}"), "504"),
+        (format!("resourceVersion={future_version}&resourceVersionMatch=Exact"), "504"),
         ("resourceVersion=0&resourceVersionMatch=Exact".to_owned(), "422"),
         ("resourceVersionMatch=Exact".to_owned(), "422"),
         ("resourceVersion=x".to_owned(), "400"),
@@ -43,14 +43,14 @@ fn a_list_shows_the_state_it_was_asked_for() {
         let got = if reply.status == 200 { names(&reply.json()) } else { reply.status.to_string() };
         assert_eq!(got, expected, "{query}: {}", reply.text());
     }
-    let one = http.get(&format!("{MAPS}/a?resourceVersion={far}")).unwrap();
+    let one = http.get(&format!("{MAPS}/a?resourceVersion={future_version}")).unwrap();
     assert_eq!(one.status, 504, "{}", one.text());
     let list = http.get(MAPS).unwrap().json();
     assert!(list["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap() >= second);
 }
 
 #[test]
-fn pages_show_one_state_while_objects_change() {
+fn pages_are_consistent_while_objects_change() {
     let server = Server::start();
     let http = server.http();
     for name in ["a", "b", "c", "d", "e"] {
@@ -111,7 +111,7 @@ fn old_pages_and_watches_expire() {
 }
 
 #[test]
-fn a_watch_shows_what_enters_and_leaves_its_selection() {
+fn watch_sends_added_and_deleted_on_selector_changes() {
     let server = Server::start();
     let http = server.http();
     let start = version(&make(&http, "a", "no"));
@@ -128,15 +128,15 @@ fn a_watch_shows_what_enters_and_leaves_its_selection() {
     http.send("DELETE", &format!("{MAPS}/a"), &[], b"").unwrap();
     // What leaves is shown as it last was inside.
     for expected in ["ADDED yes", "DELETED yes", "ADDED yes", "DELETED yes"] {
-        assert_eq!(brief(&next(&mut selected)), expected);
+        assert_eq!(event_summary(&next(&mut selected)), expected);
     }
     for expected in ["MODIFIED yes", "MODIFIED no", "MODIFIED yes", "DELETED yes"] {
-        assert_eq!(brief(&next(&mut all)), expected);
+        assert_eq!(event_summary(&next(&mut all)), expected);
     }
     // From nowhere: first what is there. From 0 the same.
     make(&http, "b", "late");
     for query in ["labelSelector=t%3Dlate", "labelSelector=t%3Dlate&resourceVersion=0"] {
-        assert_eq!(brief(&next(&mut open(query))), "ADDED late");
+        assert_eq!(event_summary(&next(&mut open(query))), "ADDED late");
     }
 }
 
@@ -149,15 +149,15 @@ fn streaming_lists_end_with_a_bookmark() {
     }
     let query = "watch=1&labelSelector=t%3Ds&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let mut watch = http.open(&format!("{MAPS}?{query}")).unwrap();
-    assert_eq!(brief(&next(&mut watch)), "ADDED s");
-    assert_eq!(brief(&next(&mut watch)), "ADDED s");
+    assert_eq!(event_summary(&next(&mut watch)), "ADDED s");
+    assert_eq!(event_summary(&next(&mut watch)), "ADDED s");
     let bookmark = next(&mut watch);
     assert_eq!(bookmark["type"], "BOOKMARK");
     let metadata = &bookmark["object"]["metadata"];
     assert_eq!(metadata["annotations"]["k8s.io/initial-events-end"], "true");
     let at = metadata["resourceVersion"].as_str().unwrap();
     make(&http, "c", "s");
-    assert_eq!(brief(&next(&mut watch)), "ADDED s");
+    assert_eq!(event_summary(&next(&mut watch)), "ADDED s");
     let mut later = http.open(&format!("{MAPS}?watch=1&labelSelector=t%3Ds&resourceVersion={at}")).unwrap();
     assert_eq!(next(&mut later)["object"]["metadata"]["name"], "c", "a watch goes on from a bookmark");
     let wrong = http.get(&format!("{MAPS}?watch=1&sendInitialEvents=true")).unwrap();
@@ -165,32 +165,32 @@ fn streaming_lists_end_with_a_bookmark() {
 }
 
 #[test]
-fn watches_end_in_time_and_do_not_wait_for_each_other() {
+fn watches_time_out_and_are_not_blocked_by_slow_clients() {
     let server = Server::start();
     let http = server.http();
-    let begun = Instant::now();
+    let started = Instant::now();
     let ended = http.get(&format!("{MAPS}?watch=1&timeoutSeconds=1&labelSelector=t%3Dnone")).unwrap();
     assert_eq!((ended.status, ended.text().as_str()), (200, ""));
-    assert!(begun.elapsed() >= Duration::from_millis(900), "{:?}", begun.elapsed());
+    assert!(started.elapsed() >= Duration::from_millis(900), "{:?}", started.elapsed());
 
     // Opened and never read: whatever the sockets hold, the others get their events.
-    let slow: Vec<Lines> = (0..3).map(|_| http.open(&format!("{MAPS}?watch=1")).unwrap()).collect();
-    let mut quick = http.open(&format!("{MAPS}?watch=1&labelSelector=t%3Dbig")).unwrap();
+    let slow_watches: Vec<Lines> = (0..3).map(|_| http.open(&format!("{MAPS}?watch=1")).unwrap()).collect();
+    let mut fast_watch = http.open(&format!("{MAPS}?watch=1&labelSelector=t%3Dbig")).unwrap();
     let map =
         json!({"metadata": {"name": "big", "labels": {"t": "big"}}, "data": {"k": "x".repeat(500_000)}});
     http.post(MAPS, &map).unwrap();
-    assert_eq!(brief(&next(&mut quick)), "ADDED big");
+    assert_eq!(event_summary(&next(&mut fast_watch)), "ADDED big");
     for i in 0..30 {
         let body = json!({"data": {"i": i.to_string()}}).to_string();
         patch(&http, &format!("{MAPS}/big"), "application/merge-patch+json", &body);
-        let event = next(&mut quick);
+        let event = next(&mut fast_watch);
         assert_eq!(event["object"]["data"]["i"], i.to_string());
     }
-    drop(slow);
+    drop(slow_watches);
 }
 
 #[test]
-fn fields_select_as_each_kind_allows() {
+fn field_selectors_per_resource() {
     let server = Server::start();
     let http = server.http();
     for (name, node) in [("a", ""), ("b", "n1")] {
@@ -202,8 +202,8 @@ fn fields_select_as_each_kind_allows() {
         "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Sails", "action": "Sail",
         "reportingController": "mast", "reportingInstance": "m-1",
     });
-    let made = http.post("/apis/events.k8s.io/v1/namespaces/default/events", &event).unwrap();
-    assert_eq!(made.status, 201, "{}", made.text());
+    let created = http.post("/apis/events.k8s.io/v1/namespaces/default/events", &event).unwrap();
+    assert_eq!(created.status, 201, "{}", created.text());
     let table = [
         ("/api/v1/events", "source=mast,involvedObject.name=a", "e"),
         ("/apis/events.k8s.io/v1/events", "reportingController=mast,regarding.kind=Pod", "e"),
@@ -252,7 +252,7 @@ fn next(watch: &mut Lines) -> Value {
 }
 
 /// The event's type and the label of its object.
-fn brief(event: &Value) -> String {
+fn event_summary(event: &Value) -> String {
     let label = event["object"]["metadata"]["labels"]["t"].as_str().unwrap_or("none");
     format!("{} {label}", event["type"].as_str().unwrap_or("none"))
 }

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cluster::{Cluster, within};
+use cluster::{Cluster, in_network};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
@@ -56,45 +56,45 @@ spec:
         - {name: GREETING, valueFrom: {configMapKeyRef: {name: words, key: greeting}}}
 "#;
 
-fn http(address: &str, port: u16) -> String {
+fn http_get_script(address: &str, port: u16) -> String {
     format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | busybox nc -w 5 {address} {port} | busybox tail -n 1")
 }
 
 #[test]
-fn three_nodes_are_one_cluster() {
+fn three_node_cluster() {
     let Some(mut cluster) = Cluster::start(3, &[]) else { return };
     cluster.apply(PODS);
-    cluster.until("all pods run", || {
+    cluster.wait_until("all pods run", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "3 3"
     });
     let pods = cluster.pods("app=web");
     assert_eq!(pods.keys().collect::<Vec<_>>(), ["node-1", "node-2", "node-3"]);
-    everywhere(&cluster, &pods);
-    host_names(&cluster, &pods);
-    names(&cluster, &pods);
-    names_without_the_server(&cluster, &pods);
-    names_behind_a_policy(&cluster, &pods);
-    fairness(&cluster, &pods);
-    from_outside(&cluster, &pods, &[]);
-    cut_off(&cluster, &pods);
-    move_away(&cluster, &pods);
-    update_under_load(&cluster, &pods);
-    names_of_a_node_that_stops(&cluster, &pods);
+    check_pod_network(&cluster, &pods);
+    host_network_hostnames(&cluster, &pods);
+    check_dns(&cluster, &pods);
+    dns_without_server(&cluster, &pods);
+    dns_with_egress_policy(&cluster, &pods);
+    session_affinity_and_load_balancing(&cluster, &pods);
+    external_access(&cluster, &pods, &[]);
+    node_link_down_and_up(&cluster, &pods);
+    node_address_change(&cluster, &pods);
+    rolling_update_under_load(&cluster, &pods);
+    dns_when_node_stops(&cluster, &pods);
     let events = cluster.ok(&["get", "events", "-A"]);
     assert!(!events.contains("PodNetworkBroken"), "{events}");
     // Nothing stays.
-    let begun = Instant::now();
+    let started = Instant::now();
     let ended = cluster.process.terminate(DEADLINE).expect("an end");
-    eprintln!("removed after {:.1?}", begun.elapsed());
+    eprintln!("removed after {:.1?}", started.elapsed());
     assert!(ended.success(), "{}", cluster.process.log());
-    let left = cluster.traces();
+    let left = cluster.kernel_state();
     assert!(left.iter().all(|line| line.contains("lo: ") || line.contains("dev lo")), "{left:#?}");
     assert!(!cluster.data().exists());
 }
 
 /// Pods in a node's network have its name, and not the one of the machine that all nodes are on.
-fn host_names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn host_network_hostnames(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     for node in pods.keys() {
         let name = format!("named-{node}");
         let script = "hostname; cat /etc/hostname; echo $HOSTNAME";
@@ -106,7 +106,7 @@ fn host_names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
             },
         });
         cluster.apply(&pod.to_string());
-        cluster.until("it has ended", || {
+        cluster.wait_until("it has ended", || {
             cluster.kubectl(&["get", "pod", &name, "-o", "jsonpath={.status.phase}"]).1 == "Succeeded"
         });
         assert_eq!(cluster.ok(&["logs", &name]), format!("{node}\n{node}\n{node}\n"));
@@ -115,32 +115,32 @@ fn host_names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
 }
 
 /// Every pod to every pod and to the Service, over TCP and UDP; logs and commands on every node.
-fn everywhere(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn check_pod_network(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let service = cluster.cluster_ip("web");
     let stop = AtomicBool::new(false);
-    let places: Vec<File> = pods.values().map(|(pod, _)| cluster.network_of(pod)).collect();
+    let namespaces: Vec<File> = pods.values().map(|(pod, _)| cluster.pod_netns(pod)).collect();
     std::thread::scope(|scope| {
-        for (node, place) in pods.keys().zip(&places) {
-            scope.spawn(|| talk(place, node, &stop));
+        for (node, netns) in pods.keys().zip(&namespaces) {
+            scope.spawn(|| serve_udp(netns, node, &stop));
         }
-        for ((node, (pod, _)), place) in pods.iter().zip(&places) {
+        for ((node, (pod, _)), netns) in pods.iter().zip(&namespaces) {
             assert_eq!(cluster.ok(&["logs", pod]), "hello\n");
             let mut script = String::new();
             for (_, address) in pods.values() {
-                script += &format!("{}; ", http(address, 8080));
+                script += &format!("{}; ", http_get_script(address, 8080));
             }
             let expected: String = pods.keys().map(|node| format!("{node}\n")).collect();
             assert_eq!(cluster.sh(pod, &script), expected, "TCP from {pod}");
-            let answer = cluster.sh(pod, &http(&service, 80));
+            let answer = cluster.sh(pod, &http_get_script(&service, 80));
             assert!(pods.contains_key(answer.trim()), "TCP from {pod} to the Service: {answer}");
             for (far, (_, address)) in pods {
                 assert_eq!(
-                    ask(place, address, 9000).as_deref(),
+                    query_udp(netns, address, 9000).as_deref(),
                     Some(far.as_str()),
                     "UDP from {node} to {far}"
                 );
             }
-            let answer = ask(place, &service, 90).unwrap_or_default();
+            let answer = query_udp(netns, &service, 90).unwrap_or_default();
             assert!(pods.contains_key(&answer), "UDP from {node} to the Service: {answer}");
         }
         stop.store(true, Ordering::Relaxed);
@@ -148,11 +148,11 @@ fn everywhere(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
 }
 
 /// Does something where a pod is. busybox has nothing that answers over UDP.
-fn inside<T: Send>(place: &File, work: impl FnOnce() -> T + Send) -> T {
+fn run_in_netns<T: Send>(netns: &File, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(place.as_fd(), kind).expect("the pod's network");
+            rustix::thread::move_into_link_name_space(netns.as_fd(), kind).expect("the pod's network");
             work()
         });
         thread.join().expect("no panic")
@@ -160,8 +160,8 @@ fn inside<T: Send>(place: &File, work: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Answers whoever speaks to a pod over UDP with this word, until told to stop.
-fn talk(place: &File, word: &str, stop: &AtomicBool) {
-    inside(place, || {
+fn serve_udp(netns: &File, word: &str, stop: &AtomicBool) {
+    run_in_netns(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:9000").expect("a port");
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
         while !stop.load(Ordering::Relaxed) {
@@ -173,8 +173,8 @@ fn talk(place: &File, word: &str, stop: &AtomicBool) {
 }
 
 /// What somebody answers to a large packet; packets of UDP may get lost.
-fn ask(place: &File, address: &str, port: u16) -> Option<String> {
-    inside(place, || {
+fn query_udp(netns: &File, address: &str, port: u16) -> Option<String> {
+    run_in_netns(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
         socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
         socket.connect((address, port)).expect("an address");
@@ -187,23 +187,23 @@ fn ask(place: &File, address: &str, port: u16) -> Option<String> {
     })
 }
 
-fn names(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn check_dns(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let service = cluster.cluster_ip("web");
     for (pod, _) in pods.values() {
         let name = "web.default.svc.cluster.local";
         let script = format!(
             "busybox nslookup {name}; busybox nslookup -type=srv _http._tcp.{name}; busybox nslookup {service}"
         );
-        let said = cluster.sh(pod, &script);
-        assert!(said.contains(&format!("Address: {service}")), "{said}");
-        assert!(said.contains(&format!("80 {name}")), "{said}");
-        assert!(said.contains(&format!("name = {name}")), "{said}");
+        let output = cluster.sh(pod, &script);
+        assert!(output.contains(&format!("Address: {service}")), "{output}");
+        assert!(output.contains(&format!("80 {name}")), "{output}");
+        assert!(output.contains(&format!("name = {name}")), "{output}");
     }
 }
 
 /// Whether a pod is told a Service's address, without the API server's help.
-fn is_told(place: &File, service: &str) -> bool {
-    let network = format!("--net=/proc/{}/fd/{}", std::process::id(), place.as_raw_fd());
+fn resolves_service(netns: &File, service: &str) -> bool {
+    let network = format!("--net=/proc/{}/fd/{}", std::process::id(), netns.as_raw_fd());
     let dns = "10.43.0.10";
     let output = Command::new("nsenter")
         .args([network.as_str(), "busybox", "nslookup", "-type=a", "web.default.svc.cluster.local", dns])
@@ -214,21 +214,21 @@ fn is_told(place: &File, service: &str) -> bool {
 }
 
 /// Pods ask their own node, so that names are known while the server is away.
-fn names_without_the_server(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
-    let (service, place) = (cluster.cluster_ip("web"), cluster.network_of(&pods["node-2"].0));
-    let server = cluster.process_of(1);
+fn dns_without_server(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let (service, netns) = (cluster.cluster_ip("web"), cluster.pod_netns(&pods["node-2"].0));
+    let server = cluster.node_process(1);
     let signal = |signal| rustix::process::kill_process(server, signal).expect("a signal");
     // Rules may still have to follow, which they cannot do meanwhile.
-    cluster.until("names are known while the server is away", || {
+    cluster.wait_until("names are known while the server is away", || {
         signal(rustix::process::Signal::STOP);
-        let told = is_told(&place, &service);
+        let is_resolved = resolves_service(&netns, &service);
         signal(rustix::process::Signal::CONT);
-        told
+        is_resolved
     });
 }
 
 /// A pod that may reach nobody still reaches its own node, which knows names.
-fn names_behind_a_policy(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn dns_with_egress_policy(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let ((pod, _), (_, far)) = (&pods["node-2"], &pods["node-1"]);
     cluster.apply(
         r#"
@@ -238,22 +238,22 @@ metadata: {name: alone}
 spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}
 "#,
     );
-    let ask = format!("{} || true", http(far, 8080).replace("-w 5", "-w 1"));
-    cluster.until("the policy holds", || cluster.sh(pod, &ask).is_empty());
+    let request_script = format!("{} || true", http_get_script(far, 8080).replace("-w 5", "-w 1"));
+    cluster.wait_until("the policy holds", || cluster.sh(pod, &request_script).is_empty());
     let said = cluster.sh(pod, "busybox nslookup web.default.svc.cluster.local");
     assert!(said.contains(&format!("Address: {}", cluster.cluster_ip("web"))), "{said}");
-    let counted = cluster.ok(&["get", "--raw", "/api/v1/nodes/node-2/proxy/metrics"]);
+    let metrics = cluster.ok(&["get", "--raw", "/api/v1/nodes/node-2/proxy/metrics"]);
     assert!(
-        counted.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"),
+        metrics.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"),
         "names are counted there"
     );
     cluster.ok(&["delete", "networkpolicy", "alone"]);
-    cluster.until("nothing holds any more", || cluster.sh(pod, &ask) == "node-1\n");
+    cluster.wait_until("nothing holds any more", || cluster.sh(pod, &request_script) == "node-1\n");
 }
 
 /// Skiff stops on a node, and pods there ask other nodes from then on.
-fn names_of_a_node_that_stops(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
-    let (service, place) = (cluster.cluster_ip("web"), cluster.network_of(&pods["node-3"].0));
+fn dns_when_node_stops(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let (service, netns) = (cluster.cluster_ip("web"), cluster.pod_netns(&pods["node-3"].0));
     let asked = || {
         let format = "jsonpath={range .items[*].endpoints[?(@.conditions.ready==true)]}{.nodeName} {end}";
         let label = "kubernetes.io/service-name=kube-dns";
@@ -262,23 +262,23 @@ fn names_of_a_node_that_stops(cluster: &Cluster, pods: &BTreeMap<String, (String
         nodes.sort();
         nodes.join(" ")
     };
-    cluster.until("every node answers for names", || asked() == "node-1 node-2 node-3");
-    let node = cluster.process_of(3);
+    cluster.wait_until("every node answers for names", || asked() == "node-1 node-2 node-3");
+    let node = cluster.node_process(3);
     rustix::process::kill_process(node, rustix::process::Signal::TERM).expect("a signal");
-    cluster.until("it has stopped", || {
+    cluster.wait_until("it has stopped", || {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", node.as_raw_nonzero())).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
     });
     assert_eq!(asked(), "node-1 node-2");
-    assert!(is_told(&place, &service), "others are asked at once");
+    assert!(resolves_service(&netns, &service), "others are asked at once");
 }
 
 /// The same client gets the same pod where that was asked for; otherwise all get their share.
-fn fairness(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn session_affinity_and_load_balancing(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let (sticky, web) = (cluster.cluster_ip("sticky"), cluster.cluster_ip("web"));
     let many = |address: &str, count: u32| {
-        format!("for i in $(busybox seq {count}); do {}; done", http(address, 80))
+        format!("for i in $(busybox seq {count}); do {}; done", http_get_script(address, 80))
     };
     let (first, _) = pods.values().next().expect("a pod");
     for (pod, _) in pods.values() {
@@ -288,23 +288,23 @@ fn fairness(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
         nodes.dedup();
         assert_eq!(nodes.len(), 1, "{answers}");
     }
-    let answers = cluster.sh(first, &many(&web, 150));
+    let responses = cluster.sh(first, &many(&web, 150));
     let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
-    answers.lines().for_each(|node| *counts.entry(node).or_default() += 1.0);
+    responses.lines().for_each(|node| *counts.entry(node).or_default() += 1.0);
     let expected = 50.0;
-    let chi_square: f64 = pods
+    let fairness_error: f64 = pods
         .keys()
         .map(|node| counts.get(node.as_str()).unwrap_or(&0.0))
         .map(|count| (count - expected).powi(2) / expected)
         .sum();
     // With two degrees of freedom this is passed by chance once in a million times.
-    eprintln!("spread {counts:?}, chi-square {chi_square:.2}");
-    assert!(chi_square < 27.6, "{counts:?}: {chi_square}");
+    eprintln!("spread {counts:?}, chi-square {fairness_error:.2}");
+    assert!(fairness_error < 27.6, "{counts:?}: {fairness_error}");
 }
 
 /// Node ports, load balancers and Ingresses are reached at every node, whichever pods are there.
 /// Ingresses are served by `servers` that are no nodes, too.
-fn from_outside(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>, servers: &[&str]) {
+fn external_access(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>, servers: &[&str]) {
     cluster.apply(
         r#"
 apiVersion: v1
@@ -336,66 +336,74 @@ spec:
     let nodes: Vec<(&str, &str)> = nodes.lines().filter_map(|line| line.split_once(' ')).collect();
     assert_eq!(nodes.len(), pods.len());
     let asked = |script: &str| {
-        let output = within(&cluster.network, "sh").args(["-c", script]).output().expect("a shell");
+        let output = in_network(&cluster.network, "sh").args(["-c", script]).output().expect("a shell");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
     for (node, address) in &nodes {
         for port in [30088, 8088] {
-            cluster
-                .until("a Service is reached at a node", || pods.contains_key(&asked(&http(address, port))));
+            cluster.wait_until("a Service is reached at a node", || {
+                pods.contains_key(&asked(&http_get_script(address, port)))
+            });
         }
-        cluster.until("only the node's own pod answers", || asked(&http(address, 30089)) == *node);
+        cluster.wait_until("only the node's own pod answers", || {
+            asked(&http_get_script(address, 30089)) == *node
+        });
     }
-    let by_host =
-        |address: &str| http(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n");
+    let by_host = |address: &str| {
+        http_get_script(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n")
+    };
     for address in nodes.iter().map(|(_, address)| address).chain(servers) {
-        cluster.until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host(address))));
+        cluster.wait_until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host(address))));
     }
     for what in ["service", "ingress"] {
         let told = || {
             let format = "jsonpath={.status.loadBalancer.ingress[*].ip}";
-            let told = cluster.ok(&["get", what, "outside", "-o", format]);
-            let mut told: Vec<String> = told.split_whitespace().map(str::to_owned).collect();
+            let status_ips = cluster.ok(&["get", what, "outside", "-o", format]);
+            let mut told: Vec<String> = status_ips.split_whitespace().map(str::to_owned).collect();
             told.sort();
             told
         };
         let servers = if what == "ingress" { servers } else { &[] };
         let mut all: Vec<&str> = nodes.iter().map(|(_, ip)| ip).chain(servers).copied().collect();
         all.sort_unstable();
-        cluster.until("its status names all nodes", || told() == all);
+        cluster.wait_until("its status names all nodes", || told() == all);
     }
     // What is deleted is not served any more.
     cluster.ok(&["delete", "service/outside", "service/near", "ingress/outside"]);
-    let begun = Instant::now();
+    let started = Instant::now();
     for (_, address) in &nodes {
-        cluster.until("nobody answers any more", || {
-            [30088, 8088, 30089].iter().all(|port| !pods.contains_key(&asked(&http(address, *port))))
+        cluster.wait_until("nobody answers any more", || {
+            [30088, 8088, 30089]
+                .iter()
+                .all(|port| !pods.contains_key(&asked(&http_get_script(address, *port))))
                 && !pods.contains_key(&asked(&by_host(address)))
         });
     }
-    eprintln!("nothing that was deleted is served after {:.0?}", begun.elapsed());
+    eprintln!("nothing that was deleted is served after {:.0?}", started.elapsed());
 }
 
 /// A node without a link, and with it again: what was decided meanwhile is caught up with.
-fn cut_off(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn node_link_down_and_up(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let link = |state: &str| {
-        let done = within(&cluster.network, "ip").args(["link", "set", "skd3", state]).status();
+        let done = in_network(&cluster.network, "ip").args(["link", "set", "skd3", state]).status();
         assert!(done.is_ok_and(|status| status.success()));
     };
     let ((here, _), (_, there)) = (&pods["node-1"], &pods["node-3"]);
-    let reaches =
-        || cluster.sh(here, &format!("{} || true", http(there, 8080).replace("-w 5", "-w 1"))) == "node-3\n";
-    assert!(reaches());
+    let is_reachable = || {
+        cluster.sh(here, &format!("{} || true", http_get_script(there, 8080).replace("-w 5", "-w 1")))
+            == "node-3\n"
+    };
+    assert!(is_reachable());
     link("down");
-    assert!(!reaches());
+    assert!(!is_reachable());
     cluster.apply(&format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: late}}\nspec:\n  nodeName: node-3\n  terminationGracePeriodSeconds: 0\n  containers: [{{name: c, image: \"{IMAGE}\"}}]\n"
     ));
     link("up");
-    let begun = Instant::now();
-    cluster.until("the node is reached again", reaches);
-    eprintln!("healed after {:.1?}", begun.elapsed());
-    cluster.until("what was missed is caught up with", || {
+    let started = Instant::now();
+    cluster.wait_until("the node is reached again", is_reachable);
+    eprintln!("healed after {:.1?}", started.elapsed());
+    cluster.wait_until("what was missed is caught up with", || {
         cluster.kubectl(&["get", "pod", "late", "-o", "jsonpath={.status.phase}"]).1 == "Running"
     });
     // Somebody sets up the node's network anew, which takes all routes with it.
@@ -403,22 +411,31 @@ fn cut_off(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let third = processes.lines().nth(3).expect("the third node");
     let script = "gateway=$(ip route show default | awk '{print $3}'); ip link set eth0 down; ip link set eth0 up; \
                   ip route replace default via $gateway; ! ip route show | grep -q '^10[.]42.* via '";
-    let flapped = Command::new("nsenter")
+    let link_restart = Command::new("nsenter")
         .arg(format!("--net=/proc/{third}/ns/net"))
         .args(["sh", "-ec", script])
         .status();
-    assert!(flapped.is_ok_and(|status| status.success()), "routes were there all the time");
+    assert!(link_restart.is_ok_and(|status| status.success()), "routes were there all the time");
     let (far, _) = &pods["node-3"];
     for (node, (_, address)) in pods {
-        cluster.until("routes are back", || {
-            cluster.kubectl(&["exec", far, "--", "sh", "-c", &http(address, 8080).replace("-w 5", "-w 1")]).1
+        cluster.wait_until("routes are back", || {
+            cluster
+                .kubectl(&[
+                    "exec",
+                    far,
+                    "--",
+                    "sh",
+                    "-c",
+                    &http_get_script(address, 8080).replace("-w 5", "-w 1"),
+                ])
+                .1
                 == format!("{node}\n")
         });
     }
 }
 
 /// A node is given another address: it tells the others, and its pods are reached there.
-fn move_away(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn node_address_change(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
     let second = processes.lines().nth(2).expect("the second node");
     let script = "old=$(ip -o -4 addr show dev eth0 | awk '{print $4}'); new=${old%.*}.77; \
@@ -431,25 +448,25 @@ fn move_away(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
         .expect("nsenter");
     let new = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    cluster.until("the node says where it is", || {
+    cluster.wait_until("the node says where it is", || {
         let format = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
         cluster.kubectl(&["get", "node", "node-2", "-o", format]).1 == new
     });
     let ((here, _), (pod, there)) = (&pods["node-1"], &pods["node-2"]);
-    cluster.until("its pods are reached", || {
-        cluster.kubectl(&["exec", here, "--", "sh", "-c", &http(there, 8080)]).1 == "node-2\n"
+    cluster.wait_until("its pods are reached", || {
+        cluster.kubectl(&["exec", here, "--", "sh", "-c", &http_get_script(there, 8080)]).1 == "node-2\n"
     });
-    cluster.until("it is asked for logs", || cluster.kubectl(&["logs", pod]).1 == "hello\n");
-    let back = cluster.sh(pod, &http(&pods["node-3"].1, 8080));
+    cluster.wait_until("it is asked for logs", || cluster.kubectl(&["logs", pod]).1 == "hello\n");
+    let back = cluster.sh(pod, &http_get_script(&pods["node-3"].1, 8080));
     assert_eq!(back, "node-3\n", "its pods reach others");
-    cluster.until("it is known to be well", || {
+    cluster.wait_until("it is known to be well", || {
         let format = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
         cluster.kubectl(&["get", "node", "node-2", "-o", format]).1 == "True"
     });
 }
 
 /// A Deployment is replaced while pods on all nodes ask all the time, and nobody is turned away.
-fn update_under_load(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+fn rolling_update_under_load(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     cluster.apply(&format!(
         r#"
 apiVersion: v1
@@ -477,45 +494,45 @@ spec:
         lifecycle: {{preStop: {{sleep: {{seconds: 2}}}}}}
 "#
     ));
-    cluster.until("the first version runs", || {
+    cluster.wait_until("the first version runs", || {
         let format = "jsonpath={.status.availableReplicas}";
         cluster.kubectl(&["get", "deployment", "rolling", "-o", format]).1 == "3"
     });
     let service = cluster.cluster_ip("rolling");
-    let begin = format!(
+    let loop_script = format!(
         "(while ! [ -e /stop ]; do a=$({}); echo \"got $a\" >> /answers; done; echo done >> /answers) > /dev/null 2>&1 &",
-        http(&service, 80)
+        http_get_script(&service, 80)
     );
     let answers = |pod: &str| cluster.sh(pod, "cat /answers");
     for (pod, _) in pods.values() {
-        cluster.sh(pod, &begin);
-        cluster.until("somebody asks", || answers(pod).contains("got 1\n"));
+        cluster.sh(pod, &loop_script);
+        cluster.wait_until("somebody asks", || answers(pod).contains("got 1\n"));
     }
     cluster.ok(&["set", "env", "deployment/rolling", "VERSION=2"]);
     cluster.ok(&["rollout", "status", "deployment/rolling", "--timeout=60s"]);
     for (pod, _) in pods.values() {
         cluster.sh(pod, "touch /stop");
-        cluster.until("the asking ends", || answers(pod).ends_with("done\n"));
-        let answers = answers(pod);
-        let failed = answers.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
-        let asked = answers.lines().count() - 1;
-        eprintln!("{failed} of {asked} requests of {pod} failed");
-        assert_eq!(failed, 0, "of {asked} requests: {answers}");
-        assert!(answers.contains("got 2\n"), "{answers}");
+        cluster.wait_until("the asking ends", || answers(pod).ends_with("done\n"));
+        let responses = answers(pod);
+        let failed = responses.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
+        let request_count = responses.lines().count() - 1;
+        eprintln!("{failed} of {request_count} requests of {pod} failed");
+        assert_eq!(failed, 0, "of {request_count} requests: {responses}");
+        assert!(responses.contains("got 2\n"), "{responses}");
     }
 }
 
 /// Nodes without a common link: packets of pods go inside others, the large ones too.
 #[test]
-fn nodes_behind_a_router_reach_each_others_pods() {
+fn pod_network_uses_overlay_across_router() {
     let Some(mut cluster) = Cluster::start(2, &["--routed"]) else { return };
     cluster.apply(PODS);
-    cluster.until("all pods run", || {
+    cluster.wait_until("all pods run", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
     });
     let pods = cluster.pods("app=web");
-    everywhere(&cluster, &pods);
+    check_pod_network(&cluster, &pods);
     let ((near, _), (far, address)) = (&pods["node-1"], &pods["node-2"]);
     cluster.sh(far, "busybox dd if=/dev/zero of=/www/large bs=1000 count=1000 2>/dev/null");
     let fetch =
@@ -528,7 +545,7 @@ fn nodes_behind_a_router_reach_each_others_pods() {
 
 /// Pods have an address of each family, and nodes of one only: those of the other go inside packets between nodes.
 #[test]
-fn two_families_over_nodes_of_one() {
+fn dual_stack_pods_on_single_stack_nodes() {
     let flags = [
         "--server-arg=--cluster-cidr=10.42.0.0/16,fd42::/56",
         "--server-arg=--service-cidr=10.43.0.0/16,fd43::/112",
@@ -536,12 +553,12 @@ fn two_families_over_nodes_of_one() {
     let Some(mut cluster) = Cluster::start(2, &flags) else { return };
     let two = "spec:\n  ipFamilyPolicy: RequireDualStack\n  selector: {app: web}\n  ports: [{name: http";
     cluster.apply(&PODS.replacen("spec:\n  selector: {app: web}\n  ports: [{name: http", two, 1));
-    cluster.until("all pods run", || {
+    cluster.wait_until("all pods run", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
     });
     let pods = cluster.pods("app=web");
-    everywhere(&cluster, &pods);
+    check_pod_network(&cluster, &pods);
     let second = |kind: &str, name: &str, field: &str| {
         let address = cluster.ok(&["get", kind, name, "-o", &format!("jsonpath={{{field}}}")]);
         assert!(address.contains(':'), "{kind} {name}: {address}");
@@ -552,12 +569,13 @@ fn two_families_over_nodes_of_one() {
     let service = second("service", "web", ".spec.clusterIPs[1]");
     for (pod, _) in pods.values() {
         for (node, address) in &addresses {
-            cluster.until("a pod is reached over IPv6", || {
-                cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http(address, 8080)]).1.trim() == *node
+            cluster.wait_until("a pod is reached over IPv6", || {
+                cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http_get_script(address, 8080)]).1.trim()
+                    == *node
             });
         }
-        cluster.until("the Service is reached over IPv6", || {
-            let answer = cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http(&service, 80)]).1;
+        cluster.wait_until("the Service is reached over IPv6", || {
+            let answer = cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http_get_script(&service, 80)]).1;
             pods.contains_key(answer.trim())
         });
         let name = "web.default.svc.cluster.local";
@@ -578,30 +596,30 @@ fn two_families_over_nodes_of_one() {
 /// A server that is no node itself and has no way to pods but the tunnels that nodes leave: names, load balancers and
 /// Ingresses are there all the same.
 #[test]
-fn a_server_apart_serves_nodes_elsewhere() {
+fn server_without_agent_supports_remote_nodes() {
     let Some(mut cluster) = Cluster::start(3, &["--server-arg=--disable-agent"]) else { return };
     cluster.apply(PODS);
-    cluster.until("all pods run", || {
+    cluster.wait_until("all pods run", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
     });
     let pods = cluster.pods("app=web");
     assert_eq!(pods.keys().collect::<Vec<_>>(), ["node-2", "node-3"]);
-    names(&cluster, &pods);
+    check_dns(&cluster, &pods);
     let server = cluster.ok(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]);
     let server = server.trim_start_matches("https://").rsplit_once(':').expect("a port").0;
-    from_outside(&cluster, &pods, &[server]);
-    only_by_tunnel(&cluster, &pods);
+    external_access(&cluster, &pods, &[server]);
+    node_access_by_tunnel(&cluster, &pods);
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
 }
 
 /// The server cannot call nodes any more, and still gets logs from them and runs commands there.
-fn only_by_tunnel(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
-    let server = format!("--net=/proc/{}/ns/net", cluster.process_of(1).as_raw_nonzero());
-    let wall = "nft add table inet wall; nft add chain inet wall out '{ type filter hook output priority 0; }'; \
+fn node_access_by_tunnel(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
+    let server = format!("--net=/proc/{}/ns/net", cluster.node_process(1).as_raw_nonzero());
+    let drop_rules = "nft add table inet wall; nft add chain inet wall out '{ type filter hook output priority 0; }'; \
                 nft add rule inet wall out tcp dport 10250 drop";
-    let walled = Command::new("nsenter").args([server.as_str(), "sh", "-ec", wall]).status();
-    if !walled.is_ok_and(|status| status.success()) {
+    let drop_status = Command::new("nsenter").args([server.as_str(), "sh", "-ec", drop_rules]).status();
+    if !drop_status.is_ok_and(|status| status.success()) {
         eprintln!("skipped: needs nft to keep the server from calling nodes");
         return;
     }
@@ -613,7 +631,7 @@ fn only_by_tunnel(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) 
 
 /// A node is killed, believed to be gone, and its pods run elsewhere once they do not tolerate that any more.
 #[test]
-fn pods_move_away_from_a_node_that_is_gone() {
+fn pods_are_evicted_from_unreachable_node() {
     // Two signs of life may be missed, as with upstream's longer time.
     let grace = "--server-arg=--node-monitor-grace-period=25s";
     let Some(cluster) = Cluster::start(3, &[grace]) else { return };
@@ -637,19 +655,19 @@ spec:
     ));
     let available =
         || cluster.kubectl(&["get", "deployment", "moving", "-o", "jsonpath={.status.availableReplicas}"]).1;
-    cluster.until("all run", || available() == "6");
-    rustix::process::kill_process(cluster.process_of(3), rustix::process::Signal::KILL).expect("killed");
-    let begun = Instant::now();
+    cluster.wait_until("all run", || available() == "6");
+    rustix::process::kill_process(cluster.node_process(3), rustix::process::Signal::KILL).expect("killed");
+    let started = Instant::now();
     while !cluster.kubectl(&["get", "node", "node-3"]).1.contains("NotReady") {
-        assert!(begun.elapsed() < 2 * DEADLINE, "{}", cluster.logs());
+        assert!(started.elapsed() < 2 * DEADLINE, "{}", cluster.logs());
         std::thread::yield_now();
     }
-    eprintln!("not ready after {:.0?}", begun.elapsed());
-    cluster.until("pods run elsewhere", || {
+    eprintln!("not ready after {:.0?}", started.elapsed());
+    cluster.wait_until("pods run elsewhere", || {
         let format = "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.spec.nodeName} {.metadata.deletionTimestamp}{\"\\n\"}{end}";
         let pods = cluster.ok(&["get", "pods", "-l", "app=moving", "-o", format]);
-        let elsewhere = pods.lines().filter(|line| line.trim() == "node-1" || line.trim() == "node-2").count();
-        available() == "6" && elsewhere == 6
+        let running_on_others = pods.lines().filter(|line| line.trim() == "node-1" || line.trim() == "node-2").count();
+        available() == "6" && running_on_others == 6
     });
-    eprintln!("moved after {:.0?}", begun.elapsed());
+    eprintln!("moved after {:.0?}", started.elapsed());
 }

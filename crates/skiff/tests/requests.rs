@@ -13,17 +13,17 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const MERGE: &str = "application/merge-patch+json";
 
 #[test]
-fn events_go_when_their_time_is_over() {
+fn events_expire_after_ttl() {
     let server = Server::start_with(&["--kube-apiserver-arg=event-ttl=1s"]);
     let http = server.http();
     let events = "/api/v1/namespaces/default/events";
     let about = json!({"kind": "Pod", "namespace": "default", "name": "a"});
     make(&http, events, json!({"metadata": {"name": "a"}, "involvedObject": about}));
-    server.until("the event is gone", || http.get(&format!("{events}/a")).unwrap().status == 404);
+    server.wait_until("the event is gone", || http.get(&format!("{events}/a")).unwrap().status == 404);
 }
 
 #[test]
-fn answers_come_in_the_form_asked_for() {
+fn responses_use_requested_encoding() {
     let server = Server::start();
     let http = server.http();
     make(&http, MAPS, json!({"metadata": {"name": "a"}, "data": {"k": "x".repeat(200_000)}}));
@@ -31,11 +31,11 @@ fn answers_come_in_the_form_asked_for() {
     let whole = http.get(&one).unwrap();
     let get = |headers: &[(&str, &str)], path: &str| http.send("GET", path, headers, b"").unwrap();
 
-    let zipped = get(&[("accept-encoding", "gzip")], &one);
-    assert_eq!(zipped.header("content-encoding"), Some("gzip"));
+    let compressed = get(&[("accept-encoding", "gzip")], &one);
+    assert_eq!(compressed.header("content-encoding"), Some("gzip"));
     let mut plain = Vec::new();
-    flate2::read::GzDecoder::new(&*zipped.body).read_to_end(&mut plain).unwrap();
-    assert!(plain == whole.body && zipped.body.len() < 10_000, "{} bytes", zipped.body.len());
+    flate2::read::GzDecoder::new(&*compressed.body).read_to_end(&mut plain).unwrap();
+    assert!(plain == whole.body && compressed.body.len() < 10_000, "{} bytes", compressed.body.len());
     let small = get(&[("accept-encoding", "gzip")], "/api/v1/namespaces/default");
     assert_eq!(small.header("content-encoding"), None, "not worth it");
 
@@ -46,8 +46,11 @@ fn answers_come_in_the_form_asked_for() {
     assert_eq!(lines(get(&[("user-agent", "curl/8.0")], &format!("{space}?pretty=false"))), 1);
     assert!(lines(get(&[], &format!("{space}?pretty=true"))) > 5);
 
-    let unacceptable = get(&[("accept", "text/html")], space);
-    assert_eq!((unacceptable.status, unacceptable.json()["reason"].as_str()), (406, Some("NotAcceptable")));
+    let not_acceptable = get(&[("accept", "text/html")], space);
+    assert_eq!(
+        (not_acceptable.status, not_acceptable.json()["reason"].as_str()),
+        (406, Some("NotAcceptable"))
+    );
     for path in ["/api", "/apis"] {
         let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
         assert_eq!(get(&[("accept", aggregated)], path).json()["kind"], "APIGroupDiscoveryList");
@@ -76,7 +79,7 @@ fn answers_come_in_the_form_asked_for() {
 }
 
 #[test]
-fn unknown_fields_are_refused_warned_of_or_dropped() {
+fn unknown_fields_follow_field_validation() {
     let server = Server::start();
     let http = server.http();
     let map = |name: &str| json!({"metadata": {"name": name}, "depth": 3});
@@ -89,9 +92,9 @@ fn unknown_fields_are_refused_warned_of_or_dropped() {
         strict.json()["message"],
         "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"depth\""
     );
-    let warned = post("w", "Warn");
+    let with_warning = post("w", "Warn");
     assert_eq!(
-        (warned.status, warned.header("warning")),
+        (with_warning.status, with_warning.header("warning")),
         (201, Some("299 - \"unknown field \\\"depth\\\"\""))
     );
     let ignored = post("i", "Ignore");
@@ -104,8 +107,8 @@ fn unknown_fields_are_refused_warned_of_or_dropped() {
 fn dry_runs_answer_and_store_nothing() {
     let server = Server::start();
     let http = server.http();
-    let kept = make(&http, MAPS, json!({"metadata": {"name": "kept"}, "data": {"k": "1"}}));
-    let mut changed = kept.clone();
+    let stored = make(&http, MAPS, json!({"metadata": {"name": "kept"}, "data": {"k": "1"}}));
+    let mut changed = stored.clone();
     changed["data"]["k"] = "2".into();
     let one = format!("{MAPS}/kept");
     let one = one.as_str();
@@ -120,7 +123,7 @@ fn dry_runs_answer_and_store_nothing() {
             201_u16,
             ("/metadata/name", "new"),
         ),
-        ("POST", MAPS, "application/json", kept.clone(), 409, ("/reason", "AlreadyExists")),
+        ("POST", MAPS, "application/json", stored.clone(), 409, ("/reason", "AlreadyExists")),
         ("PUT", one, "application/json", changed, 200, ("/data/k", "2")),
         ("PATCH", one, MERGE, json!({"data": {"k": "3"}}), 200, ("/data/k", "3")),
         ("PATCH", one, "application/apply-patch+yaml", apply, 200, ("/data/z", "2")),
@@ -142,7 +145,7 @@ fn dry_runs_answer_and_store_nothing() {
 }
 
 #[test]
-fn objects_go_when_nothing_holds_them() {
+fn deletion_waits_for_finalizers_and_grace_period() {
     let server = Server::start();
     let http = server.http();
     let delete = |path: &str, options: Value| {
@@ -152,9 +155,9 @@ fn objects_go_when_nothing_holds_them() {
     let status = |path: &str| http.get(path).unwrap().status;
 
     let map = make(&http, MAPS, json!({"metadata": {"name": "held", "finalizers": ["example.com/x"]}}));
-    let held = format!("{MAPS}/held");
+    let with_finalizer = format!("{MAPS}/held");
     for (field, wrong) in [("uid", "no-such"), ("resourceVersion", "1")] {
-        let reply = delete(&held, json!({"preconditions": {field: wrong}}));
+        let reply = delete(&with_finalizer, json!({"preconditions": {field: wrong}}));
         assert_eq!(
             (reply.status, reply.json()["reason"].as_str()),
             (409, Some("Conflict")),
@@ -163,49 +166,52 @@ fn objects_go_when_nothing_holds_them() {
         );
     }
     let uid = &map["metadata"]["uid"];
-    let going = delete(&held, json!({"preconditions": {"uid": uid}}));
-    assert!(going.json()["metadata"]["deletionTimestamp"].is_string(), "{}", going.text());
-    assert_eq!(status(&held), 200, "the finalizer holds it");
+    let deletion = delete(&with_finalizer, json!({"preconditions": {"uid": uid}}));
+    assert!(deletion.json()["metadata"]["deletionTimestamp"].is_string(), "{}", deletion.text());
+    assert_eq!(status(&with_finalizer), 200, "the finalizer holds it");
     let body = json!({"metadata": {"finalizers": ["example.com/x", "example.com/y"]}}).to_string();
-    let more = http.send("PATCH", &held, &[("content-type", MERGE)], body.as_bytes()).unwrap();
+    let more = http.send("PATCH", &with_finalizer, &[("content-type", MERGE)], body.as_bytes()).unwrap();
     assert_eq!(more.status, 422, "too late for more: {}", more.text());
     let body = json!({"metadata": {"finalizers": null}}).to_string();
-    assert_eq!(http.send("PATCH", &held, &[("content-type", MERGE)], body.as_bytes()).unwrap().status, 200);
-    assert_eq!(status(&held), 404);
+    assert_eq!(
+        http.send("PATCH", &with_finalizer, &[("content-type", MERGE)], body.as_bytes()).unwrap().status,
+        200
+    );
+    assert_eq!(status(&with_finalizer), 404);
 
     let spec = |node: &str| json!({"nodeName": node, "containers": [{"name": "c", "image": "i"}]});
     make(&http, PODS, json!({"metadata": {"name": "free"}, "spec": spec("")}));
     make(&http, PODS, json!({"metadata": {"name": "placed"}, "spec": spec("n1")}));
     assert_eq!(delete(&format!("{PODS}/free"), json!({})).status, 200);
     assert_eq!(status(&format!("{PODS}/free")), 404, "no node has to stop it");
-    let placed = format!("{PODS}/placed");
-    let going = delete(&placed, json!({}));
-    assert_eq!(going.json()["metadata"]["deletionGracePeriodSeconds"], 30, "{}", going.text());
-    let sooner = delete(&placed, json!({"gracePeriodSeconds": 5}));
-    assert_eq!(sooner.json()["metadata"]["deletionGracePeriodSeconds"], 5, "{}", sooner.text());
-    assert_eq!(status(&placed), 200);
-    assert_eq!(delete(&placed, json!({"gracePeriodSeconds": 0})).status, 200);
-    assert_eq!(status(&placed), 404);
+    let scheduled = format!("{PODS}/placed");
+    let deletion = delete(&scheduled, json!({}));
+    assert_eq!(deletion.json()["metadata"]["deletionGracePeriodSeconds"], 30, "{}", deletion.text());
+    let short_grace = delete(&scheduled, json!({"gracePeriodSeconds": 5}));
+    assert_eq!(short_grace.json()["metadata"]["deletionGracePeriodSeconds"], 5, "{}", short_grace.text());
+    assert_eq!(status(&scheduled), 200);
+    assert_eq!(delete(&scheduled, json!({"gracePeriodSeconds": 0})).status, 200);
+    assert_eq!(status(&scheduled), 404);
 
     for (name, label) in [("a", "x"), ("b", "x"), ("c", "y")] {
         make(&http, MAPS, json!({"metadata": {"name": name, "labels": {"t": label}}}));
     }
-    let gone = delete(&format!("{MAPS}?labelSelector=t%3Dx"), json!({}));
-    assert_eq!(gone.json()["items"].as_array().map(Vec::len), Some(2), "{}", gone.text());
+    let deleted = delete(&format!("{MAPS}?labelSelector=t%3Dx"), json!({}));
+    assert_eq!(deleted.json()["items"].as_array().map(Vec::len), Some(2), "{}", deleted.text());
     assert_eq!([status(&format!("{MAPS}/a")), status(&format!("{MAPS}/c"))], [404, 200]);
 }
 
 #[test]
-fn writes_name_the_state_they_change() {
+fn stale_updates_are_rejected() {
     let server = Server::start();
     let http = server.http();
-    let made = make(&http, MAPS, json!({"metadata": {"name": "a"}, "data": {"k": "1"}}));
+    let created = make(&http, MAPS, json!({"metadata": {"name": "a"}, "data": {"k": "1"}}));
     let one = format!("{MAPS}/a");
     let put = |object: &Value| {
         http.send("PUT", &one, &[("content-type", "application/json")], object.to_string().as_bytes())
             .unwrap()
     };
-    let mut next = made.clone();
+    let mut next = created.clone();
     next["data"]["k"] = "2".into();
     assert_eq!(put(&next).status, 200);
     next["data"]["k"] = "3".into();
@@ -226,7 +232,7 @@ fn writes_name_the_state_they_change() {
 }
 
 #[test]
-fn strangers_see_only_that_the_server_is_well() {
+fn anonymous_access_is_limited_to_health_endpoints() {
     let server = Server::start();
     let anonymous = server.anonymous();
     for path in ["/healthz", "/livez", "/readyz", "/version"] {
@@ -251,10 +257,12 @@ fn strangers_see_only_that_the_server_is_well() {
         usage: pki::Usage::Client,
         lifetime: Duration::from_secs(600),
     };
-    let forged = authority.issue(&admin, now).unwrap();
+    let other_ca_certificate = authority.issue(&admin, now).unwrap();
     let ca = std::fs::read_to_string(server.data_dir().join("tls/server-ca.crt")).unwrap();
-    let stranger = Http::from_kubeconfig(&pki::kubeconfig(&server.url(), &ca, &forged, "default")).unwrap();
-    match stranger.get("/api/v1/namespaces") {
+    let client =
+        Http::from_kubeconfig(&pki::kubeconfig(&server.url(), &ca, &other_ca_certificate, "default"))
+            .unwrap();
+    match client.get("/api/v1/namespaces") {
         Ok(reply) => assert_eq!(reply.status, 401, "{}", reply.text()),
         Err(error) => println!("refused in the handshake: {error:#}"),
     }
@@ -271,7 +279,7 @@ fn make(http: &Http, path: &str, object: Value) -> Value {
 }
 
 #[test]
-fn the_roles_count_among_the_servers_metrics() {
+fn server_metrics_include_scheduler_and_controllers() {
     let server = Server::start_with(&["--controllers=*"]);
     let http = server.http();
     make(
@@ -279,17 +287,17 @@ fn the_roles_count_among_the_servers_metrics() {
         PODS,
         json!({"metadata": {"name": "waits"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),
     );
-    let wanted = [
+    let expected_metrics = [
         "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"}",
         "workqueue_adds_total{name=\"namespace\"}",
     ];
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     loop {
         let text = http.get("/metrics").unwrap().text();
-        if wanted.iter().all(|line| text.contains(line)) {
+        if expected_metrics.iter().all(|line| text.contains(line)) {
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{text}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{text}");
         std::thread::yield_now();
     }
 }

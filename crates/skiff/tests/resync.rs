@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use client::{Client, Connection, Error, Feed};
-use controllers::service_balancer::nodes::Nodes;
+use client::{Client, Connection, Error, Watch};
+use controllers::service_balancer::nodes::NodeBalancer;
 use http::{Method, Request, Response};
 use parking_lot::Mutex;
-use reconcile::cloud::Place;
+use reconcile::cloud::CloudHandle;
 use reconcile::{Clock, Ctx, Settings};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -17,34 +17,34 @@ use tokio::time::Instant;
 
 const DEADLINE: Duration = Duration::from_secs(90);
 /// So long nothing is written: the cluster is at rest, and loops that had something to write would have done so.
-const QUIET: Duration = Duration::from_secs(3);
+const IDLE_DURATION: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_at_rest_is_left_alone() {
+async fn restart_of_controllers_writes_nothing_to_idle_cluster() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (stop, shutdown) = watch::channel(false);
-    let server = apiserver::start_in(directory.path(), shutdown.clone()).await.expect("a server");
+    let server = apiserver::start_in_directory(directory.path(), shutdown.clone()).await.expect("a server");
     let client = Client::new(server.local(), "test");
     let nodes = Ctx::new(client.clone(), Clock::default(), shutdown.clone());
     tokio::spawn(simulate::run(nodes, simulate::Config { nodes: 3, events: false }));
     let first = start(&server);
-    for object in cluster() {
+    for object in cluster_objects() {
         let path = object["path"].as_str().expect("a path");
         client.request(Method::POST, path, Some(&object["object"])).await.expect("an object");
     }
-    first.rest(|| is_ready(&client)).await;
+    first.wait_until_idle(|| is_ready(&client)).await;
     first.end.send_replace(true);
 
     let second = start(&server);
-    second.rest(async || true).await;
-    let written = second.last();
+    second.wait_until_idle(async || true).await;
+    let written = second.last_writes();
     assert!(written.is_empty(), "loops that have nothing to do write {written:#?}");
     second.end.send_replace(true);
     stop.send_replace(true);
 }
 
 /// One of most things that loops look after.
-fn cluster() -> Vec<Value> {
+fn cluster_objects() -> Vec<Value> {
     let template = |app: &str| json!({"metadata": {"labels": {"app": app}}, "spec": {"containers": [{"name": "main", "image": "app:1"}]}});
     let selected = |app: &str, more: Value| {
         let mut spec = json!({"selector": {"matchLabels": {"app": app}}, "template": template(app)});
@@ -130,64 +130,64 @@ async fn is_ready(client: &Client) -> bool {
 }
 
 /// Loops at work, and what they have written.
-struct Loops {
+struct RunningControllers {
     writes: Arc<Mutex<Vec<(Instant, String)>>>,
-    begun: Instant,
+    started: Instant,
     end: watch::Sender<bool>,
 }
 
-fn start(server: &apiserver::Started) -> Loops {
+fn start(server: &apiserver::RunningServer) -> RunningControllers {
     let (end, ended) = watch::channel(false);
     let writes = Arc::default();
-    let connection = Noted { inner: server.local(), user: "", writes: Arc::clone(&writes) };
+    let connection = RecordingConnection { inner: server.local(), user: "", writes: Arc::clone(&writes) };
     let client = Client::new(Arc::new(connection), "kube-controller-manager");
     let settings = Settings {
         root_ca: "certificate".into(),
         cluster_cidrs: vec!["10.42.0.0/16".into()],
         service_cidrs: vec!["10.43.0.0/16".into()],
         local_storage: "/storage".into(),
-        cloud: Place(Some(Arc::new(Nodes::default()))),
+        cloud: CloudHandle(Some(Arc::new(NodeBalancer::default()))),
         ..Settings::default()
     };
-    let ctx = Ctx::new(client, Clock::default(), ended).with(settings);
-    let chosen = controllers::Chosen::parse(&[]).expect("all of them");
+    let ctx = Ctx::new(client, Clock::default(), ended).with_settings(settings);
+    let chosen = controllers::EnabledControllers::parse(&[]).expect("all of them");
     tokio::spawn(controllers::run(ctx.clone(), chosen));
     tokio::spawn(async move {
-        let config = scheduler::config::Config::standard();
+        let config = scheduler::config::Config::with_defaults();
         scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
     });
-    Loops { writes, begun: Instant::now(), end }
+    RunningControllers { writes, started: Instant::now(), end }
 }
 
-impl Loops {
+impl RunningControllers {
     /// Waits until `done`, and until nothing has been written for a while.
-    async fn rest(&self, done: impl AsyncFn() -> bool) {
+    async fn wait_until_idle(&self, done: impl AsyncFn() -> bool) {
         let deadline = Instant::now() + DEADLINE;
-        while !self.is_quiet() || !done().await {
-            assert!(Instant::now() < deadline, "no rest; the last writes were {:#?}", self.last());
+        while !self.is_idle() || !done().await {
+            assert!(Instant::now() < deadline, "no rest; the last writes were {:#?}", self.last_writes());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    fn is_quiet(&self) -> bool {
-        let last = self.writes.lock().last().map_or(self.begun, |(at, _)| *at);
-        last.elapsed() > QUIET
+    fn is_idle(&self) -> bool {
+        let last = self.writes.lock().last().map_or(self.started, |(at, _)| *at);
+        last.elapsed() > IDLE_DURATION
     }
 
-    fn last(&self) -> Vec<String> {
+    fn last_writes(&self) -> Vec<String> {
         self.writes.lock().iter().rev().take(20).map(|(_, what)| what.clone()).collect()
     }
 }
 
 /// A connection that notes what is written over it.
-struct Noted {
+struct RecordingConnection {
     inner: Arc<dyn Connection>,
     user: &'static str,
     writes: Arc<Mutex<Vec<(Instant, String)>>>,
 }
 
 #[async_trait]
-impl Connection for Noted {
+impl Connection for RecordingConnection {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
         if request.method() != Method::GET {
             let body = String::from_utf8_lossy(request.body());
@@ -197,14 +197,14 @@ impl Connection for Noted {
         self.inner.send(request).await
     }
 
-    async fn follow(&self, collection: &str) -> Result<Box<dyn Feed>, Error> {
-        self.inner.follow(collection).await
+    async fn watch(&self, collection: &str) -> Result<Box<dyn Watch>, Error> {
+        self.inner.watch(collection).await
     }
 
-    fn acting_as(&self, name: &str) -> Option<Arc<dyn Connection>> {
-        let inner = self.inner.acting_as(name)?;
+    fn impersonate(&self, name: &str) -> Option<Arc<dyn Connection>> {
+        let inner = self.inner.impersonate(name)?;
         // As long as the test: there are few names.
         let user = Box::leak(name.to_owned().into_boxed_str());
-        Some(Arc::new(Noted { inner, user, writes: self.writes.clone() }))
+        Some(Arc::new(RecordingConnection { inner, user, writes: self.writes.clone() }))
     }
 }

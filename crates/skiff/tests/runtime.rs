@@ -14,9 +14,9 @@ use testkit::{Network, Process};
 const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 /// An address of the machine.
-const HERE: &str = "192.0.2.1";
+const HOST_ADDRESS: &str = "192.0.2.1";
 
-struct Alone {
+struct StandaloneRuntime {
     remote: Remote,
     process: Process,
     dir: tempfile::TempDir,
@@ -24,15 +24,15 @@ struct Alone {
 }
 
 /// A command where the runtime is.
-fn within(network: &Network, program: &str) -> Command {
+fn in_network(network: &Network, program: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
     command
 }
 
-fn serve(network: &Network, dir: &tempfile::TempDir) -> Process {
+fn start_runtime(network: &Network, dir: &tempfile::TempDir) -> Process {
     let program = std::env::var("SKIFF_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_skiff").to_owned());
-    let mut command = within(network, &program);
+    let mut command = in_network(network, &program);
     command.arg("runtime").arg("--data-dir").arg(dir.path().join("data"));
     command.arg("--socket").arg(dir.path().join("cri.sock")).args(["--cni-conf-dir", "/nonexistent"]);
     let mut process = Process::spawn(&mut command).expect("a process");
@@ -41,24 +41,26 @@ fn serve(network: &Network, dir: &tempfile::TempDir) -> Process {
     process
 }
 
-impl Alone {
-    fn start() -> Option<Alone> {
-        if !testkit::can_have_pods(&["busybox"]) {
+impl StandaloneRuntime {
+    fn start() -> Option<StandaloneRuntime> {
+        if !testkit::can_run_pods(&["busybox"]) {
             return None;
         }
         let dir = tempfile::Builder::new().prefix("skiff-test-").tempdir().expect("a directory");
         let network = Network::new().expect("a network");
-        let given = within(&network, "ip").args(["addr", "add", &format!("{HERE}/32"), "dev", "lo"]).status();
-        assert!(given.expect("ip").success());
-        let process = serve(&network, &dir);
+        let address_status = in_network(&network, "ip")
+            .args(["addr", "add", &format!("{HOST_ADDRESS}/32"), "dev", "lo"])
+            .status();
+        assert!(address_status.expect("ip").success());
+        let process = start_runtime(&network, &dir);
         let remote = Remote::new(&format!("unix://{}", dir.path().join("cri.sock").display()));
-        let alone = Alone { remote, process, dir, network };
-        let archive = testkit::busybox_image(alone.dir.path(), IMAGE).expect("an image");
+        let standalone = StandaloneRuntime { remote, process, dir, network };
+        let archive = testkit::busybox_image(standalone.dir.path(), IMAGE).expect("an image");
         let program = std::env::var("SKIFF_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_skiff").to_owned());
         let mut import = Command::new(program);
-        import.args(["image", "import", "--data-dir"]).arg(alone.dir.path().join("data")).arg(archive);
+        import.args(["image", "import", "--data-dir"]).arg(standalone.dir.path().join("data")).arg(archive);
         assert!(import.output().expect("skiff").status.success());
-        Some(alone)
+        Some(standalone)
     }
 
     fn config(&self, name: &str, ports: &[(i32, i32, &str)]) -> PodSandboxConfig {
@@ -123,52 +125,52 @@ impl Alone {
     /// Who answers at a port of the machine, as soon as it is whom we expect.
     #[track_caller]
     fn check(&self, address: &str, port: u16, expected: &str) {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
-            let mut command = within(&self.network, "busybox");
+            let mut command = in_network(&self.network, "busybox");
             command.args(["nc", "-w", "2", address, &port.to_string()]).stdin(std::process::Stdio::null());
-            let said = command.output().expect("busybox");
-            let said = String::from_utf8_lossy(&said.stdout).trim().to_owned();
-            if said == expected {
+            let output = command.output().expect("busybox");
+            let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            if text == expected {
                 return;
             }
             let log = self.process.log();
-            assert!(begun.elapsed() < DEADLINE, "{address}:{port} is {said:?}, not {expected:?}\n{log}");
+            assert!(started.elapsed() < DEADLINE, "{address}:{port} is {text:?}, not {expected:?}\n{log}");
         }
     }
 }
 
-impl Drop for Alone {
+impl Drop for StandaloneRuntime {
     fn drop(&mut self) {
         self.process.kill();
         let data: PathBuf = self.dir.path().join("data");
-        testkit::sweep(self.dir.path(), &data.join("agent/pods"));
+        testkit::cleanup_node(self.dir.path(), &data.join("agent/pods"));
         testkit::remove_cgroup(&format!("skiff-test-{}", std::process::id()));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ports_of_the_machine_lead_to_pods() {
-    let Some(mut alone) = Alone::start() else { return };
-    let one = alone.pod("one", &[(80, 8080, ""), (0, 9000, "")]).await;
-    alone.check(HERE, 80, "one");
-    let two = alone.pod("two", &[(81, 8080, HERE), (82, 8080, "192.0.2.7")]).await;
-    alone.check(HERE, 81, "two");
-    alone.check(HERE, 82, "");
-    alone.check(HERE, 80, "one");
+async fn host_ports_are_mapped_to_pods() {
+    let Some(mut standalone) = StandaloneRuntime::start() else { return };
+    let one = standalone.pod("one", &[(80, 8080, ""), (0, 9000, "")]).await;
+    standalone.check(HOST_ADDRESS, 80, "one");
+    let two = standalone.pod("two", &[(81, 8080, HOST_ADDRESS), (82, 8080, "192.0.2.7")]).await;
+    standalone.check(HOST_ADDRESS, 81, "two");
+    standalone.check(HOST_ADDRESS, 82, "");
+    standalone.check(HOST_ADDRESS, 80, "one");
     // The next one knows them too, whatever became of the one before.
-    alone.process.kill();
-    alone.process = serve(&alone.network, &alone.dir);
-    alone.check(HERE, 80, "one");
-    alone.check(HERE, 81, "two");
-    alone.remote.stop_sandbox(&one).await.unwrap_or_else(|error| panic!("{error}"));
-    alone.check(HERE, 80, "");
-    alone.check(HERE, 81, "two");
-    let three = alone.pod("three", &[(80, 8080, "")]).await;
-    alone.check(HERE, 80, "three");
+    standalone.process.kill();
+    standalone.process = start_runtime(&standalone.network, &standalone.dir);
+    standalone.check(HOST_ADDRESS, 80, "one");
+    standalone.check(HOST_ADDRESS, 81, "two");
+    standalone.remote.stop_sandbox(&one).await.unwrap_or_else(|error| panic!("{error}"));
+    standalone.check(HOST_ADDRESS, 80, "");
+    standalone.check(HOST_ADDRESS, 81, "two");
+    let three = standalone.pod("three", &[(80, 8080, "")]).await;
+    standalone.check(HOST_ADDRESS, 80, "three");
     for pod in [one, two, three] {
-        alone.remote.remove_sandbox(&pod).await.unwrap_or_else(|error| panic!("{error}"));
+        standalone.remote.remove_sandbox(&pod).await.unwrap_or_else(|error| panic!("{error}"));
     }
-    alone.check(HERE, 80, "");
-    assert!(testkit::left(&alone.dir.path().join("data/agent/runtime/pods")).is_empty());
+    standalone.check(HOST_ADDRESS, 80, "");
+    assert!(testkit::remaining_state(&standalone.dir.path().join("data/agent/runtime/pods")).is_empty());
 }

@@ -7,10 +7,10 @@ use std::process::Command;
 use testkit::{Containerd, Server};
 
 /// The pods' network of the test's containerd, and an address for the node that holds them.
-const PODS: &str = "10.88.0.0/16";
-const NODE: &str = "192.0.2.1";
+const POD_CIDR: &str = "10.88.0.0/16";
+const NODE_ADDRESS: &str = "192.0.2.1";
 /// Asks the web server at an address and a port. (The image's wget needs files of its C library to be there.)
-const ASK: &str = r"printf 'GET / HTTP/1.0\r\n\r\n' | busybox nc -w 10 $AT | busybox tail -n 1";
+const REQUEST_SCRIPT: &str = r"printf 'GET / HTTP/1.0\r\n\r\n' | busybox nc -w 10 $AT | busybox tail -n 1";
 
 struct Cluster {
     server: Server,
@@ -19,33 +19,33 @@ struct Cluster {
 }
 
 fn start() -> Option<Cluster> {
-    if !testkit::can_have_pods(&["containerd"]) {
+    if !testkit::can_run_pods(&["containerd"]) {
         return None;
     }
     let dir = tempfile::tempdir().expect("a directory");
     let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
     // A node has an address and a way out.
     let script = format!(
-        "ip link add uplink type veth peer name far && ip link set far up && ip addr add {NODE}/24 dev uplink && ip link set uplink up \
+        "ip link add uplink type veth peer name far && ip link set far up && ip addr add {NODE_ADDRESS}/24 dev uplink && ip link set uplink up \
          && ip route add default via 192.0.2.254"
     );
-    inside(&containerd, &script);
+    run_in_network(&containerd, &script);
     let flags = [
         "--controllers=*".to_owned(),
         "--node-name=here".to_owned(),
-        format!("--advertise-address={NODE}"),
-        format!("--cluster-cidr={PODS}"),
+        format!("--advertise-address={NODE_ADDRESS}"),
+        format!("--cluster-cidr={POD_CIDR}"),
     ];
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = Server::start_with_node(&containerd, &flags);
     let cluster = Cluster { server, containerd, _dir: dir };
-    cluster.server.until_pods_can_be_made();
+    cluster.server.wait_for_default_service_account();
     Some(cluster)
 }
 
 /// Runs a script in the node's network.
 #[track_caller]
-fn inside(containerd: &Containerd, script: &str) -> String {
+fn run_in_network(containerd: &Containerd, script: &str) -> String {
     let network = format!("--net={}", containerd.network().display());
     let output = Command::new("nsenter").arg(network).args(["sh", "-ec", script]).output().expect("nsenter");
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
@@ -68,14 +68,14 @@ impl Cluster {
     }
 
     /// What a command in the client pod says.
-    fn client(&self, command: &str) -> String {
+    fn run_in_client(&self, command: &str) -> String {
         let output = self.server.kubectl(&["exec", "client", "--", "sh", "-c", command]);
         format!("{}{}", output.stdout, output.stderr)
     }
 }
 
 #[test]
-fn pods_reach_services_and_know_names() {
+fn services_ingress_and_dns_from_pods() {
     let Some(cluster) = start() else { return };
     for name in ["one", "two"] {
         let serve = format!(
@@ -100,16 +100,16 @@ fn pods_reach_services_and_know_names() {
 
     // Both pods answer for the Service, from a pod and from outside.
     for at in ["10.43.7.1 80", "192.0.2.1 30080"] {
-        let ask = ASK.replace("$AT", at);
+        let request = REQUEST_SCRIPT.replace("$AT", at);
         let mut seen = std::collections::BTreeSet::new();
-        cluster.server.until("both pods answer", || {
-            seen.insert(cluster.client(&ask).trim().to_owned());
+        cluster.server.wait_until("both pods answer", || {
+            seen.insert(cluster.run_in_client(&request).trim().to_owned());
             seen.contains("one") && seen.contains("two")
         });
     }
-    let ask = ASK.replace("$AT", "10.43.7.1 80");
-    cluster.server.until("the node reaches the Service", || {
-        let words = inside(&cluster.containerd, &ask);
+    let request = REQUEST_SCRIPT.replace("$AT", "10.43.7.1 80");
+    cluster.server.wait_until("the node reaches the Service", || {
+        let words = run_in_network(&cluster.containerd, &request);
         words.trim() == "one" || words.trim() == "two"
     });
 
@@ -122,9 +122,11 @@ fn pods_reach_services_and_know_names() {
             "ports": [{"containerPort": 8080, "hostPort": 8090}],
         }]},
     }));
-    let ask_port = ASK.replace("$AT", "192.0.2.1 8090");
-    cluster.server.until("the port leads to its pod", || cluster.client(&ask_port).trim() == "held");
-    let others = inside(&cluster.containerd, "iptables -t nat -S 2>/dev/null || true");
+    let port_request = REQUEST_SCRIPT.replace("$AT", "192.0.2.1 8090");
+    cluster
+        .server
+        .wait_until("the port leads to its pod", || cluster.run_in_client(&port_request).trim() == "held");
+    let others = run_in_network(&cluster.containerd, "iptables -t nat -S 2>/dev/null || true");
     assert!(!others.contains("8090"), "{others}");
 
     // From outside, by host and path.
@@ -136,39 +138,42 @@ fn pods_reach_services_and_know_names() {
         ]}}]},
     }));
     let by_host = |host: &str| {
-        let ask = ASK.replace("\\r\\n\\r\\n", &format!("\\r\\nHost: {host}\\r\\n\\r\\n"));
-        inside(&cluster.containerd, &ask.replace("$AT", "192.0.2.1 80")).trim().to_owned()
+        let request = REQUEST_SCRIPT.replace("\\r\\n\\r\\n", &format!("\\r\\nHost: {host}\\r\\n\\r\\n"));
+        run_in_network(&cluster.containerd, &request.replace("$AT", "192.0.2.1 80")).trim().to_owned()
     };
     cluster
         .server
-        .until("the Ingress leads to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
-    cluster.server.until("nobody answers for others", || by_host("other.example") == "404 page not found");
-    cluster.server.until("its status says where", || {
+        .wait_until("the Ingress leads to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
+    cluster
+        .server
+        .wait_until("nobody answers for others", || by_host("other.example") == "404 page not found");
+    cluster.server.wait_until("its status says where", || {
         let seen = cluster.server.kubectl(&["get", "ingress", "web", "--no-headers"]).stdout;
-        seen.split_whitespace().take(4).eq(["web", "skiff", "web.example", NODE])
+        seen.split_whitespace().take(4).eq(["web", "skiff", "web.example", NODE_ADDRESS])
     });
     cluster.server.kubectl(&["delete", "ingress", "web"]).ok();
-    cluster.server.until("what is deleted is gone", || by_host("web.example") == "404 page not found");
+    cluster.server.wait_until("what is deleted is gone", || by_host("web.example") == "404 page not found");
 
     // Names: with and without the search list, several addresses, backwards, and none.
-    cluster.server.until("a name is known", || {
-        cluster.client("busybox nslookup web.default.svc.cluster.local").contains("10.43.7.1")
+    cluster.server.wait_until("a name is known", || {
+        cluster.run_in_client("busybox nslookup web.default.svc.cluster.local").contains("10.43.7.1")
     });
-    let config = cluster.client("cat /etc/resolv.conf");
+    let config = cluster.run_in_client("cat /etc/resolv.conf");
     assert!(config.contains("nameserver 10.43.0.10"), "{config}");
-    let each = cluster.client("busybox nslookup -type=a each.default.svc.cluster.local");
+    let each = cluster.run_in_client("busybox nslookup -type=a each.default.svc.cluster.local");
     assert_eq!(each.matches("Address: 10.88.").count(), 2, "{each}");
-    let service = cluster.client("busybox nslookup -type=srv _http._tcp.each.default.svc.cluster.local");
+    let service =
+        cluster.run_in_client("busybox nslookup -type=srv _http._tcp.each.default.svc.cluster.local");
     assert_eq!(service.matches("8080 10-88-").count(), 2, "{service}");
-    let back = cluster.client("busybox nslookup -type=ptr 1.7.43.10.in-addr.arpa");
+    let back = cluster.run_in_client("busybox nslookup -type=ptr 1.7.43.10.in-addr.arpa");
     assert!(back.contains("web.default.svc.cluster.local"), "{back}");
-    let none = cluster.client("busybox nslookup nobody.default.svc.cluster.local");
+    let none = cluster.run_in_client("busybox nslookup nobody.default.svc.cluster.local");
     assert!(none.contains("NXDOMAIN"), "{none}");
 
     // A pod that goes takes no connection with it.
     cluster.server.kubectl(&["delete", "pod", "one", "--wait=true"]).ok();
     for _ in 0..20 {
-        assert_eq!(cluster.client(&ask).trim(), "two");
+        assert_eq!(cluster.run_in_client(&request).trim(), "two");
     }
     let counted = cluster.server.kubectl(&["get", "--raw", "/metrics"]).stdout;
     assert!(counted.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"), "names are counted");

@@ -7,21 +7,21 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use testkit::{Background, Network, Server, Terminal};
+use testkit::{BackgroundCommand, Network, Server, Terminal};
 
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 /// Commands in one container at the same time.
-const EXECS: usize = 50;
+const EXEC_COUNT: usize = 50;
 /// Bytes that each of them is given and gives back.
-const ECHOED: usize = 64 << 10;
+const ECHO_BYTES: usize = 64 << 10;
 /// Bytes of the file that is copied there and back.
-const FILE: usize = 100 << 20;
+const FILE_BYTES: usize = 100 << 20;
 /// Lines that a container says while somebody listens.
-const LINES: usize = 100_000;
+const LINE_COUNT: usize = 100_000;
 
 #[test]
 fn many_streams_at_once() {
-    if !testkit::can_have_pods(&["busybox"]) {
+    if !testkit::can_run_pods(&["busybox"]) {
         return;
     }
     let network = Network::new().expect("a network");
@@ -30,25 +30,25 @@ fn many_streams_at_once() {
     let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image").display().to_string();
     let data = server.data_dir().display().to_string();
     server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
-    server.until_pods_can_be_made();
+    server.wait_for_default_service_account();
     server.run_pod("site", "mkdir /www; exec busybox httpd -f -p 8080 -h /www", "Always");
     server.run_pod("ticker", "while true; do echo tick; sleep 0.05; done", "Always");
     for name in ["site", "ticker"] {
         server.wait_for_pod(name, "condition=Ready");
     }
     let bytes: Vec<u8> =
-        (0..FILE as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect();
+        (0..FILE_BYTES as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect();
     let file = dir.path().join("there");
     std::fs::write(&file, &bytes).expect("written");
     for websockets in ["true", "false"] {
         let streams = Streams { server: &server, websockets };
-        let talker = format!("talker-{websockets}");
-        let talk = format!("while ! test -e /go; do sleep 0.1; done; seq 1 {LINES}");
-        server.run_pod(&talker, &talk, "Never");
-        server.wait_for_pod(&talker, "condition=Ready");
+        let log_pod = format!("talker-{websockets}");
+        let script = format!("while ! test -e /go; do sleep 0.1; done; seq 1 {LINE_COUNT}");
+        server.run_pod(&log_pod, &script, "Never");
+        server.wait_for_pod(&log_pod, "condition=Ready");
         // All of these go on beside each other.
         std::thread::scope(|scope| {
-            scope.spawn(|| streams.listen(&talker));
+            scope.spawn(|| streams.follow_logs(&log_pod));
             scope.spawn(|| streams.copy(&file, &dir.path().join("back"), &bytes));
             scope.spawn(|| streams.echo());
             scope.spawn(|| streams.resize());
@@ -73,28 +73,28 @@ impl Streams<'_> {
         command
     }
 
-    fn spawn(&self, arguments: &[&str]) -> Background {
+    fn spawn(&self, arguments: &[&str]) -> BackgroundCommand {
         let mut command = self.kubectl(arguments);
-        Background(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl"))
+        BackgroundCommand(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl"))
     }
 
     #[track_caller]
     fn run(&self, arguments: &[&str]) {
         let output = self.kubectl(arguments).output().expect("kubectl");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}, websockets: {}: {said}", self.websockets);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}, websockets: {}: {stderr}", self.websockets);
     }
 
     /// Who follows hears every line, in order, and the end.
-    fn listen(&self, pod: &str) {
-        let mut follower = self.spawn(&["logs", "-f", pod]);
+    fn follow_logs(&self, pod: &str) {
+        let mut log_stream = self.spawn(&["logs", "-f", pod]);
         self.run(&["exec", pod, "--", "touch", "/go"]);
-        let heard: Vec<String> = follower.lines().collect();
-        assert_eq!(heard.len(), LINES, "{:?}", heard.last());
-        for (at, line) in heard.iter().enumerate() {
+        let lines: Vec<String> = log_stream.lines().collect();
+        assert_eq!(lines.len(), LINE_COUNT, "{:?}", lines.last());
+        for (at, line) in lines.iter().enumerate() {
             assert_eq!(*line, (at + 1).to_string());
         }
-        assert!(follower.0.wait().expect("an end").success());
+        assert!(log_stream.0.wait().expect("an end").success());
     }
 
     fn copy(&self, there: &Path, back: &Path, bytes: &[u8]) {
@@ -106,8 +106,9 @@ impl Streams<'_> {
 
     /// Each gets its own words back, and nobody else's.
     fn echo(&self) {
-        let words = |i: usize| format!("{i:08}\n").repeat(ECHOED / 9).into_bytes();
-        let mut all: Vec<_> = (0..EXECS).map(|_| self.spawn(&["exec", "-i", "site", "--", "cat"])).collect();
+        let words = |i: usize| format!("{i:08}\n").repeat(ECHO_BYTES / 9).into_bytes();
+        let mut all: Vec<_> =
+            (0..EXEC_COUNT).map(|_| self.spawn(&["exec", "-i", "site", "--", "cat"])).collect();
         std::thread::scope(|scope| {
             for (i, one) in all.iter_mut().enumerate() {
                 let (mut stdin, mut stdout) = (one.0.stdin.take(), one.0.stdout.take().expect("a pipe"));
@@ -116,9 +117,14 @@ impl Streams<'_> {
                     drop(stdin);
                 });
                 scope.spawn(move || {
-                    let mut heard = Vec::new();
-                    stdout.read_to_end(&mut heard).expect("read");
-                    assert!(heard == words(i), "{i}: {} bytes, websockets: {}", heard.len(), self.websockets);
+                    let mut response = Vec::new();
+                    stdout.read_to_end(&mut response).expect("read");
+                    assert!(
+                        response == words(i),
+                        "{i}: {} bytes, websockets: {}",
+                        response.len(),
+                        self.websockets
+                    );
                 });
             }
         });
@@ -135,12 +141,12 @@ impl Streams<'_> {
             .and_then(|()| terminal.type_until("stty size", "44 122"))
             .and_then(|()| terminal.type_line("exit 5"))
             .unwrap_or_else(|error| panic!("websockets: {}: {error:#}", self.websockets));
-        assert_eq!(terminal.end().expect("an end").code(), Some(5), "{}", terminal.said());
+        assert_eq!(terminal.end().expect("an end").code(), Some(5), "{}", terminal.output());
     }
 
     fn attach(&self) {
-        let heard = self.spawn(&["attach", "ticker"]).lines().take(20).collect::<Vec<_>>();
-        assert_eq!(heard, ["tick"; 20]);
+        let ticks = self.spawn(&["attach", "ticker"]).lines().take(20).collect::<Vec<_>>();
+        assert_eq!(ticks, ["tick"; 20]);
     }
 
     /// Several connections through one forwarded port.
@@ -154,10 +160,10 @@ impl Streams<'_> {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let mut wget = self.server.command("/bin/busybox");
-                    let heard = wget.args(["wget", "-qO-", &url]).output().expect("an answer");
-                    let why = String::from_utf8_lossy(&heard.stderr);
-                    assert!(heard.stdout == bytes, "{} bytes: {why}", heard.stdout.len());
+                    let mut client = self.server.command("/bin/busybox");
+                    let response = client.args(["wget", "-qO-", &url]).output().expect("an answer");
+                    let stderr = String::from_utf8_lossy(&response.stderr);
+                    assert!(response.stdout == bytes, "{} bytes: {stderr}", response.stdout.len());
                 });
             }
         });

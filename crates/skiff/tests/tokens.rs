@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testkit::Server;
 
-const ROBOT: &str = "system:serviceaccount:default:robot";
+const SERVICE_ACCOUNT_USER: &str = "system:serviceaccount:default:robot";
 const POD: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: web}
@@ -13,15 +13,15 @@ spec:
 ";
 
 #[test]
-fn kubectl_makes_and_uses_tokens() {
+fn kubectl_can_create_and_use_tokens() {
     let Some(server) = start() else { return };
     let token = make(&server, "robot", &[]);
-    assert_eq!(who(&server, &token), (201, ROBOT.to_owned()));
-    let whoami = with_token(&server, &token, &["auth", "whoami", "-o", "json"]);
-    assert_eq!(whoami.code, 0, "{}", whoami.stderr);
-    let user: Value = serde_json::from_str(&whoami.stdout).unwrap();
+    assert_eq!(username(&server, &token), (201, SERVICE_ACCOUNT_USER.to_owned()));
+    let review = with_token(&server, &token, &["auth", "whoami", "-o", "json"]);
+    assert_eq!(review.code, 0, "{}", review.stderr);
+    let user: Value = serde_json::from_str(&review.stdout).unwrap();
     let user = &user["status"]["userInfo"];
-    assert_eq!(user["username"], ROBOT);
+    assert_eq!(user["username"], SERVICE_ACCOUNT_USER);
     assert_eq!(
         user["groups"],
         json!(["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"])
@@ -36,20 +36,20 @@ fn kubectl_makes_and_uses_tokens() {
     );
     let garbage = with_token(&server, "garbage", &["get", "pods"]);
     assert_eq!(garbage.stderr, "error: You must be logged in to the server (Unauthorized)\n");
-    assert_eq!(who(&server, "garbage"), (401, "Unauthorized".to_owned()));
-    assert_eq!(who(&server, &format!("{token}A")).0, 401);
+    assert_eq!(username(&server, "garbage"), (401, "Unauthorized".to_owned()));
+    assert_eq!(username(&server, &format!("{token}A")).0, 401);
     let short = server.kubectl(&["create", "token", "robot", "--duration=1m"]);
     assert_eq!(
         short.stderr,
         "error: failed to create token: TokenRequest.authentication.k8s.io \"\" is invalid: spec.expirationSeconds: Invalid value: 60: may not specify a duration less than 10 minutes\n"
     );
-    let elsewhere = make(&server, "robot", &["--audience=vault"]);
-    assert_eq!(who(&server, &elsewhere).0, 401);
+    let other_audience = make(&server, "robot", &["--audience=vault"]);
+    assert_eq!(username(&server, &other_audience).0, 401);
     assert!(!server.log().contains(&token), "tokens are not for logs");
 }
 
 #[test]
-fn tokens_end_with_what_they_are_bound_to() {
+fn bound_tokens_are_invalid_after_object_deletion() {
     let Some(server) = start() else { return };
     server.kubectl_with(&["create", "-f", "-"], POD).ok();
     server.kubectl(&["create", "secret", "generic", "pass"]).ok();
@@ -58,30 +58,30 @@ fn tokens_end_with_what_they_are_bound_to() {
     };
     let tokens = [("pod", "web", bound("Pod", "web")), ("secret", "pass", bound("Secret", "pass"))];
     for (kind, name, token) in &tokens {
-        assert_eq!(who(&server, token), (201, ROBOT.to_owned()));
+        assert_eq!(username(&server, token), (201, SERVICE_ACCOUNT_USER.to_owned()));
         server.kubectl(&["delete", kind, name, "--now"]).ok();
-        assert_eq!(who(&server, token), (401, "Unauthorized".to_owned()), "{kind}");
+        assert_eq!(username(&server, token), (401, "Unauthorized".to_owned()), "{kind}");
     }
     let token = make(&server, "robot", &[]);
-    assert_eq!(who(&server, &token), (201, ROBOT.to_owned()));
+    assert_eq!(username(&server, &token), (201, SERVICE_ACCOUNT_USER.to_owned()));
     server.kubectl(&["delete", "serviceaccount", "robot"]).ok();
-    assert_eq!(who(&server, &token), (401, "Unauthorized".to_owned()));
+    assert_eq!(username(&server, &token), (401, "Unauthorized".to_owned()));
     // One of the same name is another one.
     server.kubectl(&["create", "serviceaccount", "robot"]).ok();
-    assert_eq!(who(&server, &token), (401, "Unauthorized".to_owned()));
+    assert_eq!(username(&server, &token), (401, "Unauthorized".to_owned()));
 }
 
 #[test]
-fn tokens_survive_a_restart_and_a_change_of_keys() {
+fn tokens_stay_valid_after_restart_and_key_rotation() {
     let Some(mut server) = start() else { return };
     let old = make(&server, "robot", &[]);
     server.stop();
     let tls = server.data_dir().join("tls");
     std::fs::rename(tls.join("service-account.key"), tls.join("service-account-1.key")).unwrap();
     server.restart();
-    assert_eq!(who(&server, &old), (201, ROBOT.to_owned()));
+    assert_eq!(username(&server, &old), (201, SERVICE_ACCOUNT_USER.to_owned()));
     let new = make(&server, "robot", &[]);
-    assert_eq!(who(&server, &new), (201, ROBOT.to_owned()));
+    assert_eq!(username(&server, &new), (201, SERVICE_ACCOUNT_USER.to_owned()));
 
     // What others check our tokens with.
     let reply = server.http().get("/openid/v1/jwks").unwrap();
@@ -94,8 +94,8 @@ fn tokens_survive_a_restart_and_a_change_of_keys() {
     server.stop();
     std::fs::remove_file(tls.join("service-account-1.key")).unwrap();
     server.restart();
-    assert_eq!(who(&server, &old).0, 401);
-    assert_eq!(who(&server, &new), (201, ROBOT.to_owned()));
+    assert_eq!(username(&server, &old).0, 401);
+    assert_eq!(username(&server, &new), (201, SERVICE_ACCOUNT_USER.to_owned()));
 }
 
 /// A server with a service account, where there is a kubectl.
@@ -125,7 +125,7 @@ fn with_token(server: &Server, token: &str, args: &[&str]) -> testkit::Output {
 
 /// What the server takes the bearer of a token for.
 #[track_caller]
-fn who(server: &Server, token: &str) -> (u16, String) {
+fn username(server: &Server, token: &str) -> (u16, String) {
     let authorization = format!("Bearer {token}");
     let headers = [("authorization", authorization.as_str()), ("content-type", "application/json")];
     let reply = server

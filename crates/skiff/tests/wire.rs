@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use api::table::Verbs;
+use api::resource_table::Verbs;
 use api::{RESOURCES, Resource};
 use schema::protobuf;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const THREADS: usize = 4;
 
 #[test]
-fn every_kind_in_every_form() {
+fn every_kind_in_every_content_type() {
     let server = Server::start();
     let http = server.http();
     for namespace in ["harbor", "boats"] {
@@ -56,36 +56,40 @@ impl Case<'_> {
             Verbs::GetList => return drop(self.ok(self.http.get(&self.all()))),
             Verbs::All | Verbs::NoDeleteCollection => {}
         }
-        let made = self.ok(self.send("POST", &self.all(), JSON, &bytes(&self.manifest))).json();
-        let json = self.settled();
-        if self.remark().is_none() {
-            self.same("created and got", &made, &json);
+        let created = self.ok(self.send("POST", &self.all(), JSON, &bytes(&self.manifest))).json();
+        let json = self.wait_for_status();
+        if self.final_status_marker().is_none() {
+            self.same("created and got", &created, &json);
         }
         self.check_protobuf(&json);
-        self.check_other_forms(&json);
+        self.check_other_formats(&json);
         self.check_writes_without_change(&json);
         self.delete();
 
         let message = protobuf::to_protobuf(schema::kubernetes(), self.ty(self.kind()), &self.typed());
-        let sealed = protobuf::seal(&self.api_version(), self.kind(), &message);
+        let sealed = protobuf::encode_envelope(&self.api_version(), self.kind(), &message);
         self.ok(self.send("POST", &self.all(), PROTOBUF, &sealed));
-        self.same("created as protobuf", &lasting(self.settled()), &lasting(json));
+        self.same(
+            "created as protobuf",
+            &without_server_fields(self.wait_for_status()),
+            &without_server_fields(json),
+        );
         self.delete();
     }
 
     /// The object once the server has said what it has to say about it.
-    fn settled(&self) -> Value {
-        if let Some(remark) = self.remark() {
+    fn wait_for_status(&self) -> Value {
+        if let Some(marker) = self.final_status_marker() {
             let path =
                 format!("{}?watch=1&fieldSelector=metadata.name%3D{}", self.all(), name(&self.manifest));
             let mut watch = self.http.open(&path).unwrap();
-            while !watch.next_line().unwrap().unwrap().contains(remark) {}
+            while !watch.next_line().unwrap().unwrap().contains(marker) {}
         }
         self.get(JSON).json()
     }
 
     /// The last thing the server itself says about a new object of this kind.
-    fn remark(&self) -> Option<&'static str> {
+    fn final_status_marker(&self) -> Option<&'static str> {
         match self.kind() {
             "FlowSchema" => Some("\"conditions\":[{"),
             "CustomResourceDefinition" => Some("\"type\":\"Established\""),
@@ -103,13 +107,13 @@ impl Case<'_> {
 
     fn check_protobuf(&self, json: &Value) {
         let body = self.get(PROTOBUF).body;
-        self.same("as protobuf", &self.open(&body, self.kind()), &untyped(json));
+        self.same("as protobuf", &self.open(&body, self.kind()), &without_type_meta(json));
 
         let list_kind = format!("{}List", self.kind());
         let all = self.ok(self.http.send("GET", &self.all(), &[("accept", PROTOBUF)], b""));
         let list = self.open(&all.body, &list_kind);
         let found = list["items"].as_array().unwrap().iter().find(|item| name(item) == name(json));
-        self.same("listed as protobuf", found.unwrap_or(&Value::Null), &untyped(json));
+        self.same("listed as protobuf", found.unwrap_or(&Value::Null), &without_type_meta(json));
 
         let accept = format!("{PROTOBUF};stream=watch");
         let path = format!("{}?watch=1&fieldSelector=metadata.name%3D{}", self.all(), name(json));
@@ -120,7 +124,7 @@ impl Case<'_> {
         assert_eq!(frame, expected, "{}: watched as protobuf", self.kind());
     }
 
-    fn check_other_forms(&self, json: &Value) {
+    fn check_other_formats(&self, json: &Value) {
         let yaml: Value = serde_saphyr::from_str(&self.get(YAML).text()).unwrap();
         self.same("as YAML", &yaml, json);
         let text = serde_saphyr::to_string(&self.manifest).unwrap();
@@ -193,7 +197,7 @@ impl Case<'_> {
     /// The object in a protobuf body that says it is of this kind.
     #[track_caller]
     fn open(&self, body: &[u8], kind: &str) -> Value {
-        let envelope = protobuf::open(body).unwrap();
+        let envelope = protobuf::decode_envelope(body).unwrap();
         assert_eq!((envelope.api_version, envelope.kind), (self.api_version().as_str(), kind));
         protobuf::from_protobuf(schema::kubernetes(), self.ty(kind), envelope.raw).unwrap()
     }
@@ -203,7 +207,7 @@ impl Case<'_> {
     }
 
     fn ty(&self, kind: &str) -> schema::TypeId {
-        schema::kubernetes().kind(self.row.group, self.row.version, kind).unwrap()
+        schema::kubernetes().type_by_kind(self.row.group, self.row.version, kind).unwrap()
     }
 
     fn kind(&self) -> &'static str {
@@ -292,25 +296,25 @@ fn name(object: &Value) -> &str {
 }
 
 /// As protobuf has it: the type is named outside, and embedded objects go without.
-fn untyped(object: &Value) -> Value {
+fn without_type_meta(object: &Value) -> Value {
     let mut object = object.clone();
-    let untype = |object: &mut Value| {
+    let strip_type_meta = |object: &mut Value| {
         let fields = object.as_object_mut().unwrap();
         fields.remove("kind");
         fields.remove("apiVersion");
     };
-    untype(&mut object);
+    strip_type_meta(&mut object);
     object
         .pointer_mut("/spec/volumeClaimTemplates")
         .and_then(Value::as_array_mut)
         .into_iter()
         .flatten()
-        .for_each(untype);
+        .for_each(strip_type_meta);
     object
 }
 
 /// What does not differ between two objects made of one manifest.
-fn lasting(object: Value) -> Value {
+fn without_server_fields(object: Value) -> Value {
     // A Job's selector names it too.
     let uid = object["metadata"]["uid"].as_str().unwrap();
     let mut object: Value = serde_json::from_str(&object.to_string().replace(uid, "UID")).unwrap();

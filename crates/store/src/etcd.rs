@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tonic::Status;
 
 use self::client::Client;
-use self::leases::Leases;
+use self::leases::LeaseManager;
 use self::messages::{
     Compare, DeleteRangeRequest, Header, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp,
     TxnRequest,
@@ -25,10 +25,10 @@ use self::messages::{
 use crate::{Entry, Error, Expect, Listener, Page, Revision, Store, Watch, Write};
 
 /// Keys asked for at a time; the parts of a longer list are read at one revision.
-const PART: usize = 2000;
+const PAGE_KEYS: usize = 2000;
 /// Reads are tried this often when etcd cannot be reached, each time waiting twice as long.
-const ATTEMPTS: u32 = 6;
-const FIRST_WAIT: Duration = Duration::from_millis(50);
+const MAX_READ_ATTEMPTS: u32 = 6;
+const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 pub struct Options {
@@ -56,14 +56,14 @@ pub struct Tls {
 pub struct EtcdStore {
     client: Client,
     timeout: Duration,
-    leases: Leases,
+    leases: LeaseManager,
 }
 
 impl EtcdStore {
     /// Fails if etcd does not answer; later on, reads and watches outlive a broken connection.
     pub async fn connect(endpoints: &[impl AsRef<str>], options: Options) -> Result<EtcdStore, Error> {
         let client = Client::new(endpoints, &options)?;
-        let leases = Leases::new(client.clone());
+        let leases = LeaseManager::new(client.clone());
         let store = EtcdStore { client, timeout: options.timeout, leases };
         store.revision().await?;
         Ok(store)
@@ -71,7 +71,7 @@ impl EtcdStore {
 
     /// Reads; they may be repeated, so an unreachable server is asked again.
     async fn range(&self, request: RangeRequest, at: Option<Revision>) -> Result<RangeResponse, Error> {
-        let mut wait = FIRST_WAIT;
+        let mut backoff = INITIAL_BACKOFF;
         for attempt in 1.. {
             match tokio::time::timeout(self.timeout, self.client.range(request.clone())).await {
                 Ok(Ok(response)) => return Ok(response),
@@ -79,42 +79,42 @@ impl EtcdStore {
                     if let Some(error) = self.revision_error(&error, at).await {
                         return Err(error);
                     }
-                    if attempt == ATTEMPTS {
+                    if attempt == MAX_READ_ATTEMPTS {
                         return Err(unavailable(&error));
                     }
                 }
                 Err(_) => break,
             }
-            tokio::time::sleep(wait).await;
-            wait *= 2;
+            tokio::time::sleep(backoff).await;
+            backoff *= 2;
         }
         Err(timed_out())
     }
 
     /// What etcd has to say about the revision asked for.
     async fn revision_error(&self, status: &Status, at: Option<Revision>) -> Option<Error> {
-        let asked = at?;
+        let requested = at?;
         if status.message().contains("required revision has been compacted") {
-            return Some(Error::Compacted { asked, oldest: asked + 1 });
+            return Some(Error::Compacted { requested, oldest: requested + 1 });
         }
         if status.message().contains("required revision is a future revision") {
-            let now = tokio::time::timeout(self.timeout, self.client.range(nothing())).await;
-            let current = match &now {
+            let result = tokio::time::timeout(self.timeout, self.client.range(revision_request())).await;
+            let current = match &result {
                 Ok(Ok(response)) => header_revision(response.header.as_ref()),
                 // Only the message suffers.
                 Ok(Err(_)) | Err(_) => 0,
             };
-            return Some(Error::Future { asked, current });
+            return Some(Error::Future { requested, current });
         }
         None
     }
 
     /// Whether history still (and already) has this revision.
-    async fn check_readable(&self, revision: Revision) -> Result<(), Error> {
-        self.range(at_revision(nothing(), revision)?, Some(revision)).await.map(drop)
+    async fn check_revision(&self, revision: Revision) -> Result<(), Error> {
+        self.range(at_revision(revision_request(), revision)?, Some(revision)).await.map(drop)
     }
 
-    async fn transact(&self, write: &Write, lease: Option<i64>) -> Result<Transacted, Status> {
+    async fn txn(&self, write: &Write, lease: Option<i64>) -> Result<TxnResult, Status> {
         let key = write.key.as_bytes().to_vec();
         let expected = match write.expect {
             Expect::Absent => 0,
@@ -129,37 +129,37 @@ impl EtcdStore {
                 RequestOp { delete: Some(DeleteRangeRequest { key: key.clone() }), ..RequestOp::default() }
             }
         };
-        let look = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+        let get_request = RangeRequest { key: key.clone(), ..RangeRequest::default() };
         let request = TxnRequest {
             compare: vec![Compare { target: Compare::MOD, key, mod_revision: Some(expected) }],
             success: vec![change],
-            failure: vec![RequestOp { range: Some(look), ..RequestOp::default() }],
+            failure: vec![RequestOp { range: Some(get_request), ..RequestOp::default() }],
         };
         let response = self.client.txn(request).await?;
         if response.succeeded {
-            return Ok(Transacted::Done(header_revision(response.header.as_ref())));
+            return Ok(TxnResult::Committed(header_revision(response.header.as_ref())));
         }
-        let found = response.responses.into_iter().filter_map(|response| response.range);
-        Ok(Transacted::Refused(found.flat_map(|range| range.kvs).next().and_then(entry)))
+        let ranges = response.responses.into_iter().filter_map(|response| response.range);
+        Ok(TxnResult::Failed(ranges.flat_map(|range| range.kvs).next().and_then(to_entry)))
     }
 }
 
-enum Transacted {
-    Done(Revision),
-    Refused(Option<Entry>),
+enum TxnResult {
+    Committed(Revision),
+    Failed(Option<Entry>),
 }
 
 #[async_trait]
 impl Store for EtcdStore {
     async fn revision(&self) -> Result<Revision, Error> {
-        let response = self.range(nothing(), None).await?;
+        let response = self.range(revision_request(), None).await?;
         Ok(header_revision(response.header.as_ref()))
     }
 
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         let request = RangeRequest { key: key.as_bytes().to_vec(), ..RangeRequest::default() };
         let response = self.range(request, None).await?;
-        Ok(response.kvs.into_iter().next().and_then(entry))
+        Ok(response.kvs.into_iter().next().and_then(to_entry))
     }
 
     async fn list(
@@ -172,7 +172,7 @@ impl Store for EtcdStore {
         let mut start = from.map_or(prefix, |from| from.max(prefix)).to_owned();
         if !start.starts_with(prefix) {
             let revision = match at {
-                Some(revision) => self.check_readable(revision).await.map(|()| revision)?,
+                Some(revision) => self.check_revision(revision).await.map(|()| revision)?,
                 None => self.revision().await?,
             };
             return Ok(Page { entries: Vec::new(), revision, remaining: 0 });
@@ -182,11 +182,11 @@ impl Store for EtcdStore {
         }
         let (mut entries, mut revision) = (Vec::new(), at);
         loop {
-            let left = if limit == 0 { PART } else { PART.min(limit - entries.len()) };
+            let page_limit = if limit == 0 { PAGE_KEYS } else { PAGE_KEYS.min(limit - entries.len()) };
             let mut request = RangeRequest {
                 key: start.into_bytes(),
                 range_end: range_end(prefix),
-                limit: left as i64,
+                limit: page_limit as i64,
                 ..RangeRequest::default()
             };
             if let Some(revision) = revision {
@@ -196,7 +196,7 @@ impl Store for EtcdStore {
             let revision = *revision.get_or_insert_with(|| header_revision(response.header.as_ref()));
             let count = usize::try_from(response.count).unwrap_or(0);
             let remaining = count.saturating_sub(response.kvs.len());
-            entries.extend(response.kvs.into_iter().filter_map(entry));
+            entries.extend(response.kvs.into_iter().filter_map(to_entry));
             match entries.last() {
                 Some(last) if response.more && (limit == 0 || entries.len() < limit) => {
                     start = format!("{}\0", last.key);
@@ -222,42 +222,44 @@ impl Store for EtcdStore {
             _ => {}
         }
         let ttl = write.ttl.filter(|_| write.value.is_some());
-        let act = async {
-            for last in [false, true] {
+        let operation = async {
+            for is_last_attempt in [false, true] {
                 let lease = match ttl {
                     Some(ttl) => Some(self.leases.get(ttl).await?),
                     None => None,
                 };
-                match self.transact(&write, lease).await {
+                match self.txn(&write, lease).await {
                     // It ran out under us; the next one is new.
-                    Err(status) if !last && status.message().contains("requested lease not found") => {
-                        self.leases.forget().await;
+                    Err(status)
+                        if !is_last_attempt && status.message().contains("requested lease not found") =>
+                    {
+                        self.leases.reset().await;
                     }
                     other => return other,
                 }
             }
             Err(Status::unavailable("no lease"))
         };
-        match tokio::time::timeout(self.timeout, act).await {
-            Ok(Ok(Transacted::Done(revision))) => Ok(revision),
-            Ok(Ok(Transacted::Refused(Some(_)))) if write.expect == Expect::Absent => {
+        match tokio::time::timeout(self.timeout, operation).await {
+            Ok(Ok(TxnResult::Committed(revision))) => Ok(revision),
+            Ok(Ok(TxnResult::Failed(Some(_)))) if write.expect == Expect::Absent => {
                 Err(Error::Exists { key })
             }
-            Ok(Ok(Transacted::Refused(current))) => Err(Error::Conflict { key, current }),
+            Ok(Ok(TxnResult::Failed(current))) => Err(Error::Conflict { key, current }),
             Ok(Err(error)) => Err(unavailable(&error)),
             Err(_) => Err(timed_out()),
         }
     }
 
     async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error> {
-        self.check_readable(after).await?;
+        self.check_revision(after).await?;
         Ok(watch::start(self.client.clone(), prefix, after, listener))
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
-        let asked = i64::try_from(revision)
-            .map_err(|_| Error::Future { asked: revision, current: i64::MAX as u64 })?;
-        match tokio::time::timeout(self.timeout, self.client.compact(asked)).await {
+        let requested = i64::try_from(revision)
+            .map_err(|_| Error::Future { requested: revision, current: i64::MAX as u64 })?;
+        match tokio::time::timeout(self.timeout, self.client.compact(requested)).await {
             Err(_) => Err(timed_out()),
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => match self.revision_error(&error, Some(revision)).await {
@@ -270,16 +272,16 @@ impl Store for EtcdStore {
 }
 
 /// Asks for nothing but the revision that every answer has.
-fn nothing() -> RangeRequest {
+fn revision_request() -> RangeRequest {
     RangeRequest { key: vec![0], count_only: true, ..RangeRequest::default() }
 }
 
 /// Revision 0 means "now" to etcd, but is one that no reader may ask for.
 fn at_revision(request: RangeRequest, revision: Revision) -> Result<RangeRequest, Error> {
     match i64::try_from(revision) {
-        Ok(0) => Err(Error::Compacted { asked: 0, oldest: 1 }),
+        Ok(0) => Err(Error::Compacted { requested: 0, oldest: 1 }),
         Ok(revision) => Ok(RangeRequest { revision, ..request }),
-        Err(_) => Err(Error::Future { asked: revision, current: i64::MAX as u64 }),
+        Err(_) => Err(Error::Future { requested: revision, current: i64::MAX as u64 }),
     }
 }
 
@@ -295,7 +297,7 @@ fn range_end(prefix: &str) -> Vec<u8> {
 }
 
 /// Keys that are not text are none of ours.
-fn entry(kv: KeyValue) -> Option<Entry> {
+fn to_entry(kv: KeyValue) -> Option<Entry> {
     let revision = u64::try_from(kv.mod_revision).ok()?;
     Some(Entry { key: Arc::from(String::from_utf8(kv.key).ok()?), value: Bytes::from(kv.value), revision })
 }

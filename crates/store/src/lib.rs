@@ -3,10 +3,10 @@
 //! [`Store`] is the contract, shaped after etcd. Two engines keep it: [`log`], all data in memory and an
 //! append-only log on disk, and [`etcd`]. [`sealed`] encrypts what lies in either. `suite` holds the tests that both must pass.
 
+pub mod encryption;
 pub mod etcd;
 mod grpc;
 pub mod log;
-pub mod sealed;
 #[cfg(test)]
 mod suite;
 
@@ -92,14 +92,14 @@ pub enum Error {
     /// `current` is the key's state that spoke against the write; `None` when it does not exist.
     #[error("key {key} is not as expected")]
     Conflict { key: Arc<str>, current: Option<Entry> },
-    #[error("revision {asked} has been compacted, the oldest is {oldest}")]
-    Compacted { asked: Revision, oldest: Revision },
-    #[error("revision {asked} is in the future, the current one is {current}")]
-    Future { asked: Revision, current: Revision },
+    #[error("revision {requested} has been compacted, the oldest is {oldest}")]
+    Compacted { requested: Revision, oldest: Revision },
+    #[error("revision {requested} is in the future, the current one is {current}")]
+    Future { requested: Revision, current: Revision },
     #[error("the store takes no writes: {reason}")]
     Unavailable { reason: String },
     #[error("cannot read the sealed value of {key}: {reason}")]
-    Sealed { key: Arc<str>, reason: String },
+    Decrypt { key: Arc<str>, reason: String },
 }
 
 #[async_trait]
@@ -158,31 +158,31 @@ impl Watch {
 }
 
 /// The store's side of a [`Watch`]; the watch ends when this is dropped.
-struct Ear {
+struct WatchSender {
     listener: Listener,
     end: mpsc::Sender<Infallible>,
 }
 
-impl Ear {
-    fn new(listener: Listener) -> (Ear, Watch) {
+impl WatchSender {
+    fn new(listener: Listener) -> (WatchSender, Watch) {
         let (sender, end) = mpsc::channel(1);
-        (Ear { listener, end: sender }, Watch { end })
+        (WatchSender { listener, end: sender }, Watch { end })
     }
 
     /// What there is to tell, which reaches up to `reached`.
-    fn tell(&mut self, mut events: Vec<Event>, reached: Revision) {
-        if events.last().is_none_or(|last| last.revision() < reached) {
-            events.push(Event::Progress(reached));
+    fn send(&mut self, mut events: Vec<Event>, progress: Revision) {
+        if events.last().is_none_or(|last| last.revision() < progress) {
+            events.push(Event::Progress(progress));
         }
         (self.listener)(events);
     }
 
-    fn is_wanted(&self) -> bool {
+    fn is_open(&self) -> bool {
         !self.end.is_closed()
     }
 
     /// Waits until nobody wants to hear any more.
-    fn unwanted(&self) -> impl Future<Output = ()> + use<> {
+    fn closed(&self) -> impl Future<Output = ()> + use<> {
         let end = self.end.clone();
         async move { end.closed().await }
     }

@@ -8,7 +8,7 @@
 mod batch;
 mod commit;
 mod journal;
-mod memory;
+mod mvcc;
 mod record;
 mod recover;
 mod segment;
@@ -29,11 +29,11 @@ use rustix::fs::FlockOperation;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use self::commit::{Command, Desk};
-use self::memory::Memory;
-pub use self::segment::{Faults, Op};
-use self::segment::{Header, Segment};
-use self::snapshot::Pin;
+use self::commit::{Command, CommitHandle};
+use self::mvcc::MvccStore;
+pub use self::segment::{DiskOp, FaultHook};
+use self::segment::{FileHeader, Segment};
+use self::snapshot::PinnedRevision;
 use self::watchers::Watchers;
 use crate::{Entry, Error, Listener, Page, Revision, Store, Watch, Write};
 
@@ -50,11 +50,11 @@ pub struct Config {
     /// A lazy write is synced after this long at the latest.
     pub lazy_delay: Duration,
     /// Called by the thread that commits when it has nothing to do.
-    pub at_rest: fn(),
+    pub on_idle: fn(),
     /// Unix seconds.
     pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// For tests of failing disks.
-    pub faults: Faults,
+    pub faults: FaultHook,
 }
 
 impl Default for Config {
@@ -65,7 +65,7 @@ impl Default for Config {
             history_bytes: 64 << 20,
             snapshot_bytes: 16 << 20,
             lazy_delay: Duration::from_secs(1),
-            at_rest: || {},
+            on_idle: || {},
             clock: Arc::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())),
             faults: Arc::new(|_| Ok(())),
         }
@@ -74,13 +74,13 @@ impl Default for Config {
 
 impl Config {
     /// Where history must end so that it is within the bounds on events and bytes; 0: it is.
-    fn history_floor(&self, memory: &Memory) -> Revision {
-        let len = memory.history_len();
+    fn history_compact_revision(&self, mvcc: &MvccStore) -> Revision {
+        let len = mvcc.history_len();
         // A tenth (or quarter) at a time: trimming one by one would cost every batch.
-        let surplus = if len > self.history_events { len - self.history_events * 9 / 10 } else { 0 };
-        let heavy = if memory.old_bytes() > self.history_bytes { len.div_ceil(4) } else { 0 };
-        let drop = surplus.max(heavy);
-        if drop == 0 { 0 } else { memory.history_at(drop.min(len) - 1).unwrap_or(0) }
+        let over_events = if len > self.history_events { len - self.history_events * 9 / 10 } else { 0 };
+        let over_bytes = if mvcc.old_bytes() > self.history_bytes { len.div_ceil(4) } else { 0 };
+        let drop = over_events.max(over_bytes);
+        if drop == 0 { 0 } else { mvcc.history_at(drop.min(len) - 1).unwrap_or(0) }
     }
 }
 
@@ -89,8 +89,8 @@ impl Config {
 pub enum OpenError {
     #[error("{path} is in use by another process")]
     Locked { path: PathBuf },
-    #[error("{path} is damaged at offset {offset}: {why}; restore a backup")]
-    Damaged { path: PathBuf, offset: u64, why: String },
+    #[error("{path} is damaged at offset {offset}: {reason}; restore a backup")]
+    Corrupt { path: PathBuf, offset: u64, reason: String },
     #[error("{path} is missing; restore a backup")]
     Missing { path: PathBuf },
     #[error("{path} already holds a store")]
@@ -100,18 +100,18 @@ pub enum OpenError {
 }
 
 pub struct LogStore {
-    memory: Arc<RwLock<Memory>>,
+    mvcc: Arc<RwLock<MvccStore>>,
     watchers: Arc<Watchers>,
-    desk: Desk,
+    commit_handle: CommitHandle,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
-    _lock: Lock,
+    _lock: DirLock,
 }
 
 /// Holds the directory.
-struct Lock(File);
+struct DirLock(File);
 
-impl Drop for Lock {
+impl Drop for DirLock {
     fn drop(&mut self) {
         // Closing the file is not enough: a process being started at this moment may have a copy of it.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
@@ -121,19 +121,19 @@ impl Drop for Lock {
 impl LogStore {
     /// Creates the directory if need be; only one process can have it open.
     pub fn open(dir: &Path, config: Config) -> Result<LogStore, OpenError> {
-        let at = |source| OpenError::Io { path: dir.to_owned(), source };
-        let lock = prepare(dir)?;
-        let recovered = recover::recover(dir, |memory| {
-            let floor = config.history_floor(memory);
-            memory.set_floor(floor);
-            while floor > 0 && memory.trim(1000) {}
+        let io_error = |source| OpenError::Io { path: dir.to_owned(), source };
+        let lock = lock_dir(dir)?;
+        let recovery = recover::recover(dir, |mvcc| {
+            let revision = config.history_compact_revision(mvcc);
+            mvcc.set_compact_revision(revision);
+            while revision > 0 && mvcc.trim(1000) {}
         })?;
-        let memory = Arc::new(RwLock::new(Memory::default()));
+        let mvcc = Arc::new(RwLock::new(MvccStore::default()));
         let watchers = Arc::new(Watchers::default());
-        let (desk, thread) =
-            Desk::open(config.clone(), dir.to_owned(), memory.clone(), watchers.clone(), recovered)
-                .map_err(at)?;
-        Ok(LogStore { memory, watchers, desk, config, thread: Mutex::new(Some(thread)), _lock: lock })
+        let (commit_handle, thread) =
+            CommitHandle::open(config.clone(), dir.to_owned(), mvcc.clone(), watchers.clone(), recovery)
+                .map_err(io_error)?;
+        Ok(LogStore { mvcc, watchers, commit_handle, config, thread: Mutex::new(Some(thread)), _lock: lock })
     }
 
     /// Answers what is queued, syncs it and ends all watches; reads still work, writes do not. Waits for the
@@ -141,7 +141,7 @@ impl LogStore {
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            let _ = self.desk.send(Command::Close);
+            let _ = self.commit_handle.send(Command::Close);
             if thread.join().is_err() {
                 tracing::error!("the store's commit thread had failed");
             }
@@ -151,28 +151,28 @@ impl LogStore {
     /// Writes all data as of now to one file while writes go on; returns its revision. Blocks on the disk:
     /// in async code, call it from a blocking thread.
     pub fn backup(&self, path: &Path) -> io::Result<Revision> {
-        let pin = Pin::new(&self.memory);
+        let pin = PinnedRevision::new(&self.mvcc);
         snapshot::write(&pin, path, 1, &self.config.faults, &AtomicBool::new(false))?;
         Ok(pin.revision)
     }
 
     /// Looks at the clock again, for a test that has moved it.
     pub fn wake(&self) {
-        let _ = self.desk.send(Command::Wake);
+        let _ = self.commit_handle.send(Command::Wake);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Memory> {
-        self.memory.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, MvccStore> {
+        self.mvcc.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn ask<T>(
+    async fn send_command<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Command,
     ) -> Result<T, Error> {
         let closed = || Error::Unavailable { reason: "the store is closed".into() };
-        let (reply, answer) = oneshot::channel();
-        self.desk.send(command(reply)).map_err(|_| closed())?;
-        answer.await.map_err(|_| closed())?
+        let (reply, response) = oneshot::channel();
+        self.commit_handle.send(command(reply)).map_err(|_| closed())?;
+        response.await.map_err(|_| closed())?
     }
 }
 
@@ -189,7 +189,7 @@ impl Store for LogStore {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
-        Ok(self.read().current(key))
+        Ok(self.read().get(key))
     }
 
     async fn list(
@@ -204,24 +204,25 @@ impl Store for LogStore {
 
     async fn write(&self, write: Write) -> Result<Revision, Error> {
         // Where one thread serves everybody, it must not wait for the disk.
-        let others = Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1);
-        let write = match if others { self.desk.at_once(write) } else { Err(write) } {
-            Ok(answer) => return answer,
-            Err(write) => write,
-        };
-        self.ask(|reply| Command::Write(write, reply)).await
+        let multi_threaded = Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1);
+        let write =
+            match if multi_threaded { self.commit_handle.try_commit_inline(write) } else { Err(write) } {
+                Ok(result) => return result,
+                Err(write) => write,
+            };
+        self.send_command(|reply| Command::Write(write, reply)).await
     }
 
     async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error> {
-        self.watchers.add(&self.memory, prefix, after, listener)
+        self.watchers.add(&self.mvcc, prefix, after, listener)
     }
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
-        self.ask(|reply| Command::Compact(revision, reply)).await
+        self.send_command(|reply| Command::Compact(revision, reply)).await
     }
 
     fn write_failure(&self) -> Option<String> {
-        self.desk.failure()
+        self.commit_handle.failure()
     }
 }
 
@@ -229,43 +230,43 @@ impl Store for LogStore {
 /// revision it is at.
 pub fn restore(backup: &Path, dir: &Path) -> Result<Revision, OpenError> {
     let revision = recover::load_snapshot(backup, Some(1), |_| {})?;
-    let _lock = prepare(dir)?;
-    let at = |source| OpenError::Io { path: dir.to_owned(), source };
-    for file in fs::read_dir(dir).map_err(at)? {
-        let path = file.map_err(at)?.path();
-        if path.extension().is_some_and(|kind| kind == "log" || kind == "snap") {
+    let _lock = lock_dir(dir)?;
+    let io_error = |source| OpenError::Io { path: dir.to_owned(), source };
+    for file in fs::read_dir(dir).map_err(io_error)? {
+        let path = file.map_err(io_error)?.path();
+        if path.extension().is_some_and(|extension| extension == "log" || extension == "snap") {
             return Err(OpenError::NotEmpty { path: dir.to_owned() });
         }
     }
-    let faults: Faults = Arc::new(|_| Ok(()));
+    let faults: FaultHook = Arc::new(|_| Ok(()));
     let snapshot = segment::snapshot_path(dir, 1);
     let temporary = snapshot.with_extension("snap.tmp");
-    let copied = (|| {
+    let result = (|| {
         let mut copy = segment::create_file(&temporary, &faults)?;
         io::copy(&mut File::open(backup)?, &mut copy)?;
         copy.sync_all()?;
         segment::rename(&temporary, &snapshot, &faults)?;
         // Last: a snapshot alone does not open, a segment alone would look like an empty store.
-        Segment::create(dir, Header::new(1, revision, 0, 0), &faults).map(drop)
+        Segment::create(dir, FileHeader::new(1, revision, 0, 0), &faults).map(drop)
     })();
-    copied.map_err(at)?;
+    result.map_err(io_error)?;
     Ok(revision)
 }
 
 /// The directory, ours alone.
-fn prepare(dir: &Path) -> Result<Lock, OpenError> {
-    let at = |path: &Path| {
+fn lock_dir(dir: &Path) -> Result<DirLock, OpenError> {
+    let io_error = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }
     };
-    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
-    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(at(dir))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error(dir))?;
+    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(io_error(dir))?;
     let path = dir.join("lock");
-    let lock = segment::create_file(&path, &(Arc::new(|_| Ok(())) as Faults)).map_err(at(&path))?;
+    let lock = segment::create_file(&path, &(Arc::new(|_| Ok(())) as FaultHook)).map_err(io_error(&path))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Lock(lock)),
+        Ok(()) => Ok(DirLock(lock)),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Locked { path: dir.to_owned() }),
-        Err(error) => Err(at(&path)(error.into())),
+        Err(error) => Err(io_error(&path)(error.into())),
     }
 }
 

@@ -14,16 +14,16 @@ use tokio::sync::mpsc;
 
 /// Runs all of it on a store that nobody has written to yet.
 pub async fn run(store: Arc<dyn Store>) {
-    fresh(&*store).await;
+    empty_store(&*store).await;
     preconditions(&*store).await;
     lists(&*store).await;
     lists_at_a_revision(&*store).await;
     watch_from_a_revision(&*store).await;
     watch_progress(&*store).await;
-    slow_watcher_misses_nothing(&*store).await;
+    slow_watcher_gets_all_events(&*store).await;
     ttl(&*store).await;
-    concurrent_writers(store.clone()).await;
-    watchers_at_any_pace(store.clone()).await;
+    concurrent_writes(store.clone()).await;
+    watchers_at_different_rates(store.clone()).await;
     compaction(&*store).await;
 }
 
@@ -45,19 +45,19 @@ pub async fn update(store: &dyn Store, key: &str, value: &str, before: Revision)
 }
 
 /// What a watch was told and nobody has looked at yet.
-pub struct Heard {
+pub struct EventStream {
     pub events: mpsc::UnboundedReceiver<Vec<Event>>,
     _watch: Watch,
 }
 
-pub async fn watch(store: &dyn Store, prefix: &str, after: Revision) -> Result<Heard, Error> {
+pub async fn watch(store: &dyn Store, prefix: &str, after: Revision) -> Result<EventStream, Error> {
     let (sender, events) = mpsc::unbounded_channel();
     let listener = move |batch: Vec<Event>| drop(sender.send(batch));
-    Ok(Heard { events, _watch: store.watch(prefix, after, Box::new(listener)).await? })
+    Ok(EventStream { events, _watch: store.watch(prefix, after, Box::new(listener)).await? })
 }
 
 /// The next events, waiting at most 20 seconds; progress notices apart.
-pub async fn next_events(watch: &mut Heard) -> Vec<Event> {
+pub async fn next_events(watch: &mut EventStream) -> Vec<Event> {
     loop {
         let events = next_batch(watch).await.expect("the watch ended");
         let events: Vec<_> =
@@ -68,32 +68,32 @@ pub async fn next_events(watch: &mut Heard) -> Vec<Event> {
     }
 }
 
-pub async fn next_batch(watch: &mut Heard) -> Option<Vec<Event>> {
+pub async fn next_batch(watch: &mut EventStream) -> Option<Vec<Event>> {
     tokio::time::timeout(Duration::from_secs(20), watch.events.recv()).await.expect("nothing came in time")
 }
 
 /// Reads until the watch has reached `until`, be it by an event or by a notice.
-pub async fn events_until(watch: &mut Heard, until: Revision) -> Vec<Event> {
+pub async fn events_until(watch: &mut EventStream, until: Revision) -> Vec<Event> {
     let mut all = Vec::new();
     loop {
-        let mut reached = 0;
+        let mut progress = 0;
         for event in next_batch(watch).await.expect("the watch ended") {
-            reached = event.revision();
+            progress = event.revision();
             if !matches!(event, Event::Progress(_)) {
                 all.push(event);
             }
         }
-        if reached >= until {
+        if progress >= until {
             return all;
         }
     }
 }
 
 /// `key=value@n` where n counts from `base`, `+` marks a creation and `-` a deletion.
-fn show(events: &[Event], base: Revision) -> String {
+fn render_events(events: &[Event], base: Revision) -> String {
     let each = |event: &Event| match event {
         Event::Put { entry, created } => {
-            format!("{}{}", if *created { "+" } else { "" }, show_entry(entry, base))
+            format!("{}{}", if *created { "+" } else { "" }, render_entry(entry, base))
         }
         Event::Delete { key, revision } => format!("-{key}@{}", revision - base),
         Event::Progress(revision) => format!("progress@{}", revision - base),
@@ -101,11 +101,11 @@ fn show(events: &[Event], base: Revision) -> String {
     events.iter().map(each).collect::<Vec<_>>().join(" ")
 }
 
-fn show_entry(entry: &Entry, base: Revision) -> String {
+fn render_entry(entry: &Entry, base: Revision) -> String {
     format!("{}={}@{}", entry.key, String::from_utf8_lossy(&entry.value), entry.revision - base)
 }
 
-async fn fresh(store: &dyn Store) {
+async fn empty_store(store: &dyn Store) {
     assert_eq!(store.revision().await.unwrap(), 1);
     let page = store.list("", None, 0, None).await.unwrap();
     assert_eq!((page.entries.len(), page.revision, page.remaining), (0, 1, 0));
@@ -113,7 +113,7 @@ async fn fresh(store: &dyn Store) {
     let mut watch = watch(store, "/fresh", 1).await.unwrap();
     assert_eq!(create(store, "/fresh", "a").await, 2);
     assert_eq!(store.revision().await.unwrap(), 2);
-    assert_eq!(show(&next_events(&mut watch).await, 0), "+/fresh=a@2");
+    assert_eq!(render_events(&next_events(&mut watch).await, 0), "+/fresh=a@2");
 }
 
 async fn preconditions(store: &dyn Store) {
@@ -121,16 +121,16 @@ async fn preconditions(store: &dyn Store) {
     let base = store.revision().await.unwrap();
     let one = create(store, key, "1").await;
     assert_eq!(one, base + 1);
-    let again = store.write(put(key, "2", Expect::Absent)).await;
-    assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
+    let create_result = store.write(put(key, "2", Expect::Absent)).await;
+    assert!(matches!(create_result, Err(Error::Exists { .. })), "{create_result:?}");
 
     let two = update(store, key, "2", one).await;
     assert_eq!(two, base + 2, "a refused write takes no revision");
     for stale in [one, two + 100, 0] {
         for write in [put(key, "3", Expect::Revision(stale)), delete(key, stale)] {
             match store.write(write).await {
-                Err(Error::Conflict { key: told, current: Some(current) }) => {
-                    assert_eq!((&*told, show_entry(&current, base)), (key, "/pre/a=2@2".into()));
+                Err(Error::Conflict { key: conflict_key, current: Some(current) }) => {
+                    assert_eq!((&*conflict_key, render_entry(&current, base)), (key, "/pre/a=2@2".into()));
                 }
                 other => panic!("{other:?}"),
             }
@@ -144,14 +144,14 @@ async fn preconditions(store: &dyn Store) {
         delete(key, two),
         Write { expect: Expect::Absent, ..delete(key, 0) },
     ] {
-        let gone = store.write(write).await;
-        assert!(matches!(gone, Err(Error::Conflict { current: None, .. })), "{gone:?}");
+        let result = store.write(write).await;
+        assert!(matches!(result, Err(Error::Conflict { current: None, .. })), "{result:?}");
     }
     assert_eq!(create(store, key, "").await, base + 4);
-    assert_eq!(show_entry(&store.get(key).await.unwrap().unwrap(), base), "/pre/a=@4");
+    assert_eq!(render_entry(&store.get(key).await.unwrap().unwrap(), base), "/pre/a=@4");
     let lazy = Write { lazy: true, ..put(key, "lazy", Expect::Revision(base + 4)) };
     assert_eq!(store.write(lazy).await.unwrap(), base + 5);
-    assert_eq!(show_entry(&store.get(key).await.unwrap().unwrap(), base), "/pre/a=lazy@5");
+    assert_eq!(render_entry(&store.get(key).await.unwrap().unwrap(), base), "/pre/a=lazy@5");
 }
 
 #[track_caller]
@@ -198,8 +198,8 @@ async fn lists_at_a_revision(store: &dyn Store) {
         ["", "/at/a=1@1", "/at/a=1@1 /at/b=1@2", "/at/a=2@3 /at/b=1@2", "/at/b=1@2", "/at/b=1@2 /at/c=1@5"];
     for (n, state) in (0..).zip(states) {
         let page = store.list("/at/", None, 0, Some(base + n)).await.unwrap();
-        let shown: Vec<_> = page.entries.iter().map(|entry| show_entry(entry, base)).collect();
-        assert_eq!((shown.join(" ").as_str(), page.revision), (state, base + n));
+        let rendered: Vec<_> = page.entries.iter().map(|entry| render_entry(entry, base)).collect();
+        assert_eq!((rendered.join(" ").as_str(), page.revision), (state, base + n));
     }
     // Pages of one list do not see what came between.
     let first = store.list("/at/", None, 1, Some(base + 3)).await.unwrap();
@@ -226,12 +226,12 @@ async fn watch_from_a_revision(store: &dyn Store) {
     let last = create(store, "/watch/b", "1").await;
     let live = "-/watch/a@4 +/watch/a=3@5 +/watch/b=1@6";
     assert_eq!(
-        show(&events_until(&mut early, last).await, base),
+        render_events(&events_until(&mut early, last).await, base),
         format!("+/watch/a=1@1 /watch/a=2@3 {live}")
     );
-    assert_eq!(show(&events_until(&mut late, last).await, base), live);
+    assert_eq!(render_events(&events_until(&mut late, last).await, base), live);
     let mut middle = watch(store, "/watch/", a).await.unwrap();
-    assert_eq!(show(&events_until(&mut middle, last).await, base), live.split_once(' ').unwrap().1);
+    assert_eq!(render_events(&events_until(&mut middle, last).await, base), live.split_once(' ').unwrap().1);
 }
 
 async fn watch_progress(store: &dyn Store) {
@@ -239,25 +239,28 @@ async fn watch_progress(store: &dyn Store) {
     let mut watch = watch(store, "/progress/", base).await.unwrap();
     let one = create(store, "/progress/a", "1").await;
     let mut revision = create(store, "/elsewhere", "").await;
-    assert_eq!(show(&events_until(&mut watch, revision).await, base), "+/progress/a=1@1");
+    assert_eq!(render_events(&events_until(&mut watch, revision).await, base), "+/progress/a=1@1");
     // Many at once may be told of together, but the last is told of.
     for n in 0..300 {
         revision = update(store, "/elsewhere", &n.to_string(), revision).await;
     }
     assert_eq!(events_until(&mut watch, revision).await, []);
     update(store, "/progress/a", "2", one).await;
-    assert_eq!(show(&next_events(&mut watch).await, base), format!("/progress/a=2@{}", revision + 1 - base));
+    assert_eq!(
+        render_events(&next_events(&mut watch).await, base),
+        format!("/progress/a=2@{}", revision + 1 - base)
+    );
 }
 
-async fn slow_watcher_misses_nothing(store: &dyn Store) {
+async fn slow_watcher_gets_all_events(store: &dyn Store) {
     let base = store.revision().await.unwrap();
     let mut slow = watch(store, "/slow/", base).await.unwrap();
-    let mut quick = watch(store, "/slow/", base).await.unwrap();
+    let mut fast = watch(store, "/slow/", base).await.unwrap();
     let mut revision = create(store, "/slow/a", "0").await;
     for n in 1..700 {
         revision = update(store, "/slow/a", &n.to_string(), revision).await;
         if n % 50 == 0 {
-            events_until(&mut quick, revision).await;
+            events_until(&mut fast, revision).await;
         }
     }
     let events = events_until(&mut slow, revision).await;
@@ -284,37 +287,37 @@ async fn ttl(store: &dyn Store) {
     // Written again without a lifetime: it stays.
     update(store, "/ttl/b", "2", b).await;
     assert_eq!(
-        show(&events_until(&mut watch, base + 4).await, base),
+        render_events(&events_until(&mut watch, base + 4).await, base),
         "+/ttl/a=@1 +/ttl/b=1@2 +/ttl/c=@3 /ttl/b=2@4"
     );
-    assert_eq!(show(&next_events(&mut watch).await, base), "-/ttl/a@5");
+    assert_eq!(render_events(&next_events(&mut watch).await, base), "-/ttl/a@5");
     assert_eq!(store.revision().await.unwrap(), base + 5);
     check_page(&store.list("/ttl/", None, 0, None).await.unwrap(), &["/ttl/b", "/ttl/c"], 0);
     check_page(&store.list("/ttl/", None, 0, Some(a)).await.unwrap(), &["/ttl/a"], 0);
 }
 
 /// Each writer counts up every key by compare-and-swap; no count may get lost, and a watcher sees them all.
-async fn concurrent_writers(store: Arc<dyn Store>) {
-    const WRITERS: usize = 16;
+async fn concurrent_writes(store: Arc<dyn Store>) {
+    const WRITER_COUNT: usize = 16;
     const KEYS: usize = 4;
     const ROUNDS: usize = 6;
     let base = store.revision().await.unwrap();
     let mut watch = watch(&*store, "/many/", base).await.unwrap();
-    let writers: Vec<_> = (0..WRITERS)
+    let tasks: Vec<_> = (0..WRITER_COUNT)
         .map(|writer| {
             let store = store.clone();
             tokio::spawn(async move {
                 for round in 0..ROUNDS {
                     let key = format!("/many/{}", (writer + round) % KEYS);
-                    while !count_up(&*store, &key).await {}
+                    while !increment(&*store, &key).await {}
                 }
             })
         })
         .collect();
-    for writer in writers {
+    for writer in tasks {
         writer.await.unwrap();
     }
-    let total = WRITERS * ROUNDS;
+    let total = WRITER_COUNT * ROUNDS;
     let end = store.revision().await.unwrap();
     assert_eq!(end, base + total as u64);
     let events = events_until(&mut watch, end).await;
@@ -323,8 +326,8 @@ async fn concurrent_writers(store: Arc<dyn Store>) {
         let Event::Put { entry, created } = event else { panic!("{event:?}") };
         assert_eq!(entry.revision, base + n);
         let before = counts.insert(entry.key.clone(), entry.clone());
-        let count = before.as_ref().map_or(0, |before| number(&before.value));
-        assert_eq!((number(&entry.value), *created), (count + 1, before.is_none()));
+        let count = before.as_ref().map_or(0, |before| parse_number(&before.value));
+        assert_eq!((parse_number(&entry.value), *created), (count + 1, before.is_none()));
     }
     assert_eq!((events.len(), counts.len()), (total, KEYS));
     let page = store.list("/many/", None, 0, None).await.unwrap();
@@ -332,7 +335,7 @@ async fn concurrent_writers(store: Arc<dyn Store>) {
 }
 
 /// Watchers that begin anywhere, look at different keys and dawdle differently see just what was written.
-async fn watchers_at_any_pace(store: Arc<dyn Store>) {
+async fn watchers_at_different_rates(store: Arc<dyn Store>) {
     const WRITES: u64 = 400;
     let base = store.revision().await.unwrap();
     let end = base + WRITES;
@@ -352,13 +355,13 @@ async fn watchers_at_any_pace(store: Arc<dyn Store>) {
             let after = if n % 40 == 0 { revision } else { base + n / 2 };
             let mut watch = watch(&*store, prefix, after).await.unwrap();
             watchers.spawn(async move {
-                let (mut seen, mut reached) = (Vec::new(), after);
-                while reached < end {
+                let (mut seen, mut progress) = (Vec::new(), after);
+                while progress < end {
                     for _ in 0..n * 3 {
                         tokio::task::yield_now().await;
                     }
                     for event in next_batch(&mut watch).await.expect("the watch ended") {
-                        reached = event.revision();
+                        progress = event.revision();
                         if let Event::Put { entry, .. } = event {
                             let value = String::from_utf8_lossy(&entry.value).into_owned();
                             seen.push((entry.revision, entry.key.to_string(), value));
@@ -380,14 +383,16 @@ async fn watchers_at_any_pace(store: Arc<dyn Store>) {
     }
 }
 
-fn number(value: &[u8]) -> usize {
+fn parse_number(value: &[u8]) -> usize {
     String::from_utf8_lossy(value).parse().unwrap()
 }
 
-async fn count_up(store: &dyn Store, key: &str) -> bool {
+async fn increment(store: &dyn Store, key: &str) -> bool {
     let write = match store.get(key).await.unwrap() {
         None => put(key, "1", Expect::Absent),
-        Some(entry) => put(key, &(number(&entry.value) + 1).to_string(), Expect::Revision(entry.revision)),
+        Some(entry) => {
+            put(key, &(parse_number(&entry.value) + 1).to_string(), Expect::Revision(entry.revision))
+        }
     };
     match store.write(write).await {
         Ok(_) => true,
@@ -422,10 +427,10 @@ async fn compaction(store: &dyn Store) {
     );
     check_page(&store.list("/compact/", None, 0, None).await.unwrap(), &["/compact/a"], 0);
     let mut watch = watch(store, "/compact/", base + 3).await.unwrap();
-    assert_eq!(show(&events_until(&mut watch, last).await, base), "-/compact/b@4 /compact/a=3@5");
+    assert_eq!(render_events(&events_until(&mut watch, last).await, base), "-/compact/b@4 /compact/a=3@5");
     store.compact(last).await.unwrap();
     let after = create(store, "/compact/b", "2").await;
     for watch in [&mut watch, &mut running] {
-        assert_eq!(show(&events_until(watch, after).await, base), "+/compact/b=2@6");
+        assert_eq!(render_events(&events_until(watch, after).await, base), "+/compact/b=2@6");
     }
 }

@@ -5,12 +5,12 @@
 //! [`forward`]. For an end that does know there are [`spdy`] and, over WebSocket, [`messages`]; [`carry`] ties the one
 //! to the other.
 
-pub mod carry;
-pub mod escapes;
-pub mod messages;
 pub mod spdy;
+pub mod translator;
 pub mod tunnel;
+pub mod url_encoding;
 pub mod websocket;
+pub mod websocket_codec;
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,17 +29,17 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 /// A connection, whichever way it goes.
-pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+pub trait Conn: AsyncRead + AsyncWrite + Unpin + Send {}
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Conn for T {}
 
 /// Makes connections, in whatever way leads there.
-pub type Dial = Arc<dyn Fn(SocketAddr) -> Dialling + Send + Sync>;
+pub type Dialer = Arc<dyn Fn(SocketAddr) -> DialFuture + Send + Sync>;
 /// A connection that is being made.
-pub type Dialling = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send>>;
+pub type DialFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Conn>>> + Send>>;
 
 /// How long an end that is told goodbye may take to hear it.
-const GOODBYE: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What makes a request for another protocol one; everything else is between the two next to each other.
 const UPGRADE_HEADERS: [&str; 7] = [
@@ -53,7 +53,7 @@ const UPGRADE_HEADERS: [&str; 7] = [
 ];
 
 /// What is between two that are next to each other, and no further.
-const HOP_BY_HOP: [&str; 9] = [
+const HOP_BY_HOP_HEADERS: [&str; 9] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -71,7 +71,7 @@ const HOP_BY_HOP: [&str; 9] = [
 pub struct Error(#[from] hyper::Error);
 
 /// What is asked of the far end.
-pub struct Ask<'a> {
+pub struct ForwardRequest<'a> {
     pub method: Method,
     /// Path and query.
     pub path: &'a str,
@@ -81,16 +81,16 @@ pub struct Ask<'a> {
 }
 
 /// Whether the client wants to go on in another protocol.
-pub fn wants_upgrade(headers: &HeaderMap) -> bool {
-    about_the_connection(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
+pub fn is_upgrade_request(headers: &HeaderMap) -> bool {
+    connection_options(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
         && headers.contains_key(UPGRADE)
 }
 
 /// Takes out what concerns one connection only; what changes the protocol stays where that is wanted.
-pub fn strip(headers: &mut HeaderMap, upgrade: bool) {
-    let named: Vec<HeaderName> = about_the_connection(headers).filter_map(|name| name.parse().ok()).collect();
+pub fn strip_hop_by_hop_headers(headers: &mut HeaderMap, upgrade: bool) {
+    let named: Vec<HeaderName> = connection_options(headers).filter_map(|name| name.parse().ok()).collect();
     let protocol = headers.get(UPGRADE).cloned().filter(|_| upgrade);
-    for name in HOP_BY_HOP.map(HeaderName::from_static).into_iter().chain(named) {
+    for name in HOP_BY_HOP_HEADERS.map(HeaderName::from_static).into_iter().chain(named) {
         headers.remove(name);
     }
     if let Some(protocol) = protocol {
@@ -100,40 +100,47 @@ pub fn strip(headers: &mut HeaderMap, upgrade: bool) {
 }
 
 /// The headers that are named as those of one connection.
-fn about_the_connection(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let texts = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    texts.flat_map(|text| text.split(',')).map(str::trim)
+fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|text| text.split(',')).map(str::trim)
 }
 
 /// Asks over a fresh connection. Where the far end changes the protocol, `client` is tied to it as soon as the
 /// client has been given the answer. Dropping the answer's body ends the connection.
-pub async fn forward<IO>(io: IO, ask: Ask<'_>, client: Option<OnUpgrade>) -> Result<Response<Incoming>, Error>
+pub async fn forward<IO>(
+    io: IO,
+    forward_request: ForwardRequest<'_>,
+    client: Option<OnUpgrade>,
+) -> Result<Response<Incoming>, Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let request = asked(ask, client.is_some());
-    hand_on(io, request, client).await
+    let request = build_request(forward_request, client.is_some());
+    proxy_request(io, request, client).await
 }
 
 /// As [`forward`], but the connection in the other protocol is the caller's, by [`hyper::upgrade::on`] the answer.
-pub async fn begin<IO>(io: IO, ask: Ask<'_>) -> Result<Response<Incoming>, Error>
+pub async fn forward_upgrade<IO>(
+    io: IO,
+    forward_request: ForwardRequest<'_>,
+) -> Result<Response<Incoming>, Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    hand_on(io, asked(ask, true), None).await
+    proxy_request(io, build_request(forward_request, true), None).await
 }
 
-fn asked(ask: Ask<'_>, for_another_protocol: bool) -> Request<Full<Bytes>> {
+fn build_request(forward_request: ForwardRequest<'_>, upgrade: bool) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(Bytes::new()));
-    *request.method_mut() = ask.method;
-    *request.uri_mut() = ask.path.parse().unwrap_or_default();
+    *request.method_mut() = forward_request.method;
+    *request.uri_mut() = forward_request.path.parse().unwrap_or_default();
     let headers = request.headers_mut();
-    if let Ok(host) = ask.host.parse() {
+    if let Ok(host) = forward_request.host.parse() {
         headers.insert(http::header::HOST, host);
     }
-    if for_another_protocol {
+    if upgrade {
         for name in UPGRADE_HEADERS.map(HeaderName::from_static) {
-            for value in ask.headers.get_all(&name) {
+            for value in forward_request.headers.get_all(&name) {
                 headers.append(name.clone(), value.clone());
             }
         }
@@ -142,7 +149,7 @@ fn asked(ask: Ask<'_>, for_another_protocol: bool) -> Request<Full<Bytes>> {
 }
 
 /// As [`forward`], with a request that is sent as it is.
-pub async fn hand_on<IO>(
+pub async fn proxy_request<IO>(
     io: IO,
     request: Request<Full<Bytes>>,
     client: Option<OnUpgrade>,
@@ -160,35 +167,35 @@ where
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
         && let Some(client) = client
     {
-        tie_when_told(client, &mut response);
+        splice_on_upgrade(client, &mut response);
     }
     Ok(response)
 }
 
 /// Ties the client to the far end as soon as the client has been given the answer.
-pub fn tie_when_told(client: OnUpgrade, response: &mut Response<Incoming>) {
-    let far = hyper::upgrade::on(response);
+pub fn splice_on_upgrade(client: OnUpgrade, response: &mut Response<Incoming>) {
+    let upstream = hyper::upgrade::on(response);
     tokio::spawn(async move {
-        match tokio::try_join!(client, far) {
-            Ok((client, far)) => tie(client, far).await,
+        match tokio::try_join!(client, upstream) {
+            Ok((client, upstream)) => splice(client, upstream).await,
             Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
         }
     });
 }
 
 /// Carries bytes both ways until either end is done: then there is nobody left to talk to.
-async fn tie(client: Upgraded, far: Upgraded) {
+async fn splice(client: Upgraded, upstream: Upgraded) {
     let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
-    let (mut from_far, mut to_far) = tokio::io::split(TokioIo::new(far));
-    let ended = tokio::select! {
-        ended = tokio::io::copy(&mut from_client, &mut to_far) => ended,
-        ended = tokio::io::copy(&mut from_far, &mut to_client) => ended,
+    let (mut from_upstream, mut to_upstream) = tokio::io::split(TokioIo::new(upstream));
+    let result = tokio::select! {
+        result = tokio::io::copy(&mut from_client, &mut to_upstream) => result,
+        result = tokio::io::copy(&mut from_upstream, &mut to_client) => result,
     };
-    if let Err(error) = ended {
+    if let Err(error) = result {
         tracing::debug!(%error, "a tunnel broke");
     }
-    let goodbye = async { tokio::join!(to_client.shutdown(), to_far.shutdown()) };
-    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+    let shutdown = async { tokio::join!(to_client.shutdown(), to_upstream.shutdown()) };
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, shutdown).await;
 }
 
 #[cfg(test)]

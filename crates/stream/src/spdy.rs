@@ -7,9 +7,9 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use headers::Inflater;
+use headers::HeaderDecompressor;
 
-const LARGEST: usize = 16 << 20;
+const MAX_FRAME_BYTES: usize = 16 << 20;
 const SYN_STREAM: u16 = 1;
 const SYN_REPLY: u16 = 2;
 const RST_STREAM: u16 = 3;
@@ -44,20 +44,20 @@ pub enum Frame {
 pub struct Receiver<R> {
     io: R,
     received: Vec<u8>,
-    inflater: Inflater,
+    header_decompressor: HeaderDecompressor,
 }
 
 impl<R: AsyncRead + Unpin> Receiver<R> {
     pub fn new(io: R) -> Receiver<R> {
-        Receiver { io, received: Vec::new(), inflater: Inflater::new() }
+        Receiver { io, received: Vec::new(), header_decompressor: HeaderDecompressor::new() }
     }
 
     /// The next frame; `None` when the client is gone. May be dropped half way and called again.
     pub async fn next(&mut self) -> io::Result<Option<Frame>> {
         loop {
-            if let Some(length) = self.whole()? {
+            if let Some(length) = self.frame_length()? {
                 let frame: Vec<u8> = self.received.drain(..length).collect();
-                match self.understand(&frame)? {
+                match self.parse_frame(&frame)? {
                     Some(frame) => return Ok(Some(frame)),
                     None => continue,
                 }
@@ -69,46 +69,46 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
     }
 
     /// The length of the first frame, once it is all there.
-    fn whole(&self) -> io::Result<Option<usize>> {
+    fn frame_length(&self) -> io::Result<Option<usize>> {
         let Some(header) = self.received.first_chunk::<8>() else { return Ok(None) };
         let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize + 8;
-        if length > LARGEST {
+        if length > MAX_FRAME_BYTES {
             return Err(invalid("a frame is too large"));
         }
         Ok((self.received.len() >= length).then_some(length))
     }
 
-    fn understand(&mut self, frame: &[u8]) -> io::Result<Option<Frame>> {
-        let (first, flags, body) = (number(frame, 0)?, frame[4], &frame[8..]);
+    fn parse_frame(&mut self, frame: &[u8]) -> io::Result<Option<Frame>> {
+        let (first, flags, body) = (read_u32(frame, 0)?, frame[4], &frame[8..]);
         let is_last = flags & FIN != 0;
         if first & 0x8000_0000 == 0 {
             return Ok(Some(Frame::Data { stream: first, bytes: body.to_vec(), is_last }));
         }
         Ok(match (first & 0xffff) as u16 {
             SYN_STREAM => {
-                let stream = number(body, 0)? & 0x7fff_ffff;
+                let stream = read_u32(body, 0)? & 0x7fff_ffff;
                 let block = body.get(10..).ok_or_else(|| invalid("a stream without headers"))?;
-                let headers = self.inflater.headers(block)?;
+                let headers = self.header_decompressor.decompress_headers(block)?;
                 Some(Frame::Open { stream, headers, is_last })
             }
             // Their headers must pass through even if nobody wants them.
             SYN_REPLY | 8 => {
-                self.inflater.headers(body.get(4..).unwrap_or_default())?;
+                self.header_decompressor.decompress_headers(body.get(4..).unwrap_or_default())?;
                 None
             }
-            RST_STREAM => Some(Frame::Reset { stream: number(body, 0)? & 0x7fff_ffff }),
-            PING => Some(Frame::Ping(number(body, 0)?)),
+            RST_STREAM => Some(Frame::Reset { stream: read_u32(body, 0)? & 0x7fff_ffff }),
+            PING => Some(Frame::Ping(read_u32(body, 0)?)),
             GOAWAY => Some(Frame::GoAway),
             _ => None,
         })
     }
 }
 
-fn invalid(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
+fn invalid(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-fn number(bytes: &[u8], at: usize) -> io::Result<u32> {
+fn read_u32(bytes: &[u8], at: usize) -> io::Result<u32> {
     let found = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
     found.map(u32::from_be_bytes).ok_or_else(|| invalid("a frame is too short"))
 }
@@ -126,18 +126,18 @@ impl<W: AsyncWrite + Unpin> Sender<W> {
 
     /// Opens a stream, as clients do: with an odd number, larger than the last one.
     pub async fn open(&mut self, stream: u32, headers: &[(&str, &str)]) -> io::Result<()> {
-        let block = headers::stored(&headers::written(headers), !self.has_sent_headers);
+        let block = headers::stored_block(&headers::encode_headers(headers), !self.has_sent_headers);
         self.has_sent_headers = true;
         // No stream it belongs to, the highest priority, no slot.
-        self.control(SYN_STREAM, &[&stream.to_be_bytes()[..], &[0; 6], &block].concat()).await
+        self.write_control_frame(SYN_STREAM, &[&stream.to_be_bytes()[..], &[0; 6], &block].concat()).await
     }
 
     /// Takes a stream the client has opened.
     pub async fn accept(&mut self, stream: u32) -> io::Result<()> {
         // No headers: a count of zero.
-        let block = headers::stored(&0u32.to_be_bytes(), !self.has_sent_headers);
+        let block = headers::stored_block(&0u32.to_be_bytes(), !self.has_sent_headers);
         self.has_sent_headers = true;
-        self.control(SYN_REPLY, &[&stream.to_be_bytes()[..], &block].concat()).await
+        self.write_control_frame(SYN_REPLY, &[&stream.to_be_bytes()[..], &block].concat()).await
     }
 
     pub async fn data(&mut self, stream: u32, bytes: &[u8], is_last: bool) -> io::Result<()> {
@@ -149,13 +149,13 @@ impl<W: AsyncWrite + Unpin> Sender<W> {
     }
 
     pub async fn ping(&mut self, id: u32) -> io::Result<()> {
-        self.control(PING, &id.to_be_bytes()).await
+        self.write_control_frame(PING, &id.to_be_bytes()).await
     }
 
     /// Wants no more of a stream.
     pub async fn reset(&mut self, stream: u32) -> io::Result<()> {
         const CANCEL: u32 = 5;
-        self.control(RST_STREAM, &[stream.to_be_bytes(), CANCEL.to_be_bytes()].concat()).await
+        self.write_control_frame(RST_STREAM, &[stream.to_be_bytes(), CANCEL.to_be_bytes()].concat()).await
     }
 
     /// Ends the connection.
@@ -163,9 +163,9 @@ impl<W: AsyncWrite + Unpin> Sender<W> {
         self.io.shutdown().await
     }
 
-    async fn control(&mut self, kind: u16, body: &[u8]) -> io::Result<()> {
+    async fn write_control_frame(&mut self, frame_type: u16, body: &[u8]) -> io::Result<()> {
         let length = u32::try_from(body.len()).map_err(|_| invalid("too much data"))?;
-        let first = 0x8003_0000 | u32::from(kind);
+        let first = 0x8003_0000 | u32::from(frame_type);
         self.io.write_all(&[&first.to_be_bytes()[..], &length.to_be_bytes(), body].concat()).await?;
         self.io.flush().await
     }

@@ -22,10 +22,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 /// What is asked for in an upgrade.
-pub const PROTOCOL: &str = "skiff-tunnel";
+pub const UPGRADE_PROTOCOL: &str = "skiff-tunnel";
 /// How long the other side may be silent, twice.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
-const DIAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PERIOD: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The side that dials. Cheap to clone.
 #[derive(Clone)]
@@ -35,31 +35,34 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// Begins to use a connection that was offered. It lasts for as long as the future that comes with it is polled.
-    pub async fn over(offered: Upgraded) -> Result<(Tunnel, impl Future<Output = ()>), hyper::Error> {
+    pub async fn from_upgraded(
+        upgraded: Upgraded,
+    ) -> Result<(Tunnel, impl Future<Output = ()>), hyper::Error> {
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            .keep_alive_interval(SIGN_OF_LIFE)
-            .keep_alive_timeout(SIGN_OF_LIFE)
+            .keep_alive_interval(KEEPALIVE_PERIOD)
+            .keep_alive_timeout(KEEPALIVE_PERIOD)
             .keep_alive_while_idle(true)
-            .handshake(offered)
+            .handshake(upgraded)
             .await?;
-        let lasting = async move {
+        let driver = async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a tunnel broke");
             }
         };
-        Ok((Tunnel { sender }, lasting))
+        Ok((Tunnel { sender }, driver))
     }
 
     /// A connection from the other side to a place it lets us reach.
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<TokioIo<Upgraded>> {
-        let place = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let authority =
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let mut request = Request::new(Empty::new());
         *request.method_mut() = Method::CONNECT;
-        *request.uri_mut() = place.parse().map_err(io::Error::other)?;
-        let answer = self.sender.clone().send_request(request).await.map_err(io::Error::other)?;
-        match answer.status() {
-            StatusCode::OK => hyper::upgrade::on(answer).await.map(TokioIo::new).map_err(io::Error::other),
+        *request.uri_mut() = authority.parse().map_err(io::Error::other)?;
+        let response = self.sender.clone().send_request(request).await.map_err(io::Error::other)?;
+        match response.status() {
+            StatusCode::OK => hyper::upgrade::on(response).await.map(TokioIo::new).map_err(io::Error::other),
             StatusCode::FORBIDDEN => Err(io::ErrorKind::PermissionDenied.into()),
             _ => Err(io::ErrorKind::ConnectionRefused.into()),
         }
@@ -73,20 +76,20 @@ impl Tunnel {
 
 /// Why a tunnel could not be offered, or ended.
 #[derive(Debug, thiserror::Error)]
-pub enum OfferError {
+pub enum TunnelError {
     #[error("the connection broke")]
-    Broken(#[from] hyper::Error),
+    Connection(#[from] hyper::Error),
     #[error("the server answered with HTTP {0}")]
-    Refused(u16),
+    Rejected(u16),
 }
 
 /// Offers a tunnel to a server at `path` and connects it to those places that are `allowed`, until it ends.
-pub async fn offer<IO>(
+pub async fn serve_tunnel<IO>(
     io: IO,
     host: &str,
     path: &str,
     allowed: Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>,
-) -> Result<(), OfferError>
+) -> Result<(), TunnelError>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -95,50 +98,50 @@ where
     let mut request = Request::new(Empty::<Bytes>::new());
     *request.uri_mut() = path.parse().unwrap_or_default();
     let headers = request.headers_mut();
-    for (name, value) in [(HOST, host), (CONNECTION, "Upgrade"), (UPGRADE, PROTOCOL)] {
+    for (name, value) in [(HOST, host), (CONNECTION, "Upgrade"), (UPGRADE, UPGRADE_PROTOCOL)] {
         if let Ok(value) = value.parse() {
             headers.insert(name, value);
         }
     }
-    let answer = sender.send_request(request).await?;
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(OfferError::Refused(answer.status().as_u16()));
+    let response = sender.send_request(request).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(TunnelError::Rejected(response.status().as_u16()));
     }
-    let offered = hyper::upgrade::on(answer).await?;
+    let upgraded = hyper::upgrade::on(response).await?;
     tracing::debug!("a tunnel is there");
-    let service = service_fn(move |request| connect(request, allowed.clone()));
+    let service = service_fn(move |request| handle_connect(request, allowed.clone()));
     hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .keep_alive_interval(SIGN_OF_LIFE)
-        .keep_alive_timeout(SIGN_OF_LIFE)
-        .serve_connection(offered, service)
+        .keep_alive_interval(KEEPALIVE_PERIOD)
+        .keep_alive_timeout(KEEPALIVE_PERIOD)
+        .serve_connection(upgraded, service)
         .await?;
     Ok(())
 }
 
-async fn connect(
+async fn handle_connect(
     request: Request<Incoming>,
     allowed: Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>,
 ) -> Result<Response<Empty<Bytes>>, hyper::Error> {
-    let refused = |status: StatusCode| {
+    let reject = |status: StatusCode| {
         let mut response = Response::new(Empty::new());
         *response.status_mut() = status;
         Ok(response)
     };
-    let place = request.uri().authority().and_then(|place| place.as_str().parse::<SocketAddr>().ok());
-    let Some(place) = place.filter(|_| request.method() == Method::CONNECT) else {
-        return refused(StatusCode::BAD_REQUEST);
+    let address = request.uri().authority().and_then(|address| address.as_str().parse::<SocketAddr>().ok());
+    let Some(address) = address.filter(|_| request.method() == Method::CONNECT) else {
+        return reject(StatusCode::BAD_REQUEST);
     };
-    if !allowed(place) {
-        return refused(StatusCode::FORBIDDEN);
+    if !allowed(address) {
+        return reject(StatusCode::FORBIDDEN);
     }
-    let Ok(Ok(mut far)) = tokio::time::timeout(DIAL, TcpStream::connect(place)).await else {
-        return refused(StatusCode::BAD_GATEWAY);
+    let Ok(Ok(mut upstream)) = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(address)).await else {
+        return reject(StatusCode::BAD_GATEWAY);
     };
-    let _ = far.set_nodelay(true);
+    let _ = upstream.set_nodelay(true);
     tokio::spawn(async move {
-        let Ok(near) = hyper::upgrade::on(request).await else { return };
-        if let Err(error) = tokio::io::copy_bidirectional(&mut TokioIo::new(near), &mut far).await {
+        let Ok(client) = hyper::upgrade::on(request).await else { return };
+        if let Err(error) = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut upstream).await {
             tracing::debug!(%error, "a connection through a tunnel broke");
         }
     });

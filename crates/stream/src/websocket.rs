@@ -11,87 +11,92 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
-use crate::wants_upgrade;
+use crate::is_upgrade_request;
 
-const BASE64: &str = "base64.binary.k8s.io";
-const BINARY: &str = "binary.k8s.io";
+const BASE64_PROTOCOL: &str = "base64.binary.k8s.io";
+const BINARY_PROTOCOL: &str = "binary.k8s.io";
 /// The frame that says that all went well and is over.
-const CLOSE: &[u8] = &[0x88, 2, 0x03, 0xe8];
+const CLOSE_FRAME: &[u8] = &[0x88, 2, 0x03, 0xe8];
 
 /// Whether the client wants a WebSocket.
-pub fn is_wanted(headers: &HeaderMap) -> bool {
+pub fn is_websocket_request(headers: &HeaderMap) -> bool {
     let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    wants_upgrade(headers) && named.is_some_and(|name| name.eq_ignore_ascii_case("websocket"))
+    is_upgrade_request(headers) && named.is_some_and(|name| name.eq_ignore_ascii_case("websocket"))
 }
 
 /// The protocols a client offers to speak in its messages, as it prefers them.
-pub fn offered(headers: &HeaderMap) -> Vec<&str> {
-    let offered = headers.get_all("sec-websocket-protocol").iter().filter_map(|value| value.to_str().ok());
-    offered.flat_map(|value| value.split(',')).map(str::trim).filter(|name| !name.is_empty()).collect()
+pub fn requested_protocols(headers: &HeaderMap) -> Vec<&str> {
+    let values = headers.get_all("sec-websocket-protocol").iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|name| !name.is_empty()).collect()
 }
 
 /// The answer that begins a WebSocket with the protocol that was chosen; `None` if the client asks in a way of its own.
-pub fn accept(headers: &HeaderMap, chosen: Option<&'static str>) -> Option<Response<()>> {
+pub fn accept(headers: &HeaderMap, selected: Option<&'static str>) -> Option<Response<()>> {
     let key = headers.get("sec-websocket-key")?.to_str().ok()?;
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let answered = response.headers_mut();
-    answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-    answered.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    answered.insert("sec-websocket-accept", crate::messages::accept_key(key).parse().ok()?);
-    if let Some(chosen) = chosen {
-        answered.insert("sec-websocket-protocol", HeaderValue::from_static(chosen));
+    let response_headers = response.headers_mut();
+    response_headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    response_headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    response_headers.insert("sec-websocket-accept", crate::websocket_codec::accept_key(key).parse().ok()?);
+    if let Some(selected) = selected {
+        response_headers.insert("sec-websocket-protocol", HeaderValue::from_static(selected));
     }
     Some(response)
 }
 
 /// Tells `chunks`, a message each. The answer begins it; `None` if the client offers no form that is known.
-pub fn tell(
+pub fn serve_chunks(
     headers: &HeaderMap,
     client: OnUpgrade,
     chunks: impl Stream<Item = Bytes> + Send + Unpin + 'static,
 ) -> Option<Response<()>> {
-    let offered = offered(headers);
-    let chosen = offered.iter().find_map(|offer| [BASE64, BINARY].into_iter().find(|known| known == offer));
-    if chosen.is_none() && !offered.is_empty() {
+    let requested = requested_protocols(headers);
+    let selected = requested
+        .iter()
+        .find_map(|protocol| [BASE64_PROTOCOL, BINARY_PROTOCOL].into_iter().find(|known| known == protocol));
+    if selected.is_none() && !requested.is_empty() {
         return None;
     }
-    let response = accept(headers, chosen)?;
+    let response = accept(headers, selected)?;
     tokio::spawn(async move {
         let Ok(client) = client.await else { return };
         let (mut from, mut to) = tokio::io::split(TokioIo::new(client));
-        let mut nobody = tokio::io::sink();
-        let told = tokio::select! {
-            told = tell_all(&mut to, chunks, chosen == Some(BASE64)) => told,
-            hung_up = tokio::io::copy(&mut from, &mut nobody) => hung_up.map(drop),
+        let mut sink = tokio::io::sink();
+        let result = tokio::select! {
+            result = send_chunks(&mut to, chunks, selected == Some(BASE64_PROTOCOL)) => result,
+            client_closed = tokio::io::copy(&mut from, &mut sink) => client_closed.map(drop),
         };
-        if let Err(error) = told {
+        if let Err(error) = result {
             tracing::debug!(%error, "a WebSocket broke");
         }
-        let _ = tokio::time::timeout(crate::GOODBYE, to.shutdown()).await;
+        let _ = tokio::time::timeout(crate::SHUTDOWN_TIMEOUT, to.shutdown()).await;
     });
     Some(response)
 }
 
-async fn tell_all(
+async fn send_chunks(
     to: &mut (impl AsyncWrite + Unpin),
     mut chunks: impl Stream<Item = Bytes> + Unpin,
     as_base64: bool,
 ) -> std::io::Result<()> {
     while let Some(chunk) = chunks.next().await {
-        let message =
-            if as_base64 { frame(0x81, STANDARD.encode(&chunk).as_bytes()) } else { frame(0x82, &chunk) };
+        let message = if as_base64 {
+            encode_frame(0x81, STANDARD.encode(&chunk).as_bytes())
+        } else {
+            encode_frame(0x82, &chunk)
+        };
         to.write_all(&message).await?;
         to.flush().await?;
     }
-    to.write_all(CLOSE).await?;
+    to.write_all(CLOSE_FRAME).await?;
     to.flush().await
 }
 
 /// A whole message: its kind, its length in as few bytes as will do, itself.
-fn frame(kind: u8, message: &[u8]) -> Bytes {
+fn encode_frame(first_byte: u8, message: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(message.len() + 10);
-    out.put_u8(kind);
+    out.put_u8(first_byte);
     match message.len() {
         length @ 0..126 => out.put_u8(length as u8),
         length @ 126..65536 => {
@@ -112,9 +117,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_takes_as_few_bytes_as_will_do() {
-        let head = |length: usize| frame(0x82, &vec![b'x'; length])[..10.min(length + 2)].to_vec();
-        assert_eq!(frame(0x81, b"hi"), Bytes::from_static(b"\x81\x02hi"));
+    fn frame_uses_shortest_length_encoding() {
+        let head = |length: usize| encode_frame(0x82, &vec![b'x'; length])[..10.min(length + 2)].to_vec();
+        assert_eq!(encode_frame(0x81, b"hi"), Bytes::from_static(b"\x81\x02hi"));
         assert_eq!(head(125)[..2], [0x82, 125]);
         assert_eq!(head(126)[..4], [0x82, 126, 0, 126]);
         assert_eq!(head(65535)[..4], [0x82, 126, 255, 255]);
@@ -122,13 +127,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn everything_is_told_and_then_the_end() {
+    async fn sends_all_chunks_and_then_close_frame() {
         let mut out = Vec::new();
         let chunks = futures_util::stream::iter([Bytes::from_static(b"a"), Bytes::from_static(b"bc")]);
-        tell_all(&mut out, chunks.clone(), false).await.expect("memory never breaks");
+        send_chunks(&mut out, chunks.clone(), false).await.expect("memory never breaks");
         assert_eq!(out, b"\x82\x01a\x82\x02bc\x88\x02\x03\xe8");
         out.clear();
-        tell_all(&mut out, chunks, true).await.expect("memory never breaks");
+        send_chunks(&mut out, chunks, true).await.expect("memory never breaks");
         assert_eq!(out, b"\x81\x04YQ==\x81\x04YmM=\x88\x02\x03\xe8");
     }
 }

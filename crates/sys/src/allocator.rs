@@ -14,35 +14,35 @@ use std::time::{Duration, Instant};
 use mimalloc::MiMalloc;
 
 /// The variable that makes a process small, whatever its value.
-pub const SMALL: &CStr = c"SKIFF_SMALL";
+pub const SMALL_ALLOCATOR_ENV: &CStr = c"SKIFF_SMALL";
 
 /// How often a thread gives back memory, at most.
-const REST_EVERY: Duration = Duration::from_secs(30);
+const COLLECT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// To be named as the global allocator of a program.
 pub struct Allocator;
 
-const UNDECIDED: u8 = 0;
-const IS_FAST: u8 = 1;
-const IS_SMALL: u8 = 2;
+const UNINITIALIZED: u8 = 0;
+const MIMALLOC: u8 = 1;
+const SYSTEM_MALLOC: u8 = 2;
 
-static CHOICE: AtomicU8 = AtomicU8::new(UNDECIDED);
+static SELECTED: AtomicU8 = AtomicU8::new(UNINITIALIZED);
 
 #[inline]
-fn is_fast() -> bool {
-    match CHOICE.load(Relaxed) {
-        UNDECIDED => decide(),
-        choice => choice == IS_FAST,
+fn uses_mimalloc() -> bool {
+    match SELECTED.load(Relaxed) {
+        UNINITIALIZED => select_allocator(),
+        selected => selected == MIMALLOC,
     }
 }
 
 #[cold]
-fn decide() -> bool {
+fn select_allocator() -> bool {
     // SAFETY: the name is terminated. The first allocation is made before `main`, by the only thread there is, so nobody
     // can be changing the environment; whether it has the variable is all that is looked at.
-    let is_small = unsafe { !libc::getenv(SMALL.as_ptr()).is_null() };
-    CHOICE.store(if is_small { IS_SMALL } else { IS_FAST }, Relaxed);
-    !is_small
+    let use_system_malloc = unsafe { !libc::getenv(SMALL_ALLOCATOR_ENV.as_ptr()).is_null() };
+    SELECTED.store(if use_system_malloc { SYSTEM_MALLOC } else { MIMALLOC }, Relaxed);
+    !use_system_malloc
 }
 
 unsafe extern "C" {
@@ -51,18 +51,19 @@ unsafe extern "C" {
 }
 
 thread_local! {
-    static RESTED: Cell<Option<Instant>> = const { Cell::new(None) };
+    static LAST_COLLECT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// To be called by a thread that is about to sleep. Takes back what other threads have freed of its memory, and gives the
 /// kernel what nobody needs. The allocator does both in passing when it is asked for more, which at rest nobody does.
-pub fn rest() {
+pub fn collect() {
     let now = Instant::now();
-    let rested = RESTED.get().is_some_and(|then| now.saturating_duration_since(then) < REST_EVERY);
-    if rested || !is_fast() {
+    let recently_collected =
+        LAST_COLLECT.get().is_some_and(|then| now.saturating_duration_since(then) < COLLECT_INTERVAL);
+    if recently_collected || !uses_mimalloc() {
         return;
     }
-    RESTED.set(Some(now));
+    LAST_COLLECT.set(Some(now));
     // SAFETY: it touches only what this thread keeps free and memory that nobody has.
     unsafe { mi_collect(true) }
 }
@@ -73,26 +74,28 @@ unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as promised by the caller, for the one that is chosen.
-        unsafe { if is_fast() { MiMalloc.alloc(layout) } else { System.alloc(layout) } }
+        unsafe { if uses_mimalloc() { MiMalloc.alloc(layout) } else { System.alloc(layout) } }
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as promised by the caller, for the one that is chosen.
-        unsafe { if is_fast() { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } }
+        unsafe { if uses_mimalloc() { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } }
     }
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the memory is from the one that is chosen, which never changes.
-        unsafe { if is_fast() { MiMalloc.dealloc(memory, layout) } else { System.dealloc(memory, layout) } }
+        unsafe {
+            if uses_mimalloc() { MiMalloc.dealloc(memory, layout) } else { System.dealloc(memory, layout) }
+        }
     }
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the memory is from the one that is chosen, which never changes.
         unsafe {
-            if is_fast() {
+            if uses_mimalloc() {
                 MiMalloc.realloc(memory, layout, size)
             } else {
                 System.realloc(memory, layout, size)
@@ -108,7 +111,7 @@ mod tests {
     use super::*;
 
     /// kB.
-    fn resident() -> usize {
+    fn rss_kib() -> usize {
         let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).map(str::trim).unwrap_or_default();
         line.trim_end_matches(" kB").parse().unwrap_or_default()
@@ -120,7 +123,7 @@ mod tests {
 
     /// By `.cargo/config.toml`, which an environment with flags of its own for C hides.
     #[test]
-    fn pages_are_small() {
+    fn mimalloc_slices_are_small() {
         if std::env::var("CFLAGS").is_ok_and(|flags| !flags.contains("MI_ARENA_SLICE_SHIFT")) {
             return eprintln!("skipped: CFLAGS is set");
         }
@@ -129,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_freed_is_given_back_at_rest() {
+    fn collect_returns_memory_of_other_threads() {
         let layout = Layout::from_size_align(1 << 10, 8).expect("a layout");
-        let (blocks, freed) = (mpsc::channel(), mpsc::channel());
+        let (blocks, released) = (mpsc::channel(), mpsc::channel());
         let owner = std::thread::spawn(move || {
             for _ in 0..128 << 10 {
                 // SAFETY: the size is not zero, and the block is as large as what is written to it.
@@ -143,17 +146,17 @@ mod tests {
                 blocks.0.send(block as usize).expect("somebody frees it");
             }
             drop(blocks.0);
-            let before: usize = freed.1.recv().expect("all is freed");
-            rest();
-            (before, resident())
+            let before: usize = released.1.recv().expect("all is freed");
+            collect();
+            (before, rss_kib())
         });
         let mut all: Vec<usize> = blocks.1.iter().collect();
-        let before = resident();
+        let before = rss_kib();
         for block in all.drain(..) {
             // SAFETY: it is from there, with the same layout, and nobody has it any more.
             unsafe { Allocator.dealloc(block as *mut u8, layout) };
         }
-        freed.0.send(before).expect("the owner waits");
+        released.0.send(before).expect("the owner waits");
         let (before, after) = owner.join().expect("the owner rests");
         assert!(before == 0 || after + (64 << 10) < before, "{before} {after}");
     }

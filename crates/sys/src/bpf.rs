@@ -17,7 +17,7 @@ pub struct Instruction {
     /// What to do.
     pub code: u8,
     /// The target in the lower half, the source in the upper.
-    pub registers: u8,
+    pub regs: u8,
     /// How many instructions to skip, or where something is.
     pub offset: i16,
     /// The number it works with.
@@ -26,24 +26,24 @@ pub struct Instruction {
 
 impl Instruction {
     /// Ends the program; the answer is in register 0.
-    pub const EXIT: Instruction = Instruction { code: 0x95, registers: 0, offset: 0, value: 0 };
+    pub const EXIT: Instruction = Instruction { code: 0x95, regs: 0, offset: 0, value: 0 };
 
     fn with_value(code: u8, target: Register, value: i32) -> Instruction {
-        Instruction { code, registers: target.0, offset: 0, value }
+        Instruction { code, regs: target.0, offset: 0, value }
     }
 
-    fn between(code: u8, target: Register, source: Register, offset: i16) -> Instruction {
-        Instruction { code, registers: target.0 | source.0 << 4, offset, value: 0 }
+    fn with_source(code: u8, target: Register, source: Register, offset: i16) -> Instruction {
+        Instruction { code, regs: target.0 | source.0 << 4, offset, value: 0 }
     }
 
     /// Reads 32 bits at `offset` of what `source` points at.
     pub fn load(target: Register, source: Register, offset: i16) -> Instruction {
-        Instruction::between(0x61, target, source, offset)
+        Instruction::with_source(0x61, target, source, offset)
     }
 
     /// All of these are on 32 bits.
     pub fn copy(target: Register, source: Register) -> Instruction {
-        Instruction::between(0xbc, target, source, 0)
+        Instruction::with_source(0xbc, target, source, 0)
     }
 
     pub fn set(target: Register, value: i32) -> Instruction {
@@ -59,7 +59,7 @@ impl Instruction {
     }
 
     /// Skips `count` instructions if the register does not have this value.
-    pub fn skip_unless(register: Register, value: i32, count: i16) -> Instruction {
+    pub fn jump_if_not_equal(register: Register, value: i32, count: i16) -> Instruction {
         Instruction { offset: count, ..Instruction::with_value(0x56, register, value) }
     }
 }
@@ -67,21 +67,21 @@ impl Instruction {
 const PROG_LOAD: libc::c_long = 5;
 const PROG_ATTACH: libc::c_long = 8;
 const PROG_TYPE_CGROUP_DEVICE: u32 = 15;
-const CGROUP_DEVICE: u32 = 6;
+const ATTACH_TYPE_CGROUP_DEVICE: u32 = 6;
 /// Beside those of others, all of which have to allow a device.
 const ALLOW_MULTI: u32 = 2;
 
 /// The beginning of the kernel's structure, which is longer; what is left off counts as zero.
 #[repr(C)]
-struct Load {
+struct ProgLoadAttr {
     kind: u32,
     count: u32,
-    instructions: u64,
-    license: u64,
+    program_ptr: u64,
+    license_ptr: u64,
 }
 
 #[repr(C)]
-struct Attach {
+struct ProgAttachAttr {
     target: u32,
     program: u32,
     kind: u32,
@@ -92,25 +92,27 @@ struct Attach {
 pub(crate) fn limit_devices(group: &Path, program: &[Instruction]) -> io::Result<()> {
     let group = File::open(group)?;
     let count = u32::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let load = Load {
+    let load = ProgLoadAttr {
         kind: PROG_TYPE_CGROUP_DEVICE,
         count,
-        instructions: program.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
+        program_ptr: program.as_ptr() as u64,
+        license_ptr: c"GPL".as_ptr() as u64,
     };
     // SAFETY: the structure begins as the kernel's does for this command and its size is told; the program and the text
     // it points to outlive the call, `count` is the program's length. The kernel refuses one that is not well formed.
-    let made = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
-    let made = i32::try_from(made).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    let prog_fd =
+        unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<ProgLoadAttr>()) };
+    let prog_fd = i32::try_from(prog_fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
-    let program = unsafe { OwnedFd::from_raw_fd(made) };
-    let attach = Attach {
+    let program = unsafe { OwnedFd::from_raw_fd(prog_fd) };
+    let attach = ProgAttachAttr {
         target: group.as_raw_fd().unsigned_abs(),
         program: program.as_raw_fd().unsigned_abs(),
-        kind: CGROUP_DEVICE,
+        kind: ATTACH_TYPE_CGROUP_DEVICE,
         flags: ALLOW_MULTI,
     };
     // SAFETY: the structure begins as the kernel's does for this command and its size is told; both descriptors are open.
-    let done = unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, size_of::<Attach>()) };
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, size_of::<ProgAttachAttr>()) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

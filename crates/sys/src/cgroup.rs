@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-pub use devices::{DeviceKind, DeviceRule, NotARule};
+pub use devices::{DeviceKind, DeviceRule, ParseDeviceRuleError};
 pub use limits::Limits;
 pub use usage::Usage;
 
@@ -46,16 +46,16 @@ impl Cgroups {
         let mut unified = None;
         for line in mounts {
             let mut words = line.split(' ');
-            let (Some(_), Some(place), Some(kind), Some(options)) =
+            let (Some(_), Some(mount_point), Some(kind), Some(options)) =
                 (words.next(), words.next(), words.next(), words.next())
             else {
                 continue;
             };
             if kind == "cgroup" {
                 let named = options.split(',').filter(|option| CONTROLLERS.contains(option));
-                hierarchies.extend(named.map(|name| (name.to_owned(), PathBuf::from(place))));
+                hierarchies.extend(named.map(|name| (name.to_owned(), PathBuf::from(mount_point))));
             } else if kind == "cgroup2" && unified.is_none() {
-                unified = Some(PathBuf::from(place));
+                unified = Some(PathBuf::from(mount_point));
             }
         }
         match unified {
@@ -76,10 +76,10 @@ impl Cgroups {
         match self {
             Cgroups::V2 { root } => vec![root.join(group)],
             Cgroups::V1 { hierarchies } => {
-                let mut places: Vec<&PathBuf> = hierarchies.iter().map(|(_, place)| place).collect();
-                places.sort();
-                places.dedup();
-                places.into_iter().map(|place| place.join(group)).collect()
+                let mut paths: Vec<&PathBuf> = hierarchies.iter().map(|(_, path)| path).collect();
+                paths.sort();
+                paths.dedup();
+                paths.into_iter().map(|path| path.join(group)).collect()
             }
         }
     }
@@ -91,7 +91,7 @@ impl Cgroups {
             Cgroups::V2 { root } => Some(root.join(group)),
             Cgroups::V1 { hierarchies } => {
                 let found = hierarchies.iter().find(|(name, _)| name == controller);
-                found.map(|(_, place)| place.join(group))
+                found.map(|(_, path)| path.join(group))
             }
         }
     }
@@ -100,11 +100,11 @@ impl Cgroups {
     pub fn create(&self, group: &str) -> io::Result<()> {
         match self {
             Cgroups::V2 { root } => {
-                let mut place = root.clone();
+                let mut path = root.clone();
                 for part in group.trim_matches('/').split('/') {
-                    hand_down(&place);
-                    place.push(part);
-                    make(&place)?;
+                    enable_subtree_controllers(&path);
+                    path.push(part);
+                    create_dir(&path)?;
                 }
             }
             Cgroups::V1 { .. } => {
@@ -122,7 +122,7 @@ impl Cgroups {
     /// By which a new process can be in a group from its beginning ([`New`](crate::process::New)); only in the second
     /// version. To join one later it would have to wait until no other process of the whole machine is being made or ends,
     /// which takes milliseconds.
-    pub fn door(&self, group: &str) -> Option<OwnedFd> {
+    pub fn open_dir(&self, group: &str) -> Option<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
         let Cgroups::V2 { root } = self else { return None };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -166,7 +166,7 @@ impl Cgroups {
     pub fn processes(&self, group: &str) -> io::Result<Vec<i32>> {
         let Some(directory) = self.directory("memory", group) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
-        gather(&directory, &mut found)?;
+        collect_processes(&directory, &mut found)?;
         Ok(found)
     }
 
@@ -180,16 +180,16 @@ impl Cgroups {
 }
 
 /// Lets groups below have all the controllers that there are here.
-fn hand_down(place: &Path) {
-    let Ok(controllers) = fs::read_to_string(place.join("cgroup.controllers")) else { return };
+fn enable_subtree_controllers(path: &Path) {
+    let Ok(controllers) = fs::read_to_string(path.join("cgroup.controllers")) else { return };
     for controller in controllers.split_whitespace() {
         // One by one: a controller that cannot be handed down does not keep the others back.
-        let _ = write(&place.join("cgroup.subtree_control"), &format!("+{controller}"));
+        let _ = write(&path.join("cgroup.subtree_control"), &format!("+{controller}"));
     }
 }
 
-fn make(place: &Path) -> io::Result<()> {
-    match fs::create_dir(place) {
+fn create_dir(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
@@ -213,7 +213,7 @@ fn inherit_cpuset(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn gather(directory: &Path, found: &mut Vec<i32>) -> io::Result<()> {
+fn collect_processes(directory: &Path, found: &mut Vec<i32>) -> io::Result<()> {
     let text = match fs::read_to_string(directory.join("cgroup.procs")) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -222,7 +222,7 @@ fn gather(directory: &Path, found: &mut Vec<i32>) -> io::Result<()> {
     found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
     for entry in fs::read_dir(directory)?.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            gather(&entry.path(), found)?;
+            collect_processes(&entry.path(), found)?;
         }
     }
     Ok(())

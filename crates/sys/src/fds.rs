@@ -10,26 +10,26 @@ use rustix::net::{
 };
 
 /// The most descriptors one message carries.
-pub const MOST: usize = 4;
+pub const MAX_FDS: usize = 4;
 
 /// Sends `bytes`, of which there must be some, with these descriptors; answers how many were taken.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?)
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 /// Receives into `bytes`, and the descriptors that came along, which close on exec.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let slice = &mut [IoSliceMut::new(bytes)];
-    let received = rustix::net::recvmsg(socket, slice, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let received = rustix::net::recvmsg(socket, slice, &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let mut fds = Vec::new();
-    for message in ancillary.drain() {
+    for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
         }
@@ -45,13 +45,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_goes_through_a_socket() {
-        let (here, there) = UnixStream::pair().unwrap();
+    fn sends_a_pipe_over_a_socket() {
+        let (local, remote) = UnixStream::pair().unwrap();
         let (reader, mut writer) = io::pipe().unwrap();
-        assert_eq!(send(&here, b"hello", &[reader.as_fd()]).unwrap(), 5);
+        assert_eq!(send(&local, b"hello", &[reader.as_fd()]).unwrap(), 5);
         drop(reader);
         let mut bytes = [0; 16];
-        let (count, mut fds) = receive(&there, &mut bytes).unwrap();
+        let (count, mut fds) = receive(&remote, &mut bytes).unwrap();
         assert_eq!((&bytes[..count], fds.len()), (&b"hello"[..], 1));
         writer.write_all(b"through").unwrap();
         drop(writer);

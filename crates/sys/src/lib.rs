@@ -12,7 +12,7 @@ pub mod memory;
 pub mod mounts;
 pub mod netlink;
 pub mod process;
-pub mod removal;
+pub mod removal_watcher;
 pub mod seccomp;
 pub mod trees;
 

@@ -8,22 +8,22 @@ use std::io;
 
 /// The parts of this process that are files and nothing else.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Program {
+pub struct FileMappings {
     /// First address and length.
-    parts: Vec<(usize, usize)>,
+    mappings: Vec<(usize, usize)>,
 }
 
-impl Program {
+impl FileMappings {
     /// Looks which parts those are. To be asked once the program has begun: from then on nothing of them changes, since
     /// nothing may be written to them.
-    pub fn of_process() -> io::Result<Program> {
-        Ok(Program { parts: parse(crate::lines("/proc/self/smaps")?) })
+    pub fn of_process() -> io::Result<FileMappings> {
+        Ok(FileMappings { mappings: parse(crate::lines("/proc/self/smaps")?) })
     }
 
     /// Lets go of them, and of memory that was given back. Each part comes back from the file when it is needed next.
-    pub fn let_go(&self) {
-        trim();
-        for (start, length) in &self.parts {
+    pub fn release_pages(&self) {
+        trim_heap();
+        for (start, length) in &self.mappings {
             // SAFETY: the part is a mapping of a file that nothing may be written to and in which nothing was changed:
             // a page that is dropped is the same when the kernel brings it again. The list is private to this module
             // and made from what the kernel says; parts that were unmapped since are refused with an error.
@@ -33,7 +33,7 @@ impl Program {
 }
 
 /// The C library keeps for later what it gets back; nothing is to be kept by a process that waits.
-fn trim() {
+fn trim_heap() {
     // SAFETY: it touches only memory that nobody has.
     #[cfg(target_env = "gnu")]
     unsafe {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_as_in_the_file_counts() {
+    fn reads_only_clean_file_mappings() {
         let smaps = "\
             1000-3000 r-xp 00000000 fe:00 77 /bin/program\nRss: 8 kB\nAnonymous:             0 kB\nVmFlags: rd ex\n\
             3000-4000 r--p 00002000 fe:00 77 /bin/program\nAnonymous:             4 kB\n\
@@ -89,18 +89,21 @@ mod tests {
     }
 
     #[test]
-    fn a_program_goes_on_without_itself() {
-        let resident = || {
+    fn drops_pages_of_the_program_file() {
+        let rss_kib = || {
             let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
             let line =
                 text.lines().find_map(|line| line.strip_prefix("Rss:")).map(str::trim).unwrap_or_default();
             line.trim_end_matches(" kB").parse::<usize>().unwrap_or_default()
         };
-        let program = Program::of_process().expect("what the kernel says");
-        let before = resident();
-        program.let_go();
-        let after = resident();
+        let program = FileMappings::of_process().expect("what the kernel says");
+        let before = rss_kib();
+        program.release_pages();
+        let after = rss_kib();
         assert!(before == 0 || after < before, "{before} {after}");
-        assert_eq!(Program::of_process().expect("what the kernel says").parts.len(), program.parts.len());
+        assert_eq!(
+            FileMappings::of_process().expect("what the kernel says").mappings.len(),
+            program.mappings.len()
+        );
     }
 }

@@ -41,7 +41,7 @@ pub fn copy_tree(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The same for one file or directory without the mounts below it.
-pub fn copy_one(path: &Path) -> io::Result<OwnedFd> {
+pub fn copy_mount(path: &Path) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
 }
@@ -53,35 +53,35 @@ pub fn attach(tree: impl AsFd, target: impl AsFd) -> io::Result<()> {
 }
 
 /// Changes what a mount is like. `mount` may be any open file on it for a recursive change of nothing else than it.
-pub fn set(mount: impl AsFd, attributes: Attributes) -> io::Result<()> {
+pub fn set_mount_attributes(mount: impl AsFd, attributes: Attributes) -> io::Result<()> {
     let flag = |on: bool, bit: u64| if on { bit } else { 0 };
     // SAFETY: all zeroes is a valid value of this structure of numbers.
-    let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
-    wanted.attr_set = flag(attributes.read_only, libc::MOUNT_ATTR_RDONLY)
+    let mut attr: libc::mount_attr = unsafe { std::mem::zeroed() };
+    attr.attr_set = flag(attributes.read_only, libc::MOUNT_ATTR_RDONLY)
         | flag(attributes.no_suid, libc::MOUNT_ATTR_NOSUID)
         | flag(attributes.no_dev, libc::MOUNT_ATTR_NODEV)
         | flag(attributes.no_exec, libc::MOUNT_ATTR_NOEXEC);
-    wanted.propagation = match attributes.propagation {
+    attr.propagation = match attributes.propagation {
         Propagation::Private => libc::MS_PRIVATE,
         Propagation::Slave => libc::MS_SLAVE,
         Propagation::Shared => libc::MS_SHARED,
         Propagation::Unchanged => 0,
     };
     let recursive = if attributes.recursive { libc::AT_RECURSIVE } else { 0 };
-    set_attributes(mount.as_fd().as_raw_fd(), &wanted, libc::AT_EMPTY_PATH | recursive)
+    mount_setattr(mount.as_fd().as_raw_fd(), &attr, libc::AT_EMPTY_PATH | recursive)
 }
 
 /// Shows the owners of a copied tree through the map of a user namespace; `recursive` is for the mounts below as well.
 pub fn map_owners(mount: impl AsFd, user_namespace: impl AsFd, recursive: bool) -> io::Result<()> {
     // SAFETY: all zeroes is a valid value of this structure of numbers.
-    let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
-    wanted.attr_set = libc::MOUNT_ATTR_IDMAP;
-    wanted.userns_fd = u64::from(user_namespace.as_fd().as_raw_fd().unsigned_abs());
+    let mut attr: libc::mount_attr = unsafe { std::mem::zeroed() };
+    attr.attr_set = libc::MOUNT_ATTR_IDMAP;
+    attr.userns_fd = u64::from(user_namespace.as_fd().as_raw_fd().unsigned_abs());
     let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
-    set_attributes(mount.as_fd().as_raw_fd(), &wanted, libc::AT_EMPTY_PATH | recursive)
+    mount_setattr(mount.as_fd().as_raw_fd(), &attr, libc::AT_EMPTY_PATH | recursive)
 }
 
-fn set_attributes(fd: i32, wanted: &libc::mount_attr, flags: i32) -> io::Result<()> {
+fn mount_setattr(fd: i32, attr: &libc::mount_attr, flags: i32) -> io::Result<()> {
     // SAFETY: the descriptor is open, the path is an empty string that lives for ever and the structure outlives the
     // call, which is told its size.
     let done = unsafe {
@@ -90,7 +90,7 @@ fn set_attributes(fd: i32, wanted: &libc::mount_attr, flags: i32) -> io::Result<
             fd,
             c"".as_ptr(),
             flags,
-            std::ptr::from_ref(wanted),
+            std::ptr::from_ref(attr),
             std::mem::size_of::<libc::mount_attr>(),
         )
     };
@@ -105,9 +105,10 @@ pub fn unmount_below(dir: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         dir => dir?,
     };
-    let mounted = || Ok::<_, io::Error>(below(&std::fs::read_to_string("/proc/self/mountinfo")?, &dir));
-    for place in mounted()?.iter().rev() {
-        let _ = rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+    let mounted =
+        || Ok::<_, io::Error>(mount_points_below(&std::fs::read_to_string("/proc/self/mountinfo")?, &dir));
+    for mount_point in mounted()?.iter().rev() {
+        let _ = rustix::mount::unmount(mount_point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
     }
     match mounted()?.first() {
         Some(left) => Err(io::Error::other(format!("{} is still mounted", left.display()))),
@@ -115,13 +116,13 @@ pub fn unmount_below(dir: &Path) -> io::Result<()> {
     }
 }
 
-fn below(mountinfo: &str, dir: &Path) -> Vec<PathBuf> {
-    let places = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
-    places.filter(|place| place != dir && place.starts_with(dir)).collect()
+fn mount_points_below(mountinfo: &str, dir: &Path) -> Vec<PathBuf> {
+    let mount_points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape);
+    mount_points.filter(|mount_point| mount_point != dir && mount_point.starts_with(dir)).collect()
 }
 
 /// The kernel writes spaces and the like as `\040`.
-fn unescaped(text: &str) -> PathBuf {
+fn unescape(text: &str) -> PathBuf {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -142,17 +143,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_below_are_meant() {
+    fn lists_only_mounts_below_a_directory() {
         let text = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /var/lib/skiff/a\\040b rw - tmpfs x rw\n\
                     3 1 0:2 / /var/lib/skiff-dev/c rw - tmpfs x rw\n4 1 0:2 / /var/lib/skiff/a\\040b/d rw - tmpfs x rw\n\
                     5 1 0:2 / /var/lib/skiff rw - ext4 x rw\n";
-        let found = below(text, Path::new("/var/lib/skiff"));
+        let found = mount_points_below(text, Path::new("/var/lib/skiff"));
         assert_eq!(found, ["/var/lib/skiff/a b", "/var/lib/skiff/a b/d"].map(PathBuf::from));
-        assert_eq!(unescaped("a\\b"), Path::new("a\\b"));
+        assert_eq!(unescape("a\\b"), Path::new("a\\b"));
     }
 
     #[test]
-    fn mounts_are_found_behind_a_link() {
+    fn unmount_below_a_symlink() {
         let top = std::env::temp_dir().join(format!("skiff-mounts-{}", std::process::id()));
         let (dir, link) = (top.join("dir"), top.join("link"));
         std::fs::create_dir_all(dir.join("a/b")).unwrap();

@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use message::{Message, attributes, text};
-pub use overlay::{Neighbour, Overlay};
+use message::{Message, attributes, c_string};
+pub use overlay::{FdbEntry, Overlay};
 pub use traffic::Rate;
 
 const ACK: u16 = 0x4;
@@ -32,12 +32,12 @@ pub struct Netlink {
 
 /// A socket at which a packet comes whenever addresses or routes of the network namespace this thread is in change.
 /// What is in it does not matter. Whoever reads it does not wait.
-pub fn news() -> io::Result<OwnedFd> {
+pub fn subscribe_changes() -> io::Result<OwnedFd> {
     subscribe(ADDRESSES_AND_ROUTES)
 }
 
 /// The same for links as well, to be read for what [`is_removal`] finds.
-pub fn removals() -> io::Result<OwnedFd> {
+pub fn subscribe_deletes() -> io::Result<OwnedFd> {
     subscribe(libc::RTMGRP_LINK | ADDRESSES_AND_ROUTES)
 }
 
@@ -45,7 +45,7 @@ pub fn removals() -> io::Result<OwnedFd> {
 /// switched off.
 pub fn is_removal(bytes: &[u8]) -> bool {
     let is_off = |body: &[u8]| parse_link(body).is_some_and(|link| !link.is_up);
-    message::split(bytes).any(|(header, body)| match header.kind {
+    message::split_messages(bytes).any(|(header, body)| match header.kind {
         libc::RTM_DELLINK | libc::RTM_DELADDR | libc::RTM_DELROUTE => true,
         libc::RTM_NEWLINK => is_off(body),
         _ => false,
@@ -110,20 +110,20 @@ impl Netlink {
     /// The network namespace it was opened for, wherever this thread is now.
     pub fn namespace(&self) -> io::Result<OwnedFd> {
         // SAFETY: it has no argument to read or write, and answers with a number.
-        let opened = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGSKNS as _) };
-        if opened < 0 {
+        let fd = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGSKNS as _) };
+        if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new, and nobody else has it.
-        Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// The link of this name.
     pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
         let mut message = Message::link(libc::RTM_GETLINK, 0, 0, 0, 0);
-        message.attribute(libc::IFLA_IFNAME, &text(name));
-        match self.ask(message) {
-            Ok(answers) => Ok(answers.iter().find_map(|answer| parse_link(answer))),
+        message.attribute(libc::IFLA_IFNAME, &c_string(name));
+        match self.request(message) {
+            Ok(responses) => Ok(responses.iter().find_map(|response| parse_link(response))),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(error) => Err(error),
         }
@@ -131,8 +131,8 @@ impl Netlink {
 
     /// All links.
     pub fn links(&mut self) -> io::Result<Vec<Link>> {
-        let answers = self.ask(Message::link(libc::RTM_GETLINK, DUMP, 0, 0, 0))?;
-        Ok(answers.iter().filter_map(|answer| parse_link(answer)).collect())
+        let responses = self.request(Message::link(libc::RTM_GETLINK, DUMP, 0, 0, 0))?;
+        Ok(responses.iter().filter_map(|response| parse_link(response)).collect())
     }
 
     /// Makes a bridge, or finds the one there is; answers its number.
@@ -142,13 +142,13 @@ impl Netlink {
     pub fn ensure_bridge(&mut self, name: &str, mtu: u32, mac: [u8; 6]) -> io::Result<u32> {
         if self.link(name)?.is_none() {
             let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, 0, 0);
-            message.attribute(libc::IFLA_IFNAME, &text(name));
+            message.attribute(libc::IFLA_IFNAME, &c_string(name));
             message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
             message.attribute(libc::IFLA_ADDRESS, &mac);
             message.nested(libc::IFLA_LINKINFO, |info| {
                 info.attribute(libc::IFLA_INFO_KIND, b"bridge");
             });
-            match self.ask(message) {
+            match self.request(message) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
@@ -164,31 +164,31 @@ impl Netlink {
     pub fn set_mac(&mut self, index: u32, mac: [u8; 6]) -> io::Result<()> {
         let mut message = Message::link(libc::RTM_NEWLINK, ACK, index, 0, 0);
         message.attribute(libc::IFLA_ADDRESS, &mac);
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 
     /// Makes a link the port of a bridge, or, with zero, of none.
     pub fn set_master(&mut self, index: u32, master: u32) -> io::Result<()> {
         let mut message = Message::link(libc::RTM_NEWLINK, ACK, index, 0, 0);
         message.attribute(libc::IFLA_MASTER, &master.to_ne_bytes());
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 
     /// Makes a pair of links, the far one in another namespace from the start. The near one is switched on.
     pub fn add_veth(&mut self, veth: &Veth<'_>) -> io::Result<()> {
-        self.make_veth(veth, libc::IFF_UP as u32)
+        self.create_veth(veth, libc::IFF_UP as u32)
     }
 
     /// The same, with both switched off.
-    pub fn add_veth_off(&mut self, veth: &Veth<'_>) -> io::Result<()> {
-        self.make_veth(veth, 0)
+    pub fn add_veth_down(&mut self, veth: &Veth<'_>) -> io::Result<()> {
+        self.create_veth(veth, 0)
     }
 
-    fn make_veth(&mut self, veth: &Veth<'_>, flags: u32) -> io::Result<()> {
+    fn create_veth(&mut self, veth: &Veth<'_>, flags: u32) -> io::Result<()> {
         /// VETH_INFO_PEER
-        const PEER: u16 = 1;
+        const VETH_INFO_PEER: u16 = 1;
         let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, flags, flags);
-        message.attribute(libc::IFLA_IFNAME, &text(veth.name));
+        message.attribute(libc::IFLA_IFNAME, &c_string(veth.name));
         message.attribute(libc::IFLA_MTU, &veth.mtu.to_ne_bytes());
         if veth.master != 0 {
             message.attribute(libc::IFLA_MASTER, &veth.master.to_ne_bytes());
@@ -199,23 +199,23 @@ impl Netlink {
         message.nested(libc::IFLA_LINKINFO, |info| {
             info.attribute(libc::IFLA_INFO_KIND, b"veth");
             info.nested(libc::IFLA_INFO_DATA, |data| {
-                data.nested(PEER, |peer| {
+                data.nested(VETH_INFO_PEER, |peer| {
                     peer.link_header(0, 0, 0);
-                    peer.attribute(libc::IFLA_IFNAME, &text(veth.peer));
+                    peer.attribute(libc::IFLA_IFNAME, &c_string(veth.peer));
                     peer.attribute(libc::IFLA_ADDRESS, &veth.peer_mac);
                     peer.attribute(libc::IFLA_MTU, &veth.mtu.to_ne_bytes());
                     peer.attribute(libc::IFLA_NET_NS_FD, &veth.namespace.as_raw_fd().to_ne_bytes());
                 });
             });
         });
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 
     /// Removes a link; one that is gone already is no failure.
     pub fn delete_link(&mut self, name: &str) -> io::Result<()> {
         let mut message = Message::link(libc::RTM_DELLINK, ACK, 0, 0, 0);
-        message.attribute(libc::IFLA_IFNAME, &text(name));
-        match self.ask(message) {
+        message.attribute(libc::IFLA_IFNAME, &c_string(name));
+        match self.request(message) {
             Err(error) if error.raw_os_error() != Some(libc::ENODEV) => Err(error),
             _ => Ok(()),
         }
@@ -224,7 +224,7 @@ impl Netlink {
     /// Switches a link on.
     pub fn set_up(&mut self, index: u32) -> io::Result<()> {
         let up = libc::IFF_UP as u32;
-        self.ask(Message::link(libc::RTM_NEWLINK, ACK, index, up, up)).map(drop)
+        self.request(Message::link(libc::RTM_NEWLINK, ACK, index, up, up)).map(drop)
     }
 
     /// Gives a link an address; one it has already is no failure.
@@ -236,7 +236,7 @@ impl Netlink {
         message.raw(&index.to_ne_bytes());
         message.attribute(libc::IFA_LOCAL, &octets(address));
         message.attribute(libc::IFA_ADDRESS, &octets(address));
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 
     /// The addresses of a link.
@@ -249,8 +249,8 @@ impl Netlink {
     pub fn all_addresses(&mut self) -> io::Result<Vec<(u32, IpAddr, u8)>> {
         let mut message = Message::new(libc::RTM_GETADDR, DUMP);
         message.raw(&[0; 8]);
-        let answers = self.ask(message)?;
-        Ok(answers.iter().filter_map(|answer| parse_address(answer)).collect())
+        let responses = self.request(message)?;
+        Ok(responses.iter().filter_map(|response| parse_address(response)).collect())
     }
 
     /// Sends what has no better way to this gateway; the gateway need not be in the link's own network.
@@ -264,7 +264,7 @@ impl Netlink {
         message.raw(&4u32.to_ne_bytes());
         message.attribute(libc::RTA_GATEWAY, &octets(gateway));
         message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 
     /// Sends what is for a network to a gateway over this link, whether or not the gateway seems to be there. As for
@@ -287,19 +287,20 @@ impl Netlink {
         message.attribute(libc::RTA_DST, &octets(to));
         message.attribute(libc::RTA_GATEWAY, &octets(gateway));
         message.attribute(libc::RTA_OIF, &index.to_ne_bytes());
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 
     /// Sends what is for a network to a link itself, on which the network is. The route carries a mark as those of
     /// [`Netlink::add_route`] do; one of that mark for the same network is replaced.
     pub fn add_link_route(&mut self, index: u32, to: IpAddr, prefix: u8, mark: u8) -> io::Result<()> {
-        self.ask(link_route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, index, (to, prefix), mark)).map(drop)
+        self.request(link_route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, index, (to, prefix), mark))
+            .map(drop)
     }
 
     /// Removes the route to a network on a link, whoever made it; one that is gone already is no failure.
     pub fn delete_link_route(&mut self, index: u32, to: IpAddr, prefix: u8) -> io::Result<()> {
         let any = libc::RTPROT_UNSPEC;
-        match self.ask(link_route(libc::RTM_DELROUTE, ACK, index, (to, prefix), any)) {
+        match self.request(link_route(libc::RTM_DELROUTE, ACK, index, (to, prefix), any)) {
             Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
             _ => Ok(()),
         }
@@ -309,19 +310,19 @@ impl Netlink {
     pub fn link_routes(&mut self, mark: u8) -> io::Result<Vec<(u32, IpAddr, u8)>> {
         let mut message = Message::new(libc::RTM_GETROUTE, DUMP);
         message.raw(&[0; 12]);
-        let answers = self.ask(message)?;
-        Ok(answers.iter().filter_map(|answer| parse_link_route(answer, mark)).collect())
+        let responses = self.request(message)?;
+        Ok(responses.iter().filter_map(|response| parse_link_route(response, mark)).collect())
     }
 
     /// How packets for an address leave this machine: over which link, and to which gateway, if not to the address
     /// itself.
-    pub fn way_to(&mut self, address: IpAddr) -> io::Result<(u32, Option<IpAddr>)> {
+    pub fn lookup_route(&mut self, address: IpAddr) -> io::Result<(u32, Option<IpAddr>)> {
         let mut message = Message::new(libc::RTM_GETROUTE, 0);
         let bits = octets(address).len() as u8 * 8;
         message.raw(&[family(address), bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         message.attribute(libc::RTA_DST, &octets(address));
-        let answers = self.ask(message)?;
-        let body = answers.first().and_then(|body| body.get(12..)).ok_or(io::ErrorKind::InvalidData)?;
+        let responses = self.request(message)?;
+        let body = responses.first().and_then(|body| body.get(12..)).ok_or(io::ErrorKind::InvalidData)?;
         let value = |kind| attributes(body).find(|(found, _)| *found == kind).map(|(_, value)| value);
         let index = value(libc::RTA_OIF).and_then(number).ok_or(io::ErrorKind::InvalidData)?;
         Ok((index, value(libc::RTA_GATEWAY).and_then(self::address)))
@@ -330,12 +331,12 @@ impl Netlink {
     /// Sends what is for a network to a gateway on a link of this machine. The route carries a mark by which its owner
     /// knows it again; one of that mark for the same network is replaced.
     pub fn add_route(&mut self, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> io::Result<()> {
-        self.ask(route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, to, prefix, gateway, mark)).map(drop)
+        self.request(route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, to, prefix, gateway, mark)).map(drop)
     }
 
     /// Removes such a route; one that is gone already is no failure.
     pub fn delete_route(&mut self, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> io::Result<()> {
-        match self.ask(route(libc::RTM_DELROUTE, ACK, to, prefix, gateway, mark)) {
+        match self.request(route(libc::RTM_DELROUTE, ACK, to, prefix, gateway, mark)) {
             Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
             _ => Ok(()),
         }
@@ -345,40 +346,40 @@ impl Netlink {
     pub fn routes(&mut self, mark: u8) -> io::Result<Vec<(IpAddr, u8, IpAddr)>> {
         let mut message = Message::new(libc::RTM_GETROUTE, DUMP);
         message.raw(&[0; 12]);
-        let answers = self.ask(message)?;
-        Ok(answers.iter().filter_map(|answer| parse_route(answer, mark)).collect())
+        let responses = self.request(message)?;
+        Ok(responses.iter().filter_map(|response| parse_route(response, mark)).collect())
     }
 
     /// Sends a request and gathers the answers to it.
-    fn ask(&mut self, message: Message) -> io::Result<Vec<Vec<u8>>> {
+    fn request(&mut self, message: Message) -> io::Result<Vec<Vec<u8>>> {
         self.sequence += 1;
         let is_dump = message.flags() & DUMP == DUMP;
         let wants_ack = message.flags() & ACK != 0;
         let bytes = message.finish(self.sequence);
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(self.socket.as_fd(), &bytes, SendFlags::empty(), &kernel)?;
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         let mut buffer = vec![0u8; 32 * 1024];
         loop {
             let (count, _) = rustix::net::recv(self.socket.as_fd(), &mut buffer[..], RecvFlags::empty())?;
-            for (header, body) in message::split(&buffer[..count]) {
+            for (header, body) in message::split_messages(&buffer[..count]) {
                 if header.sequence != self.sequence {
                     continue;
                 }
                 match i32::from(header.kind) {
-                    libc::NLMSG_DONE => return Ok(answers),
+                    libc::NLMSG_DONE => return Ok(responses),
                     libc::NLMSG_ERROR => {
                         let code = body.get(..4).and_then(|bytes| bytes.try_into().ok());
                         return match code.map(i32::from_ne_bytes) {
-                            Some(0) => Ok(answers),
+                            Some(0) => Ok(responses),
                             Some(code) => Err(io::Error::from_raw_os_error(-code)),
                             None => Err(io::ErrorKind::InvalidData.into()),
                         };
                     }
-                    _ => answers.push(body.to_vec()),
+                    _ => responses.push(body.to_vec()),
                 }
                 if !is_dump && !wants_ack {
-                    return Ok(answers);
+                    return Ok(responses);
                 }
             }
         }
@@ -488,7 +489,7 @@ mod tests {
 
     /// In network namespaces of its own, one for each side.
     #[test]
-    fn a_pod_is_tied_to_a_bridge() {
+    fn attach_a_pod_to_a_bridge() {
         let checks = || {
             if crate::process::unshare(UnshareFlags::NEWNET).is_err() {
                 return eprintln!("skipped: needs root");
@@ -524,13 +525,13 @@ mod tests {
             inside.add_default_route(eth0.index, "fd00::1".parse().unwrap()).unwrap();
             let expected = ("10.1.0.2".parse().unwrap(), 24);
             assert!(inside.addresses(eth0.index).unwrap().contains(&expected));
-            let news = news().unwrap();
-            let take = || rustix::net::recv(news.as_fd(), &mut [0u8; 4096][..], RecvFlags::empty()).is_ok();
+            let events = subscribe_changes().unwrap();
+            let take = || rustix::net::recv(events.as_fd(), &mut [0u8; 4096][..], RecvFlags::empty()).is_ok();
             assert!(!take());
             host.add_address(bridge, "10.1.9.1".parse().unwrap(), 24).unwrap();
             assert!(take());
-            let near = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
-            assert_eq!(near.master, bridge);
+            let host_link = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
+            assert_eq!(host_link.master, bridge);
             // As it was made, though its port has a lower one; and as somebody wants it later.
             assert_eq!(host.link("skiff0").unwrap().unwrap().mac, mac);
             let later = [0xfe, 0x58, 10, 2, 0, 1];
@@ -545,24 +546,24 @@ mod tests {
             host.delete_route(net, 16, gateway, 0x73).unwrap();
             host.delete_route(net, 16, gateway, 0x73).unwrap();
             assert_eq!(host.routes(0x73).unwrap(), []);
-            assert_eq!(near.mac, [2, 0, 10, 1, 0, 1]);
-            host.set_master(near.index, 0).unwrap();
-            host.set_mac(near.index, mac).unwrap();
-            let near = host.link("sk1").unwrap().unwrap();
-            assert_eq!((near.master, near.mac), (0, mac));
+            assert_eq!(host_link.mac, [2, 0, 10, 1, 0, 1]);
+            host.set_master(host_link.index, 0).unwrap();
+            host.set_mac(host_link.index, mac).unwrap();
+            let host_link = host.link("sk1").unwrap().unwrap();
+            assert_eq!((host_link.master, host_link.mac), (0, mac));
             for (to, prefix) in [("10.1.0.2", 32), ("fd00::2", 128)] {
                 let to = to.parse().unwrap();
-                host.add_link_route(near.index, to, prefix, 0x73).unwrap();
-                host.add_link_route(near.index, to, prefix, 0x73).unwrap();
-                assert_eq!(host.link_routes(0x73).unwrap(), [(near.index, to, prefix)]);
-                host.delete_link_route(near.index, to, prefix).unwrap();
-                host.delete_link_route(near.index, to, prefix).unwrap();
+                host.add_link_route(host_link.index, to, prefix, 0x73).unwrap();
+                host.add_link_route(host_link.index, to, prefix, 0x73).unwrap();
+                assert_eq!(host.link_routes(0x73).unwrap(), [(host_link.index, to, prefix)]);
+                host.delete_link_route(host_link.index, to, prefix).unwrap();
+                host.delete_link_route(host_link.index, to, prefix).unwrap();
                 assert_eq!(host.link_routes(0x73).unwrap(), []);
             }
             // Routes that the kernel has made itself go, too.
             inside.delete_link_route(eth0.index, "10.1.0.0".parse().unwrap(), 24).unwrap();
             assert_eq!(
-                inside.way_to("10.1.0.7".parse().unwrap()).unwrap().1,
+                inside.lookup_route("10.1.0.7".parse().unwrap()).unwrap().1,
                 Some("10.1.0.1".parse().unwrap())
             );
             host.delete_link("sk1").unwrap();

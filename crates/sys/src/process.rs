@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 /// What a new process does not have from this one: the namespaces it gets for itself, and the cgroup it begins in.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct New<'a> {
+pub struct CloneOptions<'a> {
     pub pid: bool,
     pub user: bool,
     /// See [`Cgroups::door`](crate::cgroup::Cgroups::door).
@@ -29,17 +29,17 @@ pub struct Child {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ExitStatus {
     Exited(i32),
     Killed(i32),
 }
 
-impl Ended {
+impl ExitStatus {
     /// As shells and Kubernetes write it: 128 and the signal's number for one that was killed.
     pub fn code(self) -> i32 {
         match self {
-            Ended::Exited(code) => code,
-            Ended::Killed(signal) => 128 + signal,
+            ExitStatus::Exited(code) => code,
+            ExitStatus::Killed(signal) => 128 + signal,
         }
     }
 }
@@ -47,21 +47,21 @@ impl Ended {
 /// Runs `body` in a copy of this process, which ends with the number it returns.
 ///
 /// Refused in a process with more than one thread: the copy would have one of them, and the locks of all.
-pub fn fork(new: New<'_>, body: impl FnOnce() -> i32) -> io::Result<Child> {
+pub fn fork(options: CloneOptions<'_>, body: impl FnOnce() -> i32) -> io::Result<Child> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("a process with threads cannot be copied"));
     }
     let mut pidfd: libc::c_int = -1;
     let mut flags = libc::CLONE_PIDFD as u64;
-    if new.pid {
+    if options.pid {
         flags |= libc::CLONE_NEWPID as u64;
     }
-    if new.user {
+    if options.user {
         flags |= libc::CLONE_NEWUSER as u64;
     }
     // SAFETY: all zeroes is a valid value of this structure of numbers.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-    if let Some(cgroup) = new.cgroup {
+    if let Some(cgroup) = options.cgroup {
         flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::try_from(cgroup.as_raw_fd()).map_err(io::Error::other)?;
     }
@@ -76,7 +76,7 @@ pub fn fork(new: New<'_>, body: impl FnOnce() -> i32) -> io::Result<Child> {
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            forget_sigterm_pipe();
+            reset_sigterm_pipe();
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(70);
             // SAFETY: ends this process at once; what belongs to the original is not flushed or dropped twice.
             unsafe { libc::_exit(code) }
@@ -98,16 +98,16 @@ impl Child {
 
     /// Sends a signal; one that has ended already is no failure.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
-        signal_by(self.pidfd.as_fd(), signal)
+        pidfd_send_signal(self.pidfd.as_fd(), signal)
     }
 
     /// How it ended, if it has.
-    pub fn try_wait(&self) -> io::Result<Option<Ended>> {
+    pub fn try_wait(&self) -> io::Result<Option<ExitStatus>> {
         self.wait_with(WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
     }
 
     /// Waits for its end.
-    pub fn wait(&self) -> io::Result<Ended> {
+    pub fn wait(&self) -> io::Result<ExitStatus> {
         loop {
             match self.wait_with(WaitIdOptions::EXITED) {
                 Ok(Some(ended)) => return Ok(ended),
@@ -117,11 +117,11 @@ impl Child {
         }
     }
 
-    fn wait_with(&self, options: WaitIdOptions) -> io::Result<Option<Ended>> {
+    fn wait_with(&self, options: WaitIdOptions) -> io::Result<Option<ExitStatus>> {
         let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options)?;
         Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => Ended::Exited(code),
-            (None, signal) => Ended::Killed(signal.unwrap_or(libc::SIGKILL)),
+            (Some(code), _) => ExitStatus::Exited(code),
+            (None, signal) => ExitStatus::Killed(signal.unwrap_or(libc::SIGKILL)),
         }))
     }
 }
@@ -133,7 +133,7 @@ impl AsFd for Child {
     }
 }
 
-fn signal_by(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     // SAFETY: passes numbers and a null pointer; the descriptor is open for the time of the call. rustix knows no
     // real-time signals, which images may name.
     let sent = unsafe {
@@ -174,7 +174,7 @@ pub fn sigterm_pipe() -> io::Result<OwnedFd> {
 }
 
 /// In a copy of a process the descriptor may soon be another one.
-fn forget_sigterm_pipe() {
+fn reset_sigterm_pipe() {
     if SIGTERM_PIPE.swap(-1, Ordering::Relaxed) != -1 {
         let _ = handle_sigterm(libc::SIG_DFL);
     }
@@ -228,9 +228,9 @@ pub fn signal_number(name: &str) -> Option<i32> {
 
 /// Closes every descriptor but the three standard ones and this one, which closes when another program is executed. For a
 /// copy of a process that becomes another program or ends, and never touches again what it has copies of.
-pub fn close_the_rest(kept: BorrowedFd<'_>) -> io::Result<()> {
-    let kept = u32::try_from(kept.as_raw_fd()).map_err(io::Error::other)?;
-    for (first, last) in [(3, kept.saturating_sub(1)), (kept.max(2) + 1, u32::MAX)] {
+pub fn close_other_fds(keep_fd: BorrowedFd<'_>) -> io::Result<()> {
+    let keep_fd = u32::try_from(keep_fd.as_raw_fd()).map_err(io::Error::other)?;
+    for (first, last) in [(3, keep_fd.saturating_sub(1)), (keep_fd.max(2) + 1, u32::MAX)] {
         if first > last {
             continue;
         }
@@ -246,11 +246,12 @@ pub fn close_the_rest(kept: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Leaves the keys that this process and those before it have kept in their session for a ring of its own.
-pub fn leave_keys() -> io::Result<()> {
+pub fn join_new_session_keyring() -> io::Result<()> {
     /// `KEYCTL_JOIN_SESSION_KEYRING`
-    const JOIN: libc::c_long = 1;
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
     // SAFETY: passes a number and a null pointer, which asks for a new ring without a name.
-    let done = unsafe { libc::syscall(libc::SYS_keyctl, JOIN, std::ptr::null::<libc::c_char>()) };
+    let done =
+        unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>()) };
     match done {
         -1 => match io::Error::last_os_error() {
             // A kernel without keys.
@@ -263,15 +264,15 @@ pub fn leave_keys() -> io::Result<()> {
 
 /// As many files at a time as the host allows at all, for this process and what it starts: hosts give fewer by default,
 /// for programs that are older than large numbers.
-pub fn open_many_files() {
+pub fn raise_nofile_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let most = getrlimit(Resource::Nofile).maximum;
+    let max = getrlimit(Resource::Nofile).maximum;
     // Lower limits work as well, until somebody has that many open.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: max, maximum: max });
 }
 
 /// Children of this process are forgotten as soon as they end; nobody will ask how.
-pub fn forget_children() {
+pub fn ignore_child_signals() {
     // SAFETY: no function is called for a signal that is ignored.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
@@ -282,9 +283,9 @@ pub fn forget_children() {
 /// and the default action for SIGPIPE, which Rust programs ignore.
 pub fn execute(path: &str, args: &[String], env: &[String]) -> io::Result<Infallible> {
     let path = CString::new(path)?;
-    let texts =
+    let c_strings =
         |list: &[String]| list.iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>();
-    let (args, env) = (texts(args)?, texts(env)?);
+    let (args, env) = (c_strings(args)?, c_strings(env)?);
     let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
         list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
     };
@@ -323,22 +324,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_have_names() {
+    fn reads_signal_names() {
         let numbers = ["SIGTERM", "quit", "9", "SIGRTMIN+3", "37", "nonsense", "0", "SIGRTMIN+90"];
         let known = numbers.map(signal_number);
         assert_eq!(known, [Some(15), Some(3), Some(9), Some(37), Some(37), None, None, None]);
     }
 
     #[test]
-    fn as_many_files_may_be_open_as_the_host_allows() {
-        open_many_files();
+    fn sets_nofile_limit_to_maximum() {
+        raise_nofile_limit();
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         assert_eq!(limit.current, limit.maximum);
     }
 
     #[test]
-    fn a_threaded_process_is_not_copied() {
-        let refused = fork(New::default(), || 0).map(drop).map_err(|error| error.to_string());
-        assert_eq!(refused, Err("a process with threads cannot be copied".to_owned()));
+    fn fork_fails_in_a_threaded_process() {
+        let result = fork(CloneOptions::default(), || 0).map(drop).map_err(|error| error.to_string());
+        assert_eq!(result, Err("a process with threads cannot be copied".to_owned()));
     }
 }

@@ -5,19 +5,19 @@ use std::io;
 /// One instruction of a classic BPF program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Instruction {
+pub struct SockFilter {
     /// What to do.
     pub code: u16,
     /// How many instructions to skip where a comparison holds.
-    pub yes: u8,
+    pub jump_true: u8,
     /// How many where it does not.
-    pub no: u8,
+    pub jump_false: u8,
     /// The number it works with.
     pub value: u32,
 }
 
 /// Loads a filter for this thread; there is no way back. Needs `no_new_privs` or CAP_SYS_ADMIN.
-pub fn load(program: &[Instruction]) -> io::Result<()> {
+pub fn load(program: &[SockFilter]) -> io::Result<()> {
     let length = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // The structure has a pointer to mutable memory but the kernel only reads it.
     let filter = program.as_ptr().cast::<libc::sock_filter>().cast_mut();

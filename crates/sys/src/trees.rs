@@ -14,16 +14,16 @@ pub use copy::{copy, open};
 pub use usage::usage;
 
 /// How far down is gone at a time. What is deeper is brought up first.
-const DEEPEST: usize = 32;
+const MAX_OPEN_DEPTH: usize = 32;
 
 /// Says that what is in a directory has nothing to do with each other, where the file system wants to know: ext4 then puts
 /// each directory made in it, and all below, into another part of the disk. In one and the same part it looks at every file
 /// that was removed in the last minutes before it makes a new one.
-pub fn spread(directory: &Path) {
-    let opened = self::directory(CWD, directory);
-    let flags = opened.as_ref().map_err(|error| *error).and_then(rustix::fs::ioctl_getflags);
-    if let (Ok(opened), Ok(flags)) = (opened, flags) {
-        let _ = rustix::fs::ioctl_setflags(&opened, flags | rustix::fs::IFlags::TOPDIR);
+pub fn set_topdir_flag(directory: &Path) {
+    let directory_fd = self::directory(CWD, directory);
+    let flags = directory_fd.as_ref().map_err(|error| *error).and_then(rustix::fs::ioctl_getflags);
+    if let (Ok(directory_fd), Ok(flags)) = (directory_fd, flags) {
+        let _ = rustix::fs::ioctl_setflags(&directory_fd, flags | rustix::fs::IFlags::TOPDIR);
     }
 }
 
@@ -34,11 +34,11 @@ pub fn remove(path: &Path) -> io::Result<()> {
         Err(Errno::NOTDIR | Errno::LOOP) => return std::fs::remove_file(path),
         other => other?,
     };
-    let mut brought_up = 0;
+    let mut moved_count = 0;
     loop {
-        let before = brought_up;
-        empty(top.as_fd(), top.as_fd(), 0, &mut brought_up)?;
-        if brought_up == before {
+        let before = moved_count;
+        remove_contents(top.as_fd(), top.as_fd(), 0, &mut moved_count)?;
+        if moved_count == before {
             return Ok(rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR)?);
         }
     }
@@ -49,11 +49,11 @@ fn directory(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<
     rustix::fs::openat(at, path, flags, Mode::empty())
 }
 
-fn empty(
+fn remove_contents(
     top: std::os::fd::BorrowedFd<'_>,
     here: std::os::fd::BorrowedFd<'_>,
     depth: usize,
-    brought_up: &mut u64,
+    moved_count: &mut u64,
 ) -> io::Result<()> {
     for entry in Dir::read_from(here)? {
         let entry = entry?;
@@ -69,34 +69,34 @@ fn empty(
                 Err(error) => return Err(error.into()),
             }
         }
-        if depth < DEEPEST {
+        if depth < MAX_OPEN_DEPTH {
             // Somebody else may be removing the same.
             let below = match directory(here, name) {
                 Err(Errno::NOENT) => continue,
                 below => below?,
             };
-            empty(top, below.as_fd(), depth + 1, brought_up)?;
+            remove_contents(top, below.as_fd(), depth + 1, moved_count)?;
             drop(below);
             match rustix::fs::unlinkat(here, name, AtFlags::REMOVEDIR) {
                 Err(Errno::NOENT) => {}
                 done => done?,
             }
         } else {
-            bring_up(top, here, name, brought_up)?;
+            move_to_top(top, here, name, moved_count)?;
         }
     }
     Ok(())
 }
 
-fn bring_up(
+fn move_to_top(
     top: impl AsFd,
     from: impl AsFd,
     name: &std::ffi::CStr,
-    brought_up: &mut u64,
+    moved_count: &mut u64,
 ) -> rustix::io::Result<()> {
     loop {
-        *brought_up += 1;
-        let new = format!(".deep-{brought_up}");
+        *moved_count += 1;
+        let new = format!(".deep-{moved_count}");
         // Somebody may have such a name up there already.
         match rustix::fs::renameat(&from, name, &top, new) {
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_it_goes_and_nothing_else() {
+    fn deletes_a_tree_without_following_links() {
         let dir = tempfile::tempdir().unwrap();
         let (top, other) = (dir.path().join("top"), dir.path().join("other"));
         std::fs::create_dir_all(top.join("a/b/c")).unwrap();
@@ -131,7 +131,7 @@ mod tests {
 
     /// As deep as nobody could name it, in a thread with little stack.
     #[test]
-    fn however_deep() {
+    fn deletes_a_deep_tree_with_a_small_stack() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().join("top");
         std::fs::create_dir(&top).unwrap();
@@ -141,8 +141,8 @@ mod tests {
             here = directory(&here, "down").unwrap();
         }
         drop(here);
-        let gone = top.clone();
-        let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(move || remove(&gone)).unwrap();
+        let path = top.clone();
+        let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(move || remove(&path)).unwrap();
         thread.join().unwrap().unwrap();
         assert!(!top.exists());
     }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::left;
+use crate::cleanup;
 use crate::process::Process;
 
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running containerd. Everything it ran is gone when it is dropped: shims and containers outlive containerd by
 /// design, but not the namespace of processes they are in.
@@ -33,7 +33,7 @@ impl Containerd {
         Containerd::start_with(dir, &[])
     }
 
-    fn start_with(dir: &Path, apart: &[&str]) -> Result<Containerd> {
+    fn start_with(dir: &Path, namespace_flags: &[&str]) -> Result<Containerd> {
         std::fs::create_dir_all(dir)?;
         let config = dir.join("config.toml");
         std::fs::write(&config, config_text(dir))?;
@@ -42,14 +42,14 @@ impl Containerd {
         // Namespaces of its own: mounts of containers must propagate and must not outlive this, and neither
         // must the bridge its pods are on, nor the processes.
         let mut command = Command::new("unshare");
-        command.args(apart).args(["--mount", "--propagation", "slave"]);
+        command.args(namespace_flags).args(["--mount", "--propagation", "slave"]);
         command.args(["--pid", "--fork", "--kill-child", "sh", "-c"]);
         // The mounts of the host are seen there, but those from there not on the host. Its streams are served on the
         // loopback of that network. The names of its pods' networks are kept where they vanish with it.
         let script = "mount --make-rshared / && mount -t proc proc /proc && mkdir -p /run/netns \
             && mount -t tmpfs tmpfs /run/netns && ip link set lo up && echo ready && exec sleep 1000000";
         let mut holder = Process::spawn(command.arg(script))?;
-        holder.wait_until_log(START, |log| log.contains("ready").then_some(()))?;
+        holder.wait_until_log(START_TIMEOUT, |log| log.contains("ready").then_some(()))?;
         let process = run(dir, &holder)?;
         let containerd = Containerd { dir: dir.to_owned(), process, holder };
         for name in ["docker.io/library/busybox:1.36", "registry.k8s.io/pause:3.10"] {
@@ -63,7 +63,7 @@ impl Containerd {
     }
 
     pub fn pid(&self) -> u32 {
-        left::child_of(self.process.id()).unwrap_or(self.process.id())
+        cleanup::child_of(self.process.id()).unwrap_or(self.process.id())
     }
 
     /// Where its network is: a program must be there to reach its pods and its streams.
@@ -73,26 +73,26 @@ impl Containerd {
 
     /// Kills it without warning and starts it again where it was; containers are not its children.
     pub fn kill9_and_restart(&mut self) -> Result<()> {
-        left::end(self.pid());
+        cleanup::kill_and_wait(self.pid());
         self.process = run(&self.dir, &self.holder)?;
         Ok(())
     }
 
     /// How many of everything a pod has there are: shims, networks, links and addresses.
-    pub fn traces(&self) -> BTreeMap<&'static str, usize> {
-        let mark = format!("-address {}", self.socket().display());
-        let is_shim = |words: &str| words.contains("containerd-shim") && words.contains(&mark);
+    pub fn resource_counts(&self) -> BTreeMap<&'static str, usize> {
+        let marker = format!("-address {}", self.socket().display());
+        let is_shim = |words: &str| words.contains("containerd-shim") && words.contains(&marker);
         let count = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten();
-        let first = left::child_of(self.holder.id()).unwrap_or_default();
+        let init_pid = cleanup::child_of(self.holder.id()).unwrap_or_default();
         let addresses = count(format!("{}/addresses/test", self.dir.display()));
         // Beside a lock and what was given last.
         let is_address = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("10.");
         let network = format!("--net={}", self.network().display());
         let links = Command::new("nsenter").args([&network, "ip", "-o", "link"]).output();
-        let links = links.map(|said| String::from_utf8_lossy(&said.stdout).matches(": veth").count());
+        let links = links.map(|output| String::from_utf8_lossy(&output.stdout).matches(": veth").count());
         BTreeMap::from([
-            ("shims", left::processes().iter().filter(|(_, words)| is_shim(words)).count()),
-            ("networks", count(format!("/proc/{first}/root/run/netns")).count()),
+            ("shims", cleanup::processes().iter().filter(|(_, words)| is_shim(words)).count()),
+            ("networks", count(format!("/proc/{init_pid}/root/run/netns")).count()),
             ("links", links.unwrap_or(usize::MAX)),
             ("addresses", addresses.filter(|entry| is_address(&entry.file_name())).count()),
         ])
@@ -122,26 +122,26 @@ fn run(dir: &Path, holder: &Process) -> Result<Process> {
     command.args(["containerd", "--config"]);
     let mut process = Process::spawn(command.arg(dir.join("config.toml")))?;
     let socket = dir.join("containerd.sock");
-    process.wait_until(START, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
+    process.wait_until(START_TIMEOUT, || ctr(&socket, &["version"]).is_ok().then_some(()))?;
     Ok(process)
 }
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        let Some(first) = left::child_of(self.holder.id()) else { return };
+        let Some(init_pid) = cleanup::child_of(self.holder.id()) else { return };
         let names =
-            std::fs::read_dir(format!("/proc/{first}/root/run/netns")).into_iter().flatten().flatten();
+            std::fs::read_dir(format!("/proc/{init_pid}/root/run/netns")).into_iter().flatten().flatten();
         let names: Vec<_> = names.map(|entry| entry.file_name().display().to_string()).collect();
-        let cgroups = left::cgroups_of(&left::family(first));
-        left::end(first);
+        let cgroups = cleanup::cgroups_of(&cleanup::process_tree(init_pid));
+        cleanup::kill_and_wait(init_pid);
         self.process.kill();
         self.holder.kill();
-        let mut stays = left::remove_cgroups(&cgroups);
-        stays.extend(left::left(&self.dir));
+        let mut remaining = cleanup::remove_cgroups(&cgroups);
+        remaining.extend(cleanup::remaining_state(&self.dir));
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        stays.extend(names.into_iter().filter(|name| mounts.contains(name.as_str())));
+        remaining.extend(names.into_iter().filter(|name| mounts.contains(name.as_str())));
         if !std::thread::panicking() {
-            assert!(stays.is_empty(), "containerd has left something behind: {stays:#?}");
+            assert!(remaining.is_empty(), "containerd has left something behind: {remaining:#?}");
         }
     }
 }
@@ -188,8 +188,8 @@ fn ctr(socket: &Path, arguments: &[&str]) -> Result<()> {
 
 /// An archive with one image: busybox and links to it, which sleeps for ever unless told otherwise.
 pub fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
-    let made = dir.join("image");
-    let root = made.join("root");
+    let image_dir = dir.join("image");
+    let root = image_dir.join("root");
     for folder in ["bin", "tmp", "etc", "proc", "sys", "dev"] {
         std::fs::create_dir_all(root.join(folder))?;
     }
@@ -206,15 +206,15 @@ pub fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
         }
     }
     std::fs::write(root.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
-    tar(&made.join("layer.tar"), &root)?;
-    let digest = Command::new("sha256sum").arg(made.join("layer.tar")).output()?;
+    tar(&image_dir.join("layer.tar"), &root)?;
+    let digest = Command::new("sha256sum").arg(image_dir.join("layer.tar")).output()?;
     let digest = String::from_utf8(digest.stdout)?.split_whitespace().next().unwrap_or_default().to_owned();
     let config = format!(
         r#"{{"architecture":"amd64","os":"linux","config":{{"Cmd":["sleep","1000000"],"Env":["PATH=/bin"]}},"rootfs":{{"type":"layers","diff_ids":["sha256:{digest}"]}},"history":[]}}"#
     );
-    let out = made.join("out");
+    let out = image_dir.join("out");
     std::fs::create_dir_all(&out)?;
-    std::fs::copy(made.join("layer.tar"), out.join("layer.tar"))?;
+    std::fs::copy(image_dir.join("layer.tar"), out.join("layer.tar"))?;
     std::fs::write(out.join("config.json"), config)?;
     let manifest = format!(r#"[{{"Config":"config.json","RepoTags":["{name}"],"Layers":["layer.tar"]}}]"#);
     std::fs::write(out.join("manifest.json"), manifest)?;

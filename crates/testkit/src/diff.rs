@@ -7,12 +7,12 @@ use serde_json::Value;
 /// Panics with the places at which the two differ.
 #[track_caller]
 pub fn assert_same(what: &str, left: &Value, right: &Value) {
-    let found = differences(left, right);
+    let found = diff_values(left, right);
     assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
 }
 
 /// One line for each place.
-pub fn differences(left: &Value, right: &Value) -> Vec<String> {
+pub fn diff_values(left: &Value, right: &Value) -> Vec<String> {
     let mut found = Vec::new();
     compare("", Some(left), Some(right), &mut found);
     found
@@ -31,11 +31,11 @@ fn compare(path: &str, left: Option<&Value>, right: Option<&Value>, found: &mut 
             }
         }
         (left, right) if left == right => {}
-        (left, right) => found.push(format!("{path}: {} | {}", shown(left), shown(right))),
+        (left, right) => found.push(format!("{path}: {} | {}", format_value(left), format_value(right))),
     }
 }
 
-fn shown(value: Option<&Value>) -> String {
+fn format_value(value: Option<&Value>) -> String {
     value.map_or_else(|| "absent".to_owned(), Value::to_string)
 }
 
@@ -46,11 +46,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_each_place() {
+    fn reports_every_path() {
         let left = json!({"a": {"b": [1, 2]}, "c": "x", "same": [{}]});
         let right = json!({"a": {"b": [1]}, "c": "y", "d": null, "same": [{}]});
         assert_eq!(
-            differences(&left, &right),
+            diff_values(&left, &right),
             [".a.b[1]: 2 | absent", ".c: \"x\" | \"y\"", ".d: absent | null"]
         );
         assert_same("left", &left, &left);

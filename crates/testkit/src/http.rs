@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::kubeconfig;
 
 /// No test needs a server that is silent for longer.
-const SILENCE: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client of one server, as the user of a kubeconfig or as nobody.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ impl Http {
         let read = kubeconfig::parse(text)?;
         let chain = CertificateDer::pem_slice_iter(&read.cert_pem).collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(&read.key_pem)?;
-        let config = trusting(&read.ca_pem)?.with_client_auth_cert(chain, key)?;
+        let config = client_config(&read.ca_pem)?.with_client_auth_cert(chain, key)?;
         Ok(Http { address: read.address, config: Arc::new(config) })
     }
 
@@ -52,14 +52,14 @@ impl Http {
         let read = kubeconfig::parse(text)?;
         let chain = CertificateDer::pem_slice_iter(cert_pem.as_bytes()).collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())?;
-        let config = trusting(&read.ca_pem)?.with_client_auth_cert(chain, key)?;
+        let config = client_config(&read.ca_pem)?.with_client_auth_cert(chain, key)?;
         Ok(Http { address: read.address, config: Arc::new(config) })
     }
 
     /// Trusts the same authority but shows no certificate.
     pub fn anonymous(text: &str) -> Result<Http> {
         let read = kubeconfig::parse(text)?;
-        let config = trusting(&read.ca_pem)?.with_no_client_auth();
+        let config = client_config(&read.ca_pem)?.with_no_client_auth();
         Ok(Http { address: read.address, config: Arc::new(config) })
     }
 
@@ -73,7 +73,7 @@ impl Http {
     }
 
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Reply> {
-        let (status, headers, mut rest) = self.ask(method, path, headers, body)?;
+        let (status, headers, mut rest) = self.send_request(method, path, headers, body)?;
         let mut body = Vec::new();
         if method == "HEAD" {
             return Ok(Reply { status, headers, body });
@@ -88,14 +88,14 @@ impl Http {
     }
 
     pub fn open_with(&self, path: &str, headers: &[(&str, &str)]) -> Result<Lines> {
-        let (status, _, body) = self.ask("GET", path, headers, b"")?;
+        let (status, _, body) = self.send_request("GET", path, headers, b"")?;
         Ok(Lines { status, body: BufReader::new(body) })
     }
 
-    fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Head> {
+    fn send_request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Head> {
         let socket =
             TcpStream::connect(&self.address).with_context(|| format!("connect to {}", self.address))?;
-        socket.set_read_timeout(Some(SILENCE))?;
+        socket.set_read_timeout(Some(READ_TIMEOUT))?;
         let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
         let connection = ClientConnection::new(self.config.clone(), name)?;
@@ -154,56 +154,61 @@ impl Lines {
 type Head = (u16, Vec<(String, String)>, Body);
 
 struct Body {
-    from: BufReader<Box<dyn Read>>,
-    left: Left,
+    reader: BufReader<Box<dyn Read>>,
+    remaining: BodyLength,
 }
 
-enum Left {
+enum BodyLength {
     Bytes(u64),
     /// Of the current chunk, with the sizes of others to come.
     Chunk(u64),
-    UntilTheEnd,
+    UntilEof,
 }
 
 impl Read for Body {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Left::Chunk(0) = self.left {
-            self.left = match next_chunk(&mut self.from)? {
-                0 => Left::Bytes(0),
-                size => Left::Chunk(size),
+        if let BodyLength::Chunk(0) = self.remaining {
+            self.remaining = match next_chunk(&mut self.reader)? {
+                0 => BodyLength::Bytes(0),
+                size => BodyLength::Chunk(size),
             };
         }
-        let most = match self.left {
-            Left::Bytes(left) | Left::Chunk(left) => usize::try_from(left).unwrap_or(usize::MAX),
-            Left::UntilTheEnd => usize::MAX,
+        let limit = match self.remaining {
+            BodyLength::Bytes(remaining) | BodyLength::Chunk(remaining) => {
+                usize::try_from(remaining).unwrap_or(usize::MAX)
+            }
+            BodyLength::UntilEof => usize::MAX,
         };
-        let most = most.min(buffer.len());
-        if most == 0 {
+        let limit = limit.min(buffer.len());
+        if limit == 0 {
             return Ok(0);
         }
-        let length = match self.from.read(&mut buffer[..most]) {
+        let length = match self.reader.read(&mut buffer[..limit]) {
             // Servers that end a connection without TLS' own goodbye have said all there is.
             Err(error)
-                if error.kind() == io::ErrorKind::UnexpectedEof && matches!(self.left, Left::UntilTheEnd) =>
+                if error.kind() == io::ErrorKind::UnexpectedEof
+                    && matches!(self.remaining, BodyLength::UntilEof) =>
             {
                 0
             }
             other => other?,
         };
-        if let Left::Bytes(left) | Left::Chunk(left) = &mut self.left {
+        if let BodyLength::Bytes(remaining) | BodyLength::Chunk(remaining) = &mut self.remaining {
             if length == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            *left -= length as u64;
-            if matches!(self.left, Left::Chunk(0)) {
-                read_line(&mut self.from)?;
+            *remaining -= length as u64;
+            if matches!(self.remaining, BodyLength::Chunk(0)) {
+                read_line(&mut self.reader)?;
             }
         }
         Ok(length)
     }
 }
 
-fn trusting(ca_pem: &[u8]) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
+fn client_config(
+    ca_pem: &[u8],
+) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_slice_iter(ca_pem) {
         roots.add(root?)?;
@@ -212,39 +217,39 @@ fn trusting(ca_pem: &[u8]) -> Result<rustls::ConfigBuilder<ClientConfig, rustls:
     Ok(builder.with_safe_default_protocol_versions()?.with_root_certificates(roots))
 }
 
-fn read_head(mut from: BufReader<Box<dyn Read>>) -> Result<Head> {
-    let first = read_line(&mut from)?;
+fn read_head(mut reader: BufReader<Box<dyn Read>>) -> Result<Head> {
+    let first = read_line(&mut reader)?;
     let status = first.split(' ').nth(1).and_then(|code| code.parse().ok());
     let status = status.with_context(|| format!("{first:?} is no HTTP"))?;
     let mut headers = Vec::new();
     loop {
-        let line = read_line(&mut from)?;
+        let line = read_line(&mut reader)?;
         let Some((name, value)) = line.split_once(':') else { break };
         headers.push((name.to_lowercase(), value.trim().to_owned()));
     }
     let header = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
-    let left = match (header("transfer-encoding"), header("content-length")) {
-        (Some("chunked"), _) => Left::Chunk(0),
-        (_, Some(length)) => Left::Bytes(length.parse()?),
-        _ => Left::UntilTheEnd,
+    let remaining = match (header("transfer-encoding"), header("content-length")) {
+        (Some("chunked"), _) => BodyLength::Chunk(0),
+        (_, Some(length)) => BodyLength::Bytes(length.parse()?),
+        _ => BodyLength::UntilEof,
     };
-    Ok((status, headers, Body { from, left }))
+    Ok((status, headers, Body { reader, remaining }))
 }
 
 /// The size of the next chunk; after the last one, the empty line that ends the body is gone too.
-fn next_chunk(from: &mut impl BufRead) -> io::Result<u64> {
-    let line = read_line(from)?;
+fn next_chunk(reader: &mut impl BufRead) -> io::Result<u64> {
+    let line = read_line(reader)?;
     let size = line.split(';').next().unwrap_or_default();
     let size = u64::from_str_radix(size.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
     if size == 0 {
-        read_line(from)?;
+        read_line(reader)?;
     }
     Ok(size)
 }
 
-fn read_line(from: &mut impl BufRead) -> io::Result<String> {
+fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
     let mut line = String::new();
-    from.read_line(&mut line)?;
+    reader.read_line(&mut line)?;
     Ok(line.trim_end().to_owned())
 }
 
@@ -264,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_end_where_they_say() {
+    fn body_ends_at_declared_length() {
         assert_eq!(body("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef").unwrap(), "abc");
         assert_eq!(body("HTTP/1.1 200 OK\r\n\r\nabc").unwrap(), "abc");
         let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n";
@@ -291,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn speaks_as_the_kubeconfigs_user_or_as_nobody() {
+    fn client_uses_kubeconfig_certificate_or_is_anonymous() {
         let dir = tempfile::tempdir().unwrap();
         let now = Timestamp::now();
         let server_ca = pki::Authority::load_or_create(dir.path(), "server-ca", now).unwrap();
@@ -312,7 +317,8 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let url = format!("https://{}", listener.local_addr().unwrap());
             let authority = pki::ClientAuthority::new(client_ca.pem(), "client-ca").unwrap();
-            let config = pki::server_config(pki::Serving::new(&server).unwrap(), &[authority]).unwrap();
+            let config =
+                pki::server_config(pki::ServingCertificate::new(&server).unwrap(), &[authority]).unwrap();
             let thread = std::thread::spawn(|| serve_once(listener, config));
             let text = pki::kubeconfig(&url, server_ca.pem(), &client, "default");
             let http = if anonymous { Http::anonymous(&text) } else { Http::from_kubeconfig(&text) }.unwrap();

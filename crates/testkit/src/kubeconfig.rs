@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn reads_what_the_server_writes() {
-        let client = pki::Issued { cert_pem: "CERT".to_owned(), key_pem: "KEY".to_owned() };
+        let client = pki::CertKeyPair { cert_pem: "CERT".to_owned(), key_pem: "KEY".to_owned() };
         let read = parse(&pki::kubeconfig("https://127.0.0.1:6443", "CA", &client, "default")).unwrap();
         assert_eq!(read.address, "127.0.0.1:6443");
         assert_eq!((read.ca_pem, read.cert_pem, read.key_pem), (b"CA".into(), b"CERT".into(), b"KEY".into()));

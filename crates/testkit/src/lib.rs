@@ -5,11 +5,11 @@
 //! wait ends when the child says something or exits, and has a deadline. What fails panics with the server's
 //! log, since only tests call this. Read [`Server`] first.
 
+mod cleanup;
 mod containerd;
 mod diff;
 mod http;
 pub mod kubeconfig;
-mod left;
 mod network;
 mod pods;
 mod process;
@@ -17,13 +17,13 @@ mod server;
 mod terminal;
 mod webhook;
 
+pub use cleanup::{cgroups_of_node, cgroups_of_pod, cleanup_node, processes, remaining_state, remove_cgroup};
 pub use containerd::{Containerd, busybox_image};
-pub use diff::{assert_same, differences};
+pub use diff::{assert_same, diff_values};
 pub use http::{Http, Lines, Reply};
-pub use left::{cgroups_of_node, cgroups_of_pod, left, processes, remove_cgroup, sweep};
 pub use network::Network;
-pub use pods::{Background, can_have_pods};
+pub use pods::{BackgroundCommand, can_run_pods};
 pub use process::Process;
-pub use server::{Output, ROOM, Server, binary, has_kubectl};
+pub use server::{NO_EVICTION_FLAGS, Output, Server, binary, has_kubectl};
 pub use terminal::Terminal;
-pub use webhook::{Asked, Webhook};
+pub use webhook::{Webhook, WebhookRequest};

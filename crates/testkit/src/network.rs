@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::process::Process;
 
-const START: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A network with nothing in it but a loopback, for as long as this is kept.
 pub struct Network {
@@ -20,7 +20,7 @@ impl Network {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep infinity"]);
         let mut process = Process::spawn(&mut command)?;
-        process.wait_until_log(START, |log: &str| log.contains("ready").then_some(()))?;
+        process.wait_until_log(START_TIMEOUT, |log: &str| log.contains("ready").then_some(()))?;
         Ok(Network { process })
     }
 

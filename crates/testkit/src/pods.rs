@@ -12,11 +12,11 @@ use crate::{Server, has_kubectl};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether there can be pods: for root, with kubectl and these programs. Says so where there cannot.
-pub fn can_have_pods(programs: &[&str]) -> bool {
+pub fn can_run_pods(programs: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let there =
+    let is_installed =
         |program: &&str| std::env::split_paths(&path).any(|dir| Path::new(&dir).join(program).exists());
-    let can = rustix::process::geteuid().is_root() && has_kubectl() && programs.iter().all(there);
+    let can = rustix::process::geteuid().is_root() && has_kubectl() && programs.iter().all(is_installed);
     if !can {
         eprintln!("skipped: needs root, kubectl and {}", programs.join(" and "));
     }
@@ -26,10 +26,10 @@ pub fn can_have_pods(programs: &[&str]) -> bool {
 impl Server {
     /// Waits until something holds.
     #[track_caller]
-    pub fn until(&self, what: &str, mut look: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !look() {
-            if begun.elapsed() > DEADLINE {
+    pub fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let started = Instant::now();
+        while !condition() {
+            if started.elapsed() > DEADLINE {
                 let kinds = "pods,services,endpointslices,events,nodes";
                 let seen = self.kubectl(&["get", kinds, "-A", "-o", "wide"]).stdout;
                 panic!("not in time: {what}\n{seen}\n{}", self.log());
@@ -40,8 +40,8 @@ impl Server {
 
     /// Waits until pods may be made in the default namespace.
     #[track_caller]
-    pub fn until_pods_can_be_made(&self) {
-        self.until("the default service account", || {
+    pub fn wait_for_default_service_account(&self) {
+        self.wait_until("the default service account", || {
             self.kubectl(&["get", "serviceaccount", "default"]).code == 0
         });
     }
@@ -65,32 +65,32 @@ impl Server {
     #[track_caller]
     pub fn wait_for_pod(&self, name: &str, condition: &str) {
         let wait = ["wait", &format!("pod/{name}"), &format!("--for={condition}"), "--timeout=60s"];
-        let waited = self.kubectl(&wait);
-        if waited.code != 0 {
+        let output = self.kubectl(&wait);
+        if output.code != 0 {
             let described = self.kubectl(&["describe", "pod", name]).stdout;
-            panic!("{}\n{described}\n{}", waited.stderr, self.log());
+            panic!("{}\n{described}\n{}", output.stderr, self.log());
         }
     }
 
     /// A kubectl that goes on by itself.
-    pub fn background(&self, arguments: &[&str]) -> Background {
+    pub fn background(&self, arguments: &[&str]) -> BackgroundCommand {
         let mut command = self.kubectl_command();
         let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        Background(child.expect("kubectl"))
+        BackgroundCommand(child.expect("kubectl"))
     }
 }
 
 /// Ends when it is dropped.
-pub struct Background(pub Child);
+pub struct BackgroundCommand(pub Child);
 
-impl Background {
+impl BackgroundCommand {
     /// What it says, as it says it.
     pub fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
         BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundCommand {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

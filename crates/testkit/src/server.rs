@@ -12,14 +12,14 @@ use tempfile::TempDir;
 use crate::{Containerd, Http, Network, Process};
 
 /// A cold start takes about a second; a busy machine may take its time.
-const START: Duration = Duration::from_secs(60);
-const STOP: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// The controllers without which namespaces are not what tests of the API expect; the others would change the
 /// objects of a test while it looks at them, and so would the scheduler. A test that wants more says
 /// `--controllers` itself.
-const CONTROLLERS: &str = "--controllers=clusterrole-aggregation-controller,namespace-controller,persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,root-ca-certificate-publisher-controller,serviceaccount-controller";
+const CONTROLLERS_FLAG: &str = "--controllers=clusterrole-aggregation-controller,namespace-controller,persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,root-ca-certificate-publisher-controller,serviceaccount-controller";
 /// What Rust writes when a thread or a task panics.
-const PANIC: &str = "' panicked at ";
+const PANIC_MESSAGE: &str = "' panicked at ";
 
 /// `skiff server --disable-agent` with its own data and port. Killed, and its data removed, on drop.
 pub struct Server {
@@ -42,7 +42,7 @@ pub struct Output {
 }
 
 /// For a node under test: pods are made and images kept however full the disk is, and whatever memory there is.
-pub const ROOM: [&str; 2] =
+pub const NO_EVICTION_FLAGS: [&str; 2] =
     ["--kubelet-arg=eviction-hard=memory.available<0", "--kubelet-arg=image-gc-high-threshold=100"];
 
 /// Whether kubectl can be called; a test without it skips with a word.
@@ -69,13 +69,16 @@ impl Server {
     pub fn start_with_node(containerd: &Containerd, flags: &[&str]) -> Server {
         let socket = containerd.socket().display().to_string();
         let node = ["--container-runtime-endpoint", &socket, "--kubelet-port", "0"];
-        Server::start_in(Some(containerd.network()), &[&node[..], &ROOM, flags].concat())
+        Server::start_in(Some(containerd.network()), &[&node[..], &NO_EVICTION_FLAGS, flags].concat())
     }
 
     /// A server with a node that runs pods by itself, in a network of its own.
     #[track_caller]
     pub fn start_with_pods(network: &Network, flags: &[&str]) -> Server {
-        Server::start_in(Some(network.path()), &[&["--kubelet-port", "0"], &ROOM[..], flags].concat())
+        Server::start_in(
+            Some(network.path()),
+            &[&["--kubelet-port", "0"], &NO_EVICTION_FLAGS[..], flags].concat(),
+        )
     }
 
     /// The program under test with these arguments, to its end.
@@ -88,14 +91,14 @@ impl Server {
     #[track_caller]
     fn start_in(network: Option<PathBuf>, flags: &[&str]) -> Server {
         let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             let mut server =
-                Server::unstarted(network.clone(), flags.clone()).unwrap_or_else(|error| panic!("{error:#}"));
+                Server::new(network.clone(), flags.clone()).unwrap_or_else(|error| panic!("{error:#}"));
             match server.run() {
                 Ok(()) => return server,
                 // Somebody else took the port between our looking and the server's binding it.
-                Err(error) if tries < 3 && error.to_string().contains("in use") => tries += 1,
+                Err(error) if attempts < 3 && error.to_string().contains("in use") => attempts += 1,
                 Err(error) => panic!("{error:#}"),
             }
         }
@@ -175,9 +178,9 @@ impl Server {
     #[track_caller]
     pub fn stop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            let ended = process.terminate(STOP).unwrap_or_else(|error| panic!("{error:#}"));
+            let ended = process.terminate(STOP_TIMEOUT).unwrap_or_else(|error| panic!("{error:#}"));
             assert!(ended.success(), "the server ended with {ended}\n{}", process.log());
-            assert!(!process.log().contains(PANIC), "{}", process.log());
+            assert!(!process.log().contains(PANIC_MESSAGE), "{}", process.log());
         }
     }
 
@@ -188,7 +191,7 @@ impl Server {
         self.run().unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    fn unstarted(network: Option<PathBuf>, flags: Vec<String>) -> Result<Server> {
+    fn new(network: Option<PathBuf>, flags: Vec<String>) -> Result<Server> {
         let dir =
             tempfile::Builder::new().prefix("skiff-test-").tempdir().context("cannot make a directory")?;
         Ok(Server { dir, port: free_port()?, flags, network, process: None })
@@ -208,12 +211,12 @@ impl Server {
             .args(["--bind-address", "127.0.0.1", "--https-listen-port", &self.port.to_string()])
             .args(&self.flags);
         if !self.flags.iter().any(|flag| flag.starts_with("--controllers")) {
-            command.args([CONTROLLERS, "--disable-scheduler"]);
+            command.args([CONTROLLERS_FLAG, "--disable-scheduler"]);
         }
         if self.network.is_some() {
             let mut process = Process::spawn(&mut command)?;
             let ready = |log: &str| log.contains("kubeconfig=").then_some(());
-            process.wait_until_log(START, ready)?;
+            process.wait_until_log(START_TIMEOUT, ready)?;
             self.process = Some(process);
             return Ok(());
         }
@@ -222,16 +225,16 @@ impl Server {
         let is_ready = || {
             let text = std::fs::read_to_string(&kubeconfig).ok()?;
             let http = Http::from_kubeconfig(&text).ok()?;
-            (http.get("/readyz").ok()?.status == 200 && is_settled(&http)?).then_some(())
+            (http.get("/readyz").ok()?.status == 200 && namespaces_are_ready(&http)?).then_some(())
         };
-        process.wait_until(START, is_ready)
+        process.wait_until(START_TIMEOUT, is_ready)
     }
 
     /// A task that panicked may go unnoticed by every request.
     #[track_caller]
     fn check_log(&self) {
         let log = self.log();
-        assert!(!log.contains(PANIC), "the server panicked\n{log}");
+        assert!(!log.contains(PANIC_MESSAGE), "the server panicked\n{log}");
     }
 
     fn client(&self, make: fn(&str) -> Result<Http>) -> Result<Http> {
@@ -244,14 +247,14 @@ impl Drop for Server {
     fn drop(&mut self) {
         let log = self.log();
         self.process = None;
-        let mut stays = Vec::new();
+        let mut remaining = Vec::new();
         if self.network.is_some() {
-            crate::sweep(self.dir.path(), &self.data_dir().join("agent/pods"));
-            stays = crate::left(self.dir.path());
+            crate::cleanup_node(self.dir.path(), &self.data_dir().join("agent/pods"));
+            remaining = crate::remaining_state(self.dir.path());
         }
         if !std::thread::panicking() {
-            assert!(!log.contains(PANIC), "the server panicked\n{log}");
-            assert!(stays.is_empty(), "the node has left something behind: {stays:#?}");
+            assert!(!log.contains(PANIC_MESSAGE), "the server panicked\n{log}");
+            assert!(remaining.is_empty(), "the node has left something behind: {remaining:#?}");
         }
     }
 }
@@ -266,7 +269,7 @@ impl Output {
 }
 
 /// Whether every namespace has what the server puts into it, so that nothing turns up in the middle of a test.
-fn is_settled(http: &Http) -> Option<bool> {
+fn namespaces_are_ready(http: &Http) -> Option<bool> {
     let count = |path: &str| Some(http.get(path).ok()?.json()["items"].as_array()?.len());
     let namespaces = count("/api/v1/namespaces")?;
     let certificates = count("/api/v1/configmaps?fieldSelector=metadata.name%3Dkube-root-ca.crt")?;
@@ -285,12 +288,12 @@ fn output(command: &mut Command, stdin: &str) -> Result<Output> {
         .with_context(|| format!("cannot start {program}"))?;
     let input = child.stdin.take();
     let text = stdin.to_owned();
-    let feeder = std::thread::spawn(move || {
+    let stdin_writer = std::thread::spawn(move || {
         // A command that does not read its input closes it, which is no error here.
         input.map(|mut input| std::io::Write::write_all(&mut input, text.as_bytes()))
     });
     let output = child.wait_with_output().with_context(|| format!("cannot wait for {program}"))?;
-    let _ = feeder.join();
+    let _ = stdin_writer.join();
     Ok(Output {
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -313,10 +316,11 @@ pub fn binary() -> Result<PathBuf> {
         }
     }
     let test = std::env::current_exe().context("where is this test?")?;
-    beside(&test).with_context(|| format!("no skiff beside {}: cargo build --package skiff", test.display()))
+    binary_for_test(&test)
+        .with_context(|| format!("no skiff beside {}: cargo build --package skiff", test.display()))
 }
 
-fn beside(test: &Path) -> Option<PathBuf> {
+fn binary_for_test(test: &Path) -> Option<PathBuf> {
     let path = test.parent()?.parent()?.join("skiff");
     path.is_file().then_some(path)
 }
@@ -326,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_get_their_input_and_give_their_output() {
+    fn output_passes_stdin_and_returns_exit_code() {
         let long = "x".repeat(1 << 20);
         let run = output(Command::new("sh").args(["-c", "cat; echo err >&2; exit 3"]), &long).unwrap();
         assert_eq!((run.stdout.len(), run.stderr.as_str(), run.code), (1 << 20, "err\n", 3));
@@ -335,12 +339,12 @@ mod tests {
     }
 
     #[test]
-    fn the_program_lies_above_the_tests() {
+    fn binary_is_in_target_dir_of_test() {
         let dir = tempfile::tempdir().unwrap();
         let test = dir.path().join("debug/deps/some_test-0123");
-        assert_eq!(beside(&test), None);
+        assert_eq!(binary_for_test(&test), None);
         std::fs::create_dir_all(test.parent().unwrap()).unwrap();
         std::fs::write(dir.path().join("debug/skiff"), "").unwrap();
-        assert_eq!(beside(&test), Some(dir.path().join("debug/skiff")));
+        assert_eq!(binary_for_test(&test), Some(dir.path().join("debug/skiff")));
     }
 }

@@ -11,14 +11,14 @@ use rustix::process::{Pid, Signal};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const STEP: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A child that has a terminal for its input and output, killed on drop.
 pub struct Terminal {
     child: Child,
     master: File,
-    said: Arc<Mutex<Vec<u8>>>,
+    output: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
@@ -33,15 +33,18 @@ impl Terminal {
         resize(&master, size)?;
         command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
         let child = command.spawn().context("cannot start the program")?;
-        let said: Arc<Mutex<Vec<u8>>> = Arc::default();
-        let (heard, mut from) = (said.clone(), master.try_clone()?);
+        let output: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let (reader_output, mut reader) = (output.clone(), master.try_clone()?);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            while let Ok(length @ 1..) = from.read(&mut buffer) {
-                heard.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..length]);
+            while let Ok(length @ 1..) = reader.read(&mut buffer) {
+                reader_output
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend_from_slice(&buffer[..length]);
             }
         });
-        Ok(Terminal { child, master, said })
+        Ok(Terminal { child, master, output })
     }
 
     /// Changes the size of the terminal, of which the program is told.
@@ -51,19 +54,19 @@ impl Terminal {
     }
 
     /// Types a line again and again until this is seen. The size reaches the other end in its own time.
-    pub fn type_until(&mut self, line: &str, wanted: &str) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+    pub fn type_until(&mut self, line: &str, expected: &str) -> Result<()> {
+        let started = Instant::now();
+        while started.elapsed() < TIMEOUT {
             self.type_line(line)?;
-            let asked = Instant::now();
-            while asked.elapsed() < STEP {
-                if self.said().contains(wanted) {
+            let typed_at = Instant::now();
+            while typed_at.elapsed() < RETRY_INTERVAL {
+                if self.output().contains(expected) {
                     return Ok(());
                 }
-                std::thread::park_timeout(STEP / 20);
+                std::thread::park_timeout(RETRY_INTERVAL / 20);
             }
         }
-        bail!("never seen: {wanted}\n{}", self.said())
+        bail!("never seen: {expected}\n{}", self.output())
     }
 
     pub fn type_line(&mut self, line: &str) -> Result<()> {
@@ -72,22 +75,22 @@ impl Terminal {
 
     /// Waits for the program's end.
     pub fn end(&mut self) -> Result<ExitStatus> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
-            if begun.elapsed() > PATIENCE {
-                bail!("it goes on\n{}", self.said());
+            if started.elapsed() > TIMEOUT {
+                bail!("it goes on\n{}", self.output());
             }
-            std::thread::park_timeout(STEP / 20);
+            std::thread::park_timeout(RETRY_INTERVAL / 20);
         }
     }
 
     /// Everything that was on the screen so far.
-    pub fn said(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&said).into_owned()
+    pub fn output(&self) -> String {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&output).into_owned()
     }
 }
 
@@ -109,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_sees_the_size_and_its_changes() {
+    fn terminal_size_changes_are_visible() {
         let mut terminal = Terminal::start(&mut Command::new("sh"), (33, 111)).unwrap();
         terminal.type_until("stty size", "33 111").unwrap();
         terminal.resize((44, 122)).unwrap();

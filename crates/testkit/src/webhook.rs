@@ -12,13 +12,13 @@ use serde_json::Value;
 /// Answers every request with what a function makes of it, and remembers them. Ends on drop.
 pub struct Webhook {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<WebhookRequest>>>,
     stopped: Arc<AtomicBool>,
 }
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct WebhookRequest {
     pub method: String,
     pub path: String,
     /// Names in lower case.
@@ -27,7 +27,7 @@ pub struct Asked {
     pub body: Value,
 }
 
-impl Asked {
+impl WebhookRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -37,32 +37,32 @@ impl Webhook {
     /// On a free port of the loopback address. The function gives a status and a body; a text goes out as it is.
     pub fn start(
         mut config: ServerConfig,
-        answer: impl Fn(&Asked) -> (u16, Value) + Send + Sync + 'static,
+        answer: impl Fn(&WebhookRequest) -> (u16, Value) + Send + Sync + 'static,
     ) -> Result<Webhook> {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let config = Arc::new(config);
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        let (asked, stopped) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (requests, stopped) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let answer = Arc::new(answer);
-        let (all, stop) = (asked.clone(), stopped.clone());
+        let (recorded, stop) = (requests.clone(), stopped.clone());
         std::thread::spawn(move || {
             for socket in listener.incoming() {
                 if stop.load(Ordering::SeqCst) {
                     return;
                 }
                 let (Ok(socket), config) = (socket, config.clone()) else { continue };
-                let (all, answer) = (all.clone(), answer.clone());
+                let (recorded, answer) = (recorded.clone(), answer.clone());
                 // A client that goes away is no failure of a test.
                 std::thread::spawn(move || {
-                    serve(socket, config, |asked| {
-                        all.lock().expect("no test panics with it").push(asked.clone());
-                        answer(asked)
+                    serve(socket, config, |request| {
+                        recorded.lock().expect("no test panics with it").push(request.clone());
+                        answer(request)
                     })
                 });
             }
         });
-        Ok(Webhook { address, asked, stopped })
+        Ok(Webhook { address, requests, stopped })
     }
 
     /// `https://127.0.0.1:<port>`
@@ -71,8 +71,8 @@ impl Webhook {
     }
 
     /// The requests so far.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().expect("no test panics with it").clone()
+    pub fn requests(&self) -> Vec<WebhookRequest> {
+        self.requests.lock().expect("no test panics with it").clone()
     }
 }
 
@@ -86,12 +86,12 @@ impl Drop for Webhook {
 fn serve(
     socket: TcpStream,
     config: Arc<ServerConfig>,
-    answer: impl Fn(&Asked) -> (u16, Value),
+    answer: impl Fn(&WebhookRequest) -> (u16, Value),
 ) -> io::Result<()> {
     let connection = ServerConnection::new(config).map_err(io::Error::other)?;
     let mut stream = BufReader::new(StreamOwned::new(connection, socket));
-    while let Some(asked) = read(&mut stream)? {
-        let (status, body) = answer(&asked);
+    while let Some(request) = read(&mut stream)? {
+        let (status, body) = answer(&request);
         let (kind, body) = match body {
             Value::String(text) => ("text/plain", text),
             json => ("application/json", json.to_string()),
@@ -104,7 +104,9 @@ fn serve(
     Ok(())
 }
 
-fn read(stream: &mut BufReader<StreamOwned<ServerConnection, TcpStream>>) -> io::Result<Option<Asked>> {
+fn read(
+    stream: &mut BufReader<StreamOwned<ServerConnection, TcpStream>>,
+) -> io::Result<Option<WebhookRequest>> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
@@ -124,15 +126,15 @@ fn read(stream: &mut BufReader<StreamOwned<ServerConnection, TcpStream>>) -> io:
             line.split_once(':').map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
         })
         .collect();
-    let mut asked = Asked {
+    let mut request = WebhookRequest {
         method: words.next().unwrap_or_default(),
         path: words.next().unwrap_or_default(),
         headers,
         body: Value::Null,
     };
-    let length = asked.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let length = request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
-    asked.body = serde_json::from_slice(&body).unwrap_or_default();
-    Ok(Some(asked))
+    request.body = serde_json::from_slice(&body).unwrap_or_default();
+    Ok(Some(request))
 }

@@ -8,7 +8,7 @@ use super::model::{Definition, Definitions, Field};
 /// cannot rot.
 pub fn apply(text: &str, definitions: &mut Definitions) -> Result<()> {
     let mut package = String::new();
-    let mut open = String::new();
+    let mut current_type = String::new();
     for (line, number) in text.lines().zip(1..) {
         let result = match line.split_once(' ') {
             _ if line.is_empty() || line.starts_with('#') => Ok(()),
@@ -18,12 +18,14 @@ pub fn apply(text: &str, definitions: &mut Definitions) -> Result<()> {
             }
             Some(("type", rest)) => {
                 let definition = new_type(&package, rest);
-                open.clone_from(&definition.name);
+                current_type.clone_from(&definition.name);
                 definitions.insert(definition.name.clone(), definition);
                 Ok(())
             }
-            Some(("", field)) => new_field(&package, &open, field, definitions),
-            Some((subject, facts)) => fact(&format!("{package}.{subject}"), facts, definitions),
+            Some(("", field)) => new_field(&package, &current_type, field, definitions),
+            Some((subject, overrides)) => {
+                apply_override(&format!("{package}.{subject}"), overrides, definitions)
+            }
             None => Err(anyhow::anyhow!("nothing said of {line}")),
         };
         result.with_context(|| format!("overlay line {number}"))?;
@@ -54,7 +56,7 @@ fn type_word(definition: &mut Definition, word: &str) {
     }
 }
 
-fn new_field(package: &str, open: &str, line: &str, definitions: &mut Definitions) -> Result<()> {
+fn new_field(package: &str, current_type: &str, line: &str, definitions: &mut Definitions) -> Result<()> {
     let mut words = line.split(' ');
     let (Some(name), Some(tag), Some(shape)) = (words.next(), words.next(), words.next()) else {
         bail!("a field needs a name, a tag and a shape");
@@ -64,13 +66,13 @@ fn new_field(package: &str, open: &str, line: &str, definitions: &mut Definition
     let shape = if local { format!("{prefix}{package}.{base}") } else { shape.to_owned() };
     let mut field = Field { name: name.to_owned(), shape, ..Field::default() };
     field_words(&mut field, std::iter::once(tag).chain(words))?;
-    definitions.get_mut(open).context("a field outside of a type")?.fields.push(field);
+    definitions.get_mut(current_type).context("a field outside of a type")?.fields.push(field);
     Ok(())
 }
 
 /// `Type pointer a b`, `Type always a b`, `Type is kind=...` or `Type.field words...`.
-fn fact(subject: &str, facts: &str, definitions: &mut Definitions) -> Result<()> {
-    let mut words = facts.split(' ');
+fn apply_override(subject: &str, overrides: &str, definitions: &mut Definitions) -> Result<()> {
+    let mut words = overrides.split(' ');
     if let Some(definition) = definitions.get_mut(subject) {
         let verb = words.next().unwrap_or_default();
         for word in words {

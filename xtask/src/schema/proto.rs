@@ -66,12 +66,15 @@ fn messages(text: &str) -> BTreeMap<String, Rc<Message>> {
                 .unwrap_or_default();
         } else if let Some(name) = line.strip_prefix("pub struct ") {
             let name = name.trim_end_matches(['{', '}', ' ']);
-            open = Some((fold(name), Message { comments: mem::take(&mut comments), fields: Vec::new() }));
+            open = Some((
+                normalize_name(name),
+                Message { comments: mem::take(&mut comments), fields: Vec::new() },
+            ));
         } else if line == "}" {
             messages.extend(open.take().map(|(name, message)| (name, Rc::new(message))));
         } else if let (Some((_, message)), Some((name, kind))) = (&mut open, field(line)) {
             let comments = mem::take(&mut comments);
-            message.fields.push(MessageField { name: fold(name), message: kind, tag, comments });
+            message.fields.push(MessageField { name: normalize_name(name), message: kind, tag, comments });
         }
     }
     messages
@@ -82,11 +85,11 @@ fn field(line: &str) -> Option<(&str, Option<String>)> {
     let (name, kind) = line.strip_prefix("pub ")?.trim_end_matches(',').split_once(':')?;
     let kind = kind.trim_end_matches('>').rsplit([':', '<', ' ']).next()?;
     let message = kind.starts_with(|c: char| c.is_ascii_uppercase()) && kind != "String";
-    Some((name.trim_start_matches("r#"), message.then(|| fold(kind))))
+    Some((name.trim_start_matches("r#"), message.then(|| normalize_name(kind))))
 }
 
 /// Prost rewrites names to Rust's customs; letters and digits alone survive that.
-fn fold(name: &str) -> String {
+fn normalize_name(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
 
@@ -95,7 +98,7 @@ impl Package {
     pub fn apply(&self, definitions: &mut Definitions) {
         let package = &self.name;
         for definition in definitions.values_mut().filter(|d| super::model::package(&d.name) == package) {
-            if let Some(message) = self.messages.get(&fold(definition.short_name())) {
+            if let Some(message) = self.messages.get(&normalize_name(definition.short_name())) {
                 definition.atomic = value(&message.comments, "structType") == Some("atomic");
                 let mut ordered = Vec::new();
                 self.flatten(message, &mut Vec::new(), definition, &mut ordered);
@@ -109,13 +112,17 @@ impl Package {
     pub fn describe(&self, definitions: &mut Definitions) {
         let package = &self.name;
         for definition in definitions.values_mut().filter(|d| super::model::package(&d.name) == package) {
-            let Some(message) = self.messages.get(&fold(definition.short_name())) else { continue };
+            let Some(message) = self.messages.get(&normalize_name(definition.short_name())) else { continue };
             if definition.description.is_empty() {
-                definition.description = prose(&message.comments);
+                definition.description = description_text(&message.comments);
             }
             for field in definition.fields.iter_mut().filter(|field| field.description.is_empty()) {
-                if let Some(theirs) = message.fields.iter().find(|theirs| fold(&field.name) == theirs.name) {
-                    field.description = prose(&theirs.comments);
+                if let Some(message_field) = message
+                    .fields
+                    .iter()
+                    .find(|message_field| normalize_name(&field.name) == message_field.name)
+                {
+                    field.description = description_text(&message_field.comments);
                 }
             }
         }
@@ -130,14 +137,16 @@ impl Package {
         definition: &mut Definition,
         ordered: &mut Vec<Field>,
     ) {
-        for theirs in &message.fields {
-            path.push(theirs.tag);
-            if let Some(at) = definition.fields.iter().position(|field| fold(&field.name) == theirs.name) {
+        for message_field in &message.fields {
+            path.push(message_field.tag);
+            if let Some(at) =
+                definition.fields.iter().position(|field| normalize_name(&field.name) == message_field.name)
+            {
                 let mut field = definition.fields.remove(at);
                 field.tag.clone_from(path);
-                theirs.mark(&mut field);
+                message_field.apply_markers(&mut field);
                 ordered.push(field);
-            } else if let Some(embedded) = self.embedded(theirs) {
+            } else if let Some(embedded) = self.embedded(message_field) {
                 self.flatten(embedded, path, definition, ordered);
             }
             path.pop();
@@ -152,7 +161,7 @@ impl Package {
 }
 
 impl MessageField {
-    fn mark(&self, field: &mut Field) {
+    fn apply_markers(&self, field: &mut Field) {
         let marker = |name| value(&self.comments, name).unwrap_or_default().to_owned();
         field.list = marker("listType");
         if field.list == "map" {
@@ -178,7 +187,7 @@ fn value<'c>(comments: &'c [String], marker: &str) -> Option<&'c str> {
 }
 
 /// The comment as OpenAPI has it: markers dropped, lines of a paragraph joined.
-fn prose(comments: &[String]) -> String {
+fn description_text(comments: &[String]) -> String {
     let mut text = String::new();
     for line in comments.iter().filter(|line| !line.starts_with('+')) {
         let line = line.replace("<http", "http").replace('>', "");

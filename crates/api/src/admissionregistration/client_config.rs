@@ -5,24 +5,25 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use x509_parser::pem::Pem;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 /// A `WebhookClientConfig`, of admission or of conversion.
-pub fn endpoint(config: &Value, path: &Path, errors: &mut Errors) {
+pub fn endpoint(config: &Value, path: &Path, errors: &mut ErrorList) {
     match (config.at("url").as_str(), config.at("service")) {
-        (Some(address), Value::Null) => url(address, &path.at("url"), errors),
-        (None, at) if !at.is_null() => service(at, &path.at("service"), errors),
+        (Some(address), Value::Null) => url(address, &path.child("url"), errors),
+        (None, at) if !at.is_null() => service(at, &path.child("service"), errors),
         _ => errors.required(path, "exactly one of url or service is required"),
     }
 }
 
-fn url(address: &str, path: &Path, errors: &mut Errors) {
-    const FORM: &str = "; desired format: https://host[/path]";
+fn url(address: &str, path: &Path, errors: &mut ErrorList) {
+    const URL_FORMAT: &str = "; desired format: https://host[/path]";
     if address.contains(|c: char| c.is_ascii_control() || c == ' ') {
-        let why = format!("url must be a valid URL: parse {address:?}: invalid character in URL{FORM}");
-        errors.required(path, &why);
+        let detail =
+            format!("url must be a valid URL: parse {address:?}: invalid character in URL{URL_FORMAT}");
+        errors.required(path, &detail);
         return;
     }
     let (rest, fragment) = address.split_once('#').unwrap_or((address, ""));
@@ -31,10 +32,10 @@ fn url(address: &str, path: &Path, errors: &mut Errors) {
     let authority = rest.strip_prefix("//").map_or("", |rest| rest.split('/').next().unwrap_or(""));
     let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
     if !scheme.eq_ignore_ascii_case("https") {
-        errors.invalid(path, scheme, &format!("'https' is the only allowed URL scheme{FORM}"));
+        errors.invalid(path, scheme, &format!("'https' is the only allowed URL scheme{URL_FORMAT}"));
     }
     if host.is_empty() {
-        errors.invalid(path, "", &format!("host must be specified{FORM}"));
+        errors.invalid(path, "", &format!("host must be specified{URL_FORMAT}"));
     }
     if !user.is_empty() {
         errors.invalid(path, user, "user information is not permitted in the URL");
@@ -47,27 +48,27 @@ fn url(address: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn service(service: &Value, path: &Path, errors: &mut Errors) {
+fn service(service: &Value, path: &Path, errors: &mut ErrorList) {
     service_reference(service, ["name", "namespace"], path, errors);
-    url_path(service.text("path"), &path.at("path"), errors);
+    url_path(service.text("path"), &path.child("path"), errors);
 }
 
 /// The Service behind a webhook or an APIService: `required` in the order upstream asks for them, and a port.
-pub(crate) fn service_reference(service: &Value, required: [&str; 2], path: &Path, errors: &mut Errors) {
+pub(crate) fn service_reference(service: &Value, required: [&str; 2], path: &Path, errors: &mut ErrorList) {
     for field in required {
         if service.text(field).is_empty() {
-            errors.required(&path.at(field), "");
+            errors.required(&path.child(field), "");
         }
     }
     let port = service.int("port").unwrap_or(443);
-    let problems = names::port_number(port);
-    if !problems.is_empty() {
-        let message = format!("port is not valid: {}", problems.join(", "));
-        errors.invalid(&path.at("port"), port, &message);
+    let messages = names::port_number(port);
+    if !messages.is_empty() {
+        let message = format!("port is not valid: {}", messages.join(", "));
+        errors.invalid(&path.child("port"), port, &message);
     }
 }
 
-fn url_path(value: &str, path: &Path, errors: &mut Errors) {
+fn url_path(value: &str, path: &Path, errors: &mut ErrorList) {
     match value {
         "" | "/" => return,
         "//" => {
@@ -93,14 +94,14 @@ fn url_path(value: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// What is wrong with a `caBundle`, given as the base64 it is in JSON.
-pub fn ca_bundle_problem(bundle: &str) -> Option<&'static str> {
-    const NO_PEM: &str = "unable to load root certificates: unable to parse bytes as PEM block";
-    const BAD: &str = "unable to load root certificates: failed to parse certificate";
-    let Ok(bytes) = STANDARD.decode(bundle) else { return Some(NO_PEM) };
+pub fn ca_bundle_error(bundle: &str) -> Option<&'static str> {
+    const NOT_PEM: &str = "unable to load root certificates: unable to parse bytes as PEM block";
+    const INVALID_CERTIFICATE: &str = "unable to load root certificates: failed to parse certificate";
+    let Ok(bytes) = STANDARD.decode(bundle) else { return Some(NOT_PEM) };
     let blocks: Vec<Pem> = Pem::iter_from_buffer(&bytes).map_while(Result::ok).collect();
     let mut certificates = blocks.iter().filter(|block| block.label == "CERTIFICATE").peekable();
     if certificates.peek().is_none() {
-        return Some(NO_PEM);
+        return Some(NOT_PEM);
     }
-    certificates.any(|block| block.parse_x509().is_err()).then_some(BAD)
+    certificates.any(|block| block.parse_x509().is_err()).then_some(INVALID_CERTIFICATE)
 }

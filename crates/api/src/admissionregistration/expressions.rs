@@ -7,11 +7,11 @@ use std::sync::LazyLock;
 use cel::{Decl, Env, Field, Object, Program, Type};
 use serde_json::Value;
 
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// The names that not every place has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct OptionalVariables {
     /// `params`
     pub params: bool,
     /// `authorizer` and `authorizer.requestResource`
@@ -21,9 +21,9 @@ pub struct Names {
 }
 
 /// `request`.
-pub static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
-    let kind = || texts("kubernetes.GroupVersionKind", &["group", "version", "kind"]);
-    let resource = || texts("kubernetes.GroupVersionResource", &["group", "version", "resource"]);
+pub static REQUEST_DECL: LazyLock<Decl> = LazyLock::new(|| {
+    let kind = || string_object("kubernetes.GroupVersionKind", &["group", "version", "kind"]);
+    let resource = || string_object("kubernetes.GroupVersionResource", &["group", "version", "resource"]);
     let user = object(
         "kubernetes.UserInfo",
         vec![
@@ -54,7 +54,7 @@ pub static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
 });
 
 /// `namespaceObject`.
-pub static NAMESPACE: LazyLock<Decl> = LazyLock::new(|| {
+pub static NAMESPACE_DECL: LazyLock<Decl> = LazyLock::new(|| {
     let list = || Type::list(Type::String);
     let map = || Type::map(Type::String, Type::String);
     let metadata = object(
@@ -96,7 +96,7 @@ pub static NAMESPACE: LazyLock<Decl> = LazyLock::new(|| {
     namespace.into()
 });
 
-fn texts(name: &str, fields: &[&'static str]) -> Type {
+fn string_object(name: &str, fields: &[&'static str]) -> Type {
     object(name, fields.iter().map(|field| (*field, Type::String)).collect())
 }
 
@@ -109,17 +109,21 @@ fn field(name: &str, ty: Type) -> Field {
 }
 
 /// The environment of an expression about a request.
-pub fn env(names: Names) -> Env {
-    env_of(names, Type::Dyn, Type::Dyn)
+pub fn base_env(names: OptionalVariables) -> Env {
+    env_with_types(names, Type::Dyn, Type::Dyn)
 }
 
 /// The same, where the types of the object and of the parameters are known.
-pub fn env_of(names: Names, object: impl Into<Decl> + Clone, params: impl Into<Decl>) -> Env {
+pub fn env_with_types(
+    names: OptionalVariables,
+    object: impl Into<Decl> + Clone,
+    params: impl Into<Decl>,
+) -> Env {
     let mut env = Env::new()
         .variable("object", object.clone())
         .variable("oldObject", object)
-        .variable("namespaceObject", NAMESPACE.clone())
-        .variable("request", REQUEST.clone());
+        .variable("namespaceObject", NAMESPACE_DECL.clone())
+        .variable("request", REQUEST_DECL.clone());
     if names.params {
         env = env.variable("params", params);
     }
@@ -133,18 +137,18 @@ pub fn env_of(names: Names, object: impl Into<Decl> + Clone, params: impl Into<D
             [("op", Type::String), ("path", Type::String), ("from", Type::String), ("value", Type::Dyn)];
         let fields = fields.map(|(name, ty)| (name.to_owned(), field(name, ty)));
         let operation = Object { name: "JSONPatch".to_owned(), fields: fields.into(), open: false };
-        env = env.message_type(operation).open_messages("Object").library("jsonpatch");
+        env = env.message_type(operation).dynamic_messages("Object").library("jsonpatch");
     }
     env
 }
 
 /// The variables of a policy: each may use those before it.
 #[derive(Clone, Debug, Default)]
-pub struct Composed {
+pub struct CompositionEnv {
     fields: BTreeMap<String, Field>,
 }
 
-impl Composed {
+impl CompositionEnv {
     /// Compiles one more. One that cannot be compiled can still be referred to.
     pub fn add(&mut self, base: &Env, name: &str, expression: &str) -> Result<Program, String> {
         let program = compile(&self.env(base), expression, &[]);
@@ -160,16 +164,16 @@ impl Composed {
 }
 
 /// Compiles an expression that has to evaluate to one of the types; to anything if there are none.
-pub fn compile(env: &Env, expression: &str, wanted: &[Type]) -> Result<Program, String> {
+pub fn compile(env: &Env, expression: &str, allowed_types: &[Type]) -> Result<Program, String> {
     let program = env.compile(expression).map_err(|errors| format!("compilation failed: {errors}"))?;
-    if wanted.is_empty() || wanted.contains(program.output()) {
+    if allowed_types.is_empty() || allowed_types.contains(program.output()) {
         return Ok(program);
     }
-    let found = shown(program.output());
-    Err(match wanted {
-        [one] => format!("must evaluate to {} but got {found}", shown(one)),
+    let found = type_name(program.output());
+    Err(match allowed_types {
+        [one] => format!("must evaluate to {} but got {found}", type_name(one)),
         many => {
-            let many: Vec<String> = many.iter().map(shown).collect();
+            let many: Vec<String> = many.iter().map(type_name).collect();
             format!("must evaluate to one of [{}] but got {found}", many.join(" "))
         }
     })
@@ -185,12 +189,12 @@ pub fn patch_type(mutation: &Value) -> Type {
 }
 
 /// A type by the names types have at run time.
-fn shown(ty: &Type) -> String {
+fn type_name(ty: &Type) -> String {
     match ty {
-        Type::List(item) => format!("list({})", shown(item)),
-        Type::Map(types) => format!("map({}, {})", shown(&types.0), shown(&types.1)),
+        Type::List(item) => format!("list({})", type_name(item)),
+        Type::Map(types) => format!("map({}, {})", type_name(&types.0), type_name(&types.1)),
         Type::Opaque(name, parameters) if !parameters.is_empty() => {
-            let parameters: Vec<String> = parameters.iter().map(shown).collect();
+            let parameters: Vec<String> = parameters.iter().map(type_name).collect();
             format!("{name}({})", parameters.join(", "))
         }
         other => other.name().to_owned(),

@@ -3,16 +3,16 @@
 use serde_json::Value;
 
 use super::policy;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct MutatingAdmissionPolicyBinding;
 
-impl Kind for MutatingAdmissionPolicyBinding {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for MutatingAdmissionPolicyBinding {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         policy::binding(spec, &path, errors);
-        policy::mutating_operations(spec.at("matchResources"), &path.at("matchResources"), errors);
+        policy::mutating_operations(spec.at("matchResources"), &path.child("matchResources"), errors);
     }
 }

@@ -4,48 +4,48 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 const OPERATIONS: [&str; 5] = ["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const SCOPES: [&str; 3] = ["*", "Cluster", "Namespaced"];
 
 /// A `RuleWithOperations`.
-pub(super) fn rule(rule: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn rule(rule: &Value, path: &Path, errors: &mut ErrorList) {
     list(rule, "operations", "operations", path, errors);
     for (i, operation) in rule.items("operations").iter().enumerate() {
         let name = operation.as_str().unwrap_or("");
         if !OPERATIONS.contains(&name) {
-            errors.not_supported(&path.at("operations").index(i), name, &OPERATIONS);
+            errors.not_supported(&path.child("operations").index(i), name, &OPERATIONS);
         }
     }
     list(rule, "apiGroups", "API groups", path, errors);
     list(rule, "apiVersions", "API versions", path, errors);
     for (i, version) in rule.items("apiVersions").iter().enumerate() {
         if version == "" {
-            errors.required(&path.at("apiVersions").index(i), "");
+            errors.required(&path.child("apiVersions").index(i), "");
         }
     }
-    resources(rule.at("resources"), &path.at("resources"), errors);
+    resources(rule.at("resources"), &path.child("resources"), errors);
     if let Some(scope) = rule.at("scope").as_str().filter(|scope| !SCOPES.contains(scope)) {
-        errors.not_supported(&path.at("scope"), scope, &SCOPES);
+        errors.not_supported(&path.child("scope"), scope, &SCOPES);
     }
 }
 
 /// A list that is not empty, in which `*` stands alone.
-fn list(rule: &Value, field: &str, others: &str, path: &Path, errors: &mut Errors) {
+fn list(rule: &Value, field: &str, others: &str, path: &Path, errors: &mut ErrorList) {
     let items = rule.items(field);
     if items.is_empty() {
-        errors.required(&path.at(field), "");
+        errors.required(&path.child(field), "");
     }
     if items.len() > 1 && items.iter().any(|item| item == "*") {
         let message = format!("if '*' is present, must not specify other {others}");
-        errors.invalid(&path.at(field), rule.at(field).clone(), &message);
+        errors.invalid(&path.child(field), rule.at(field).clone(), &message);
     }
 }
 
-fn resources(resources: &Value, path: &Path, errors: &mut Errors) {
+fn resources(resources: &Value, path: &Path, errors: &mut ErrorList) {
     let list = resources.as_array().map_or(&[][..], Vec::as_slice);
     if list.is_empty() {
         errors.required(path, "");
@@ -89,10 +89,10 @@ fn resources(resources: &Value, path: &Path, errors: &mut Errors) {
 }
 
 /// A `NamedRuleWithOperations`.
-pub(super) fn named_rule(named: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn named_rule(named: &Value, path: &Path, errors: &mut ErrorList) {
     let mut seen = HashSet::new();
     for (i, item) in named.items("resourceNames").iter().enumerate() {
-        let (name, path) = (item.as_str().unwrap_or(""), path.at("resourceNames").index(i));
+        let (name, path) = (item.as_str().unwrap_or(""), path.child("resourceNames").index(i));
         errors.invalid_each(&path, name, names::path_segment_name(name));
         if !seen.insert(name) {
             errors.duplicate(&path, name);

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use cel::{Decl, Type};
 use serde_json::Value;
 
-use super::expressions::{self, Composed, Names};
-use crate::json::Json;
+use super::expressions::{self, CompositionEnv, OptionalVariables};
+use crate::json::JsonExt;
 
 /// A policy's rules may name many types; so many are looked at.
-const MOST_TYPES: usize = 10;
+const MAX_TYPES: usize = 10;
 
 /// A kind that is not built in, as its API server describes it.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,8 @@ pub fn custom_versions(policy: &Value) -> BTreeSet<String> {
     let spec = policy.at("spec");
     let mut versions = BTreeSet::new();
     let mut add = |group: &str, version: &str| {
-        let built_in = crate::table::RESOURCES.iter().any(|row| row.group == group && row.version == version);
+        let built_in =
+            crate::resource_table::RESOURCES.iter().any(|row| row.group == group && row.version == version);
         if !group.is_empty() && !built_in {
             versions.insert(format!("{group}/{version}"));
         }
@@ -55,7 +56,7 @@ fn has_wildcard(rule: &Value) -> bool {
 /// The paths of expressions, each with its warning. `custom` are the kinds of `custom_versions`.
 pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> {
     let spec = policy.at("spec");
-    let types = types(spec, custom);
+    let types = matched_types(spec, custom);
     let param_kind = spec.at("paramKind");
     let (group, version) = match param_kind.text("apiVersion").split_once('/') {
         Some(parts) => parts,
@@ -64,10 +65,10 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
     let is_params = |kind: &&CustomKind| {
         kind.group == group && kind.version == version && kind.kind == param_kind.text("kind")
     };
-    let params = decl(group, version, param_kind.text("kind"))
+    let params = builtin_decl(group, version, param_kind.text("kind"))
         .or_else(|| custom.iter().find(is_params)?.decl())
         .unwrap_or_else(|| Type::Dyn.into());
-    let names = Names { params: spec.has("paramKind"), authorizer: true, patches: false };
+    let names = OptionalVariables { params: spec.has("paramKind"), authorizer: true, patches: false };
     let mut found = Vec::new();
     for (i, validation) in spec.items("validations").iter().enumerate() {
         for field in ["expression", "messageExpression"] {
@@ -76,13 +77,13 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
                 .iter()
                 .filter(|_| !expression.is_empty())
                 .filter_map(|(name, decl)| {
-                    let env = expressions::env_of(names, decl.clone(), params.clone());
-                    let mut composed = Composed::default();
+                    let env = expressions::env_with_types(names, decl.clone(), params.clone());
+                    let mut composition_env = CompositionEnv::default();
                     for variable in spec.items("variables") {
                         // What is wrong with a variable shows where it is used.
-                        let _ = composed.add(&env, variable.text("name"), variable.text("expression"));
+                        let _ = composition_env.add(&env, variable.text("name"), variable.text("expression"));
                     }
-                    let error = expressions::compile(&composed.env(&env), expression, &[]).err()?;
+                    let error = expressions::compile(&composition_env.env(&env), expression, &[]).err()?;
                     Some(format!("{name}: {error}\n"))
                 })
                 .collect();
@@ -95,25 +96,25 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
 }
 
 /// The types of the kinds that the policy's rules name one by one, in order.
-fn types(spec: &Value, custom: &[CustomKind]) -> BTreeMap<String, Decl> {
+fn matched_types(spec: &Value, custom: &[CustomKind]) -> BTreeMap<String, Decl> {
     let mut types = BTreeMap::new();
     for rule in spec.at("matchConstraints").items("resourceRules").iter().filter(|rule| !has_wildcard(rule)) {
         let named =
             |field: &str, name: &str| rule.items(field).iter().any(|item| item.as_str() == Some(name));
         let mut add =
             |group: &str, version: &str, plural: &str, kind: &str, decl: &dyn Fn() -> Option<Decl>| {
-                let wanted =
+                let allowed_types =
                     named("apiGroups", group) && named("apiVersions", version) && named("resources", plural);
-                if wanted
-                    && types.len() < MOST_TYPES
+                if allowed_types
+                    && types.len() < MAX_TYPES
                     && let Some(decl) = decl()
                 {
                     types.insert(format!("{group}/{version}, Kind={kind}"), decl);
                 }
             };
-        for row in crate::table::RESOURCES {
+        for row in crate::resource_table::RESOURCES {
             let (group, version, kind) = (row.group, row.version, row.kind);
-            add(group, version, row.plural, kind, &|| decl(group, version, kind));
+            add(group, version, row.plural, kind, &|| builtin_decl(group, version, kind));
         }
         for kind in custom {
             add(&kind.group, &kind.version, &kind.plural, &kind.kind, &|| kind.decl());
@@ -124,14 +125,14 @@ fn types(spec: &Value, custom: &[CustomKind]) -> BTreeMap<String, Decl> {
 
 impl CustomKind {
     fn decl(&self) -> Option<Decl> {
-        Some(Decl::from_schema(&self.schema, true)?.named(&self.kind))
+        Some(Decl::from_schema(&self.schema, true)?.with_type_name(&self.kind))
     }
 }
 
-fn decl(group: &str, version: &str, kind: &str) -> Option<Decl> {
+fn builtin_decl(group: &str, version: &str, kind: &str) -> Option<Decl> {
     let table = schema::kubernetes();
-    let ty = table.kind(group, version, kind)?;
-    Some(Decl::from_table(table, ty).named(kind))
+    let ty = table.type_by_kind(group, version, kind)?;
+    Some(Decl::from_table(table, ty).with_type_name(kind))
 }
 
 #[cfg(test)]
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_kinds_have_types_too() {
+    fn checks_expressions_for_custom_resources() {
         let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}});
         let kind = |kind: &str, plural: &str| CustomKind {
             group: "x.io".into(),
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_compared_with_types() {
+    fn reports_type_errors_in_expressions() {
         check("object.spec.replicas > 1 && variables.replicas < 5", expect![""]);
         check(
             "object.spec.replicas > '1'",

@@ -5,34 +5,34 @@ use std::collections::HashSet;
 use cel::Type;
 use serde_json::Value;
 
-use super::expressions::Names;
-use super::policy::{self, Vocabulary};
-use super::webhook::known;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use super::expressions::OptionalVariables;
+use super::policy::{self, ExpressionContext};
+use super::webhook::one_of;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 const MAX_AUDIT_ANNOTATIONS: usize = 20;
-const MAX_VALUE_EXPRESSION: usize = 5 * 1024;
+const MAX_VALUE_EXPRESSION_BYTES: usize = 5 * 1024;
 const REASONS: [&str; 3] = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
 
 pub struct ValidatingAdmissionPolicy;
 
-impl Kind for ValidatingAdmissionPolicy {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ValidatingAdmissionPolicy {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        let vocabulary = policy::matching(spec, false, &path, errors);
+        let vocabulary = policy::validate_matching(spec, false, &path, errors);
         let (validations, audits) = (spec.items("validations"), spec.items("auditAnnotations"));
         if validations.is_empty() && audits.is_empty() {
-            let why = "validations or auditAnnotations must contain at least one item";
-            errors.required(&path.at("validations"), why);
-            errors.required(&path.at("auditAnnotations"), why);
+            let detail = "validations or auditAnnotations must contain at least one item";
+            errors.required(&path.child("validations"), detail);
+            errors.required(&path.child("auditAnnotations"), detail);
         }
         for (i, item) in validations.iter().enumerate() {
-            validation(item, &vocabulary, &path.at("validations").index(i), errors);
+            validation(item, &vocabulary, &path.child("validations").index(i), errors);
         }
-        let path = path.at("auditAnnotations");
+        let path = path.child("auditAnnotations");
         if audits.len() > MAX_AUDIT_ANNOTATIONS {
             let message = format!("must not have more than {MAX_AUDIT_ANNOTATIONS} auditAnnotations");
             errors.invalid(&path, spec.at("auditAnnotations").clone(), &message);
@@ -42,70 +42,71 @@ impl Kind for ValidatingAdmissionPolicy {
         for (i, item) in audits.iter().enumerate() {
             audit_annotation(item, policy_name, &vocabulary, &path.index(i), errors);
             if !seen.insert(item.text("key")) {
-                errors.duplicate(&path.index(i).at("key"), item.text("key"));
+                errors.duplicate(&path.index(i).child("key"), item.text("key"));
             }
         }
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         let (status, path) = (new.at("status"), Path::new("status"));
         let warnings = status.at("typeChecking").items("expressionWarnings");
         for (i, warning) in warnings.iter().enumerate() {
-            let path = path.at("typeChecking.expressionWarnings").index(i);
+            let path = path.child("typeChecking.expressionWarnings").index(i);
             for field in ["warning", "fieldRef"] {
                 if warning.text(field).trim().is_empty() {
-                    errors.required(&path.at(field), "");
+                    errors.required(&path.child(field), "");
                 }
             }
         }
-        meta::conditions(status.at("conditions"), &path.at("conditions"), errors);
+        meta::validate_conditions(status.at("conditions"), &path.child("conditions"), errors);
     }
 }
 
-const WITH_AUTHORIZER: Names = Names { params: false, authorizer: true, patches: false };
+const WITH_AUTHORIZER: OptionalVariables =
+    OptionalVariables { params: false, authorizer: true, patches: false };
 
-fn validation(validation: &Value, vocabulary: &Vocabulary, path: &Path, errors: &mut Errors) {
+fn validation(validation: &Value, vocabulary: &ExpressionContext, path: &Path, errors: &mut ErrorList) {
     let expression = validation.text("expression");
     if expression.trim().is_empty() {
-        errors.required(&path.at("expression"), "expression is not specified");
+        errors.required(&path.child("expression"), "expression is not specified");
     } else {
-        vocabulary.check(WITH_AUTHORIZER, expression, &[Type::Bool], &path.at("expression"), errors);
+        vocabulary.check(WITH_AUTHORIZER, expression, &[Type::Bool], &path.child("expression"), errors);
     }
     for field in ["messageExpression", "message"] {
         let text = validation.text(field);
         if !text.is_empty() && text.trim().is_empty() {
-            errors.invalid(&path.at(field), text, "must be non-empty if specified");
+            errors.invalid(&path.child(field), text, "must be non-empty if specified");
         } else if field == "messageExpression" && !text.is_empty() {
-            vocabulary.check(Names::default(), text, &[Type::String], &path.at(field), errors);
+            vocabulary.check(OptionalVariables::default(), text, &[Type::String], &path.child(field), errors);
         } else if field == "message" && text.trim().contains(['\n', '\r']) {
-            errors.invalid(&path.at(field), text, "must not contain line breaks");
+            errors.invalid(&path.child(field), text, "must not contain line breaks");
         }
     }
-    known(validation, "reason", &REASONS, path, errors);
+    one_of(validation, "reason", &REASONS, path, errors);
 }
 
 fn audit_annotation(
     annotation: &Value,
     policy_name: &str,
-    vocabulary: &Vocabulary,
+    vocabulary: &ExpressionContext,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let key = annotation.text("key");
     if policy_name.is_empty() {
-        errors.invalid(&path.at("key"), key, "requires metadata.name be non-empty");
+        errors.invalid(&path.child("key"), key, "requires metadata.name be non-empty");
     } else {
         let name = format!("{policy_name}/{key}");
-        errors.invalid_each(&path.at("key"), name.as_str(), names::qualified_name(&name));
+        errors.invalid_each(&path.child("key"), name.as_str(), names::qualified_name(&name));
     }
     let expression = annotation.text("valueExpression").trim();
     if expression.is_empty() {
-        errors.required(&path.at("valueExpression"), "valueExpression is not specified");
-    } else if expression.len() > MAX_VALUE_EXPRESSION {
-        let why = format!("must not exceed {MAX_VALUE_EXPRESSION} bytes in length");
-        errors.required(&path.at("valueExpression"), &why);
+        errors.required(&path.child("valueExpression"), "valueExpression is not specified");
+    } else if expression.len() > MAX_VALUE_EXPRESSION_BYTES {
+        let detail = format!("must not exceed {MAX_VALUE_EXPRESSION_BYTES} bytes in length");
+        errors.required(&path.child("valueExpression"), &detail);
     } else {
-        let wanted = [Type::String, Type::Null];
-        vocabulary.check(WITH_AUTHORIZER, expression, &wanted, &path.at("valueExpression"), errors);
+        let allowed_types = [Type::String, Type::Null];
+        vocabulary.check(WITH_AUTHORIZER, expression, &allowed_types, &path.child("valueExpression"), errors);
     }
 }

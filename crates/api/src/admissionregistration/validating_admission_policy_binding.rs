@@ -5,23 +5,23 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::policy;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 const ACTIONS: [&str; 3] = ["Audit", "Deny", "Warn"];
 
 pub struct ValidatingAdmissionPolicyBinding;
 
-impl Kind for ValidatingAdmissionPolicyBinding {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ValidatingAdmissionPolicyBinding {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         policy::binding(spec, &path, errors);
-        actions(spec.at("validationActions"), &path.at("validationActions"), errors);
+        actions(spec.at("validationActions"), &path.child("validationActions"), errors);
     }
 }
 
-fn actions(actions: &Value, path: &Path, errors: &mut Errors) {
+fn actions(actions: &Value, path: &Path, errors: &mut ErrorList) {
     let list = actions.as_array().map_or(&[][..], Vec::as_slice);
     let mut seen = HashSet::new();
     for (i, action) in list.iter().enumerate() {

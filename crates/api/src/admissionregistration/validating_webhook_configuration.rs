@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use crate::field::Errors;
-use crate::kind::Kind;
+use crate::field::ErrorList;
+use crate::strategy::RestStrategy;
 
 pub struct ValidatingWebhookConfiguration;
 
-impl Kind for ValidatingWebhookConfiguration {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ValidatingWebhookConfiguration {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         super::webhook::webhooks(obj, false, errors);
     }
 }

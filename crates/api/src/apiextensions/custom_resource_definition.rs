@@ -5,12 +5,12 @@
 //! visible, since those paths are what people search the web for.
 
 mod approval;
+mod cel_rules;
 mod conversion;
 mod field_path;
 mod formats;
-mod inner;
+mod internal_format;
 mod lists;
-mod rules;
 mod schema;
 mod structural;
 mod version;
@@ -20,48 +20,48 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use crate::custom;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
 use crate::names;
+use crate::strategy::RestStrategy;
 
 const NAME_RULE: &str = "must be spec.names.plural+\".\"+spec.group";
 
 pub struct CustomResourceDefinition;
 
-impl Kind for CustomResourceDefinition {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for CustomResourceDefinition {
+    fn prepare_for_create(&self, new: &mut Value) {
         new.set("status", json!({}));
-        remember_storage_version(new);
+        add_stored_version(new);
     }
 
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
-        remember_storage_version(new);
+    fn prepare_for_update(&self, new: &mut Value, _old: &Value) {
+        add_stored_version(new);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let name = obj.at("metadata").text("name");
         let names = obj.path("spec.names");
         if name != format!("{}.{}", names.text("plural"), obj.at("spec").text("group")) {
             errors.invalid(&Path::new("metadata.name"), name, NAME_RULE);
         }
-        definition(obj, None, errors);
+        validate_definition(obj, None, errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // Once more, with an eye on what the stored object already had, in upstream's order.
-        let note = Path::new("metadata.annotations").key(approval::APPROVED);
+        let note = Path::new("metadata.annotations").key(approval::APPROVAL_ANNOTATION);
         errors.0.retain(|complaint| {
             let path = complaint.path.as_str();
             let of_name = path == "metadata.name" && complaint.message.ends_with(NAME_RULE);
             path.starts_with("metadata") && complaint.path != note && !of_name
         });
-        definition(new, Some(old), errors);
+        validate_definition(new, Some(old), errors);
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
-        accepted_names(new, errors);
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
+        validate_accepted_names(new, errors);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
@@ -79,13 +79,13 @@ pub fn begin_deletion(crd: &mut Value, now: &Value) {
     let metadata = crd.object_mut("metadata");
     let finalizers = metadata.entry("finalizers").or_insert_with(|| json!([]));
     if let Some(finalizers) = finalizers.as_array_mut()
-        && !finalizers.iter().any(|name| name == custom::CLEANUP)
+        && !finalizers.iter().any(|name| name == custom::CLEANUP_FINALIZER)
     {
-        finalizers.push(custom::CLEANUP.into());
+        finalizers.push(custom::CLEANUP_FINALIZER.into());
     }
     let mut conditions = crd.at("status").items("conditions").to_vec();
-    let pending = custom::condition(
-        custom::TERMINATING,
+    let pending = custom::new_condition(
+        custom::TERMINATING_CONDITION,
         "True",
         "InstanceDeletionPending",
         "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
@@ -95,7 +95,7 @@ pub fn begin_deletion(crd: &mut Value, now: &Value) {
 }
 
 /// Objects may be stored in any version that ever was the storage version, so those are kept count of.
-fn remember_storage_version(crd: &mut Value) {
+fn add_stored_version(crd: &mut Value) {
     let storage = crd.at("spec").items("versions").iter().find(|version| version.flag("storage"));
     let Some(name) = storage.map(|version| version.text("name").to_owned()) else { return };
     let status = crd.object_mut("status");
@@ -111,36 +111,36 @@ fn remember_storage_version(crd: &mut Value) {
 }
 
 /// A field of every version: in one place if it is the same in all of them, otherwise in each.
-enum Shared<'a> {
+enum PerVersion<'a> {
     ByAll(&'a Value),
     Apart,
 }
 
-impl<'a> Shared<'a> {
-    fn of(versions: &'a [Value], field: &str) -> Shared<'a> {
-        let Some((first, rest)) = versions.split_first() else { return Shared::Apart };
+impl<'a> PerVersion<'a> {
+    fn from_versions(versions: &'a [Value], field: &str) -> PerVersion<'a> {
+        let Some((first, rest)) = versions.split_first() else { return PerVersion::Apart };
         let same = |version: &Value| {
             let (one, other) = (first.at(field), version.at(field));
             one == other || is_empty(one) && is_empty(other)
         };
-        if rest.iter().all(same) { Shared::ByAll(first.at(field)) } else { Shared::Apart }
+        if rest.iter().all(same) { PerVersion::ByAll(first.at(field)) } else { PerVersion::Apart }
     }
 
     /// The value shared by all, or null.
-    fn by_all(&self) -> &'a Value {
-        static NOTHING: Value = Value::Null;
+    fn shared_value(&self) -> &'a Value {
+        static NULL: Value = Value::Null;
         match self {
-            Shared::ByAll(value) => value,
-            Shared::Apart => &NOTHING,
+            PerVersion::ByAll(value) => value,
+            PerVersion::Apart => &NULL,
         }
     }
 
     /// A version's own value, which is null where it has been moved up.
-    fn own<'b>(&self, version: &'b Value, field: &str) -> &'b Value {
-        static NOTHING: Value = Value::Null;
+    fn version_value<'b>(&self, version: &'b Value, field: &str) -> &'b Value {
+        static NULL: Value = Value::Null;
         match self {
-            Shared::ByAll(_) => &NOTHING,
-            Shared::Apart => version.at(field),
+            PerVersion::ByAll(_) => &NULL,
+            PerVersion::Apart => version.at(field),
         }
     }
 }
@@ -149,33 +149,48 @@ fn is_empty(value: &Value) -> bool {
     value.is_null() || value.as_array().is_some_and(Vec::is_empty)
 }
 
-fn definition(crd: &Value, old: Option<&Value>, errors: &mut Errors) {
+fn validate_definition(crd: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let (spec, path) = (crd.at("spec"), Path::new("spec"));
-    specification(spec, &path, errors);
+    validate_spec(spec, &path, errors);
     if let Some(old) = old {
         let before = old.at("spec");
         let established = is_established(old);
-        conversion::ca_bundle_update(spec, before, established, &path.at("conversion"), errors);
+        conversion::ca_bundle_update(spec, before, established, &path.child("conversion"), errors);
         let names = |spec: &Value, field: &str| Value::from(spec.at("names").text(field));
         if established {
-            meta::immutable(
+            meta::validate_immutable(
                 &spec.text("scope").into(),
                 &before.text("scope").into(),
-                &path.at("scope"),
+                &path.child("scope"),
                 errors,
             );
-            meta::immutable(&names(spec, "kind"), &names(before, "kind"), &path.at("names.kind"), errors);
+            meta::validate_immutable(
+                &names(spec, "kind"),
+                &names(before, "kind"),
+                &path.child("names.kind"),
+                errors,
+            );
         }
-        meta::immutable(&spec.text("group").into(), &before.text("group").into(), &path.at("group"), errors);
-        meta::immutable(&names(spec, "plural"), &names(before, "plural"), &path.at("names.plural"), errors);
+        meta::validate_immutable(
+            &spec.text("group").into(),
+            &before.text("group").into(),
+            &path.child("group"),
+            errors,
+        );
+        meta::validate_immutable(
+            &names(spec, "plural"),
+            &names(before, "plural"),
+            &path.child("names.plural"),
+            errors,
+        );
     }
-    accepted_names(crd, errors);
-    stored_versions(crd, errors);
+    validate_accepted_names(crd, errors);
+    validate_stored_versions(crd, errors);
     approval::approval(crd, old, errors);
     let old_preserved = old.is_some_and(|old| old.at("spec").flag("preserveUnknownFields"));
     if spec.flag("preserveUnknownFields") && !old_preserved {
         errors.invalid(
-            &path.at("preserveUnknownFields"),
+            &path.child("preserveUnknownFields"),
             true,
             "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead",
         );
@@ -189,28 +204,28 @@ fn is_established(crd: &Value) -> bool {
         .any(|condition| condition.text("type") == "Established" && condition.text("status") == "True")
 }
 
-fn specification(spec: &Value, path: &Path, errors: &mut Errors) {
-    group(spec.text("group"), &path.at("group"), errors);
-    one_of(spec.text("scope"), &["Cluster", "Namespaced"], &path.at("scope"), errors);
+fn validate_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
+    validate_group(spec.text("group"), &path.child("group"), errors);
+    one_of(spec.text("scope"), &["Cluster", "Namespaced"], &path.child("scope"), errors);
 
     let versions = spec.items("versions");
-    let schemas = Shared::of(versions, "schema");
-    let subresources = Shared::of(versions, "subresources");
-    let columns = Shared::of(versions, "additionalPrinterColumns");
-    let selectable = Shared::of(versions, "selectableFields");
-    let at_version = |i: usize| path.at("versions").index(i);
+    let schemas = PerVersion::from_versions(versions, "schema");
+    let subresources = PerVersion::from_versions(versions, "subresources");
+    let columns = PerVersion::from_versions(versions, "additionalPrinterColumns");
+    let selectable = PerVersion::from_versions(versions, "selectableFields");
+    let at_version = |i: usize| path.child("versions").index(i);
 
     for (i, version) in versions.iter().enumerate() {
         if !version.at("schema").has("openAPIV3Schema") {
-            errors.required(&at_version(i).at("schema.openAPIV3Schema"), "");
+            errors.required(&at_version(i).child("schema.openAPIV3Schema"), "");
         }
     }
     let preserve = spec.flag("preserveUnknownFields");
     let has_defaults =
-        |version: &Value| schema::any(version.path("schema.openAPIV3Schema"), |s| s.has("default"));
+        |version: &Value| schema::any_schema(version.path("schema.openAPIV3Schema"), |s| s.has("default"));
     if preserve && versions.iter().any(has_defaults) {
         errors.invalid(
-            &path.at("preserveUnknownFields"),
+            &path.child("preserveUnknownFields"),
             true,
             "must be false in order to use defaults in the schema",
         );
@@ -219,47 +234,56 @@ fn specification(spec: &Value, path: &Path, errors: &mut Errors) {
     for (i, version) in versions.iter().enumerate() {
         let path = at_version(i);
         let name = version.text("name");
-        joined(names::dns1035_label(name), name, "", &path.at("name"), errors);
-        version::deprecation(version, &path.at("deprecationWarning"), errors);
-        let validation = schemas.own(version, "schema");
-        schema::validation(validation, has_status(version), &path.at("schema"), errors);
-        version::scale(subresources.own(version, "subresources"), &path.at("subresources"), errors);
+        invalid_joined(names::dns1035_label(name), name, "", &path.child("name"), errors);
+        version::deprecation(version, &path.child("deprecationWarning"), errors);
+        let validation = schemas.version_value(version, "schema");
+        schema::validation(validation, has_status(version), &path.child("schema"), errors);
+        version::scale(
+            subresources.version_value(version, "subresources"),
+            &path.child("subresources"),
+            errors,
+        );
         version::printer_columns(
-            columns.own(version, "additionalPrinterColumns"),
-            &path.at("additionalPrinterColumns"),
+            columns.version_value(version, "additionalPrinterColumns"),
+            &path.child("additionalPrinterColumns"),
             errors,
         );
         version::selectable_fields(
-            selectable.own(version, "selectableFields"),
+            selectable.version_value(version, "selectableFields"),
             version.at("schema"),
-            &path.at("selectableFields"),
+            &path.child("selectableFields"),
             errors,
         );
     }
-    version_list(versions, path, errors);
+    validate_versions(versions, path, errors);
 
-    let naming = spec.at("names");
+    let names = spec.at("names");
     for field in ["plural", "singular", "kind", "listKind"] {
-        if naming.text(field).is_empty() {
-            errors.required(&path.at("names").at(field), "");
+        if names.text(field).is_empty() {
+            errors.required(&path.child("names").child(field), "");
         }
     }
-    resource_names(naming, &path.at("names"), errors);
-    schema::validation(schemas.by_all(), versions.iter().any(has_status), &path.at("validation"), errors);
-    version::scale(subresources.by_all(), &path.at("subresources"), errors);
-    version::printer_columns(columns.by_all(), &path.at("additionalPrinterColumns"), errors);
+    validate_resource_names(names, &path.child("names"), errors);
+    schema::validation(
+        schemas.shared_value(),
+        versions.iter().any(has_status),
+        &path.child("validation"),
+        errors,
+    );
+    version::scale(subresources.shared_value(), &path.child("subresources"), errors);
+    version::printer_columns(columns.shared_value(), &path.child("additionalPrinterColumns"), errors);
     let first = versions.first().map_or(&Value::Null, |version| version.at("schema"));
-    version::selectable_fields(selectable.by_all(), first, &path.at("selectableFields"), errors);
+    version::selectable_fields(selectable.shared_value(), first, &path.child("selectableFields"), errors);
 
     let strategy = spec.at("conversion").text("strategy");
     if spec.has("conversion") && strategy != "None" && preserve {
-        let path = path.at("conversion.strategy");
+        let path = path.child("conversion.strategy");
         errors.invalid(&path, strategy, "must be None if spec.preserveUnknownFields is true");
     }
-    conversion::conversion(spec.at("conversion"), &path.at("conversion"), errors);
+    conversion::conversion(spec.at("conversion"), &path.child("conversion"), errors);
 }
 
-fn group(group: &str, path: &Path, errors: &mut Errors) {
+fn validate_group(group: &str, path: &Path, errors: &mut ErrorList) {
     let messages = names::dns1123_subdomain(group);
     if group.is_empty() {
         errors.required(path, "");
@@ -270,7 +294,7 @@ fn group(group: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn one_of(value: &str, known: &[&str], path: &Path, errors: &mut Errors) {
+fn one_of(value: &str, known: &[&str], path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         errors.required(path, "");
     } else if !known.contains(&value) {
@@ -279,40 +303,40 @@ fn one_of(value: &str, known: &[&str], path: &Path, errors: &mut Errors) {
 }
 
 /// All that is wrong with a name as one complaint.
-fn joined(messages: Vec<String>, value: &str, prefix: &str, path: &Path, errors: &mut Errors) {
+fn invalid_joined(messages: Vec<String>, value: &str, prefix: &str, path: &Path, errors: &mut ErrorList) {
     if !messages.is_empty() {
         errors.invalid(path, value, &format!("{prefix}{}", messages.join(",")));
     }
 }
 
 /// What holds for the versions taken together.
-fn version_list(versions: &[Value], path: &Path, errors: &mut Errors) {
+fn validate_versions(versions: &[Value], path: &Path, errors: &mut ErrorList) {
     let mut seen: Vec<&str> = versions.iter().map(|version| version.text("name")).collect();
     seen.sort_unstable();
     seen.dedup();
-    let mut complain = |message: &str| {
-        let shown = inner::versions(versions);
-        let message = format!("Invalid value: {shown}: {message}");
-        errors.push(crate::field::Reason::Invalid, &path.at("versions"), message);
+    let mut report = |message: &str| {
+        let rendered = internal_format::format_versions(versions);
+        let message = format!("Invalid value: {rendered}: {message}");
+        errors.push(crate::field::ErrorType::Invalid, &path.child("versions"), message);
     };
     if seen.len() != versions.len() {
-        complain("must contain unique version names");
+        report("must contain unique version names");
     }
     if versions.iter().filter(|version| version.flag("storage")).count() != 1 {
-        complain("must have exactly one version marked as storage version");
+        report("must have exactly one version marked as storage version");
     }
     // The inner form also keeps the first version's name by itself.
     if let Some(first) = versions.first().map(|version| version.text("name")).filter(|name| !name.is_empty())
     {
-        joined(names::dns1035_label(first), first, "", &path.at("version"), errors);
+        invalid_joined(names::dns1035_label(first), first, "", &path.child("version"), errors);
     }
 }
 
-fn accepted_names(crd: &Value, errors: &mut Errors) {
-    resource_names(crd.path("status.acceptedNames"), &Path::new("status.acceptedNames"), errors);
+fn validate_accepted_names(crd: &Value, errors: &mut ErrorList) {
+    validate_resource_names(crd.path("status.acceptedNames"), &Path::new("status.acceptedNames"), errors);
 }
 
-fn resource_names(given: &Value, path: &Path, errors: &mut Errors) {
+fn validate_resource_names(given: &Value, path: &Path, errors: &mut ErrorList) {
     const MIXED_CASE: &str = "may have mixed case, but should otherwise match: ";
     for field in ["plural", "singular", "kind", "listKind"] {
         let value = given.text(field);
@@ -321,22 +345,26 @@ fn resource_names(given: &Value, path: &Path, errors: &mut Errors) {
         }
         let mixed = matches!(field, "kind" | "listKind");
         let (label, prefix) = if mixed { (value.to_lowercase(), MIXED_CASE) } else { (value.to_owned(), "") };
-        joined(names::dns1035_label(&label), value, prefix, &path.at(field), errors);
+        invalid_joined(names::dns1035_label(&label), value, prefix, &path.child(field), errors);
     }
-    let labels = |field: &str, errors: &mut Errors| {
+    let labels = |field: &str, errors: &mut ErrorList| {
         for (i, item) in given.items(field).iter().enumerate() {
             let label = item.as_str().unwrap_or("");
-            joined(names::dns1035_label(label), label, "", &path.at(field).index(i), errors);
+            invalid_joined(names::dns1035_label(label), label, "", &path.child(field).index(i), errors);
         }
     };
     labels("shortNames", errors);
     if !given.text("kind").is_empty() && given.text("kind") == given.text("listKind") {
-        errors.invalid(&path.at("listKind"), given.text("listKind"), "kind and listKind may not be the same");
+        errors.invalid(
+            &path.child("listKind"),
+            given.text("listKind"),
+            "kind and listKind may not be the same",
+        );
     }
     labels("categories", errors);
 }
 
-fn stored_versions(crd: &Value, errors: &mut Errors) {
+fn validate_stored_versions(crd: &Value, errors: &mut ErrorList) {
     let path = Path::new("status.storedVersions");
     let stored = crd.at("status").items("storedVersions");
     if stored.is_empty() {

@@ -7,60 +7,66 @@ mod embedded;
 mod formats;
 mod lists;
 mod pattern;
-mod shape;
+mod prune;
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
-pub use embedded::embedded;
-pub use lists::{counterpart, lists};
+pub use embedded::validate_embedded;
+pub use lists::{find_old_item, validate_lists};
 pub use pattern::{Patterns, compile as compile_pattern};
-pub use shape::{coerce_embedded, drop_nulls, prune, set_defaults};
+pub use prune::{coerce_embedded, prune, remove_null_fields, set_defaults};
 
 pub(super) use formats::is_known as is_known_format;
 
 /// Checks a value that stands at `path`. Nesting is bounded by the JSON parser, so recursion is safe.
-pub fn check(schema: &Value, value: &Value, path: &Path, patterns: &Patterns, errors: &mut Errors) {
-    Check { base: path, patterns, errors }.value(schema, value, None, "");
+pub fn validate_value(
+    schema: &Value,
+    value: &Value,
+    path: &Path,
+    patterns: &Patterns,
+    errors: &mut ErrorList,
+) {
+    ValueValidator { base: path, patterns, errors }.check_value(schema, value, None, "");
 }
 
 /// The same for a value that was `old` before: what was wrong already and has not changed is let pass.
-pub fn check_change(
+pub fn validate_change(
     schema: &Value,
     value: &Value,
     old: &Value,
     path: &Path,
     patterns: &Patterns,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
-    Check { base: path, patterns, errors }.value(schema, value, Some(old), "");
+    ValueValidator { base: path, patterns, errors }.check_value(schema, value, Some(old), "");
 }
 
-struct Check<'a> {
+struct ValueValidator<'a> {
     base: &'a Path,
     patterns: &'a Patterns,
-    errors: &'a mut Errors,
+    errors: &'a mut ErrorList,
 }
 
-impl Check<'_> {
+impl ValueValidator<'_> {
     /// `name` is the value's place below the base: `.spec.ports[0]` without the first dot.
-    fn value(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
+    fn check_value(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
         let before = self.errors.0.len();
-        self.kind(schema, value, name);
+        self.check_type(schema, value, name);
         if !value.is_null() {
-            self.junctors(schema, value, old, name);
+            self.check_any_one_all_of(schema, value, old, name);
         }
         match value {
-            Value::String(text) => self.text(schema, text, name),
-            Value::Number(_) => self.number(schema, value, name),
-            Value::Array(items) => self.items(schema, items, old, name),
+            Value::String(text) => self.check_string(schema, text, name),
+            Value::Number(_) => self.check_number(schema, value, name),
+            Value::Array(items) => self.check_items(schema, items, old, name),
             _ => {}
         }
-        self.choice(schema, value, name);
+        self.check_enum(schema, value, name);
         if value.is_object() {
-            self.fields(schema, value, old, name);
+            self.check_properties(schema, value, old, name);
         }
         if self.errors.0.len() > before && old == Some(value) {
             self.errors.0.truncate(before);
@@ -70,7 +76,7 @@ impl Check<'_> {
     fn at(&self, name: &str) -> Path {
         match name.trim_start_matches('.') {
             "" => self.base.clone(),
-            name => self.base.at(name),
+            name => self.base.child(name),
         }
     }
 
@@ -79,63 +85,67 @@ impl Check<'_> {
         self.errors.invalid(&path, value, &format!("{name} in body should {words}"));
     }
 
-    fn kind(&mut self, schema: &Value, value: &Value, name: &str) {
-        let either = schema.flag("x-kubernetes-int-or-string");
-        let wanted = if either { "integer,string" } else { schema.text("type") };
-        let format = formats::known(schema);
-        if wanted.is_empty() && format.is_empty()
-            || value.is_null() && (wanted.is_empty() || schema.flag("nullable"))
+    fn check_type(&mut self, schema: &Value, value: &Value, name: &str) {
+        let int_or_string = schema.flag("x-kubernetes-int-or-string");
+        let expected = if int_or_string { "integer,string" } else { schema.text("type") };
+        let format = formats::known_format(schema);
+        if expected.is_empty() && format.is_empty()
+            || value.is_null() && (expected.is_empty() || schema.flag("nullable"))
         {
             return;
         }
-        let kind = kind_of(value);
+        let kind = json_type(value);
         if !format.is_empty()
             && matches!(value, Value::String(_) | Value::Array(_))
-            && !matches!(wanted, "integer" | "number")
+            && !matches!(expected, "integer" | "number")
         {
             // The format has the word.
             return;
         }
         let whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
-        let fits = wanted.split(',').any(|wanted| {
-            wanted == kind || wanted == "number" && kind == "integer" || wanted == "integer" && whole
+        let fits = expected.split(',').any(|expected| {
+            expected == kind || expected == "number" && kind == "integer" || expected == "integer" && whole
         });
         if !fits {
             let path = self.at(name);
-            let (wanted, kind) = match value {
+            let (expected, kind) = match value {
                 Value::Number(number) if !format.is_empty() => {
                     (format, if number.is_f64() { "float64" } else { "int64" })
                 }
                 Value::Bool(_) | Value::Object(_) if !format.is_empty() => (format, ""),
-                _ => (wanted, kind),
+                _ => (expected, kind),
             };
-            let message = format!("{name} in body must be of type {wanted}: \"{kind}\"");
+            let message = format!("{name} in body must be of type {expected}: \"{kind}\"");
             self.errors.type_invalid(&path, kind, &message);
         }
     }
 
     /// The complaints about a value if this were its schema.
-    fn trial(&self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) -> Errors {
-        let mut errors = Errors::default();
-        Check { base: self.base, patterns: self.patterns, errors: &mut errors }
-            .value(schema, value, old, name);
+    fn errors_for_schema(&self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) -> ErrorList {
+        let mut errors = ErrorList::default();
+        ValueValidator { base: self.base, patterns: self.patterns, errors: &mut errors }
+            .check_value(schema, value, old, name);
         errors
     }
 
-    fn junctors(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
-        let shown = Value::from(name);
-        let trials = |keyword: &str| -> Vec<Errors> {
-            schema.items(keyword).iter().map(|inner| self.trial(inner, value, old, name)).collect()
+    fn check_any_one_all_of(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
+        let rendered = Value::from(name);
+        let results = |keyword: &str| -> Vec<ErrorList> {
+            schema
+                .items(keyword)
+                .iter()
+                .map(|inner| self.errors_for_schema(inner, value, old, name))
+                .collect()
         };
-        let (any, one, all) = (trials("anyOf"), trials("oneOf"), trials("allOf"));
-        let refused =
-            schema.at("not").is_object() && self.trial(schema.at("not"), value, old, name).is_empty();
-        let mut complain = |words: String| self.errors.invalid(self.base, "", &words);
-        let closest = |trials: Vec<Errors>| trials.into_iter().min_by_key(|errors| errors.0.len());
+        let (any, one, all) = (results("anyOf"), results("oneOf"), results("allOf"));
+        let failed = schema.at("not").is_object()
+            && self.errors_for_schema(schema.at("not"), value, old, name).is_empty();
+        let mut report = |words: String| self.errors.invalid(self.base, "", &words);
+        let best_match = |results: Vec<ErrorList>| results.into_iter().min_by_key(|errors| errors.0.len());
         let mut found = Vec::new();
-        if !any.is_empty() && !any.iter().any(Errors::is_empty) {
-            complain(format!("{shown} must validate at least one schema (anyOf)"));
-            found.extend(closest(any));
+        if !any.is_empty() && !any.iter().any(ErrorList::is_empty) {
+            report(format!("{rendered} must validate at least one schema (anyOf)"));
+            found.extend(best_match(any));
         }
         let valid = one.iter().filter(|errors| errors.is_empty()).count();
         if !one.is_empty() && valid != 1 {
@@ -143,29 +153,29 @@ impl Check<'_> {
                 0 => "Found none valid".to_owned(),
                 _ => format!("Found {valid} valid alternatives"),
             };
-            complain(format!("{shown} must validate one and only one schema (oneOf). {count}"));
+            report(format!("{rendered} must validate one and only one schema (oneOf). {count}"));
             if valid == 0 {
-                found.extend(closest(one));
+                found.extend(best_match(one));
             }
         }
         let valid = all.iter().filter(|errors| errors.is_empty()).count();
         if valid != all.len() {
             let none = if valid == 0 { ". None validated" } else { "" };
-            complain(format!("{shown} must validate all the schemas (allOf){none}"));
+            report(format!("{rendered} must validate all the schemas (allOf){none}"));
             found.extend(all);
         }
-        if refused {
-            complain(format!("{shown} must not validate the schema (not)"));
+        if failed {
+            report(format!("{rendered} must not validate the schema (not)"));
         }
         found.into_iter().for_each(|mut errors| self.errors.0.append(&mut errors.0));
     }
 
-    fn text(&mut self, schema: &Value, text: &str, name: &str) {
+    fn check_string(&mut self, schema: &Value, text: &str, name: &str) {
         let length = || text.chars().count();
-        if let Some(max) = size(schema, "maxLength").filter(|max| length() > *max) {
+        if let Some(max) = size_limit(schema, "maxLength").filter(|max| length() > *max) {
             let path = self.at(name);
             self.errors.too_long(&path, max);
-        } else if let Some(min) = size(schema, "minLength").filter(|min| length() < *min) {
+        } else if let Some(min) = size_limit(schema, "minLength").filter(|min| length() < *min) {
             self.invalid(name, text, &format!("be at least {min} chars long"));
         } else if let Some(pattern) = schema.at("pattern").as_str()
             && !pattern.is_empty()
@@ -173,19 +183,19 @@ impl Check<'_> {
         {
             self.invalid(name, text, &format!("match '{pattern}'"));
         }
-        let format = formats::known(schema);
+        let format = formats::known_format(schema);
         if !format.is_empty()
             && schema.text("type") != "integer"
             && schema.text("type") != "number"
             && !formats::is_valid(format, text)
         {
             let path = self.at(name);
-            let message = format!("{name} in body must be of type {format}: {}", crate::field::quoted(text));
+            let message = format!("{name} in body must be of type {format}: {}", crate::field::quote(text));
             self.errors.type_invalid(&path, text, &message);
         }
     }
 
-    fn number(&mut self, schema: &Value, value: &Value, name: &str) {
+    fn check_number(&mut self, schema: &Value, value: &Value, name: &str) {
         let Some(number) = value.as_f64() else { return };
         let (kind, format) = (schema.text("type"), schema.text("format"));
         let out_of_range = match (kind, format) {
@@ -228,30 +238,30 @@ impl Check<'_> {
         }
     }
 
-    fn items(&mut self, schema: &Value, items: &[Value], old: Option<&Value>, name: &str) {
+    fn check_items(&mut self, schema: &Value, items: &[Value], old: Option<&Value>, name: &str) {
         if schema.at("items").is_object() {
             for (i, item) in items.iter().enumerate() {
-                let before = old.and_then(|old| lists::counterpart(schema, old, item));
-                self.value(schema.at("items"), item, before, &format!("{name}[{i}]"));
+                let before = old.and_then(|old| lists::find_old_item(schema, old, item));
+                self.check_value(schema.at("items"), item, before, &format!("{name}[{i}]"));
             }
         }
-        if let Some(min) = size(schema, "minItems").filter(|min| items.len() < *min) {
+        if let Some(min) = size_limit(schema, "minItems").filter(|min| items.len() < *min) {
             self.invalid(name, items.len(), &format!("have at least {min} items"));
         }
-        if let Some(max) = size(schema, "maxItems").filter(|max| items.len() > *max) {
+        if let Some(max) = size_limit(schema, "maxItems").filter(|max| items.len() > *max) {
             let path = self.at(name);
             self.errors.too_many(&path, items.len(), max);
         }
     }
 
-    fn choice(&mut self, schema: &Value, value: &Value, name: &str) {
-        let choices = schema.items("enum");
+    fn check_enum(&mut self, schema: &Value, value: &Value, name: &str) {
+        let enum_values = schema.items("enum");
         let same =
             |choice: &Value| choice == value || choice.is_number() && choice.as_f64() == value.as_f64();
-        if choices.is_empty() || choices.iter().any(same) {
+        if enum_values.is_empty() || enum_values.iter().any(same) {
             return;
         }
-        let words: Vec<String> = choices
+        let words: Vec<String> = enum_values
             .iter()
             .map(|choice| choice.as_str().map_or_else(|| choice.to_string(), str::to_owned))
             .collect();
@@ -260,13 +270,13 @@ impl Check<'_> {
         self.errors.not_supported(&path, value.clone(), &words);
     }
 
-    fn fields(&mut self, schema: &Value, object: &Value, old: Option<&Value>, name: &str) {
+    fn check_properties(&mut self, schema: &Value, object: &Value, old: Option<&Value>, name: &str) {
         let fields = object.as_object().into_iter().flatten();
         let count = object.as_object().map_or(0, serde_json::Map::len);
-        if let Some(min) = size(schema, "minProperties").filter(|min| count < *min) {
+        if let Some(min) = size_limit(schema, "minProperties").filter(|min| count < *min) {
             self.invalid(name, count, &format!("have at least {min} properties"));
         }
-        if let Some(max) = size(schema, "maxProperties").filter(|max| count > *max) {
+        if let Some(max) = size_limit(schema, "maxProperties").filter(|max| count > *max) {
             let path = self.at(name);
             self.errors.too_many(&path, count, max);
         }
@@ -278,9 +288,9 @@ impl Check<'_> {
             let before = old.filter(|_| !type_meta).and_then(|old| old.get(field));
             let property = schema.at("properties").at(field);
             if property.is_object() {
-                self.value(property, value, before, &inside);
+                self.check_value(property, value, before, &inside);
             } else if additional.is_object() {
-                self.value(additional, value, before, &inside);
+                self.check_value(additional, value, before, &inside);
             }
         }
         for field in schema.items("required").iter().filter_map(Value::as_str) {
@@ -292,11 +302,11 @@ impl Check<'_> {
     }
 }
 
-fn size(schema: &Value, keyword: &str) -> Option<usize> {
+fn size_limit(schema: &Value, keyword: &str) -> Option<usize> {
     schema.int(keyword).and_then(|size| usize::try_from(size).ok())
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -316,16 +326,16 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn complaints(schema: Value, value: Value, expected: Expect) {
-        let mut errors = Errors::default();
-        check(&schema, &value, &Path::root(), &Patterns::of(&schema), &mut errors);
+    fn check_errors(schema: Value, value: Value, expected: Expect) {
+        let mut errors = ErrorList::default();
+        validate_value(&schema, &value, &Path::root(), &Patterns::from_schema(&schema), &mut errors);
         let lines: Vec<String> =
             errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect();
         expected.assert_eq(&lines.concat());
     }
 
     #[test]
-    fn values_keep_to_their_schema() {
+    fn validates_values_with_schema() {
         let schema = json!({
             "type": "object",
             "required": ["spec"],
@@ -345,15 +355,15 @@ mod tests {
             }},
         });
         let good = json!({"spec": {"length": 9.0, "depth": 1.5, "rig": "sloop", "tags": ["ab"], "port": "x", "note": null, "sail": {"a": 1}}});
-        complaints(schema.clone(), good, expect![""]);
-        complaints(
+        check_errors(schema.clone(), good, expect![""]);
+        check_errors(
             schema.clone(),
             json!({}),
             expect![[r#"
             spec: Required value
         "#]],
         );
-        complaints(
+        check_errors(
             schema.clone(),
             json!([]),
             expect![[r#"
@@ -361,7 +371,7 @@ mod tests {
         "#]],
         );
         let bad = json!({"spec": {"depth": 4.1, "rig": "schooner", "tags": ["a", 1], "port": true, "note": 1, "sail": {}}});
-        complaints(
+        check_errors(
             schema.clone(),
             bad,
             expect![[r#"
@@ -379,7 +389,7 @@ mod tests {
             spec.length: Required value
         "#]],
         );
-        complaints(
+        check_errors(
             schema,
             json!({"spec": {"length": 0, "sail": {"a": 1, "b": 2}}}),
             expect![[r#"
@@ -390,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_keep_to_their_patterns_and_formats() {
+    fn validates_string_patterns_and_formats() {
         let schema = json!({"type": "object", "properties": {
             "code": {"type": "string", "pattern": "^\\d+-[a-z]{2}$"},
             "when": {"type": "string", "format": "date-time"},
@@ -399,8 +409,8 @@ mod tests {
             "small": {"type": "integer", "format": "int32"},
         }});
         let good = json!({"code": "12-ab", "when": "2026-01-01T00:00:00Z", "ip": "10.0.0.1", "odd": "x", "small": 7});
-        complaints(schema.clone(), good, expect![""]);
-        complaints(
+        check_errors(schema.clone(), good, expect![""]);
+        check_errors(
             schema,
             json!({"code": "٣-ab", "when": "x", "ip": 5, "small": 3_000_000_000_i64}),
             expect![[r#"
@@ -413,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_changed_may_stay_wrong() {
+    fn unchanged_invalid_value_is_allowed() {
         let schema = json!({"type": "object", "properties": {
             "a": {"type": "string", "maxLength": 2},
             "parts": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
@@ -421,8 +431,8 @@ mod tests {
         }});
         let old = json!({"a": "long", "parts": [{"name": "x", "size": 0}, {"name": "y", "size": 0}]});
         let new = json!({"a": "long", "b": 1, "parts": [{"name": "y", "size": 0}, {"name": "z", "size": 0}, {"name": "x", "size": -1}]});
-        let mut errors = Errors::default();
-        check_change(&schema, &new, &old, &Path::root(), &Patterns::of(&schema), &mut errors);
+        let mut errors = ErrorList::default();
+        validate_change(&schema, &new, &old, &Path::root(), &Patterns::from_schema(&schema), &mut errors);
         let paths: Vec<&str> = errors.0.iter().map(|error| error.path.as_str()).collect();
         assert_eq!(paths, ["parts[1].size", "parts[2].size"]);
     }

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use crate::admissionregistration::client_config::service_reference;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
+use crate::strategy::{NameFormat, RestStrategy};
 
 const MAX_GROUP_PRIORITY: i64 = 20000;
 const MAX_VERSION_PRIORITY: i64 = 1000;
 
 pub struct APIService;
 
-impl Kind for APIService {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for APIService {
+    fn prepare_for_create(&self, new: &mut Value) {
         new.set("status", json!({}));
         if new.at("spec").has("service") {
             return;
@@ -33,7 +33,7 @@ impl Kind for APIService {
         new.set("status", json!({"conditions": [condition]}));
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         let (group, version) = (spec.text("group"), spec.text("version"));
         let (name, wanted) = (obj.at("metadata").text("name"), format!("{version}.{group}"));
@@ -42,50 +42,50 @@ impl Kind for APIService {
             errors.invalid(&Path::new("metadata.name"), name, &message);
         }
         if group.is_empty() && version != "v1" {
-            let why = "only v1 may have an empty group and it better be legacy kube";
-            errors.required(&path.at("group"), why);
+            let detail = "only v1 may have an empty group and it better be legacy kube";
+            errors.required(&path.child("group"), detail);
         }
         if !group.is_empty() {
-            errors.invalid_each(&path.at("group"), group, names::dns1123_subdomain(group));
+            errors.invalid_each(&path.child("group"), group, names::dns1123_subdomain(group));
         }
-        errors.invalid_each(&path.at("version"), version, names::dns1035_label(version));
+        errors.invalid_each(&path.child("version"), version, names::dns1035_label(version));
         priority(spec, "groupPriorityMinimum", MAX_GROUP_PRIORITY, &path, errors);
         priority(spec, "versionPriority", MAX_VERSION_PRIORITY, &path, errors);
         service(spec, &path, errors);
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         let path = Path::new("status.conditions");
         for (i, condition) in new.at("status").items("conditions").iter().enumerate() {
             let status = condition.text("status");
             let known = ["True", "False", "Unknown"];
             if !known.contains(&status) {
-                errors.not_supported(&path.index(i).at("status"), status, &known);
+                errors.not_supported(&path.index(i).child("status"), status, &known);
             }
         }
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 }
 
-fn priority(spec: &Value, field: &str, max: i64, path: &Path, errors: &mut Errors) {
+fn priority(spec: &Value, field: &str, max: i64, path: &Path, errors: &mut ErrorList) {
     let value = spec.int(field).unwrap_or(0);
     if !(1..=max).contains(&value) {
-        errors.invalid(&path.at(field), value, &format!("must be positive and less than {max}"));
+        errors.invalid(&path.child(field), value, &format!("must be positive and less than {max}"));
     }
 }
 
-fn service(spec: &Value, path: &Path, errors: &mut Errors) {
+fn service(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let insecure = spec.flag("insecureSkipTLSVerify");
     let bundle = spec.text("caBundle");
-    let (at_bundle, at_insecure) = (path.at("caBundle"), path.at("insecureSkipTLSVerify"));
+    let (at_bundle, at_insecure) = (path.child("caBundle"), path.child("insecureSkipTLSVerify"));
     if !spec.has("service") {
         if !bundle.is_empty() {
             let padding = bundle.bytes().rev().take_while(|byte| *byte == b'=').count();
-            let shown = format!("{} bytes", (bundle.len() / 4 * 3).saturating_sub(padding));
-            errors.invalid(&at_bundle, shown, "local APIServices may not have a caBundle");
+            let rendered = format!("{} bytes", (bundle.len() / 4 * 3).saturating_sub(padding));
+            errors.invalid(&at_bundle, rendered, "local APIServices may not have a caBundle");
         }
         if insecure {
             let message = "local APIServices may not have insecureSkipTLSVerify";
@@ -93,7 +93,7 @@ fn service(spec: &Value, path: &Path, errors: &mut Errors) {
         }
         return;
     }
-    service_reference(spec.at("service"), ["namespace", "name"], &path.at("service"), errors);
+    service_reference(spec.at("service"), ["namespace", "name"], &path.child("service"), errors);
     if insecure && !bundle.is_empty() {
         errors.invalid(&at_insecure, true, "may not be true if caBundle is present");
     }

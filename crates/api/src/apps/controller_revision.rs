@@ -3,18 +3,18 @@
 use serde_json::Value;
 
 use crate::core::pod::rules::{immutable, non_negative};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct ControllerRevision;
 
-impl Kind for ControllerRevision {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ControllerRevision {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         non_negative(errors, obj, &Path::root(), "revision");
     }
 
-    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+    fn validate_create(&self, new: &Value, errors: &mut ErrorList) {
         match new.at("data") {
             Value::Null => errors.required(&Path::new("data"), "data is mandatory"),
             Value::Object(_) => {}
@@ -22,7 +22,7 @@ impl Kind for ControllerRevision {
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         immutable(errors, &Path::new("data"), new.at("data"), old.at("data"));
     }
 }

@@ -2,61 +2,64 @@
 
 use serde_json::Value;
 
-use super::deployment::shown_strategy;
+use super::deployment::render_strategy;
 use super::workload;
 use crate::core::pod::internal;
 use crate::core::pod::rules::{immutable, invalid_as, non_negative};
 use crate::core::pod::template::{keeps_running, validate_pod_template_spec};
 use crate::core::pod::warnings;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
-use crate::meta::{self, SelectorOptions, same};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::meta::{self, SelectorOptions, semantic_equal};
 use crate::selector::LabelSelector;
+use crate::strategy::RestStrategy;
 
 /// Counts template changes in v1, where the field of old is an annotation.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 pub struct DaemonSet;
 
-impl Kind for DaemonSet {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for DaemonSet {
+    fn prepare_for_create(&self, new: &mut Value) {
         workload::prepare_template(new, &["spec", "template"]);
         let generation = template_generation(new).max(1);
         set_template_generation(new, generation);
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         workload::prepare_template(new, &["spec", "template"]);
-        let changed =
-            !internal::same("PodTemplateSpec", new.path("spec.template"), old.path("spec.template"));
+        let changed = !internal::semantic_equal(
+            "PodTemplateSpec",
+            new.path("spec.template"),
+            old.path("spec.template"),
+        );
         set_template_generation(new, template_generation(old).saturating_add(i64::from(changed)));
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         let selector = spec.at("selector");
-        meta::label_selector(selector, &path.at("selector"), SelectorOptions::default(), errors);
+        meta::validate_label_selector(selector, &path.child("selector"), SelectorOptions::default(), errors);
         if let Ok(parsed) = LabelSelector::from_value(selector) {
-            workload::mismatch(&parsed, spec, &path, errors);
+            workload::selector_mismatch(&parsed, spec, &path, errors);
         }
         if !selector.is_null() && workload::is_empty(selector) {
-            invalid_as(errors, &path.at("selector"), "{}", "empty selector is invalid for daemonset");
+            invalid_as(errors, &path.child("selector"), "{}", "empty selector is invalid for daemonset");
         }
-        let (template, at) = (spec.at("template"), path.at("template"));
+        let (template, at) = (spec.at("template"), path.child("template"));
         validate_pod_template_spec(template, &at, errors);
         keeps_running(template, &at, "DaemonSet", errors);
         non_negative(errors, spec, &path, "minReadySeconds");
-        update_strategy(spec.at("updateStrategy"), &path.at("updateStrategy"), errors);
+        update_strategy(spec.at("updateStrategy"), &path.child("updateStrategy"), errors);
         non_negative(errors, spec, &path, "revisionHistoryLimit");
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "spec.selector";
         immutable(errors, &Path::new(field), new.path(field), old.path(field));
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         const COUNTS: &[&str] = &[
             "currentNumberScheduled",
             "numberMisscheduled",
@@ -68,13 +71,13 @@ impl Kind for DaemonSet {
             "numberUnavailable",
             "collisionCount",
         ];
-        workload::counts(new.at("status"), COUNTS, &[], errors);
-        workload::collisions(new, old, errors);
+        workload::validate_counts(new.at("status"), COUNTS, &[], errors);
+        workload::validate_collision_count(new, old, errors);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
         let template = new.path("spec.template");
-        if old.is_some_and(|old| same(old.path("spec.template"), template)) {
+        if old.is_some_and(|old| semantic_equal(old.path("spec.template"), template)) {
             return Vec::new();
         }
         warnings::for_template(template, &Path::new("spec.template"))
@@ -98,8 +101,8 @@ fn set_template_generation(object: &mut Value, generation: i64) {
     }
 }
 
-fn update_strategy(strategy: &Value, path: &Path, e: &mut Errors) {
-    let (rollout, at) = (strategy.at("rollingUpdate"), path.at("rollingUpdate"));
+fn update_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
+    let (rollout, at) = (strategy.at("rollingUpdate"), path.child("rollingUpdate"));
     match strategy.text("type") {
         "OnDelete" => {}
         "RollingUpdate" if rollout.is_null() => e.required(&at, ""),
@@ -109,17 +112,17 @@ fn update_strategy(strategy: &Value, path: &Path, e: &mut Errors) {
                 workload::count_or_percent(rollout, &at, field, e);
             }
             for field in FIELDS {
-                workload::at_most_whole(rollout, &at, field, e);
+                workload::not_over_100_percent(rollout, &at, field, e);
             }
-            match FIELDS.map(|field| workload::plain_number(rollout, field) != 0) {
+            match FIELDS.map(|field| workload::int_value(rollout, field) != 0) {
                 [true, true] => {
                     let words = "may not be set when maxUnavailable is non-zero";
-                    e.invalid(&at.at("maxSurge"), rollout.at("maxSurge").clone(), words);
+                    e.invalid(&at.child("maxSurge"), rollout.at("maxSurge").clone(), words);
                 }
-                [false, false] => e.required(&at.at("maxUnavailable"), "cannot be 0 when maxSurge is 0"),
+                [false, false] => e.required(&at.child("maxUnavailable"), "cannot be 0 when maxSurge is 0"),
                 _ => {}
             }
         }
-        _ => workload::unsupported(e, path, &shown_strategy(strategy), "\"RollingUpdate\", \"OnDelete\""),
+        _ => workload::unsupported(e, path, &render_strategy(strategy), "\"RollingUpdate\", \"OnDelete\""),
     }
 }

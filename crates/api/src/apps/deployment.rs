@@ -4,53 +4,53 @@ use serde_json::Value;
 
 use super::workload;
 use crate::core::pod::rules::{immutable, non_negative};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
-use crate::meta::same;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::meta::semantic_equal;
+use crate::strategy::RestStrategy;
 
 pub struct Deployment;
 
-impl Kind for Deployment {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for Deployment {
+    fn prepare_for_create(&self, new: &mut Value) {
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         workload::prepare_template(new, &["spec", "template"]);
         // Annotations are handed on to ReplicaSets, so a change of them counts as one of the spec would.
-        if !same(new.path("metadata.annotations"), old.path("metadata.annotations"))
+        if !semantic_equal(new.path("metadata.annotations"), old.path("metadata.annotations"))
             && let Some(generation) = old.path("metadata.generation").as_i64()
         {
             new.object_mut("metadata").insert("generation".to_owned(), generation.saturating_add(1).into());
         }
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         non_negative(errors, spec, &path, "replicas");
         workload::selector(spec, &path, "deployment", errors);
-        if workload::selects_template(spec, &path, "invalid label selector", errors) {
-            workload::replicated_template(spec, &path, "ReplicaSet", errors);
+        if workload::validate_selector_matches_template(spec, &path, "invalid label selector", errors) {
+            workload::validate_template(spec, &path, "ReplicaSet", errors);
         }
-        strategy(spec.at("strategy"), &path.at("strategy"), errors);
+        validate_strategy(spec.at("strategy"), &path.child("strategy"), errors);
         for field in ["minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
             non_negative(errors, spec, &path, field);
         }
         if let Some(deadline) = spec.int("progressDeadlineSeconds")
             && deadline <= spec.int("minReadySeconds").unwrap_or(0)
         {
-            let at = path.at("progressDeadlineSeconds");
+            let at = path.child("progressDeadlineSeconds");
             errors.invalid(&at, deadline, "must be greater than minReadySeconds");
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "spec.selector";
         immutable(errors, &Path::new(field), new.path(field), old.path(field));
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         const COUNTS: &[&str] = &[
             "observedGeneration",
             "replicas",
@@ -67,8 +67,8 @@ impl Kind for Deployment {
             ("availableReplicas", "replicas", "cannot be greater than status.replicas"),
             ("availableReplicas", "readyReplicas", "cannot be greater than readyReplicas"),
         ];
-        workload::counts(new.at("status"), COUNTS, PARTS, errors);
-        workload::collisions(new, old, errors);
+        workload::validate_counts(new.at("status"), COUNTS, PARTS, errors);
+        workload::validate_collision_count(new, old, errors);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
@@ -76,8 +76,8 @@ impl Kind for Deployment {
     }
 }
 
-fn strategy(strategy: &Value, path: &Path, e: &mut Errors) {
-    let (rollout, at) = (strategy.at("rollingUpdate"), path.at("rollingUpdate"));
+fn validate_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
+    let (rollout, at) = (strategy.at("rollingUpdate"), path.child("rollingUpdate"));
     match strategy.text("type") {
         "Recreate" => {
             if !rollout.is_null() {
@@ -90,25 +90,25 @@ fn strategy(strategy: &Value, path: &Path, e: &mut Errors) {
         "RollingUpdate" => {
             workload::count_or_percent(rollout, &at, "maxUnavailable", e);
             workload::count_or_percent(rollout, &at, "maxSurge", e);
-            let number = |field| workload::plain_number(rollout, field);
+            let number = |field| workload::int_value(rollout, field);
             if number("maxUnavailable") == 0 && number("maxSurge") == 0 {
                 let value = rollout.at("maxUnavailable").clone();
-                e.invalid(&at.at("maxUnavailable"), value, "may not be 0 when `maxSurge` is 0");
+                e.invalid(&at.child("maxUnavailable"), value, "may not be 0 when `maxSurge` is 0");
             }
-            workload::at_most_whole(rollout, &at, "maxUnavailable", e);
+            workload::not_over_100_percent(rollout, &at, "maxUnavailable", e);
         }
-        _ => workload::unsupported(e, path, &shown_strategy(strategy), "\"Recreate\", \"RollingUpdate\""),
+        _ => workload::unsupported(e, path, &render_strategy(strategy), "\"Recreate\", \"RollingUpdate\""),
     }
 }
 
 /// A strategy of a Deployment or DaemonSet in upstream's internal form.
-pub(super) fn shown_strategy(strategy: &Value) -> String {
+pub(super) fn render_strategy(strategy: &Value) -> String {
     let rollout = strategy.at("rollingUpdate");
     let rollout = if rollout.is_null() {
         "null".to_owned()
     } else {
-        let number = |field| workload::shown_number(rollout.at(field));
+        let number = |field| workload::render_number(rollout.at(field));
         format!("{{\"MaxUnavailable\":{},\"MaxSurge\":{}}}", number("maxUnavailable"), number("maxSurge"))
     };
-    format!("{{\"Type\":{},\"RollingUpdate\":{rollout}}}", crate::field::quoted(strategy.text("type")))
+    format!("{{\"Type\":{},\"RollingUpdate\":{rollout}}}", crate::field::quote(strategy.text("type")))
 }

@@ -4,37 +4,37 @@ use serde_json::Value;
 
 use super::workload;
 use crate::core::pod::rules::{immutable, non_negative};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct ReplicaSet;
 
-impl Kind for ReplicaSet {
+impl RestStrategy for ReplicaSet {
     fn prepare(&self, new: &mut Value) {
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         non_negative(errors, spec, &path, "replicas");
         non_negative(errors, spec, &path, "minReadySeconds");
         workload::selector(spec, &path, "deployment", errors);
-        if workload::selects_template(spec, &path, "invalid label selector", errors) {
-            workload::replicated_template(spec, &path, "ReplicaSet", errors);
+        if workload::validate_selector_matches_template(spec, &path, "invalid label selector", errors) {
+            workload::validate_template(spec, &path, "ReplicaSet", errors);
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "spec.selector";
         immutable(errors, &Path::new(field), new.path(field), old.path(field));
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         workload::replica_status(new.at("status"), errors);
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         workload::selectable_replicas(obj)
     }
 

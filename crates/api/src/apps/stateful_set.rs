@@ -8,59 +8,59 @@ use super::workload;
 use crate::core::pod::rules::{invalid_as, label, non_negative};
 use crate::core::pod::template::{keeps_running, pod_annotations, validate_pod_template_spec};
 use crate::core::pod::{claim_spec, warnings};
-use crate::field::{Errors, Path, quoted};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
-use crate::meta::{self, same};
+use crate::field::{ErrorList, Path, quote};
+use crate::json::JsonExt;
+use crate::meta::{self, semantic_equal};
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct StatefulSet;
 
-impl Kind for StatefulSet {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for StatefulSet {
+    fn prepare_for_create(&self, new: &mut Value) {
         drop_max_unavailable(new);
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
-        self.prepare_create(new);
+    fn prepare_for_update(&self, new: &mut Value, _old: &Value) {
+        self.prepare_for_create(new);
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::Label
+    fn name_format(&self) -> NameFormat {
+        NameFormat::Label
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         match spec.text("podManagementPolicy") {
-            "" => errors.required(&path.at("podManagementPolicy"), ""),
+            "" => errors.required(&path.child("podManagementPolicy"), ""),
             "OrderedReady" | "Parallel" => {}
             other => {
                 errors.invalid(
-                    &path.at("podManagementPolicy"),
+                    &path.child("podManagementPolicy"),
                     other,
                     "must be 'OrderedReady' or 'Parallel'",
                 );
             }
         }
-        update_strategy(spec.at("updateStrategy"), &path.at("updateStrategy"), errors);
+        update_strategy(spec.at("updateStrategy"), &path.child("updateStrategy"), errors);
         retention(spec.at("persistentVolumeClaimRetentionPolicy"), &path, errors);
         for (i, claim) in spec.items("volumeClaimTemplates").iter().enumerate() {
-            claim_spec(errors, claim.at("spec"), &path.at("volumeClaimTemplates").index(i).at("spec"));
+            claim_spec(errors, claim.at("spec"), &path.child("volumeClaimTemplates").index(i).child("spec"));
         }
         non_negative(errors, spec, &path, "replicas");
         non_negative(errors, spec, &path, "minReadySeconds");
-        non_negative(errors, spec.at("ordinals"), &path.at("ordinals"), "start");
+        non_negative(errors, spec.at("ordinals"), &path.child("ordinals"), "start");
         if !spec.text("serviceName").is_empty() {
-            label(errors, &path.at("serviceName"), spec.text("serviceName"));
+            label(errors, &path.child("serviceName"), spec.text("serviceName"));
         }
         workload::selector(spec, &path, "statefulset", errors);
-        if workload::selects_template(spec, &path, "", errors) {
-            template(spec, &path.at("template"), errors);
+        if workload::validate_selector_matches_template(spec, &path, "", errors) {
+            template(spec, &path.child("template"), errors);
         }
-        keeps_running(spec.at("template"), &path.at("template"), "StatefulSet", errors);
+        keeps_running(spec.at("template"), &path.child("template"), "StatefulSet", errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         const MUTABLE: &[&str] = &[
             "replicas",
             "template",
@@ -75,7 +75,7 @@ impl Kind for StatefulSet {
             spec.retain(|field, value| !MUTABLE.contains(&field.as_str()) && value != "");
             Value::Object(spec)
         };
-        if !same(&fixed(new), &fixed(old)) {
+        if !semantic_equal(&fixed(new), &fixed(old)) {
             errors.forbidden(
                 &Path::new("spec"),
                 "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden",
@@ -83,7 +83,7 @@ impl Kind for StatefulSet {
         }
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         const COUNTS: &[&str] = &[
             "replicas",
             "readyReplicas",
@@ -100,8 +100,8 @@ impl Kind for StatefulSet {
             ("availableReplicas", "replicas", "cannot be greater than status.replicas"),
             ("availableReplicas", "readyReplicas", "cannot be greater than status.readyReplicas"),
         ];
-        workload::counts(new.at("status"), COUNTS, PARTS, errors);
-        workload::collisions(new, old, errors);
+        workload::validate_counts(new.at("status"), COUNTS, PARTS, errors);
+        workload::validate_collision_count(new, old, errors);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
@@ -109,7 +109,7 @@ impl Kind for StatefulSet {
         for (i, claim) in new.at("spec").items("volumeClaimTemplates").iter().enumerate() {
             let at = Path::new("spec.volumeClaimTemplates").index(i);
             // The path differs between create and update upstream.
-            let at = if old.is_some() { at.at("Spec") } else { at };
+            let at = if old.is_some() { at.child("Spec") } else { at };
             found.extend(warnings::for_claim(claim.at("spec"), &at));
         }
         if new.at("spec").int("revisionHistoryLimit").is_some_and(|limit| limit < 0) {
@@ -130,10 +130,10 @@ fn drop_max_unavailable(object: &mut Value) {
     }
 }
 
-fn update_strategy(strategy: &Value, path: &Path, e: &mut Errors) {
+fn update_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
     let rollout = strategy.at("rollingUpdate");
-    let shown = || {
-        let partition = workload::shown_number(rollout.at("partition"));
+    let rendered = || {
+        let partition = workload::render_number(rollout.at("partition"));
         format!("{{\"Partition\":{partition},\"MaxUnavailable\":{}}}", rollout.at("maxUnavailable"))
     };
     match strategy.text("type") {
@@ -141,34 +141,34 @@ fn update_strategy(strategy: &Value, path: &Path, e: &mut Errors) {
         "OnDelete" => {
             if !rollout.is_null() {
                 let words = "only allowed for updateStrategy 'RollingUpdate'";
-                invalid_as(e, &path.at("rollingUpdate"), &shown(), words);
+                invalid_as(e, &path.child("rollingUpdate"), &rendered(), words);
             }
         }
-        "RollingUpdate" => non_negative(e, rollout, &path.at("rollingUpdate"), "partition"),
+        "RollingUpdate" => non_negative(e, rollout, &path.child("rollingUpdate"), "partition"),
         other => {
-            let rollout = if rollout.is_null() { "null".to_owned() } else { shown() };
-            let shown = format!("{{\"Type\":{},\"RollingUpdate\":{rollout}}}", quoted(other));
-            invalid_as(e, path, &shown, "must be 'RollingUpdate' or 'OnDelete'");
+            let rollout = if rollout.is_null() { "null".to_owned() } else { rendered() };
+            let rendered = format!("{{\"Type\":{},\"RollingUpdate\":{rollout}}}", quote(other));
+            invalid_as(e, path, &rendered, "must be 'RollingUpdate' or 'OnDelete'");
         }
     }
 }
 
-fn retention(policy: &Value, path: &Path, e: &mut Errors) {
+fn retention(policy: &Value, path: &Path, e: &mut ErrorList) {
     if policy.is_null() {
         return;
     }
-    let at = path.at("persistentVolumeClaimRetentionPolicy");
+    let at = path.child("persistentVolumeClaimRetentionPolicy");
     for field in ["whenDeleted", "whenScaled"] {
         let value = policy.text(field);
         if !["Retain", "Delete"].contains(&value) {
-            e.not_supported(&at.at(field), value, &["Retain", "Delete"]);
+            e.not_supported(&at.child(field), value, &["Retain", "Delete"]);
         }
     }
 }
 
 /// The template is checked as its pods will be: with a volume for each claim template, and without the host
 /// name that each pod gets anew.
-fn template(spec: &Value, path: &Path, e: &mut Errors) {
+fn template(spec: &Value, path: &Path, e: &mut ErrorList) {
     let mut template = spec.at("template").clone();
     let claims: BTreeSet<&str> =
         spec.items("volumeClaimTemplates").iter().map(|claim| claim.at("metadata").text("name")).collect();
@@ -186,7 +186,7 @@ fn template(spec: &Value, path: &Path, e: &mut Errors) {
     validate_pod_template_spec(&template, path, e);
     // Upstream checks these once more; the duplicates are taken out of the message.
     let metadata = template.at("metadata");
-    meta::labels(metadata.at("labels"), &path.at("labels"), e);
-    meta::annotations(metadata.at("annotations"), &path.at("annotations"), e);
-    pod_annotations(e, metadata, template.at("spec"), &path.at("annotations"));
+    meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
+    meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);
+    pod_annotations(e, metadata, template.at("spec"), &path.child("annotations"));
 }

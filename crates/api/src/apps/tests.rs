@@ -10,56 +10,56 @@ use super::stateful_set::StatefulSet;
 use crate::core::pod::tests::defaulted;
 use crate::core::replication_controller::ReplicationController;
 use crate::core::testing::lines;
-use crate::field::Errors;
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::ErrorList;
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 fn object(mut spec: Value) -> Value {
-    spec.default_to("selector", json!({"matchLabels": {"a": "b"}}));
-    spec.default_to("template", json!({"metadata": {"labels": {"a": "b"}}, "spec": {}}));
+    spec.set_default("selector", json!({"matchLabels": {"a": "b"}}));
+    spec.set_default("template", json!({"metadata": {"labels": {"a": "b"}}, "spec": {}}));
     let pod = spec["template"]["spec"].take();
     spec["template"]["spec"] = defaulted(pod);
     json!({"metadata": {"name": "x"}, "spec": spec})
 }
 
 #[track_caller]
-fn check(kind: &dyn Kind, spec: Value, expected: Expect) {
-    let mut errors = Errors::default();
+fn check(kind: &dyn RestStrategy, spec: Value, expected: Expect) {
+    let mut errors = ErrorList::default();
     let mut new = object(spec);
-    kind.prepare_create(&mut new);
+    kind.prepare_for_create(&mut new);
     kind.validate(&new, &mut errors);
     kind.validate_create(&new, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 #[track_caller]
-fn check_update(kind: &dyn Kind, old: Value, new: Value, expected: Expect) {
-    let mut errors = Errors::default();
+fn check_update(kind: &dyn RestStrategy, old: Value, new: Value, expected: Expect) {
+    let mut errors = ErrorList::default();
     let (mut new, old) = (object(new), object(old));
-    kind.prepare_update(&mut new, &old);
+    kind.prepare_for_update(&mut new, &old);
     kind.validate(&new, &mut errors);
     kind.validate_update(&new, &old, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
-fn rolling(unavailable: Value, surge: Value) -> Value {
+fn rolling_update(unavailable: Value, surge: Value) -> Value {
     json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}})
 }
 
 #[test]
-fn deployments() {
-    let fine = rolling(json!("25%"), json!("25%"));
-    check(&Deployment, json!({"strategy": fine}), expect![""]);
+fn validates_deployments() {
+    let valid = rolling_update(json!("25%"), json!("25%"));
+    check(&Deployment, json!({"strategy": valid}), expect![""]);
     check(
         &Deployment,
-        json!({"strategy": rolling(json!(0), json!(0))}),
+        json!({"strategy": rolling_update(json!(0), json!(0))}),
         expect![[r#"
         spec.strategy.rollingUpdate.maxUnavailable: Invalid value: 0: may not be 0 when `maxSurge` is 0
     "#]],
     );
     check(
         &Deployment,
-        json!({"strategy": rolling(json!("101%"), json!("x"))}),
+        json!({"strategy": rolling_update(json!("101%"), json!("x"))}),
         expect![[r#"
         spec.strategy.rollingUpdate.maxSurge: Invalid value: "x": a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')
         spec.strategy.rollingUpdate.maxUnavailable: Invalid value: "101%": must not be greater than 100%
@@ -74,7 +74,7 @@ fn deployments() {
     );
     check(
         &Deployment,
-        json!({"strategy": fine, "replicas": -1, "progressDeadlineSeconds": 600, "minReadySeconds": 600}),
+        json!({"strategy": valid, "replicas": -1, "progressDeadlineSeconds": 600, "minReadySeconds": 600}),
         expect![[r#"
             spec.replicas: Invalid value: -1: must be greater than or equal to 0
             spec.progressDeadlineSeconds: Invalid value: 600: must be greater than minReadySeconds
@@ -82,7 +82,7 @@ fn deployments() {
     );
     check(
         &Deployment,
-        json!({"strategy": fine, "template": {"metadata": {"labels": {"a": "c"}}, "spec": {"restartPolicy": "Never"}}}),
+        json!({"strategy": valid, "template": {"metadata": {"labels": {"a": "c"}}, "spec": {"restartPolicy": "Never"}}}),
         expect![[r#"
             spec.template.metadata.labels: Invalid value: {"a":"c"}: `selector` does not match template `labels`
             spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"
@@ -90,7 +90,7 @@ fn deployments() {
     );
     check(
         &Deployment,
-        json!({"strategy": fine, "selector": {}}),
+        json!({"strategy": valid, "selector": {}}),
         expect![[r#"
         spec.selector: Invalid value: {}: empty selector is invalid for deployment
     "#]],
@@ -98,19 +98,19 @@ fn deployments() {
 }
 
 #[test]
-fn a_deployments_annotations_count_as_a_change() {
+fn annotation_change_updates_deployment_generation() {
     let mut old = object(json!({}));
     old["metadata"]["generation"] = json!(3);
     let mut new = old.clone();
-    Deployment.prepare_update(&mut new, &old);
+    Deployment.prepare_for_update(&mut new, &old);
     assert_eq!(new["metadata"]["generation"], 3);
     new["metadata"]["annotations"] = json!({"a": "b"});
-    Deployment.prepare_update(&mut new, &old);
+    Deployment.prepare_for_update(&mut new, &old);
     assert_eq!(new["metadata"]["generation"], 4);
 }
 
 #[test]
-fn replica_sets_keep_their_selector() {
+fn replica_set_selector_is_immutable() {
     let selector = json!({"matchLabels": {"a": "other"},
         "matchExpressions": [{"key": "tier", "operator": "In", "values": ["web", "api"]}, {"key": "canary", "operator": "DoesNotExist"}]});
     check_update(
@@ -125,19 +125,19 @@ fn replica_sets_keep_their_selector() {
 }
 
 #[test]
-fn daemon_sets() {
-    let strategy = rolling(json!(1), json!(0));
+fn validates_daemon_sets() {
+    let strategy = rolling_update(json!(1), json!(0));
     check(&DaemonSet, json!({"updateStrategy": strategy}), expect![""]);
     check(
         &DaemonSet,
-        json!({"updateStrategy": rolling(json!(1), json!(1))}),
+        json!({"updateStrategy": rolling_update(json!(1), json!(1))}),
         expect![[r#"
         spec.updateStrategy.rollingUpdate.maxSurge: Invalid value: 1: may not be set when maxUnavailable is non-zero
     "#]],
     );
     check(
         &DaemonSet,
-        json!({"updateStrategy": rolling(json!(0), json!(0))}),
+        json!({"updateStrategy": rolling_update(json!(0), json!(0))}),
         expect![[r#"
         spec.updateStrategy.rollingUpdate.maxUnavailable: Required value: cannot be 0 when maxSurge is 0
     "#]],
@@ -152,23 +152,23 @@ fn daemon_sets() {
 }
 
 #[test]
-fn daemon_sets_count_their_templates() {
+fn daemon_set_template_change_updates_generation() {
     let generation = |object: &Value| {
         object["metadata"]["annotations"]["deprecated.daemonset.template.generation"].clone()
     };
     let mut old = object(json!({}));
-    DaemonSet.prepare_create(&mut old);
+    DaemonSet.prepare_for_create(&mut old);
     assert_eq!(generation(&old), "1");
     let mut new = object(json!({"minReadySeconds": 1}));
-    DaemonSet.prepare_update(&mut new, &old);
+    DaemonSet.prepare_for_update(&mut new, &old);
     assert_eq!(generation(&new), "1");
     new["spec"]["template"]["spec"]["containers"][0]["image"] = json!("other");
-    DaemonSet.prepare_update(&mut new, &old);
+    DaemonSet.prepare_for_update(&mut new, &old);
     assert_eq!(generation(&new), "2");
 }
 
 #[test]
-fn stateful_sets() {
+fn validates_stateful_sets() {
     let base = json!({"podManagementPolicy": "OrderedReady", "updateStrategy": {"type": "RollingUpdate"},
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}}}}],
         "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"volumeMounts": [{"name": "data", "mountPath": "/d"}]}]}}});
@@ -199,7 +199,7 @@ fn stateful_sets() {
 }
 
 #[test]
-fn replication_controllers() {
+fn validates_replication_controllers() {
     check(&ReplicationController, json!({"selector": {"a": "b"}, "replicas": 1}), expect![""]);
     check(
         &ReplicationController,
@@ -212,10 +212,10 @@ fn replication_controllers() {
 }
 
 #[test]
-fn counts_in_a_status() {
-    let mut errors = Errors::default();
+fn validates_status_counts() {
+    let mut errors = ErrorList::default();
     let status = |count: i64| json!({"status": {"replicas": 1, "readyReplicas": 2, "availableReplicas": -1, "collisionCount": count}});
-    Deployment.validate_status(&status(1), &status(2), &mut errors);
+    Deployment.validate_status_update(&status(1), &status(2), &mut errors);
     expect![[r#"
         status.availableReplicas: Invalid value: -1: must be greater than or equal to 0
         status.readyReplicas: Invalid value: 2: cannot be greater than status.replicas

@@ -2,25 +2,25 @@
 
 use serde_json::Value;
 
-use crate::core::pod::rules::{invalid_as, non_negative, shown};
+use crate::core::pod::rules::{invalid_as, non_negative, render_value};
 use crate::core::pod::template::{keeps_running, name_warning, validate_pod_template_spec};
 use crate::core::pod::{drop_disabled, warnings};
-use crate::field::{Errors, Path, Reason};
+use crate::field::{ErrorList, ErrorType, Path};
 use crate::intstr::IntOrString;
-use crate::json::Json;
-use crate::meta::{self, SelectorOptions, same};
+use crate::json::JsonExt;
+use crate::meta::{self, SelectorOptions, semantic_equal};
 use crate::names;
 use crate::selector::LabelSelector;
 
 const MISMATCH: &str = "`selector` does not match template `labels`";
 
 /// A selector that must be there and select something. `kind` is what upstream calls the workload.
-pub(crate) fn selector(spec: &Value, path: &Path, kind: &str, e: &mut Errors) {
-    let (selector, at) = (spec.at("selector"), path.at("selector"));
+pub(crate) fn selector(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
+    let (selector, at) = (spec.at("selector"), path.child("selector"));
     if selector.is_null() {
         return e.required(&at, "");
     }
-    meta::label_selector(selector, &at, SelectorOptions::default(), e);
+    meta::validate_label_selector(selector, &at, SelectorOptions::default(), e);
     if is_empty(selector) {
         invalid_as(e, &at, "{}", &format!("empty selector is invalid for {kind}"));
     }
@@ -32,30 +32,39 @@ pub(crate) fn is_empty(selector: &Value) -> bool {
 
 /// The template's labels are ones the selector selects. `invalid` is what upstream says of a selector that
 /// does not make sense; then the template is not looked at.
-pub(crate) fn selects_template(spec: &Value, path: &Path, invalid: &str, e: &mut Errors) -> bool {
+pub(crate) fn validate_selector_matches_template(
+    spec: &Value,
+    path: &Path,
+    invalid: &str,
+    e: &mut ErrorList,
+) -> bool {
     let selector = spec.at("selector");
     let Ok(parsed) = LabelSelector::from_value(selector) else {
         let words = if invalid.is_empty() { String::new() } else { format!(": {invalid}") };
-        e.push(Reason::Invalid, &path.at("selector"), format!("Invalid value: {}{words}", shown(selector)));
+        e.push(
+            ErrorType::Invalid,
+            &path.child("selector"),
+            format!("Invalid value: {}{words}", render_value(selector)),
+        );
         return false;
     };
     if !selector.is_null() && !is_empty(selector) {
-        mismatch(&parsed, spec, path, e);
+        selector_mismatch(&parsed, spec, path, e);
     }
     true
 }
 
-pub(crate) fn mismatch(selector: &LabelSelector, spec: &Value, path: &Path, e: &mut Errors) {
+pub(crate) fn selector_mismatch(selector: &LabelSelector, spec: &Value, path: &Path, e: &mut ErrorList) {
     let labels = spec.path("template.metadata.labels");
     if !selector.matches_labels(labels) {
-        invalid_as(e, &path.at("template.metadata.labels"), &labels.to_string(), MISMATCH);
+        invalid_as(e, &path.child("template.metadata.labels"), &labels.to_string(), MISMATCH);
     }
 }
 
 /// The template of a Deployment, ReplicaSet or ReplicationController.
-pub(crate) fn replicated_template(spec: &Value, path: &Path, kind: &str, e: &mut Errors) {
-    validate_pod_template_spec(spec.at("template"), &path.at("template"), e);
-    keeps_running(spec.at("template"), &path.at("template"), kind, e);
+pub(crate) fn validate_template(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
+    validate_pod_template_spec(spec.at("template"), &path.child("template"), e);
+    keeps_running(spec.at("template"), &path.child("template"), kind, e);
 }
 
 /// Takes away what a client may not set in the pod template at `path`.
@@ -67,47 +76,56 @@ pub(crate) fn prepare_template(object: &mut Value, path: &[&str]) {
 }
 
 /// A count or a percentage that is not negative.
-pub(crate) fn count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mut Errors) {
-    match IntOrString::read(rollout.at(field)) {
-        Some(IntOrString::Text(text)) => e.invalid_each(&path.at(field), text, names::percent(text)),
+pub(crate) fn count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
+    match IntOrString::from_value(rollout.at(field)) {
+        Some(IntOrString::Text(text)) => e.invalid_each(&path.child(field), text, names::percent(text)),
         _ => non_negative(e, rollout, path, field),
     }
 }
 
 /// The number itself or before the percent sign, or 0.
-pub(crate) fn plain_number(rollout: &Value, field: &str) -> i64 {
-    match IntOrString::read(rollout.at(field)) {
-        Some(value) => proper_percent(value).unwrap_or_else(|| value.as_number()),
+pub(crate) fn int_value(rollout: &Value, field: &str) -> i64 {
+    match IntOrString::from_value(rollout.at(field)) {
+        Some(value) => parse_percent(value).unwrap_or_else(|| value.int_value()),
         None => 0,
     }
 }
 
-fn proper_percent(value: IntOrString<'_>) -> Option<i64> {
+fn parse_percent(value: IntOrString<'_>) -> Option<i64> {
     match value {
         IntOrString::Text(text) if names::percent(text).is_empty() => value.percent(),
         _ => None,
     }
 }
 
-pub(crate) fn at_most_whole(rollout: &Value, path: &Path, field: &str, e: &mut Errors) {
-    let percent = IntOrString::read(rollout.at(field)).and_then(proper_percent);
+pub(crate) fn not_over_100_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
+    let percent = IntOrString::from_value(rollout.at(field)).and_then(parse_percent);
     if percent.is_some_and(|percent| percent > 100) {
-        e.invalid(&path.at(field), rollout.at(field).clone(), "must not be greater than 100%");
+        e.invalid(&path.child(field), rollout.at(field).clone(), "must not be greater than 100%");
     }
 }
 
 /// A number as upstream shows it in a structure: an absent one is zero.
-pub(crate) fn shown_number(value: &Value) -> String {
+pub(crate) fn render_number(value: &Value) -> String {
     if value.is_null() { "0".to_owned() } else { value.to_string() }
 }
 
 /// Complains about a whole structure that has no JSON names upstream.
-pub(crate) fn unsupported(e: &mut Errors, path: &Path, shown: &str, supported: &str) {
-    e.push(Reason::NotSupported, path, format!("Unsupported value: {shown}: supported values: {supported}"));
+pub(crate) fn unsupported(e: &mut ErrorList, path: &Path, shown: &str, supported: &str) {
+    e.push(
+        ErrorType::NotSupported,
+        path,
+        format!("Unsupported value: {shown}: supported values: {supported}"),
+    );
 }
 
 /// Counts in a status: none negative, none above what it is a part of (`part`, `whole`, words).
-pub(crate) fn counts(status: &Value, fields: &[&str], parts: &[(&str, &str, &str)], e: &mut Errors) {
+pub(crate) fn validate_counts(
+    status: &Value,
+    fields: &[&str],
+    parts: &[(&str, &str, &str)],
+    e: &mut ErrorList,
+) {
     let path = Path::new("status");
     for field in fields {
         non_negative(e, status, &path, field);
@@ -115,13 +133,13 @@ pub(crate) fn counts(status: &Value, fields: &[&str], parts: &[(&str, &str, &str
     for (part, whole, words) in parts {
         let number = |field| status.int(field).unwrap_or(0);
         if number(part) > number(whole) {
-            e.invalid(&path.at(part), number(part), words);
+            e.invalid(&path.child(part), number(part), words);
         }
     }
 }
 
 /// The status of a ReplicaSet, or of a ReplicationController, which has no terminating replicas.
-pub(crate) fn replica_status(status: &Value, e: &mut Errors) {
+pub(crate) fn replica_status(status: &Value, e: &mut ErrorList) {
     const COUNTS: &[&str] = &[
         "replicas",
         "fullyLabeledReplicas",
@@ -136,7 +154,7 @@ pub(crate) fn replica_status(status: &Value, e: &mut Errors) {
         ("availableReplicas", "replicas", "cannot be greater than status.replicas"),
         ("availableReplicas", "readyReplicas", "cannot be greater than readyReplicas"),
     ];
-    counts(status, COUNTS, PARTS, e);
+    validate_counts(status, COUNTS, PARTS, e);
 }
 
 /// How many replicas there are, which lists of ReplicaSets and ReplicationControllers can be filtered by.
@@ -145,7 +163,7 @@ pub(crate) fn selectable_replicas(obj: &Value) -> Vec<(&'static str, String)> {
 }
 
 /// The counter against hash collisions only grows.
-pub(crate) fn collisions(new: &Value, old: &Value, e: &mut Errors) {
+pub(crate) fn validate_collision_count(new: &Value, old: &Value, e: &mut ErrorList) {
     let count = |object: &Value| object.at("status").int("collisionCount");
     if let Some(old) = count(old)
         && count(new).is_none_or(|new| new < old)
@@ -156,7 +174,7 @@ pub(crate) fn collisions(new: &Value, old: &Value, e: &mut Errors) {
 
 /// Warnings about a workload's template: always for a new object, else when the spec changed.
 pub(crate) fn template_warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
-    if old.is_some_and(|old| same(old.at("spec"), new.at("spec"))) {
+    if old.is_some_and(|old| semantic_equal(old.at("spec"), new.at("spec"))) {
         return Vec::new();
     }
     warnings::for_template(new.path("spec.template"), &Path::new("spec.template"))

@@ -1,7 +1,7 @@
 //! SelfSubjectReview: what is special about it.
 
-use crate::kind::Kind;
+use crate::strategy::RestStrategy;
 
 pub struct SelfSubjectReview;
 
-impl Kind for SelfSubjectReview {}
+impl RestStrategy for SelfSubjectReview {}

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 const MIN_SECONDS: i64 = 10 * 60;
 const MAX_SECONDS: i64 = 1 << 32;
@@ -14,7 +14,7 @@ pub fn expiration_seconds(request: &Value) -> i64 {
     request.at("spec").int("expirationSeconds").unwrap_or(DEFAULT_SECONDS)
 }
 
-pub fn validate(request: &Value, errors: &mut Errors) {
+pub fn validate(request: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.expirationSeconds");
     let seconds = expiration_seconds(request);
     if seconds < MIN_SECONDS {

@@ -2,26 +2,26 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct LocalSubjectAccessReview;
 
-impl Kind for LocalSubjectAccessReview {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for LocalSubjectAccessReview {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         super::attributes(spec, errors);
         super::subject(spec, errors);
         super::selectors(spec, errors);
-        super::no_metadata(obj, &["namespace"], "must be empty except for namespace", errors);
-        let asked = spec.at("resourceAttributes").text("namespace");
-        if spec.has("resourceAttributes") && asked != obj.at("metadata").text("namespace") {
+        super::require_empty_metadata(obj, &["namespace"], "must be empty except for namespace", errors);
+        let namespace = spec.at("resourceAttributes").text("namespace");
+        if spec.has("resourceAttributes") && namespace != obj.at("metadata").text("namespace") {
             let path = Path::new("spec.resourceAttributes.namespace");
-            errors.invalid(&path, asked, "must match metadata.namespace");
+            errors.invalid(&path, namespace, "must match metadata.namespace");
         }
         if spec.has("nonResourceAttributes") {
-            let given = super::inner_form(spec.at("nonResourceAttributes"));
+            let given = super::internal_format(spec.at("nonResourceAttributes"));
             let path = Path::new("spec.nonResourceAttributes");
             errors.invalid(&path, given, "disallowed on this kind of request");
         }

@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 
-use crate::field::Errors;
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::ErrorList;
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct SelfSubjectAccessReview;
 
-impl Kind for SelfSubjectAccessReview {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for SelfSubjectAccessReview {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         super::attributes(obj.at("spec"), errors);
         super::selectors(obj.at("spec"), errors);
-        super::no_metadata(obj, &[], "must be empty", errors);
+        super::require_empty_metadata(obj, &[], "must be empty", errors);
     }
 }

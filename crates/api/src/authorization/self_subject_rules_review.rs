@@ -4,12 +4,12 @@
 use serde_json::Value;
 
 use crate::Status;
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct SelfSubjectRulesReview;
 
-impl Kind for SelfSubjectRulesReview {}
+impl RestStrategy for SelfSubjectRulesReview {}
 
 /// The namespace asked about.
 #[allow(clippy::result_large_err, reason = "a refusal is rare, and callers hand it on as it is")]

@@ -6,12 +6,12 @@ use serde_json::Value;
 use super::job;
 use super::schedule::Schedule;
 use crate::apps::workload;
-use crate::core::pod::rules::{invalid_as, non_negative, required_one_of, shown};
+use crate::core::pod::rules::{invalid_as, non_negative, render_value, required_one_of};
 use crate::core::pod::template::name_warning;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
-use crate::meta::same;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::meta::semantic_equal;
+use crate::strategy::RestStrategy;
 
 const TEMPLATE: &[&str] = &["spec", "jobTemplate", "spec", "template"];
 /// A job's name is the CronJob's with a dash and ten digits.
@@ -19,28 +19,28 @@ const MAX_NAME: usize = 52;
 
 pub struct CronJob;
 
-impl Kind for CronJob {
+impl RestStrategy for CronJob {
     fn prepare(&self, new: &mut Value) {
         workload::prepare_template(new, TEMPLATE);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         match spec.text("schedule") {
-            "" => errors.required(&path.at("schedule"), ""),
-            text => schedule(text, &path.at("schedule"), errors),
+            "" => errors.required(&path.child("schedule"), ""),
+            text => schedule(text, &path.child("schedule"), errors),
         }
         non_negative(errors, spec, &path, "startingDeadlineSeconds");
         if let Some(zone) = spec.at("timeZone").as_str() {
-            time_zone(zone, &path.at("timeZone"), errors);
+            time_zone(zone, &path.child("timeZone"), errors);
         }
         required_one_of(errors, spec, &path, "concurrencyPolicy", &["Allow", "Forbid", "Replace"]);
-        job_template(spec.path("jobTemplate.spec"), &path.at("jobTemplate.spec"), errors);
+        job_template(spec.path("jobTemplate.spec"), &path.child("jobTemplate.spec"), errors);
         non_negative(errors, spec, &path, "successfulJobsHistoryLimit");
         non_negative(errors, spec, &path, "failedJobsHistoryLimit");
     }
 
-    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+    fn validate_create(&self, new: &Value, errors: &mut ErrorList) {
         let name = new.at("metadata").text("name");
         if name.len() > MAX_NAME {
             let words = format!("must be no more than {MAX_NAME} characters");
@@ -53,7 +53,7 @@ impl Kind for CronJob {
         if old.is_none() {
             found.extend(name_warning(new, "Pod names and hostnames"));
         }
-        if !old.is_some_and(|old| same(old.at("spec"), new.at("spec"))) {
+        if !old.is_some_and(|old| semantic_equal(old.at("spec"), new.at("spec"))) {
             let at = Path::new("spec.jobTemplate.spec");
             found.extend(job::spec_warnings(new.path("spec.jobTemplate.spec"), &at));
         }
@@ -67,7 +67,7 @@ impl Kind for CronJob {
     }
 }
 
-fn schedule(text: &str, path: &Path, e: &mut Errors) {
+fn schedule(text: &str, path: &Path, e: &mut ErrorList) {
     if let Err(why) = Schedule::parse(text) {
         e.invalid(path, text, &why);
     }
@@ -76,7 +76,7 @@ fn schedule(text: &str, path: &Path, e: &mut Errors) {
     }
 }
 
-fn time_zone(zone: &str, path: &Path, e: &mut Errors) {
+fn time_zone(zone: &str, path: &Path, e: &mut ErrorList) {
     if zone.is_empty() {
         return e.invalid(path, zone, "timeZone must be nil or non-empty string");
     }
@@ -93,13 +93,13 @@ fn time_zone(zone: &str, path: &Path, e: &mut Errors) {
     }
 }
 
-fn job_template(spec: &Value, path: &Path, e: &mut Errors) {
+fn job_template(spec: &Value, path: &Path, e: &mut ErrorList) {
     job::validate_spec(spec, path, e);
     let selector = spec.at("selector");
     if !selector.is_null() {
-        invalid_as(e, &path.at("selector"), &shown(selector), "`selector` will be auto-generated");
+        invalid_as(e, &path.child("selector"), &render_value(selector), "`selector` will be auto-generated");
     }
     if spec.flag("manualSelector") {
-        e.not_supported(&path.at("manualSelector"), true, &["nil", "false"]);
+        e.not_supported(&path.child("manualSelector"), true, &["nil", "false"]);
     }
 }

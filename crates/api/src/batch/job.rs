@@ -7,29 +7,29 @@ mod status;
 use serde_json::Value;
 
 use crate::apps::workload;
-use crate::core::pod::internal::{self, compact};
-use crate::core::pod::rules::{IMMUTABLE, immutable, invalid_as, non_negative, shown};
+use crate::core::pod::internal::{self, format_compact};
+use crate::core::pod::rules::{IMMUTABLE, immutable, invalid_as, non_negative, render_value};
 use crate::core::pod::template::name_warning;
 use crate::core::pod::{validate_pod_template_spec, warnings};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
-use crate::meta::{self, SelectorOptions, same};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::meta::{self, SelectorOptions, semantic_equal};
 use crate::names;
 use crate::selector::LabelSelector;
+use crate::strategy::RestStrategy;
 
 const UID_LABEL: &str = "batch.kubernetes.io/controller-uid";
 const NAME_LABEL: &str = "batch.kubernetes.io/job-name";
 const OLD_UID_LABEL: &str = "controller-uid";
 const OLD_NAME_LABEL: &str = "job-name";
 
-const MAX_INDEXED: i64 = 100_000;
-const MAX_WITH_MANY: i64 = 10_000;
+const MAX_INDEXED_PARALLELISM: i64 = 100_000;
+const MAX_FAILED_INDEXES_FOR_LARGE_JOB: i64 = 10_000;
 
 pub struct Job;
 
-impl Kind for Job {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for Job {
+    fn prepare_for_create(&self, new: &mut Value) {
         if !new.at("spec").flag("manualSelector") {
             generate_selector(new);
         }
@@ -37,23 +37,28 @@ impl Kind for Job {
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, _old: &Value) {
         inherit_labels(new);
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         generated_selector(obj, errors);
         validate_spec(spec, &path, errors);
         let selector = spec.at("selector");
         if selector.is_null() {
-            errors.required(&path.at("selector"), "");
+            errors.required(&path.child("selector"), "");
         } else {
-            meta::label_selector(selector, &path.at("selector"), SelectorOptions::default(), errors);
+            meta::validate_label_selector(
+                selector,
+                &path.child("selector"),
+                SelectorOptions::default(),
+                errors,
+            );
         }
         if let Ok(parsed) = LabelSelector::from_value(selector) {
-            workload::mismatch(&parsed, spec, &path, errors);
+            workload::selector_mismatch(&parsed, spec, &path, errors);
         }
         if is_indexed(spec)
             && let Some(completions) = spec.int("completions").filter(|&completions| completions > 0)
@@ -67,29 +72,29 @@ impl Kind for Job {
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let path = Path::new("spec");
         let (spec, before) = (new.at("spec"), old.at("spec"));
-        completions(spec, before, &path.at("completions"), errors);
-        immutable(errors, &path.at("selector"), spec.at("selector"), before.at("selector"));
-        template(new, old, errors);
+        validate_completions_update(spec, before, &path.child("completions"), errors);
+        immutable(errors, &path.child("selector"), spec.at("selector"), before.at("selector"));
+        validate_template_update(new, old, errors);
         for field in
             ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
         {
-            immutable(errors, &path.at(field), spec.at(field), before.at(field));
+            immutable(errors, &path.child(field), spec.at(field), before.at(field));
         }
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         status::validate(new, old, errors);
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         vec![("status.successful", obj.at("status").int("succeeded").unwrap_or(0).to_string())]
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        if old.is_some_and(|old| same(old.at("spec"), new.at("spec"))) {
+        if old.is_some_and(|old| semantic_equal(old.at("spec"), new.at("spec"))) {
             return Vec::new();
         }
         let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
@@ -101,12 +106,15 @@ impl Kind for Job {
 pub(super) fn spec_warnings(spec: &Value, path: &Path) -> Vec<String> {
     let number = |field| spec.int(field).unwrap_or(0);
     let mut found = Vec::new();
-    if is_indexed(spec) && number("completions") > MAX_INDEXED && number("parallelism") > MAX_WITH_MANY {
+    if is_indexed(spec)
+        && number("completions") > MAX_INDEXED_PARALLELISM
+        && number("parallelism") > MAX_FAILED_INDEXES_FOR_LARGE_JOB
+    {
         found.push(format!(
             "{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, Kubernetes might not be able to track completedIndexes when a big number of indexes fail"
         ));
     }
-    found.extend(warnings::for_template(spec.at("template"), &path.at("template")));
+    found.extend(warnings::for_template(spec.at("template"), &path.child("template")));
     found
 }
 
@@ -140,7 +148,7 @@ fn inherit_labels(job: &mut Value) {
     }
 }
 
-fn generated_selector(job: &Value, e: &mut Errors) {
+fn generated_selector(job: &Value, e: &mut ErrorList) {
     let spec = job.at("spec");
     if spec.flag("manualSelector") || spec.at("selector").is_null() {
         return;
@@ -164,13 +172,13 @@ fn generated_selector(job: &Value, e: &mut Errors) {
         let get = |key: &str| expected.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
         if !selector.matches(get) {
             let at = Path::new("spec.selector");
-            invalid_as(e, &at, &shown(spec.at("selector")), "`selector` not auto-generated");
+            invalid_as(e, &at, &render_value(spec.at("selector")), "`selector` not auto-generated");
         }
     }
 }
 
 /// The rules of a job's spec that also hold in the template of a CronJob.
-pub(super) fn validate_spec(spec: &Value, path: &Path, e: &mut Errors) {
+pub(super) fn validate_spec(spec: &Value, path: &Path, e: &mut ErrorList) {
     const COUNTS: [&str; 7] = [
         "parallelism",
         "completions",
@@ -184,21 +192,21 @@ pub(super) fn validate_spec(spec: &Value, path: &Path, e: &mut Errors) {
         non_negative(e, spec, path, field);
     }
     if spec.has("maxFailedIndexes") && !spec.has("backoffLimitPerIndex") {
-        e.required(&path.at("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
+        e.required(&path.child("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
     }
     if let Some(manager) = spec.at("managedBy").as_str() {
-        names::domain_prefixed_path(manager, &path.at("managedBy"), e);
+        names::domain_prefixed_path(manager, &path.child("managedBy"), e);
         if manager.len() > 63 {
-            e.too_long(&path.at("managedBy"), 63);
+            e.too_long(&path.child("managedBy"), 63);
         }
     }
     completion_mode(spec, path, e);
     policies::validate(spec, path, e);
-    validate_pod_template_spec(spec.at("template"), &path.at("template"), e);
-    restart_policy(spec, &path.at("template.spec.restartPolicy"), e);
+    validate_pod_template_spec(spec.at("template"), &path.child("template"), e);
+    restart_policy(spec, &path.child("template.spec.restartPolicy"), e);
 }
 
-fn restart_policy(spec: &Value, path: &Path, e: &mut Errors) {
+fn restart_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
     match spec.path("template.spec").text("restartPolicy") {
         "Always" | "" => e.required(path, "valid values: \"OnFailure\", \"Never\""),
         "OnFailure" if spec.has("podFailurePolicy") => {
@@ -210,47 +218,54 @@ fn restart_policy(spec: &Value, path: &Path, e: &mut Errors) {
     }
 }
 
-fn completion_mode(spec: &Value, path: &Path, e: &mut Errors) {
+fn completion_mode(spec: &Value, path: &Path, e: &mut ErrorList) {
     let number = |field| spec.int(field);
     match spec.at("completionMode").as_str() {
-        Some("Indexed") => indexed(spec, path, e),
+        Some("Indexed") => validate_indexed(spec, path, e),
         None | Some("NonIndexed") => {
             for field in ["backoffLimitPerIndex", "maxFailedIndexes"] {
                 if let Some(value) = number(field) {
-                    e.invalid(&path.at(field), value, "requires indexed completion mode");
+                    e.invalid(&path.child(field), value, "requires indexed completion mode");
                 }
             }
         }
-        Some(other) => e.not_supported(&path.at("completionMode"), other, &["NonIndexed", "Indexed"]),
+        Some(other) => e.not_supported(&path.child("completionMode"), other, &["NonIndexed", "Indexed"]),
     }
 }
 
-fn indexed(spec: &Value, path: &Path, e: &mut Errors) {
+fn validate_indexed(spec: &Value, path: &Path, e: &mut ErrorList) {
     let number = |field| spec.int(field);
     let (completions, parallelism, failed) =
         (number("completions"), number("parallelism"), number("maxFailedIndexes"));
     if completions.is_none() {
-        e.required(&path.at("completions"), "when completion mode is Indexed");
+        e.required(&path.child("completions"), "when completion mode is Indexed");
     }
     let mut at_most = |field: &str, value: Option<i64>, max: i64, words: &str| {
         if let Some(value) = value.filter(|&value| value > max) {
-            e.invalid(&path.at(field), value, &format!("must be less than or equal to {words}"));
+            e.invalid(&path.child(field), value, &format!("must be less than or equal to {words}"));
         }
     };
-    at_most("parallelism", parallelism, MAX_INDEXED, "100000 when completion mode is Indexed");
+    at_most("parallelism", parallelism, MAX_INDEXED_PARALLELISM, "100000 when completion mode is Indexed");
     if let Some(completions) = completions {
         at_most("maxFailedIndexes", failed, completions, "completions");
     }
-    at_most("maxFailedIndexes", failed, MAX_INDEXED, "100000");
-    if completions.is_some_and(|completions| completions > MAX_INDEXED) && spec.has("backoffLimitPerIndex") {
-        const MANY: &str = "10000 when completions are above 100000 and used with backoff limit per index";
+    at_most("maxFailedIndexes", failed, MAX_INDEXED_PARALLELISM, "100000");
+    if completions.is_some_and(|completions| completions > MAX_INDEXED_PARALLELISM)
+        && spec.has("backoffLimitPerIndex")
+    {
+        const MAX_FAILED_INDEXES_MESSAGE: &str =
+            "10000 when completions are above 100000 and used with backoff limit per index";
         if failed.is_none() {
             let words = "must be specified when completions is above 100000";
-            e.required(&path.at("maxFailedIndexes"), words);
+            e.required(&path.child("maxFailedIndexes"), words);
         }
         let mut at_most = |field: &str, value: Option<i64>| {
-            if let Some(value) = value.filter(|&value| value > MAX_WITH_MANY) {
-                e.invalid(&path.at(field), value, &format!("must be less than or equal to {MANY}"));
+            if let Some(value) = value.filter(|&value| value > MAX_FAILED_INDEXES_FOR_LARGE_JOB) {
+                e.invalid(
+                    &path.child(field),
+                    value,
+                    &format!("must be less than or equal to {MAX_FAILED_INDEXES_MESSAGE}"),
+                );
             }
         };
         at_most("parallelism", parallelism);
@@ -259,7 +274,7 @@ fn indexed(spec: &Value, path: &Path, e: &mut Errors) {
 }
 
 /// An indexed job may grow or shrink, with its parallelism.
-fn completions(new: &Value, old: &Value, path: &Path, e: &mut Errors) {
+fn validate_completions_update(new: &Value, old: &Value, path: &Path, e: &mut ErrorList) {
     let (now, before) = (new.at("completions"), old.at("completions"));
     if !is_indexed(new) {
         return immutable(e, path, now, before);
@@ -271,44 +286,46 @@ fn completions(new: &Value, old: &Value, path: &Path, e: &mut Errors) {
 
 /// The template stays as it is, but a suspended job that runs nothing may still move elsewhere and change
 /// what its containers need.
-fn template(new: &Value, old: &Value, e: &mut Errors) {
-    const MOVABLE: [&str; 3] = ["nodeSelector", "tolerations", "schedulingGates"];
+fn validate_template_update(new: &Value, old: &Value, e: &mut ErrorList) {
+    const MUTABLE_TEMPLATE_FIELDS: [&str; 3] = ["nodeSelector", "tolerations", "schedulingGates"];
     let path = Path::new("spec.template");
     let now = new.path("spec.template");
     let mut before = old.path("spec.template").clone();
-    let free = is_at_rest(old);
-    if free {
+    let is_mutable = is_suspended_and_not_running(old);
+    if is_mutable {
         for field in ["labels", "annotations"] {
-            copy(&mut before["metadata"], now.at("metadata"), field);
+            copy_field(&mut before["metadata"], now.at("metadata"), field);
         }
-        for field in MOVABLE {
-            copy(&mut before["spec"], now.at("spec"), field);
+        for field in MUTABLE_TEMPLATE_FIELDS {
+            copy_field(&mut before["spec"], now.at("spec"), field);
         }
         let affinity = now.path("spec.affinity");
         before["spec"].object_mut("affinity");
-        copy(&mut before["spec"]["affinity"], affinity, "nodeAffinity");
+        copy_field(&mut before["spec"]["affinity"], affinity, "nodeAffinity");
     }
-    if !old.at("spec").flag("suspend") || !free {
-        if !internal::same("PodTemplateSpec", now, &before) {
-            invalid_as(e, &path, &compact("PodTemplateSpec", now), IMMUTABLE);
+    if !old.at("spec").flag("suspend") || !is_mutable {
+        if !internal::semantic_equal("PodTemplateSpec", now, &before) {
+            invalid_as(e, &path, &format_compact("PodTemplateSpec", now), IMMUTABLE);
         }
         return;
     }
     for list in ["containers", "initContainers"] {
-        let (asked, kept) = (now.at("spec").items(list), before["spec"].get_mut(list));
-        let kept = kept.and_then(Value::as_array_mut).filter(|kept| kept.len() == asked.len());
-        for (kept, asked) in kept.into_iter().flatten().zip(asked) {
-            if kept.text("name") == asked.text("name") {
-                copy(kept, asked, "resources");
+        let (new_containers, kept) = (now.at("spec").items(list), before["spec"].get_mut(list));
+        let old_containers = kept
+            .and_then(Value::as_array_mut)
+            .filter(|old_containers| old_containers.len() == new_containers.len());
+        for (old_container, new_container) in old_containers.into_iter().flatten().zip(new_containers) {
+            if old_container.text("name") == new_container.text("name") {
+                copy_field(old_container, new_container, "resources");
             }
         }
     }
-    if !internal::same("PodSpec", now.at("spec"), before.at("spec")) {
-        invalid_as(e, &path.at("spec"), &compact("PodSpec", now.at("spec")), IMMUTABLE);
+    if !internal::semantic_equal("PodSpec", now.at("spec"), before.at("spec")) {
+        invalid_as(e, &path.child("spec"), &format_compact("PodSpec", now.at("spec")), IMMUTABLE);
     }
 }
 
-fn copy(to: &mut Value, from: &Value, field: &str) {
+fn copy_field(to: &mut Value, from: &Value, field: &str) {
     if !to.is_object() {
         *to = Value::Object(serde_json::Map::new());
     }
@@ -320,7 +337,7 @@ fn copy(to: &mut Value, from: &Value, field: &str) {
     }
 }
 
-fn is_at_rest(job: &Value) -> bool {
+fn is_suspended_and_not_running(job: &Value) -> bool {
     let status = job.at("status");
     let suspended = status::is_true(job, "Suspended");
     job.at("spec").flag("suspend")

@@ -9,14 +9,14 @@ use jiff::{SignedDuration, Timestamp, Zoned};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// At the times all fields name, as sets of bits.
-    Times(Times),
+    Times(CronFields),
     /// Again and again after this long, which is at least a second.
     Every(Duration),
 }
 
 /// Bit `n` of a field stands for the value `n`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Times {
+pub struct CronFields {
     pub minutes: u64,
     pub hours: u64,
     pub days: u64,
@@ -56,18 +56,18 @@ impl Schedule {
             text = zoned.split_once(' ').map_or("", |(_, rest)| rest.trim());
         }
         if text.starts_with('@') {
-            return descriptor(text);
+            return parse_descriptor(text);
         }
         let fields: Vec<&str> = text.split_whitespace().collect();
         let [minutes, hours, days, months, weekdays] = fields.as_slice() else {
             return Err(format!("expected exactly 5 fields, found {}: [{}]", fields.len(), fields.join(" ")));
         };
-        let (minutes, _) = field(minutes, &MINUTES)?;
-        let (hours, _) = field(hours, &HOURS)?;
-        let (days, any_day) = field(days, &DAYS)?;
-        let (months, _) = field(months, &MONTHS)?;
-        let (weekdays, any_weekday) = field(weekdays, &WEEKDAYS)?;
-        Ok(Schedule::Times(Times { minutes, hours, days, months, weekdays, any_day, any_weekday }))
+        let (minutes, _) = parse_field(minutes, &MINUTES)?;
+        let (hours, _) = parse_field(hours, &HOURS)?;
+        let (days, any_day) = parse_field(days, &DAYS)?;
+        let (months, _) = parse_field(months, &MONTHS)?;
+        let (weekdays, any_weekday) = parse_field(weekdays, &WEEKDAYS)?;
+        Ok(Schedule::Times(CronFields { minutes, hours, days, months, weekdays, any_day, any_weekday }))
     }
 
     /// The first time after `after`, on the clocks of `zone`. `None` where there is none within five years,
@@ -81,7 +81,7 @@ impl Schedule {
     }
 }
 
-impl Times {
+impl CronFields {
     /// Goes through real time, so that an hour the clocks skip has no runs and one they repeat has all twice.
     fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         const MINUTE: SignedDuration = SignedDuration::from_mins(1);
@@ -115,8 +115,8 @@ impl Times {
     }
 }
 
-fn descriptor(text: &str) -> Result<Schedule, String> {
-    let spelled = match text {
+fn parse_descriptor(text: &str) -> Result<Schedule, String> {
+    let expression = match text {
         "@yearly" | "@annually" => "0 0 1 1 *",
         "@monthly" => "0 0 1 * *",
         "@weekly" => "0 0 * * 0",
@@ -126,43 +126,43 @@ fn descriptor(text: &str) -> Result<Schedule, String> {
             let Some(every) = text.strip_prefix("@every ") else {
                 return Err(format!("unrecognized descriptor: {text}"));
             };
-            let every =
-                duration(every).map_err(|why| format!("failed to parse duration {text}: time: {why}"))?;
+            let every = parse_duration(every)
+                .map_err(|why| format!("failed to parse duration {text}: time: {why}"))?;
             return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
         }
     };
-    Schedule::parse(spelled)
+    Schedule::parse(expression)
 }
 
 /// The bits of one field, and whether it is a plain `*`.
-fn field(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
+fn parse_field(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
     let (mut bits, mut any) = (0, false);
     for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (more, star) = range(part, bounds)?;
+        let (more, star) = parse_range(part, bounds)?;
         bits |= more;
         any |= star;
     }
     Ok((bits, any))
 }
 
-fn range(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
+fn parse_range(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
     let parts: Vec<&str> = text.split('/').collect();
     let limits: Vec<&str> = parts[0].split('-').collect();
     let star = limits[0] == "*" || limits[0] == "?";
     let (start, mut end) = if star {
         (bounds.min, bounds.max)
     } else {
-        let start = number_or_name(limits[0], bounds)?;
+        let start = parse_number_or_name(limits[0], bounds)?;
         match limits.as_slice() {
             [_] => (start, start),
-            [_, end] => (start, number_or_name(end, bounds)?),
+            [_, end] => (start, parse_number_or_name(end, bounds)?),
             _ => return Err(format!("too many hyphens: {text}")),
         }
     };
     let step = match parts.as_slice() {
         [_] => 1,
         [_, step] => {
-            let step = number(step)?;
+            let step = parse_number(step)?;
             if limits.len() == 1 {
                 end = bounds.max;
             }
@@ -186,17 +186,17 @@ fn range(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
     Ok((bits, star && step == 1))
 }
 
-fn number_or_name(text: &str, bounds: &Bounds) -> Result<u32, String> {
+fn parse_number_or_name(text: &str, bounds: &Bounds) -> Result<u32, String> {
     let place = bounds.names.iter().position(|name| text.eq_ignore_ascii_case(name));
     match place {
         Some(place) => Ok(bounds.min + u32::try_from(place).unwrap_or(0)),
-        None => number(text),
+        None => parse_number(text),
     }
 }
 
-fn number(text: &str) -> Result<u32, String> {
+fn parse_number(text: &str) -> Result<u32, String> {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-    let quoted = crate::field::quoted(text);
+    let quoted = crate::field::quote(text);
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(format!(
             "failed to parse int from {text}: strconv.Atoi: parsing {quoted}: invalid syntax"
@@ -213,10 +213,10 @@ fn number(text: &str) -> Result<u32, String> {
 }
 
 /// A duration such as `1h30m`, without a sign: a schedule in the past is none.
-fn duration(text: &str) -> Result<Duration, String> {
+fn parse_duration(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, f64); 7] =
         [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let quoted = crate::field::quoted(text);
+    let quoted = crate::field::quote(text);
     let invalid = || format!("invalid duration {quoted}");
     let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
     if rest == "0" {
@@ -237,7 +237,7 @@ fn duration(text: &str) -> Result<Duration, String> {
             return Err(format!("missing unit in duration {quoted}"));
         }
         let Some((_, scale)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-            return Err(format!("unknown unit {} in duration {quoted}", crate::field::quoted(unit)));
+            return Err(format!("unknown unit {} in duration {quoted}", crate::field::quote(unit)));
         };
         seconds += value * scale;
     }

@@ -8,12 +8,12 @@ use super::job::Job;
 use super::schedule::Schedule;
 use crate::core::pod::tests::defaulted;
 use crate::core::testing::lines;
-use crate::field::Errors;
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::ErrorList;
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 fn spec(mut spec: Value) -> Value {
-    spec.default_to("template", json!({"spec": {"restartPolicy": "Never"}}));
+    spec.set_default("template", json!({"spec": {"restartPolicy": "Never"}}));
     let pod = spec["template"]["spec"].take();
     spec["template"]["spec"] = defaulted(pod);
     spec
@@ -21,19 +21,19 @@ fn spec(mut spec: Value) -> Value {
 
 fn job(job: Value) -> Value {
     let mut job = json!({"metadata": {"name": "x", "uid": "u"}, "spec": spec(job)});
-    Job.prepare_create(&mut job);
+    Job.prepare_for_create(&mut job);
     job
 }
 
 #[track_caller]
 fn check(job_spec: Value, expected: Expect) {
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     Job.validate(&job(job_spec), &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 #[test]
-fn jobs() {
+fn validates_jobs() {
     check(json!({}), expect![""]);
     check(
         json!({"template": {"spec": {}}}),
@@ -89,13 +89,13 @@ fn check_update(old: Value, change: impl Fn(&mut Value), expected: Expect) {
     let old = job(old);
     let mut new = old.clone();
     change(&mut new["spec"]);
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     Job.validate_update(&new, &old, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 #[test]
-fn job_updates() {
+fn validates_job_updates() {
     check_update(
         json!({"completions": 5}),
         |spec| spec["completions"] = json!(7),
@@ -123,7 +123,7 @@ fn job_updates() {
 }
 
 #[test]
-fn job_status() {
+fn validates_job_status() {
     #[track_caller]
     fn check(old: Value, new: Value, expected: Expect) {
         let with = |status: Value| {
@@ -131,8 +131,8 @@ fn job_status() {
             job["status"] = status;
             job
         };
-        let mut errors = Errors::default();
-        Job.validate_status(&with(new), &with(old), &mut errors);
+        let mut errors = ErrorList::default();
+        Job.validate_status_update(&with(new), &with(old), &mut errors);
         expected.assert_eq(&lines(&errors));
     }
     let done =
@@ -160,13 +160,13 @@ fn job_status() {
 }
 
 #[test]
-fn cron_jobs() {
+fn validates_cron_jobs() {
     #[track_caller]
     fn check(mut cron: Value, expected: Expect) {
-        cron.default_to("schedule", "* * * * *");
-        cron.default_to("concurrencyPolicy", "Allow");
-        cron.default_to("jobTemplate", json!({"spec": spec(json!({}))}));
-        let mut errors = Errors::default();
+        cron.set_default("schedule", "* * * * *");
+        cron.set_default("concurrencyPolicy", "Allow");
+        cron.set_default("jobTemplate", json!({"spec": spec(json!({}))}));
+        let mut errors = ErrorList::default();
         let cron = json!({"metadata": {"name": "x"}, "spec": cron});
         CronJob.validate(&cron, &mut errors);
         CronJob.validate_create(&cron, &mut errors);
@@ -202,7 +202,7 @@ fn cron_jobs() {
 }
 
 #[test]
-fn schedules() {
+fn cron_schedule_parsing() {
     #[track_caller]
     fn check(text: &str, expected: &str) {
         let found = Schedule::parse(text).map_or_else(|why| why, |_| "fine".to_owned());
@@ -226,7 +226,7 @@ fn schedules() {
 }
 
 #[test]
-fn next_runs() {
+fn returns_next_schedule_times() {
     #[track_caller]
     fn check(schedule: &str, zone: &str, after: &str, expected: Expect) {
         let schedule = Schedule::parse(schedule).expect("a schedule");
@@ -313,13 +313,13 @@ fn next_runs() {
 }
 
 #[test]
-fn jobs_without_labels_have_those_of_their_pods() {
+fn job_without_labels_gets_pod_labels() {
     #[track_caller]
     fn check(labels: Value, manual: bool, expected: Expect) {
         let template = json!({"metadata": {"labels": {"app": "a"}}});
         let mut job = json!({"metadata": {"name": "x", "uid": "u", "labels": labels},
             "spec": {"manualSelector": manual, "template": template}});
-        Job.prepare_create(&mut job);
+        Job.prepare_for_create(&mut job);
         expected.assert_eq(&job["metadata"]["labels"].to_string());
     }
     let generated = expect![[

@@ -11,13 +11,13 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Name};
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::{NameFormat, RestStrategy};
 use crate::{meta, names};
 
 const LEGACY_SIGNER: &str = "kubernetes.io/legacy-unknown";
-const MIN_SECONDS: i64 = 600;
+const MIN_EXPIRATION_SECONDS: i64 = 600;
 const APPROVED: &str = "Approved";
 const DENIED: &str = "Denied";
 const FAILED: &str = "Failed";
@@ -50,9 +50,9 @@ const USAGES: [&str; 23] = [
 
 pub struct CertificateSigningRequest;
 
-impl Kind for CertificateSigningRequest {
+impl RestStrategy for CertificateSigningRequest {
     /// Forgets who the client says it is; the caller fills that in with [`set_requester`].
-    fn prepare_create(&self, new: &mut Value) {
+    fn prepare_for_create(&self, new: &mut Value) {
         let spec = new.object_mut("spec");
         for field in ["username", "uid", "groups", "extra"] {
             spec.remove(field);
@@ -60,30 +60,30 @@ impl Kind for CertificateSigningRequest {
         new.set("status", json!({}));
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         new.set("spec", old.at("spec").clone());
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        specification(obj.at("spec"), None, errors);
-        conditions(obj.at("status"), None, errors);
-        certificate(obj, None, errors);
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        validate_spec(obj.at("spec"), None, errors);
+        validate_conditions(obj.at("status"), None, errors);
+        validate_certificate(obj, None, errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         errors.0.retain(|complaint| complaint.path.as_str().starts_with("metadata"));
-        update(new, old, Door::Main, errors);
+        validate_csr_update(new, old, UpdateEndpoint::Main, errors);
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        update(new, old, Door::Status, errors);
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        validate_csr_update(new, old, UpdateEndpoint::Status, errors);
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         vec![("spec.signerName", obj.at("spec").text("signerName").to_owned())]
     }
 }
@@ -115,13 +115,13 @@ pub fn set_requester(
 pub fn prepare_status(new: &mut Value, old: &Value, now: &str) {
     new.set("spec", old.at("spec").clone());
     for kind in [APPROVED, DENIED] {
-        let before: Vec<Value> = of_type(old, kind).cloned().collect();
-        if of_type(new, kind).count() != before.len() {
+        let before: Vec<Value> = conditions_of_type(old, kind).cloned().collect();
+        if conditions_of_type(new, kind).count() != before.len() {
             continue;
         }
         let list = conditions_mut(new);
-        let places = list.iter_mut().filter(|condition| condition.text("type") == kind);
-        places.zip(before).for_each(|(place, condition)| *place = condition);
+        let conditions = list.iter_mut().filter(|condition| condition.text("type") == kind);
+        conditions.zip(before).for_each(|(place, condition)| *place = condition);
     }
     stamp_conditions(new, old, now);
 }
@@ -139,13 +139,13 @@ pub fn prepare_approval(new: &mut Value, old: &Value, now: &str) {
     }
 }
 
-pub fn validate_approval(new: &Value, old: &Value, errors: &mut Errors) {
-    update(new, old, Door::Approval, errors);
+pub fn validate_approval(new: &Value, old: &Value, errors: &mut ErrorList) {
+    validate_csr_update(new, old, UpdateEndpoint::Approval, errors);
 }
 
 /// The ways in, which differ in what they may change.
 #[derive(Clone, Copy, PartialEq)]
-enum Door {
+enum UpdateEndpoint {
     Main,
     Status,
     Approval,
@@ -158,31 +158,31 @@ fn conditions_mut(csr: &mut Value) -> &mut [Value] {
         .map_or(&mut [], Vec::as_mut_slice)
 }
 
-fn of_type<'a>(csr: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+fn conditions_of_type<'a>(csr: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
     csr.at("status").items("conditions").iter().filter(move |condition| condition.text("type") == kind)
 }
 
 fn stamp_conditions(new: &mut Value, old: &Value, now: &str) {
     for condition in conditions_mut(new) {
-        condition.default_to("lastUpdateTime", now);
+        condition.set_default("lastUpdateTime", now);
         let same = |before: &&Value| {
             ["type", "status"].iter().all(|field| before.text(field) == condition.text(field))
                 && before.has("lastTransitionTime")
         };
         let before = old.at("status").items("conditions").iter().find(same);
         let since = before.map_or(now, |before| before.text("lastTransitionTime")).to_owned();
-        condition.default_to("lastTransitionTime", since);
+        condition.set_default("lastTransitionTime", since);
     }
 }
 
-fn specification(spec: &Value, old: Option<&Value>, errors: &mut Errors) {
+fn validate_spec(spec: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let path = Path::new("spec");
     let request = spec.text("request");
-    if let Some(problem) = request_problem(request) {
-        errors.invalid(&path.at("request"), request, problem);
+    if let Some(error) = request_error(request) {
+        errors.invalid(&path.child("request"), request, error);
     }
     let usages: Vec<&str> = spec.items("usages").iter().map(|usage| usage.as_str().unwrap_or("")).collect();
-    let at_usages = path.at("usages");
+    let at_usages = path.child("usages");
     if usages.is_empty() {
         errors.required(&at_usages, "");
     }
@@ -201,13 +201,13 @@ fn specification(spec: &Value, old: Option<&Value>, errors: &mut Errors) {
     let signer = spec.text("signerName");
     if signer == LEGACY_SIGNER && old.is_none() {
         let message = "the legacy signerName is not allowed via this API version";
-        errors.invalid(&path.at("signerName"), signer, message);
+        errors.invalid(&path.child("signerName"), signer, message);
     } else {
-        signer_name(signer, &path.at("signerName"), errors);
+        validate_signer_name(signer, &path.child("signerName"), errors);
     }
-    if let Some(seconds) = spec.int("expirationSeconds").filter(|seconds| *seconds < MIN_SECONDS) {
+    if let Some(seconds) = spec.int("expirationSeconds").filter(|seconds| *seconds < MIN_EXPIRATION_SECONDS) {
         let message = "may not specify a duration less than 600 seconds (10 minutes)";
-        errors.invalid(&path.at("expirationSeconds"), seconds, message);
+        errors.invalid(&path.child("expirationSeconds"), seconds, message);
     }
 }
 
@@ -216,7 +216,7 @@ fn pem_blocks(base64: &str) -> Vec<Pem> {
     Pem::iter_from_buffer(&bytes).map_while(Result::ok).collect()
 }
 
-fn request_problem(request: &str) -> Option<&'static str> {
+fn request_error(request: &str) -> Option<&'static str> {
     match pem_blocks(request).first() {
         Some(block) if block.label == "CERTIFICATE REQUEST" => {
             let parsed = X509CertificationRequest::from_der(&block.contents);
@@ -228,18 +228,18 @@ fn request_problem(request: &str) -> Option<&'static str> {
 
 /// The organizations, which become groups, in the subject of the request.
 pub fn organizations(csr: &Value) -> Result<Vec<String>, &'static str> {
-    subject(csr, |subject| texts(subject.iter_organization()))
+    subject(csr, |subject| attribute_strings(subject.iter_organization()))
 }
 
 /// The common names, of which one becomes the user, in the subject of the request.
 pub fn common_names(csr: &Value) -> Result<Vec<String>, &'static str> {
-    subject(csr, |subject| texts(subject.iter_common_name()))
+    subject(csr, |subject| attribute_strings(subject.iter_common_name()))
 }
 
 fn subject(csr: &Value, read: impl Fn(&X509Name<'_>) -> Vec<String>) -> Result<Vec<String>, &'static str> {
     let request = csr.at("spec").text("request");
-    if let Some(problem) = request_problem(request) {
-        return Err(problem);
+    if let Some(error) = request_error(request) {
+        return Err(error);
     }
     let block = pem_blocks(request).into_iter().next();
     let parsed = block.as_ref().and_then(|block| X509CertificationRequest::from_der(&block.contents).ok());
@@ -247,13 +247,13 @@ fn subject(csr: &Value, read: impl Fn(&X509Name<'_>) -> Vec<String>) -> Result<V
 }
 
 /// One that is no text names nobody.
-fn texts<'a>(parts: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Vec<String> {
+fn attribute_strings<'a>(parts: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Vec<String> {
     parts.filter_map(|part| part.as_str().ok()).map(str::to_owned).collect()
 }
 
 /// `example.com/signer`.
-fn signer_name(name: &str, path: &Path, errors: &mut Errors) {
-    const MAX: usize = 253;
+fn validate_signer_name(name: &str, path: &Path, errors: &mut ErrorList) {
+    const MAX_LABEL_BYTES: usize = 253;
     if name.is_empty() {
         errors.required(path, "");
         return;
@@ -264,22 +264,22 @@ fn signer_name(name: &str, path: &Path, errors: &mut Errors) {
         errors.invalid(path, name, message);
         return;
     };
-    if domain.len() > MAX {
-        errors.too_long(path, MAX);
+    if domain.len() > MAX_LABEL_BYTES {
+        errors.too_long(path, MAX_LABEL_BYTES);
     }
     first_bad_label(domain, names::dns1123_label, path, errors);
     if !domain.contains('.') {
         errors.invalid(path, *domain, "should be a domain with at least two segments separated by dots");
     }
     first_bad_label(rest, names::dns1123_subdomain, path, errors);
-    let longest = MAX + 1 + MAX + 1 + 63;
+    let longest = MAX_LABEL_BYTES + 1 + MAX_LABEL_BYTES + 1 + 63;
     if name.len() > longest {
         errors.too_long(path, longest);
     }
 }
 
 /// Complaining about the first is enough, for the others would read alike.
-fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
+fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, errors: &mut ErrorList) {
     let bad = part.split('.').map(|label| (label, check(label))).find(|(_, words)| !words.is_empty());
     if let Some((label, words)) = bad {
         for word in words {
@@ -289,7 +289,7 @@ fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, erro
 }
 
 /// What holds for the conditions; what `old` already broke is let be.
-fn conditions(status: &Value, old: Option<&Value>, errors: &mut Errors) {
+fn validate_conditions(status: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let path = Path::new("status.conditions");
     let old_types: Vec<&str> = old
         .map_or(&[][..], |old| old.at("status").items("conditions"))
@@ -303,37 +303,37 @@ fn conditions(status: &Value, old: Option<&Value>, errors: &mut Errors) {
     for (i, condition) in status.items("conditions").iter().enumerate() {
         let (kind, state, at) = (condition.text("type"), condition.text("status"), path.index(i));
         if kind.is_empty() && !had_empty {
-            errors.required(&at.at("type"), "");
+            errors.required(&at.child("type"), "");
         }
         let known: &[&str] = match kind {
             APPROVED | DENIED | FAILED => &["True"],
             _ => &["False", "True", "Unknown"],
         };
         if state.is_empty() {
-            errors.required(&at.at("status"), "");
+            errors.required(&at.child("status"), "");
         } else if !known.contains(&state) {
-            errors.not_supported(&at.at("status"), state, known);
+            errors.not_supported(&at.child("status"), state, known);
         }
         let other = if kind == APPROVED { DENIED } else { APPROVED };
         if matches!(kind, APPROVED | DENIED) && seen.contains(other) && !had_both {
             errors.invalid(&path, kind, "Approved and Denied conditions are mutually exclusive");
         }
         if !seen.insert(kind) && !had_twice {
-            errors.duplicate(&at.at("type"), kind);
+            errors.duplicate(&at.child("type"), kind);
         }
     }
 }
 
-fn certificate(csr: &Value, old: Option<&Value>, errors: &mut Errors) {
+fn validate_certificate(csr: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let given = csr.at("status").text("certificate");
     let before = old.map(|old| old.at("status").text("certificate"));
-    let tolerated = before.is_some_and(|before| before == given || certificate_problem(before).is_some());
-    if !tolerated && let Some(problem) = certificate_problem(given) {
-        errors.invalid(&Path::new("status.certificate"), "<certificate data>", &problem);
+    let allowed = before.is_some_and(|before| before == given || certificate_error(before).is_some());
+    if !allowed && let Some(error) = certificate_error(given) {
+        errors.invalid(&Path::new("status.certificate"), "<certificate data>", &error);
     }
 }
 
-fn certificate_problem(base64: &str) -> Option<String> {
+fn certificate_error(base64: &str) -> Option<String> {
     if base64.is_empty() {
         return None;
     }
@@ -350,22 +350,26 @@ fn certificate_problem(base64: &str) -> Option<String> {
     })
 }
 
-fn update(new: &Value, old: &Value, door: Door, errors: &mut Errors) {
-    specification(new.at("spec"), Some(old), errors);
-    conditions(new.at("status"), Some(old), errors);
-    certificate(new, Some(old), errors);
+fn validate_csr_update(new: &Value, old: &Value, endpoint: UpdateEndpoint, errors: &mut ErrorList) {
+    validate_spec(new.at("spec"), Some(old), errors);
+    validate_conditions(new.at("status"), Some(old), errors);
+    validate_certificate(new, Some(old), errors);
 
     let path = Path::new("status.conditions");
-    let count = |csr: &Value, kind: &str| of_type(csr, kind).count();
+    let count = |csr: &Value, kind: &str| conditions_of_type(csr, kind).count();
     for kind in [APPROVED, DENIED, FAILED] {
         if count(new, kind) < count(old, kind) {
             errors.forbidden(&path, &format!("updates may not remove a condition of type \"{kind}\""));
         }
     }
-    if door != Door::Approval {
+    if endpoint != UpdateEndpoint::Approval {
         for kind in [APPROVED, DENIED] {
             let (now, before) = (count(new, kind), count(old, kind));
-            let changed = || of_type(new, kind).zip(of_type(old, kind)).any(|(a, b)| !meta::same(a, b));
+            let changed = || {
+                conditions_of_type(new, kind)
+                    .zip(conditions_of_type(old, kind))
+                    .any(|(a, b)| !meta::semantic_equal(a, b))
+            };
             if now > before {
                 errors.forbidden(&path, &format!("updates may not add a condition of type \"{kind}\""));
             } else if now == before && changed() {
@@ -376,7 +380,7 @@ fn update(new: &Value, old: &Value, door: Door, errors: &mut Errors) {
     let (given, before) = (new.at("status").text("certificate"), old.at("status").text("certificate"));
     if given != before {
         let path = Path::new("status.certificate");
-        if door != Door::Status {
+        if endpoint != UpdateEndpoint::Status {
             errors.forbidden(&path, "updates may not set certificate content");
         } else if !before.is_empty() {
             errors.forbidden(&path, "updates may not modify existing certificate content");

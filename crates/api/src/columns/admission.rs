@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use serde_json::Value;
 
 use super::text::{is_deleting, strings};
-use crate::json::Json as _;
+use crate::json::JsonExt as _;
 use crate::time::human_duration;
 
 pub fn param_kind(policy: &Value) -> String {
@@ -78,7 +78,7 @@ pub fn claim_state(claim: &Value) -> String {
         (allocated, "allocated"),
         (allocated && !status.items("reservedFor").is_empty(), "reserved"),
     ];
-    super::text::joined(states.iter().filter(|(is, _)| *is).map(|(_, word)| *word))
+    super::text::join(states.iter().filter(|(is, _)| *is).map(|(_, word)| *word))
 }
 
 fn subjects(binding: &Value, kind: &str, name: fn(&Value) -> String) -> String {

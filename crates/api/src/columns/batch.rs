@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::row::Told;
+use super::row::AgeText;
 use super::text::{is_deleting, is_true, qualified, selector, since, timestamp};
-use crate::json::Json as _;
+use crate::json::JsonExt as _;
 use crate::time::human_duration;
 
 /// `ready/desired`, for a Deployment or StatefulSet.
@@ -44,11 +44,11 @@ pub fn completions(job: &Value) -> String {
 }
 
 /// How long the job took, or has taken so far.
-pub fn duration(job: &Value) -> Told {
+pub fn duration(job: &Value) -> AgeText {
     let status = job.at("status");
     match (timestamp(status.at("startTime")), timestamp(status.at("completionTime"))) {
         (Some(start), Some(end)) => human_duration(start.duration_until(end)).into(),
-        (since, _) => Told { since, ..Told::default() },
+        (since, _) => AgeText { since, ..AgeText::default() },
     }
 }
 
@@ -61,7 +61,7 @@ pub fn suspend(cron_job: &Value) -> String {
     .to_owned()
 }
 
-pub fn last_schedule(cron_job: &Value) -> Told {
+pub fn last_schedule(cron_job: &Value) -> AgeText {
     match cron_job.path("status.lastScheduleTime") {
         Value::Null => "<none>".to_owned().into(),
         time => since(time),
@@ -85,9 +85,9 @@ pub fn targets(hpa: &Value) -> String {
         return "<none>".to_owned();
     }
     let current = hpa.at("status").items("currentMetrics");
-    let shown: Vec<String> =
+    let rendered: Vec<String> =
         metrics.iter().enumerate().map(|(i, metric)| target(metric, current.get(i))).collect();
-    super::text::at_most(2, &shown, shown.len(), ", ")
+    super::text::join_limited(2, &rendered, rendered.len(), ", ")
 }
 
 fn target(metric: &Value, status: Option<&Value>) -> String {
@@ -103,7 +103,7 @@ fn target(metric: &Value, status: Option<&Value>) -> String {
     let current = status.map(|status| status.at(source)).filter(|status| !status.is_null());
     let current = |field: &str, suffix: &str| match current.map(|status| status.at("current").at(field)) {
         None | Some(Value::Null) => "<unknown>".to_owned(),
-        Some(value) => format!("{}{suffix}", shown(value)),
+        Some(value) => format!("{}{suffix}", metric_value(value)),
     };
     let of_resource = source == "resource" || source == "containerResource";
     let prefix = if of_resource { format!("{}: ", metric.at(source).text("name")) } else { String::new() };
@@ -111,19 +111,21 @@ fn target(metric: &Value, status: Option<&Value>) -> String {
         (Value::Null, Value::Null) if of_resource => {
             format!("{prefix}{}/<auto>", current("averageUtilization", "%"))
         }
-        (Value::Null, Value::Null) => format!("{}/{}", current("value", ""), shown(target.at("value"))),
+        (Value::Null, Value::Null) => {
+            format!("{}/{}", current("value", ""), metric_value(target.at("value")))
+        }
         (Value::Null, percent) => {
-            format!("{prefix}{}/{}%", current("averageUtilization", "%"), shown(percent))
+            format!("{prefix}{}/{}%", current("averageUtilization", "%"), metric_value(percent))
         }
         (value, _) => {
             let average = if of_resource || source == "pods" { "" } else { " (avg)" };
-            format!("{prefix}{}/{}{average}", current("averageValue", ""), shown(value))
+            format!("{prefix}{}/{}{average}", current("averageValue", ""), metric_value(value))
         }
     }
 }
 
 /// A number or quantity as it is written, `0` when absent.
-fn shown(value: &Value) -> String {
+fn metric_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => "0".to_owned(),

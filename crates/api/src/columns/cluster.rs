@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::row::Told;
-use super::text::{condition, joined, or, since, timestamp};
-use crate::json::Json as _;
+use super::row::AgeText;
+use super::text::{condition, join, or_default, since, timestamp};
+use crate::json::JsonExt as _;
 
 pub fn node_status(node: &Value) -> String {
     let conditions = node.at("status").items("conditions");
@@ -27,7 +27,7 @@ pub fn node_roles(node: &Value) -> String {
         None => String::new(),
     };
     let roles: BTreeSet<String> = node.at("metadata").entries("labels").map(role).collect();
-    or(joined(roles.iter().map(String::as_str).filter(|role| !role.is_empty())), "<none>")
+    or_default(join(roles.iter().map(String::as_str).filter(|role| !role.is_empty())), "<none>")
 }
 
 pub fn internal_ip(node: &Value) -> String {
@@ -40,28 +40,28 @@ pub fn external_ip(node: &Value) -> String {
 
 pub fn kernel(node: &Value) -> String {
     let info = node.path("status.nodeInfo");
-    let version = or(info.text("kernelVersion").to_owned(), "<unknown>");
+    let version = or_default(info.text("kernelVersion").to_owned(), "<unknown>");
     match info.text("architecture") {
         "" => version,
         architecture => format!("{version} ({architecture})"),
     }
 }
 
-pub fn event_last_seen(event: &Value) -> Told {
+pub fn event_last_seen(event: &Value) -> AgeText {
     if event.has("series") {
         return since(event.path("series.lastObservedTime"));
     }
-    let last = first_of(event, ["lastTimestamp", "deprecatedLastTimestamp"]);
+    let last = first_field(event, ["lastTimestamp", "deprecatedLastTimestamp"]);
     if timestamp(last).is_some() { since(last) } else { event_first_seen(event) }
 }
 
-pub fn event_first_seen(event: &Value) -> Told {
-    let first = first_of(event, ["firstTimestamp", "deprecatedFirstTimestamp"]);
+pub fn event_first_seen(event: &Value) -> AgeText {
+    let first = first_field(event, ["firstTimestamp", "deprecatedFirstTimestamp"]);
     since(if timestamp(first).is_some() { first } else { event.at("eventTime") })
 }
 
 pub fn event_object(event: &Value) -> String {
-    let object = first_of(event, ["involvedObject", "regarding"]);
+    let object = first_field(event, ["involvedObject", "regarding"]);
     let kind = object.text("kind").to_lowercase();
     match object.text("name") {
         "" => kind,
@@ -70,13 +70,15 @@ pub fn event_object(event: &Value) -> String {
 }
 
 pub fn event_field(event: &Value) -> String {
-    first_of(event, ["involvedObject", "regarding"]).text("fieldPath").to_owned()
+    first_field(event, ["involvedObject", "regarding"]).text("fieldPath").to_owned()
 }
 
 pub fn event_source(event: &Value) -> String {
-    let source = first_of(event, ["source", "deprecatedSource"]);
-    let reporter = first_of(event, ["reportingComponent", "reportingController"]).as_str().unwrap_or("");
-    let component = if source.text("component").is_empty() { reporter } else { source.text("component") };
+    let source = first_field(event, ["source", "deprecatedSource"]);
+    let source_component =
+        first_field(event, ["reportingComponent", "reportingController"]).as_str().unwrap_or("");
+    let component =
+        if source.text("component").is_empty() { source_component } else { source.text("component") };
     let host = source.text("host");
     match if host.is_empty() { event.text("reportingInstance") } else { host } {
         "" => component.to_owned(),
@@ -85,13 +87,13 @@ pub fn event_source(event: &Value) -> String {
 }
 
 pub fn event_message(event: &Value) -> String {
-    first_of(event, ["message", "note"]).as_str().unwrap_or("").trim().to_owned()
+    first_field(event, ["message", "note"]).as_str().unwrap_or("").trim().to_owned()
 }
 
 /// An event on its own has no count in the newer form.
 pub fn event_count(event: &Value) -> i64 {
     let count = match event.at("series") {
-        Value::Null => first_of(event, ["count", "deprecatedCount"]).as_i64().filter(|count| *count != 0),
+        Value::Null => first_field(event, ["count", "deprecatedCount"]).as_i64().filter(|count| *count != 0),
         series => series.int("count").or(Some(0)),
     };
     count.unwrap_or(1)
@@ -103,11 +105,11 @@ pub fn config_map_entries(map: &Value) -> i64 {
 }
 
 pub fn quota_requests(quota: &Value) -> String {
-    quota_of(quota, |name| !name.starts_with("limits."))
+    render_quota(quota, |name| !name.starts_with("limits."))
 }
 
 pub fn quota_limits(quota: &Value) -> String {
-    quota_of(quota, |name| name.starts_with("limits."))
+    render_quota(quota, |name| name.starts_with("limits."))
 }
 
 pub fn component_status(component: &Value) -> String {
@@ -148,7 +150,7 @@ pub fn dangling(flow_schema: &Value) -> String {
 
 /// When the object was made, as a time rather than an age.
 pub fn created_at(obj: &Value) -> String {
-    or(obj.at("metadata").text("creationTimestamp").to_owned(), "0001-01-01T00:00:00Z")
+    or_default(obj.at("metadata").text("creationTimestamp").to_owned(), "0001-01-01T00:00:00Z")
 }
 
 fn address(node: &Value, kind: &str) -> String {
@@ -158,16 +160,16 @@ fn address(node: &Value, kind: &str) -> String {
 }
 
 /// Events come with the names of either of their groups.
-fn first_of<'a>(event: &'a Value, names: [&str; 2]) -> &'a Value {
+fn first_field<'a>(event: &'a Value, names: [&str; 2]) -> &'a Value {
     let [core, events] = names;
     if event.has(core) { event.at(core) } else { event.at(events) }
 }
 
-fn quota_of(quota: &Value, is_wanted: fn(&str) -> bool) -> String {
+fn render_quota(quota: &Value, filter: fn(&str) -> bool) -> String {
     let status = quota.at("status");
     let amount = |value: &Value| value.as_str().unwrap_or("0").to_owned();
     let mut text = String::new();
-    for (name, hard) in status.entries("hard").filter(|(name, _)| is_wanted(name)) {
+    for (name, hard) in status.entries("hard").filter(|(name, _)| filter(name)) {
         let separator = if text.is_empty() { "" } else { ", " };
         let used = amount(status.at("used").at(name));
         let _ = write!(text, "{separator}{name}: {used}/{}", amount(hard));

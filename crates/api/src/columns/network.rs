@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::text::{annotation, at_most, joined, or, qualified, strings};
-use crate::json::Json as _;
+use super::text::{annotation, join, join_limited, or_default, qualified, strings};
+use crate::json::JsonExt as _;
 
 pub fn cluster_ip(service: &Value) -> String {
     let first = service.at("spec").items("clusterIPs").first().and_then(Value::as_str);
@@ -14,12 +14,12 @@ pub fn cluster_ip(service: &Value) -> String {
 
 pub fn external_ip(service: &Value) -> String {
     let spec = service.at("spec");
-    let external = joined(strings(spec.items("externalIPs")));
+    let external = join(strings(spec.items("externalIPs")));
     match spec.text("type") {
-        "ClusterIP" | "NodePort" => or(external, "<none>"),
+        "ClusterIP" | "NodePort" => or_default(external, "<none>"),
         "LoadBalancer" => {
             let parts = [ingress_points(service), external];
-            or(joined(parts.iter().map(String::as_str).filter(|part| !part.is_empty())), "<pending>")
+            or_default(join(parts.iter().map(String::as_str).filter(|part| !part.is_empty())), "<pending>")
         }
         "ExternalName" => spec.text("externalName").to_owned(),
         _ => "<unknown>".to_owned(),
@@ -35,7 +35,7 @@ pub fn ports(service: &Value) -> String {
         }
     };
     let all: Vec<String> = service.at("spec").items("ports").iter().map(port).collect();
-    or(all.join(","), "<none>")
+    or_default(all.join(","), "<none>")
 }
 
 /// The addresses a load balancer answers at.
@@ -46,7 +46,7 @@ pub fn ingress_points(obj: &Value) -> String {
     };
     let points: BTreeSet<String> =
         obj.path("status.loadBalancer").items("ingress").iter().map(point).collect();
-    joined(points.iter().map(String::as_str).filter(|point| !point.is_empty()))
+    join(points.iter().map(String::as_str).filter(|point| !point.is_empty()))
 }
 
 pub fn ingress_hosts(ingress: &Value) -> String {
@@ -60,8 +60,8 @@ pub fn ingress_hosts(ingress: &Value) -> String {
             hosts.push(rule.text("host"));
         }
     }
-    let shown = or(hosts.join(","), "*");
-    if more { format!("{shown} + {} more...", rules.len() - 3) } else { shown }
+    let rendered = or_default(hosts.join(","), "*");
+    if more { format!("{rendered} + {} more...", rules.len() - 3) } else { rendered }
 }
 
 pub fn ingress_ports(ingress: &Value) -> String {
@@ -91,7 +91,7 @@ pub fn endpoints(obj: &Value) -> String {
     if subsets.is_empty() {
         return "<none>".to_owned();
     }
-    let mut shown = Vec::new();
+    let mut rendered = Vec::new();
     let mut count = 0;
     for subset in subsets {
         let (addresses, ports) = (subset.items("addresses"), subset.items("ports"));
@@ -102,11 +102,11 @@ pub fn endpoints(obj: &Value) -> String {
         };
         for port in ports {
             count += addresses.len();
-            let left = 3usize.saturating_sub(shown.len());
-            shown.extend(addresses.iter().take(left).map(|address| host_port(address.text("ip"), port)));
+            let left = 3usize.saturating_sub(rendered.len());
+            rendered.extend(addresses.iter().take(left).map(|address| host_port(address.text("ip"), port)));
         }
     }
-    at_most(3, &shown, count, ",")
+    join_limited(3, &rendered, count, ",")
 }
 
 pub fn slice_ports(slice: &Value) -> String {
@@ -116,17 +116,17 @@ pub fn slice_ports(slice: &Value) -> String {
         (None, None) => "*".to_owned(),
     };
     let all: Vec<String> = slice.items("ports").iter().map(port).collect();
-    or(at_most(3, &all, all.len(), ","), "<unset>")
+    or_default(join_limited(3, &all, all.len(), ","), "<unset>")
 }
 
 pub fn slice_endpoints(slice: &Value) -> String {
     let addresses = slice.items("endpoints").iter().flat_map(|endpoint| strings(endpoint.items("addresses")));
     let all: Vec<String> = addresses.map(str::to_owned).collect();
-    or(at_most(3, &all, all.len(), ","), "<unset>")
+    or_default(join_limited(3, &all, all.len(), ","), "<unset>")
 }
 
 pub fn cidrs(obj: &Value) -> String {
-    joined(strings(obj.at("spec").items("cidrs")))
+    join(strings(obj.at("spec").items("cidrs")))
 }
 
 pub fn parent(address: &Value) -> String {

@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::row::Told;
-use super::text::{is_deleting, is_true, or, timestamp};
-use crate::json::Json;
+use super::row::AgeText;
+use super::text::{is_deleting, is_true, or_default, timestamp};
+use crate::json::JsonExt;
 
 pub fn ready(pod: &Value) -> String {
-    let summary = Summary::of(pod);
+    let summary = PodSummary::from_pod(pod);
     format!("{}/{}", summary.ready, summary.total)
 }
 
@@ -23,13 +23,13 @@ pub fn status(pod: &Value) -> String {
             return "Terminating".to_owned();
         }
     }
-    Summary::of(pod).reason
+    PodSummary::from_pod(pod).reason
 }
 
-pub fn restarts(pod: &Value) -> Told {
-    let Restarts { count, last } = Summary::of(pod).restarts;
+pub fn restarts(pod: &Value) -> AgeText {
+    let RestartCount { count, last } = PodSummary::from_pod(pod).restarts;
     match last {
-        Some(_) if count != 0 => Told { before: format!("{count} ("), since: last, after: " ago)" },
+        Some(_) if count != 0 => AgeText { prefix: format!("{count} ("), since: last, suffix: " ago)" },
         _ => count.to_string().into(),
     }
 }
@@ -37,7 +37,7 @@ pub fn restarts(pod: &Value) -> Told {
 pub fn ip(pod: &Value) -> String {
     let status = pod.at("status");
     let first = status.items("podIPs").first().map_or("", |ip| ip.text("ip"));
-    or(if first.is_empty() { status.text("podIP") } else { first }.to_owned(), "<none>")
+    or_default(if first.is_empty() { status.text("podIP") } else { first }.to_owned(), "<none>")
 }
 
 pub fn readiness_gates(pod: &Value) -> String {
@@ -49,22 +49,22 @@ pub fn readiness_gates(pod: &Value) -> String {
     format!("{open}/{}", gates.len())
 }
 
-struct Summary {
+struct PodSummary {
     ready: usize,
     total: usize,
     reason: String,
-    restarts: Restarts,
+    restarts: RestartCount,
 }
 
-impl Summary {
-    fn of(pod: &Value) -> Summary {
+impl PodSummary {
+    fn from_pod(pod: &Value) -> PodSummary {
         let (spec, status) = (pod.at("spec"), pod.at("status"));
         let sidecars = spec.items("initContainers").iter().filter(|container| is_sidecar(container)).count();
-        let mut summary = Summary {
+        let mut summary = PodSummary {
             ready: 0,
             total: spec.items("containers").len() + sidecars,
-            reason: reason_of_pod(status),
-            restarts: Restarts::default(),
+            reason: pod_reason(status),
+            restarts: RestartCount::default(),
         };
         let sidecar_restarts = summary.add_init_containers(spec, status);
         if let Some(restarts) = sidecar_restarts {
@@ -75,11 +75,11 @@ impl Summary {
     }
 }
 
-impl Summary {
+impl PodSummary {
     /// Counts the init containers up to the first that is not done. Once all are, the restarts of those that
     /// keep running are what counts, and they come back.
-    fn add_init_containers(&mut self, spec: &Value, status: &Value) -> Option<Restarts> {
-        let mut sidecar_restarts = Restarts::default();
+    fn add_init_containers(&mut self, spec: &Value, status: &Value) -> Option<RestartCount> {
+        let mut sidecar_restarts = RestartCount::default();
         let mut waiting = false;
         for (i, container) in status.items("initContainerStatuses").iter().enumerate() {
             let name = container.text("name");
@@ -99,7 +99,7 @@ impl Summary {
             }
             let waits_for = container.path("state.waiting").text("reason");
             self.reason = if !terminated.is_null() {
-                format!("Init:{}", reason_of_end(terminated))
+                format!("Init:{}", termination_reason(terminated))
             } else if !waits_for.is_empty() && waits_for != "PodInitializing" {
                 format!("Init:{waits_for}")
             } else {
@@ -128,7 +128,7 @@ impl Summary {
                 self.reason = waits_for.to_owned();
             } else if state.has("terminated") {
                 let terminated = state.at("terminated");
-                self.reason = reason_of_end(terminated);
+                self.reason = termination_reason(terminated);
                 if terminated.int("exitCode").unwrap_or(0) != 0 {
                     failure = Some(self.reason.clone());
                 }
@@ -151,12 +151,12 @@ impl Summary {
 
 /// How often containers were restarted, and when the last one before that ended.
 #[derive(Default)]
-struct Restarts {
+struct RestartCount {
     count: i64,
     last: Option<Timestamp>,
 }
 
-impl Restarts {
+impl RestartCount {
     fn add(&mut self, container: &Value) {
         self.count = self.count.saturating_add(container.int("restartCount").unwrap_or(0));
         self.last = self.last.max(timestamp(container.path("lastState.terminated.finishedAt")));
@@ -167,7 +167,7 @@ fn is_sidecar(container: &Value) -> bool {
     container.text("restartPolicy") == "Always"
 }
 
-fn reason_of_pod(status: &Value) -> String {
+fn pod_reason(status: &Value) -> String {
     let gated = status.items("conditions").iter().any(|condition| {
         condition.text("type") == "PodScheduled" && condition.text("reason") == "SchedulingGated"
     });
@@ -182,7 +182,7 @@ fn reason_of_pod(status: &Value) -> String {
     word.to_owned()
 }
 
-fn reason_of_end(terminated: &Value) -> String {
+fn termination_reason(terminated: &Value) -> String {
     let signal = terminated.int("signal").unwrap_or(0);
     match terminated.text("reason") {
         "" if signal != 0 => format!("Signal:{signal}"),

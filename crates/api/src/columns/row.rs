@@ -5,58 +5,58 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{Cell, columns, conditions};
-use crate::json::Json as _;
+use super::{CellSource, columns, conditions};
+use crate::json::JsonExt as _;
 use crate::time::human_duration;
 
 /// A cell's text, in which it may say how long ago something was.
 #[derive(Debug, Default)]
-pub struct Told {
-    pub before: String,
+pub struct AgeText {
+    pub prefix: String,
     pub since: Option<Timestamp>,
-    pub after: &'static str,
+    pub suffix: &'static str,
 }
 
-impl Told {
-    pub fn at(&self, now: Timestamp) -> String {
+impl AgeText {
+    pub fn render(&self, now: Timestamp) -> String {
         let age = self.since.map(|since| human_duration(now.duration_since(since)));
-        format!("{}{}{}", self.before, age.unwrap_or_default(), self.after)
+        format!("{}{}{}", self.prefix, age.unwrap_or_default(), self.suffix)
     }
 }
 
-impl From<String> for Told {
-    fn from(text: String) -> Told {
-        Told { before: text, ..Told::default() }
+impl From<String> for AgeText {
+    fn from(text: String) -> AgeText {
+        AgeText { prefix: text, ..AgeText::default() }
     }
 }
 
 /// What a table's row says of an object, with gaps where the ages go.
 #[derive(Debug)]
-pub struct Row {
+pub struct TableRow {
     json: Box<str>,
-    ages: Box<[(u32, Timestamp)]>,
+    age_offsets: Box<[(u32, Timestamp)]>,
 }
 
-impl Row {
+impl TableRow {
     /// The row of an object in the version it is stored in.
-    pub fn of(group: &str, plural: &str, obj: &Value) -> Row {
+    pub fn from_object(group: &str, plural: &str, obj: &Value) -> TableRow {
         let mut json = "\"cells\":[".to_owned();
-        let mut ages = Vec::new();
+        let mut age_offsets = Vec::new();
         for (i, column) in columns(group, plural).iter().enumerate() {
             json.push_str(if i == 0 { "" } else { "," });
-            let told = match &column.cell {
-                Cell::Since(path) => super::text::since(obj.path(path)),
-                Cell::Timed(tell) => tell(obj),
+            let age_text = match &column.cell {
+                CellSource::Age(path) => super::text::since(obj.path(path)),
+                CellSource::ComputeAge(compute) => compute(obj),
                 // Nothing else depends on the time.
                 other => {
-                    let _ = write!(json, "{}", other.of(obj, Timestamp::UNIX_EPOCH));
+                    let _ = write!(json, "{}", other.evaluate(obj, Timestamp::UNIX_EPOCH));
                     continue;
                 }
             };
-            let _ = write!(json, "{}", Value::String(told.before));
+            let _ = write!(json, "{}", Value::String(age_text.prefix));
             json.pop();
-            ages.extend(told.since.map(|since| (json.len() as u32, since)));
-            json.push_str(told.after);
+            age_offsets.extend(age_text.since.map(|since| (json.len() as u32, since)));
+            json.push_str(age_text.suffix);
             json.push('"');
         }
         json.push(']');
@@ -64,13 +64,13 @@ impl Row {
         if !conditions.is_empty() {
             let _ = write!(json, ",\"conditions\":{}", Value::Array(conditions));
         }
-        Row { json: json.into(), ages: ages.into() }
+        TableRow { json: json.into(), age_offsets: age_offsets.into() }
     }
 
     /// Appends `"cells":[…]`, and `"conditions":[…]` where there are any.
     pub fn write(&self, now: Timestamp, out: &mut Vec<u8>) {
         let mut written = 0;
-        for (at, since) in &self.ages {
+        for (at, since) in &self.age_offsets {
             let at = *at as usize;
             out.extend_from_slice(&self.json.as_bytes()[written..at]);
             out.extend_from_slice(human_duration(now.duration_since(*since)).as_bytes());

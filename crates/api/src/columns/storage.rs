@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::text::{annotation, is_deleting, joined, or, strings};
-use crate::json::Json as _;
+use super::text::{annotation, is_deleting, join, or_default, strings};
+use crate::json::JsonExt as _;
 
 const MODES: [(&str, &str); 4] = [
     ("ReadWriteOnce", "RWO"),
@@ -17,11 +17,11 @@ pub fn phase(obj: &Value) -> String {
 }
 
 pub fn volume_capacity(volume: &Value) -> String {
-    or(volume.path("spec.capacity").text("storage").to_owned(), "0")
+    or_default(volume.path("spec.capacity").text("storage").to_owned(), "0")
 }
 
 pub fn volume_modes(volume: &Value) -> String {
-    modes(volume.at("spec").items("accessModes"))
+    render_access_modes(volume.at("spec").items("accessModes"))
 }
 
 pub fn volume_claim(volume: &Value) -> String {
@@ -43,14 +43,14 @@ pub fn claim_capacity(claim: &Value) -> String {
     if claim.at("spec").text("volumeName").is_empty() {
         return String::new();
     }
-    or(claim.path("status.capacity").text("storage").to_owned(), "0")
+    or_default(claim.path("status.capacity").text("storage").to_owned(), "0")
 }
 
 pub fn claim_modes(claim: &Value) -> String {
     if claim.at("spec").text("volumeName").is_empty() {
         return String::new();
     }
-    modes(claim.at("status").items("accessModes"))
+    render_access_modes(claim.at("status").items("accessModes"))
 }
 
 pub fn class_name(class: &Value) -> String {
@@ -62,16 +62,16 @@ pub fn class_name(class: &Value) -> String {
 }
 
 pub fn driver_modes(driver: &Value) -> String {
-    or(joined(strings(driver.at("spec").items("volumeLifecycleModes"))), "<none>")
+    or_default(join(strings(driver.at("spec").items("volumeLifecycleModes"))), "<none>")
 }
 
 pub fn driver_token_requests(driver: &Value) -> String {
     match driver.path("spec.tokenRequests").as_array() {
         None => "<unset>".to_owned(),
-        Some(requests) => joined(requests.iter().map(|request| request.text("audience"))),
+        Some(requests) => join(requests.iter().map(|request| request.text("audience"))),
     }
 }
 
-fn modes(modes: &[Value]) -> String {
-    joined(MODES.iter().filter(|(mode, _)| modes.iter().any(|m| m == mode)).map(|(_, short)| *short))
+fn render_access_modes(modes: &[Value]) -> String {
+    join(MODES.iter().filter(|(mode, _)| modes.iter().any(|m| m == mode)).map(|(_, short)| *short))
 }

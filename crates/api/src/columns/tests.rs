@@ -15,21 +15,21 @@ fn check(group: &str, plural: &str, mut obj: Value, expected: Expect) {
     metadata.entry("name").or_insert("x".into());
     metadata.entry("creationTimestamp").or_insert("2026-11-13T11:00:00Z".into());
     let cells = cells(group, plural, &obj, NOW.parse().unwrap());
-    let shown = |(column, cell): (&Column, &Value)| match cell {
+    let rendered = |(column, cell): (&Column, &Value)| match cell {
         Value::String(text) if column.name == "Age" && text == "2d1h" => "AGE".to_owned(),
         Value::String(text) => text.clone(),
         other => format!("#{other}"),
     };
-    let line: Vec<String> = columns(group, plural).iter().zip(&cells).map(shown).collect();
+    let line: Vec<String> = columns(group, plural).iter().zip(&cells).map(rendered).collect();
     expected.assert_eq(&line.join(" | "));
 }
 
-fn core(plural: &str, obj: Value, expected: Expect) {
+fn check_core(plural: &str, obj: Value, expected: Expect) {
     check("", plural, obj, expected);
 }
 
 #[test]
-fn every_table_belongs_to_a_kind_and_every_stored_kind_has_a_name_column() {
+fn every_table_has_a_kind_and_a_name_column() {
     for (group, plural, columns) in table::TABLES {
         let known = RESOURCES.iter().any(|row| row.group == *group && row.plural == *plural);
         assert!(known || *plural == "scales", "{group}/{plural}");
@@ -40,7 +40,7 @@ fn every_table_belongs_to_a_kind_and_every_stored_kind_has_a_name_column() {
     }
     let plain: Vec<&str> = RESOURCES
         .iter()
-        .filter(|row| std::ptr::eq(columns(row.group, row.plural), table::PLAIN))
+        .filter(|row| std::ptr::eq(columns(row.group, row.plural), table::DEFAULT_COLUMNS))
         .map(|row| row.plural)
         .collect();
     expect![[r#"
@@ -63,7 +63,7 @@ fn every_table_belongs_to_a_kind_and_every_stored_kind_has_a_name_column() {
 }
 
 /// Any JSON, with the names that cells look for, so that it gets past the first field.
-fn anything() -> impl Strategy<Value = Value> {
+fn any_json() -> impl Strategy<Value = Value> {
     let names = "metadata|spec|status|conditions|containers|initContainers|initContainerStatuses|containerStatuses\
         |state|terminated|lastState|finishedAt|restartCount|name|type|rules|host|ports|port|metrics|currentMetrics\
         |resource|target|subsets|addresses|ip|endpoints|selector|matchLabels|ownerReferences|hard|series|subjects";
@@ -83,13 +83,13 @@ fn anything() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn nothing_a_client_sends_makes_a_cell_panic(obj in anything(), seconds in any::<i64>()) {
+    fn cells_of_arbitrary_objects_never_panic(obj in any_json(), seconds in any::<i64>()) {
         let now = Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
         for (group, plural, columns) in table::TABLES {
             let cells = cells(group, plural, &obj, now);
             prop_assert_eq!(cells.len(), columns.len());
             let mut row = b"{".to_vec();
-            Row::of(group, plural, &obj).write(now, &mut row);
+            TableRow::from_object(group, plural, &obj).write(now, &mut row);
             row.push(b'}');
             let row: Value = serde_json::from_slice(&row).unwrap();
             prop_assert_eq!(&row["cells"], &Value::Array(cells));
@@ -100,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn plain_kinds_show_when_they_were_made() {
+fn default_columns_are_name_and_age() {
     check("rbac.authorization.k8s.io", "roles", json!({}), expect!["x | 2026-11-13T11:00:00Z"]);
     check(
         "example.com",
@@ -118,26 +118,26 @@ fn container(name: &str, state: Value) -> Value {
 }
 
 #[track_caller]
-fn pod(spec: Value, status: Value, expected: Expect) {
+fn check_pod(spec: Value, status: Value, expected: Expect) {
     check("", "pods", json!({"spec": spec, "status": status}), expected);
 }
 
 #[test]
-fn pods() {
+fn renders_pods() {
     let one = json!({"containers": [{"name": "a"}], "nodeName": "n1"});
     let two = json!({"containers": [{"name": "a"}, {"name": "b"}]});
-    pod(
+    check_pod(
         one.clone(),
         json!({"phase": "Pending"}),
         expect!["x | 0/1 | Pending | 0 | AGE | <none> | n1 | <none> | <none>"],
     );
-    pod(
+    check_pod(
         one.clone(),
         json!({"phase": "Running", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}],
             "containerStatuses": [container("a", json!({"running": {}}))]}),
         expect!["x | 1/1 | Running | 0 | AGE | 10.0.0.7 | n1 | <none> | <none>"],
     );
-    pod(
+    check_pod(
         one.clone(),
         json!({"phase": "Running", "containerStatuses": [{"restartCount": 4,
             "state": {"waiting": {"reason": "CrashLoopBackOff"}},
@@ -145,27 +145,27 @@ fn pods() {
         expect!["x | 0/1 | CrashLoopBackOff | 4 (3m ago) | AGE | <none> | n1 | <none> | <none>"],
     );
     let ended = |end: Value| json!({"phase": "Failed", "containerStatuses": [container("a", json!({"terminated": end}))]});
-    pod(
+    check_pod(
         one.clone(),
         ended(json!({"exitCode": 1, "reason": "Error"})),
         expect!["x | 0/1 | Error | 0 | AGE | <none> | n1 | <none> | <none>"],
     );
-    pod(
+    check_pod(
         one.clone(),
         ended(json!({"exitCode": 3})),
         expect!["x | 0/1 | ExitCode:3 | 0 | AGE | <none> | n1 | <none> | <none>"],
     );
-    pod(
+    check_pod(
         one.clone(),
         ended(json!({"exitCode": 137, "signal": 9})),
         expect!["x | 0/1 | Signal:9 | 0 | AGE | <none> | n1 | <none> | <none>"],
     );
-    pod(
+    check_pod(
         one.clone(),
         json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}),
         expect!["x | 0/1 | SchedulingGated | 0 | AGE | <none> | n1 | <none> | <none>"],
     );
-    pod(
+    check_pod(
         one,
         json!({"phase": "Failed", "reason": "Evicted"}),
         expect!["x | 0/1 | Evicted | 0 | AGE | <none> | n1 | <none> | <none>"],
@@ -173,23 +173,23 @@ fn pods() {
 
     let done = json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
     let half = json!([container("a", done.clone()), container("b", json!({"running": {}}))]);
-    pod(
+    check_pod(
         two.clone(),
         json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": half.clone()}),
         expect!["x | 1/2 | Running | 0 | AGE | <none> | <none> | <none> | <none>"],
     );
-    pod(
+    check_pod(
         two.clone(),
         json!({"phase": "Running", "containerStatuses": half}),
         expect!["x | 1/2 | NotReady | 0 | AGE | <none> | <none> | <none> | <none>"],
     );
     let failed = json!({"terminated": {"exitCode": 2, "reason": "Error"}});
-    pod(
+    check_pod(
         two,
         json!({"phase": "Running", "containerStatuses": [container("a", done), container("b", failed)]}),
         expect!["x | 0/2 | Error | 0 | AGE | <none> | <none> | <none> | <none>"],
     );
-    pod(
+    check_pod(
         json!({"readinessGates": [{"conditionType": "a"}, {"conditionType": "b"}]}),
         json!({"phase": "Running", "nominatedNodeName": "n2", "conditions": [{"type": "b", "status": "True"}]}),
         expect!["x | 0/0 | Running | 0 | AGE | <none> | <none> | n2 | 1/2"],
@@ -197,27 +197,27 @@ fn pods() {
 }
 
 #[test]
-fn pods_that_are_going() {
-    let going = |status: Value| json!({"metadata": {"deletionTimestamp": NOW}, "spec": {"containers": [{}]}, "status": status});
-    core(
+fn renders_terminating_pods() {
+    let terminating_pod = |status: Value| json!({"metadata": {"deletionTimestamp": NOW}, "spec": {"containers": [{}]}, "status": status});
+    check_core(
         "pods",
-        going(json!({"phase": "Running"})),
+        terminating_pod(json!({"phase": "Running"})),
         expect!["x | 0/1 | Terminating | 0 | AGE | <none> | <none> | <none> | <none>"],
     );
-    core(
+    check_core(
         "pods",
-        going(json!({"phase": "Succeeded"})),
+        terminating_pod(json!({"phase": "Succeeded"})),
         expect!["x | 0/1 | Succeeded | 0 | AGE | <none> | <none> | <none> | <none>"],
     );
-    core(
+    check_core(
         "pods",
-        going(json!({"phase": "Running", "reason": "NodeLost"})),
+        terminating_pod(json!({"phase": "Running", "reason": "NodeLost"})),
         expect!["x | 0/1 | Unknown | 0 | AGE | <none> | <none> | <none> | <none>"],
     );
 }
 
 #[test]
-fn pods_with_init_containers() {
+fn renders_pods_with_init_containers() {
     let spec = json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}]});
     let state = |first: Value, second: Value| {
         json!({"phase": "Pending", "initContainerStatuses": [first, second],
@@ -249,21 +249,21 @@ fn pods_with_init_containers() {
     .assert_eq(&seen.join("\n"));
 
     // While initializing every init container's restarts count, afterwards only those that keep running.
-    let restarted = |name: &str, count: i64, state: Value| {
+    let container_with_restarts = |name: &str, count: i64, state: Value| {
         json!({"name": name, "restartCount": count, "started": true,
         "ready": true, "state": state, "lastState": {"terminated": {"finishedAt": "2026-11-15T11:00:00Z"}}})
     };
-    pod(
+    check_pod(
         spec,
         json!({"phase": "Running", "initContainerStatuses": [
-                restarted("i", 5, json!({"terminated": {"exitCode": 0}})), restarted("s", 2, json!({"running": {}}))],
+                container_with_restarts("i", 5, json!({"terminated": {"exitCode": 0}})), container_with_restarts("s", 2, json!({"running": {}}))],
             "containerStatuses": [container("a", json!({"running": {}}))]}),
         expect!["x | 2/2 | Running | 2 (60m ago) | AGE | <none> | <none> | <none> | <none>"],
     );
 }
 
 #[test]
-fn finished_pods_have_a_condition() {
+fn completed_pod_row_has_condition() {
     let of = |phase: &str| conditions("", "pods", &json!({"status": {"phase": phase}}));
     assert!(of("Running").is_empty());
     assert!(conditions("batch", "jobs", &json!({"status": {"phase": "Failed"}})).is_empty());
@@ -277,7 +277,7 @@ fn finished_pods_have_a_condition() {
 }
 
 #[test]
-fn workloads() {
+fn renders_workloads() {
     let template = json!({"spec": {"containers": [{"name": "a", "image": "i:1"}, {"name": "b", "image": "j"}], "nodeSelector": {"disk": "ssd"}}});
     let selector = json!({"matchLabels": {"app": "kubia"}, "matchExpressions": [
         {"key": "tier", "operator": "In", "values": ["web", "api"]}, {"key": "canary", "operator": "DoesNotExist"}]});
@@ -297,7 +297,7 @@ fn workloads() {
         expect!["x | #3 | #3 | #2 | AGE | a,b | i:1,j | app=kubia,!canary,tier in (api,web)"],
     );
     check("apps", "statefulsets", obj, expect!["x | 2/3 | AGE | a,b | i:1,j"]);
-    core(
+    check_core(
         "replicationcontrollers",
         json!({"spec": {"replicas": 3, "selector": {"b": "2", "a": "1"}, "template": template}, "status": {"replicas": 3}}),
         expect!["x | #3 | #3 | #0 | AGE | a,b | i:1,j | a=1,b=2"],
@@ -308,7 +308,7 @@ fn workloads() {
         json!({"spec": {"template": template}, "status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 1}}),
         expect!["x | #2 | #1 | #0 | #0 | #0 | disk=ssd | AGE | a,b | i:1,j | <none>"],
     );
-    core("podtemplates", json!({"template": template}), expect!["x | a,b | i:1,j | <none>"]);
+    check_core("podtemplates", json!({"template": template}), expect!["x | a,b | i:1,j | <none>"]);
     check(
         "apps",
         "controllerrevisions",
@@ -324,7 +324,7 @@ fn workloads() {
 }
 
 #[test]
-fn jobs() {
+fn renders_jobs() {
     let conditions = |kind: &str| json!({"conditions": [{"type": kind, "status": "True"}]});
     check(
         "batch",
@@ -373,7 +373,7 @@ fn jobs() {
 }
 
 #[test]
-fn autoscalers() {
+fn renders_autoscalers() {
     let hpa = |metrics: Value, current: Value| {
         json!({"spec": {"scaleTargetRef": {"kind": "Deployment", "name": "d"},
         "maxReplicas": 6, "metrics": metrics}, "status": {"currentMetrics": current}})
@@ -407,40 +407,40 @@ fn autoscalers() {
 }
 
 #[test]
-fn services_and_endpoints() {
+fn renders_services_and_endpoints() {
     let ports = json!([{"port": 80, "protocol": "TCP"}, {"port": 443, "nodePort": 30443, "protocol": "TCP"}]);
-    core(
+    check_core(
         "services",
         json!({"spec": {"type": "ClusterIP", "clusterIPs": ["10.96.0.1"], "ports": ports, "selector": {"a": "b"}}}),
         expect!["x | ClusterIP | 10.96.0.1 | <none> | 80/TCP,443:30443/TCP | AGE | a=b"],
     );
-    core(
+    check_core(
         "services",
         json!({"spec": {"type": "ClusterIP", "clusterIPs": ["None"], "externalIPs": ["1.2.3.4", "5.6.7.8"]}}),
         expect!["x | ClusterIP | None | 1.2.3.4,5.6.7.8 | <none> | AGE | <none>"],
     );
-    core(
+    check_core(
         "services",
         json!({"spec": {"type": "ExternalName", "externalName": "example.com"}}),
         expect!["x | ExternalName | <none> | example.com | <none> | AGE | <none>"],
     );
-    core(
+    check_core(
         "services",
         json!({"spec": {"type": "LoadBalancer"}}),
         expect!["x | LoadBalancer | <none> | <pending> | <none> | AGE | <none>"],
     );
-    core(
+    check_core(
         "services",
         json!({"spec": {"type": "LoadBalancer", "externalIPs": ["9.9.9.9"]}, "status": {"loadBalancer": {"ingress": [{"ip": "2.2.2.2"}, {"hostname": "a.example.com"}, {"ip": "1.1.1.1"}]}}}),
         expect!["x | LoadBalancer | <none> | 1.1.1.1,2.2.2.2,a.example.com,9.9.9.9 | <none> | AGE | <none>"],
     );
-    core("endpoints", json!({}), expect!["x | <none> | AGE"]);
-    core(
+    check_core("endpoints", json!({}), expect!["x | <none> | AGE"]);
+    check_core(
         "endpoints",
         json!({"subsets": [{"addresses": [{"ip": "10.0.0.1"}]}, {"addresses": [{"ip": "fd00::1"}], "ports": [{"port": 80}]}]}),
         expect!["x | 10.0.0.1,[fd00::1]:80 | AGE"],
     );
-    core(
+    check_core(
         "endpoints",
         json!({"subsets": [{"addresses": [{"ip": "10.0.0.1"}, {"ip": "10.0.0.2"}], "ports": [{"port": 1}, {"port": 2}]}]}),
         expect!["x | 10.0.0.1:1,10.0.0.2:1,10.0.0.1:2 + 1 more... | AGE"],
@@ -460,7 +460,7 @@ fn services_and_endpoints() {
 }
 
 #[test]
-fn ingresses_and_networks() {
+fn renders_ingresses_and_network_policies() {
     let group = "networking.k8s.io";
     check(group, "ingresses", json!({"spec": {"rules": [{}]}}), expect!["x | <none> | * |  | 80 | AGE"]);
     check(
@@ -497,8 +497,8 @@ fn ingresses_and_networks() {
 }
 
 #[test]
-fn nodes() {
-    core(
+fn renders_nodes() {
+    check_core(
         "nodes",
         json!({"metadata": {"labels": {"node-role.kubernetes.io/worker": "", "node-role.kubernetes.io/control-plane": "", "kubernetes.io/role": "edge"}},
             "spec": {"unschedulable": true},
@@ -508,7 +508,7 @@ fn nodes() {
             "x | Ready,SchedulingDisabled | control-plane,edge,worker | AGE | v1.36.0 | 10.1.1.1 | <none> | Linux | 6.1 (amd64) | <unknown>"
         ],
     );
-    core(
+    check_core(
         "nodes",
         json!({}),
         expect!["x | Unknown | <none> | AGE |  | <none> | <none> | <unknown> | <unknown> | <unknown>"],
@@ -516,10 +516,10 @@ fn nodes() {
 }
 
 #[test]
-fn events() {
+fn renders_events() {
     let old = json!({"type": "Normal", "reason": "Pulled", "message": " pulled\n", "involvedObject": {"kind": "Pod", "name": "p", "fieldPath": "spec.containers{a}"},
         "source": {"component": "kubelet", "host": "n1"}, "firstTimestamp": "2026-11-15T11:00:00Z", "lastTimestamp": "2026-11-15T11:59:00Z", "count": 7});
-    core(
+    check_core(
         "events",
         old,
         expect!["60s | Normal | Pulled | pod/p | spec.containers{a} | kubelet, n1 | pulled | 60m | #7 | x"],
@@ -527,23 +527,23 @@ fn events() {
     let new = json!({"type": "Warning", "reason": "Failed", "note": "no", "regarding": {"kind": "Node"}, "reportingController": "c", "eventTime": "2026-11-15T11:58:00.000000Z"});
     check("events.k8s.io", "events", new, expect!["2m | Warning | Failed | node |  | c | no | 2m | #1 | x"]);
     let series = json!({"series": {"count": 3, "lastObservedTime": "2026-11-15T11:59:55.000000Z"}, "reportingComponent": "r", "reportingInstance": "i"});
-    core("events", series, expect!["5s |  |  |  |  | r, i |  | <unknown> | #3 | x"]);
+    check_core("events", series, expect!["5s |  |  |  |  | r, i |  | <unknown> | #3 | x"]);
 }
 
 #[test]
-fn volumes() {
-    core(
+fn renders_volumes() {
+    check_core(
         "persistentvolumes",
         json!({"spec": {"capacity": {"storage": "5Gi"}, "accessModes": ["ReadWriteMany", "ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain",
             "claimRef": {"namespace": "ns", "name": "c"}, "storageClassName": "fast", "volumeMode": "Block"}, "status": {"phase": "Bound"}}),
         expect!["x | 5Gi | RWO,RWX | Retain | Bound | ns/c | fast | <unset> |  | AGE | Block"],
     );
-    core(
+    check_core(
         "persistentvolumeclaims",
         json!({"spec": {"volumeName": "v", "storageClassName": "fast"}, "status": {"phase": "Bound", "capacity": {"storage": "5Gi"}, "accessModes": ["ReadWriteOncePod", "ReadOnlyMany"]}}),
         expect!["x | Bound | v | 5Gi | ROX,RWOP | fast | <unset> | AGE | <unset>"],
     );
-    core(
+    check_core(
         "persistentvolumeclaims",
         json!({"metadata": {"deletionTimestamp": NOW, "annotations": {"volume.beta.kubernetes.io/storage-class": "old"}}, "status": {"phase": "Pending", "accessModes": ["ReadWriteOnce"]}}),
         expect!["x | Terminating |  |  |  | old | <unset> | AGE | <unset>"],
@@ -577,7 +577,7 @@ fn volumes() {
 }
 
 #[test]
-fn access() {
+fn renders_rbac_and_certificates() {
     let group = "rbac.authorization.k8s.io";
     let subjects = json!([{"kind": "User", "name": "u"}, {"kind": "Group", "name": "g"}, {"kind": "User", "name": "v"}, {"kind": "ServiceAccount", "namespace": "ns", "name": "s"}]);
     check(
@@ -602,7 +602,7 @@ fn access() {
 }
 
 #[test]
-fn policies() {
+fn renders_admission_and_flow_control() {
     let group = "admissionregistration.k8s.io";
     check(
         group,
@@ -653,26 +653,26 @@ fn policies() {
 }
 
 #[test]
-fn the_rest() {
-    core(
+fn renders_other_resources() {
+    check_core(
         "configmaps",
         json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": ""}}),
         expect!["x | #3 | AGE"],
     );
-    core("secrets", json!({"type": "Opaque", "data": {"a": ""}}), expect!["x | Opaque | #1 | AGE"]);
-    core("namespaces", json!({"status": {"phase": "Active"}}), expect!["x | Active | AGE"]);
-    core("serviceaccounts", json!({"metadata": {"creationTimestamp": null}}), expect!["x | <unknown>"]);
-    core(
+    check_core("secrets", json!({"type": "Opaque", "data": {"a": ""}}), expect!["x | Opaque | #1 | AGE"]);
+    check_core("namespaces", json!({"status": {"phase": "Active"}}), expect!["x | Active | AGE"]);
+    check_core("serviceaccounts", json!({"metadata": {"creationTimestamp": null}}), expect!["x | <unknown>"]);
+    check_core(
         "resourcequotas",
         json!({"status": {"hard": {"pods": "10", "limits.cpu": "2", "requests.cpu": "1"}, "used": {"pods": "3"}}}),
         expect!["x | pods: 3/10, requests.cpu: 0/1 | limits.cpu: 0/2 | AGE"],
     );
-    core(
+    check_core(
         "componentstatuses",
         json!({"conditions": [{"type": "Healthy", "status": "True", "message": "ok"}]}),
         expect!["x | Healthy | ok | "],
     );
-    core(
+    check_core(
         "componentstatuses",
         json!({"conditions": [{"type": "Healthy", "status": "False", "error": "no"}]}),
         expect!["x | Unhealthy |  | no"],

@@ -3,15 +3,15 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::row::Told;
-use crate::json::Json as _;
+use super::row::AgeText;
+use crate::json::JsonExt as _;
 use crate::selector::LabelSelector;
 use crate::time::parse_rfc3339;
 
 /// How long ago, or `<unknown>` for no time at all.
-pub fn since(time: &Value) -> Told {
+pub fn since(time: &Value) -> AgeText {
     match timestamp(time) {
-        Some(since) => Told { since: Some(since), ..Told::default() },
+        Some(since) => AgeText { since: Some(since), ..AgeText::default() },
         None => "<unknown>".to_owned().into(),
     }
 }
@@ -21,7 +21,7 @@ pub fn timestamp(time: &Value) -> Option<Timestamp> {
 }
 
 /// Strings joined by commas.
-pub fn joined<'a>(items: impl Iterator<Item = &'a str>) -> String {
+pub fn join<'a>(items: impl Iterator<Item = &'a str>) -> String {
     items.collect::<Vec<_>>().join(",")
 }
 
@@ -30,21 +30,21 @@ pub fn strings(list: &[Value]) -> impl Iterator<Item = &str> {
 }
 
 /// Text, or these words where it is empty.
-pub fn or(text: String, words: &str) -> String {
-    if text.is_empty() { words.to_owned() } else { text }
+pub fn or_default(text: String, default: &str) -> String {
+    if text.is_empty() { default.to_owned() } else { text }
 }
 
 /// At most `max` items, then how many more there are of `count`.
-pub fn at_most(max: usize, items: &[String], count: usize, separator: &str) -> String {
-    let shown = items[..items.len().min(max)].join(separator);
-    if count > max { format!("{shown} + {} more...", count - max) } else { shown }
+pub fn join_limited(max: usize, items: &[String], count: usize, separator: &str) -> String {
+    let rendered = items[..items.len().min(max)].join(separator);
+    if count > max { format!("{rendered} + {} more...", count - max) } else { rendered }
 }
 
 /// A map of labels as `a=1,b=2`.
 pub fn labels(map: &Value) -> String {
     let pairs: Vec<String> =
         map.as_object().into_iter().flatten().map(|(key, value)| pair(key, value)).collect();
-    or(pairs.join(","), "<none>")
+    or_default(pairs.join(","), "<none>")
 }
 
 /// A LabelSelector as `a=1,!b,c in (x,y)`; `None` where it makes no sense.
@@ -54,12 +54,12 @@ pub fn selector(selector: &Value) -> Option<String> {
 
 /// A LabelSelector in a cell of its own.
 pub fn selector_cell(value: &Value) -> String {
-    selector(value).map_or_else(|| "<error>".to_owned(), |text| or(text, "<none>"))
+    selector(value).map_or_else(|| "<error>".to_owned(), |text| or_default(text, "<none>"))
 }
 
 /// One field of every container, in order.
-pub fn each<'a>(containers: &'a Value, field: &'a str) -> String {
-    joined(containers.as_array().into_iter().flatten().map(|container| container.text(field)))
+pub fn join_field<'a>(containers: &'a Value, field: &'a str) -> String {
+    join(containers.as_array().into_iter().flatten().map(|container| container.text(field)))
 }
 
 /// The object's condition of this type, the first if there are several.

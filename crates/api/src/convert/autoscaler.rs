@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{put, take};
-use crate::json::Json;
+use super::{set_non_null, take_field};
+use crate::json::JsonExt;
 
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
@@ -20,9 +20,9 @@ const ANNOTATIONS: &[&str] = &[
 ];
 
 /// A source of metrics: its field, then each of its fields in v1 (as the annotation has them) and v2.
-type Source = (&'static str, &'static [(&'static str, &'static str)]);
+type MetricSource = (&'static str, &'static [(&'static str, &'static str)]);
 
-const SPECS: &[Source] = &[
+const SPECS: &[MetricSource] = &[
     (
         "resource",
         &[
@@ -69,7 +69,7 @@ const SPECS: &[Source] = &[
     ),
 ];
 
-const STATUSES: &[Source] = &[
+const STATUSES: &[MetricSource] = &[
     (
         "resource",
         &[
@@ -117,7 +117,7 @@ const STATUSES: &[Source] = &[
 ];
 
 /// The quantities v1 always writes.
-const ALWAYS: &[(&str, &str)] = &[
+const REQUIRED_FIELDS: &[(&str, &str)] = &[
     ("pods", "targetAverageValue"),
     ("object", "targetValue"),
     ("resource", "currentAverageValue"),
@@ -130,8 +130,8 @@ const ALWAYS: &[(&str, &str)] = &[
 pub(super) fn v2_to_v1(hpa: &mut Value) {
     drop_annotations(hpa);
     if let Some(spec) = hpa.get_mut("spec").filter(|spec| spec.is_object()) {
-        let metrics = take(spec, "metrics");
-        let behavior = take(spec, "behavior");
+        let metrics = take_field(spec, "metrics");
+        let behavior = take_field(spec, "behavior");
         let metrics: Vec<Value> = metrics.as_array().cloned().unwrap_or_default();
         if let Some(cpu) = metrics.iter().find(|metric| is_cpu_utilization(metric)) {
             spec.set(
@@ -142,18 +142,18 @@ pub(super) fn v2_to_v1(hpa: &mut Value) {
         let others: Vec<Value> = metrics
             .iter()
             .filter(|metric| !is_cpu_utilization(metric))
-            .map(|metric| older(metric, SPECS))
+            .map(|metric| metric_to_v1(metric, SPECS))
             .collect();
         if !others.is_empty() {
             annotate(hpa, METRICS, &others.into());
         }
         if behavior.is_object() {
-            annotate(hpa, BEHAVIOR, &recased(behavior, upper));
+            annotate(hpa, BEHAVIOR, &change_case(behavior, upper));
         }
     }
     if let Some(status) = hpa.get_mut("status").filter(|status| status.is_object()) {
-        let metrics = take(status, "currentMetrics");
-        let conditions = take(status, "conditions");
+        let metrics = take_field(status, "currentMetrics");
+        let conditions = take_field(status, "conditions");
         let metrics: Vec<Value> = metrics.as_array().cloned().unwrap_or_default();
         for metric in &metrics {
             let utilization = metric.path("resource.current.averageUtilization");
@@ -162,7 +162,7 @@ pub(super) fn v2_to_v1(hpa: &mut Value) {
             }
         }
         if !metrics.is_empty() {
-            let metrics: Vec<Value> = metrics.iter().map(|metric| older(metric, STATUSES)).collect();
+            let metrics: Vec<Value> = metrics.iter().map(|metric| metric_to_v1(metric, STATUSES)).collect();
             annotate(hpa, CURRENT_METRICS, &metrics.into());
         }
         if conditions.as_array().is_some_and(|conditions| !conditions.is_empty()) {
@@ -172,18 +172,19 @@ pub(super) fn v2_to_v1(hpa: &mut Value) {
 }
 
 pub(super) fn v1_to_v2(hpa: &mut Value) {
-    let metrics = annotated_list(hpa, METRICS, "MetricSpec", newer_spec);
-    let current = annotated_list(hpa, CURRENT_METRICS, "MetricStatus", |metric| newer(metric, STATUSES));
-    let conditions = annotated_list(hpa, CONDITIONS, "HorizontalPodAutoscalerCondition", Value::clone);
-    let behavior = annotation(hpa, BEHAVIOR)
+    let metrics = parse_annotation_list(hpa, METRICS, "MetricSpec", metric_spec_to_v2);
+    let current =
+        parse_annotation_list(hpa, CURRENT_METRICS, "MetricStatus", |metric| metric_to_v2(metric, STATUSES));
+    let conditions = parse_annotation_list(hpa, CONDITIONS, "HorizontalPodAutoscalerCondition", Value::clone);
+    let behavior = parse_annotation(hpa, BEHAVIOR)
         .filter(|behavior| behavior.as_object().is_some_and(|map| !map.is_empty()))
-        .and_then(|behavior| checked("HorizontalPodAutoscalerBehavior", recased(behavior, lower)));
+        .and_then(|behavior| decode_checked("HorizontalPodAutoscalerBehavior", change_case(behavior, lower)));
     drop_annotations(hpa);
 
     hpa.object_mut("spec");
     let spec = &mut hpa["spec"];
     let mut all = metrics.unwrap_or_default();
-    let cpu = take(spec, "targetCPUUtilizationPercentage");
+    let cpu = take_field(spec, "targetCPUUtilizationPercentage");
     if !cpu.is_null() || all.is_empty() {
         let percent = if cpu.is_null() { json!(80) } else { cpu };
         all.push(json!({
@@ -196,7 +197,7 @@ pub(super) fn v1_to_v2(hpa: &mut Value) {
         spec.set("behavior", behavior);
     }
 
-    let cpu = hpa.get_mut("status").map(|status| take(status, "currentCPUUtilizationPercentage"));
+    let cpu = hpa.get_mut("status").map(|status| take_field(status, "currentCPUUtilizationPercentage"));
     let current = match (current, cpu.filter(|cpu| !cpu.is_null())) {
         (Some(current), _) => current,
         (None, Some(percent)) => {
@@ -222,49 +223,49 @@ fn is_cpu_utilization(metric: &Value) -> bool {
 }
 
 /// A v2 metric in v1's words.
-fn older(metric: &Value, sources: &[Source]) -> Value {
+fn metric_to_v1(metric: &Value, sources: &[MetricSource]) -> Value {
     let mut out = json!({"type": metric.text("type")});
     for (source, fields) in sources.iter().filter(|(source, _)| metric.has(source)) {
-        let mut made = json!({});
+        let mut converted = json!({});
         for (v1, v2) in *fields {
-            put(&mut made, v1, metric.at(source).path(v2).clone());
+            set_non_null(&mut converted, v1, metric.at(source).path(v2).clone());
         }
         for (v1, _) in *fields {
-            if ALWAYS.contains(&(source, v1)) {
-                made.default_to(v1, "0");
+            if REQUIRED_FIELDS.contains(&(source, v1)) {
+                converted.set_default(v1, "0");
             }
         }
-        out.set(source, made);
+        out.set(source, converted);
     }
     out
 }
 
 /// A v1 metric in v2's words.
-fn newer(metric: &Value, sources: &[Source]) -> Value {
+fn metric_to_v2(metric: &Value, sources: &[MetricSource]) -> Value {
     let mut out = json!({"type": metric.text("type")});
     for (source, fields) in sources.iter().filter(|(source, _)| metric.has(source)) {
-        let mut made = json!({});
+        let mut converted = json!({});
         for (v1, v2) in *fields {
             let value = metric.at(source).at(v1).clone();
             match v2.split_once('.') {
                 Some((outer, inner)) if !value.is_null() => {
-                    made.object_mut(outer).insert(inner.to_owned(), value);
+                    converted.object_mut(outer).insert(inner.to_owned(), value);
                 }
                 Some(_) => {}
-                None => put(&mut made, v2, value),
+                None => set_non_null(&mut converted, v2, value),
             }
         }
-        out.set(source, made);
+        out.set(source, converted);
     }
     out
 }
 
 /// v2 also says which of its fields is the target.
-fn newer_spec(metric: &Value) -> Value {
-    let mut out = newer(metric, SPECS);
+fn metric_spec_to_v2(metric: &Value) -> Value {
+    let mut out = metric_to_v2(metric, SPECS);
     for (source, _) in SPECS {
-        let Some(made) = out.get_mut(source).filter(|made| made.is_object()) else { continue };
-        let target = made.object_mut("target");
+        let Some(converted) = out.get_mut(source).filter(|converted| converted.is_object()) else { continue };
+        let target = converted.object_mut("target");
         let kind = match *source {
             "resource" | "containerResource" if target.contains_key("averageUtilization") => "Utilization",
             "object" if target.contains_key("averageValue") => {
@@ -282,20 +283,25 @@ fn newer_spec(metric: &Value) -> Value {
     out
 }
 
-fn annotation(hpa: &Value, name: &str) -> Option<Value> {
+fn parse_annotation(hpa: &Value, name: &str) -> Option<Value> {
     let text = hpa.path("metadata.annotations").at(name).as_str()?;
     serde_json::from_str(text).ok()
 }
 
 /// What an annotation holds, each item in v2's words; none of it if any is malformed, as upstream has it.
-fn annotated_list(hpa: &Value, name: &str, ty: &str, newer: impl Fn(&Value) -> Value) -> Option<Vec<Value>> {
-    annotation(hpa, name)?.as_array()?.iter().map(|item| checked(ty, newer(item))).collect()
+fn parse_annotation_list(
+    hpa: &Value,
+    name: &str,
+    ty: &str,
+    convert: impl Fn(&Value) -> Value,
+) -> Option<Vec<Value>> {
+    parse_annotation(hpa, name)?.as_array()?.iter().map(|item| decode_checked(ty, convert(item))).collect()
 }
 
 /// The value as `schema` reads it, for a client may have written anything into an annotation.
-fn checked(ty: &str, mut value: Value) -> Option<Value> {
+fn decode_checked(ty: &str, mut value: Value) -> Option<Value> {
     let table = schema::kubernetes();
-    let ty = table.named(&format!("io.k8s.api.autoscaling.v2.{ty}"))?;
+    let ty = table.type_by_name(&format!("io.k8s.api.autoscaling.v2.{ty}"))?;
     schema::normalize(table, ty, &mut value).ok()?;
     Some(value)
 }
@@ -315,7 +321,7 @@ fn drop_annotations(hpa: &mut Value) {
 }
 
 /// Every key with another first letter: the behavior annotation is written in Go's names.
-fn recased(value: Value, letter: fn(char) -> char) -> Value {
+fn change_case(value: Value, letter: fn(char) -> char) -> Value {
     match value {
         Value::Object(map) => {
             let key = |key: String| {
@@ -323,9 +329,11 @@ fn recased(value: Value, letter: fn(char) -> char) -> Value {
                 chars.next().map(|first| format!("{}{}", letter(first), chars.as_str())).unwrap_or_default()
             };
             let map = map.into_iter().filter(|(_, value)| !value.is_null());
-            Value::Object(map.map(|(name, value)| (key(name), recased(value, letter))).collect::<Map<_, _>>())
+            Value::Object(
+                map.map(|(name, value)| (key(name), change_case(value, letter))).collect::<Map<_, _>>(),
+            )
         }
-        Value::Array(list) => list.into_iter().map(|item| recased(item, letter)).collect(),
+        Value::Array(list) => list.into_iter().map(|item| change_case(item, letter)).collect(),
         other => other,
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{put, take};
+use super::{set_non_null, take_field};
 
 /// The core group's name of a field, then that of `events.k8s.io`.
 const RENAMED: &[(&str, &str)] = &[
@@ -17,14 +17,14 @@ const RENAMED: &[(&str, &str)] = &[
 
 pub(super) fn to_core(event: &mut Value) {
     for (core, events) in RENAMED {
-        let value = take(event, events);
-        put(event, core, value);
+        let value = take_field(event, events);
+        set_non_null(event, core, value);
     }
 }
 
 pub(super) fn from_core(event: &mut Value) {
     for (core, events) in RENAMED {
-        let value = take(event, core);
-        put(event, events, value);
+        let value = take_field(event, core);
+        set_non_null(event, events, value);
     }
 }

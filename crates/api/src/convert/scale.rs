@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::NameRule;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
 use crate::selector::LabelSelector;
+use crate::strategy::NameFormat;
 
 /// The `autoscaling/v1` Scale of a Deployment, ReplicaSet, StatefulSet or ReplicationController.
 pub fn scale_of(object: &Value) -> Value {
@@ -47,13 +47,13 @@ pub fn apply_scale(object: &mut Value, scale: &Value) {
 }
 
 /// The rules for a Scale that a client sends.
-pub fn validate_scale(scale: &Value, errors: &mut Errors) {
+pub fn validate_scale(scale: &Value, errors: &mut ErrorList) {
     meta::validate_object_meta(
         scale.at("metadata"),
         true,
-        NameRule::Subdomain,
+        NameFormat::Subdomain,
         &Path::new("metadata"),
         errors,
     );
-    meta::non_negative(scale.path("spec.replicas"), &Path::new("spec.replicas"), errors);
+    meta::validate_non_negative(scale.path("spec.replicas"), &Path::new("spec.replicas"), errors);
 }

@@ -6,7 +6,7 @@ use super::*;
 #[track_caller]
 fn check(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value, expected: Expect) {
     let table = schema::kubernetes();
-    let ty = table.kind(from.0, from.1, kind).expect("a known kind");
+    let ty = table.type_by_kind(from.0, from.1, kind).expect("a known kind");
     schema::normalize(table, ty, &mut object).expect("a well-formed object");
     let there = convert(from, to, kind, object.clone());
     expected.assert_eq(&serde_json::to_string_pretty(&there).expect("JSON"));
@@ -14,7 +14,7 @@ fn check(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value, ex
 }
 
 #[test]
-fn events() {
+fn event_conversion() {
     check(
         ("", "v1"),
         ("events.k8s.io", "v1"),
@@ -46,7 +46,7 @@ fn events() {
 }
 
 #[test]
-fn autoscalers() {
+fn autoscaler_conversion() {
     check(
         ("autoscaling", "v1"),
         ("autoscaling", "v2"),
@@ -150,7 +150,7 @@ fn autoscalers() {
 }
 
 #[test]
-fn annotations_that_make_no_sense_are_ignored() {
+fn invalid_annotations_are_ignored() {
     let hpa = json!({
         "metadata": {"annotations": {
             "autoscaling.alpha.kubernetes.io/metrics": "[{\"type\": \"Pods\", \"pods\": {\"metricName\": 5}}]", "autoscaling.alpha.kubernetes.io/behavior": "5",
@@ -164,14 +164,14 @@ fn annotations_that_make_no_sense_are_ignored() {
 }
 
 #[test]
-fn other_kinds_only_change_their_version() {
+fn other_kinds_change_api_version_only() {
     let object = json!({"apiVersion": "a/v1", "kind": "X", "spec": 1});
     let converted = convert(("a", "v1"), ("b", "v2"), "X", object);
     assert_eq!(converted, json!({"apiVersion": "b/v2", "kind": "X", "spec": 1}));
 }
 
 #[test]
-fn scales() {
+fn scale_conversion() {
     let mut deployment = json!({
         "metadata": {"name": "d", "namespace": "n", "uid": "u", "labels": {"a": "b"}},
         "spec": {"replicas": 3, "selector": {"matchLabels": {"a": "b"}}},

@@ -3,36 +3,36 @@
 use serde_json::Value;
 
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct Lease;
 
-const STRATEGIES: &[&str] = &["OldestEmulationVersion"];
+const STRATEGY_NAMES: &[&str] = &["OldestEmulationVersion"];
 
-impl Kind for Lease {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for Lease {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
         if let Some(duration) = spec.int("leaseDurationSeconds").filter(|duration| *duration <= 0) {
-            errors.invalid(&path.at("leaseDurationSeconds"), duration, "must be greater than 0");
+            errors.invalid(&path.child("leaseDurationSeconds"), duration, "must be greater than 0");
         }
-        meta::non_negative(spec.at("leaseTransitions"), &path.at("leaseTransitions"), errors);
+        meta::validate_non_negative(spec.at("leaseTransitions"), &path.child("leaseTransitions"), errors);
         let strategy = spec.text("strategy");
         if spec.has("strategy") {
             // Upstream says `strategy` twice.
-            let path = path.at("strategy.strategy");
+            let path = path.child("strategy.strategy");
             if strategy.contains('/') {
-                rules::name(strategy, names::qualified_name, &path, errors);
-            } else if !STRATEGIES.contains(&strategy) {
-                errors.not_supported(&path, strategy, STRATEGIES);
+                rules::validate_name(strategy, names::qualified_name, &path, errors);
+            } else if !STRATEGY_NAMES.contains(&strategy) {
+                errors.not_supported(&path, strategy, STRATEGY_NAMES);
             }
         }
         if !spec.text("preferredHolder").is_empty() && strategy.is_empty() {
             let detail = "may only be specified if `strategy` is defined";
-            errors.forbidden(&path.at("preferredHolder"), detail);
+            errors.forbidden(&path.child("preferredHolder"), detail);
         }
     }
 }
@@ -45,7 +45,7 @@ mod tests {
     use crate::core::testing::check;
 
     #[test]
-    fn leases() {
+    fn validates_leases() {
         check(&Lease, r#"{"spec": {"holderIdentity": "a", "leaseDurationSeconds": 40}}"#, &expect![""]);
         check(
             &Lease,

@@ -2,20 +2,20 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct Binding;
 
-impl Kind for Binding {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for Binding {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         validate_binding(obj, errors);
     }
 }
 
 /// The rules of a binding, posted alone or to a pod's `binding` subresource.
-pub fn validate_binding(binding: &Value, errors: &mut Errors) {
+pub fn validate_binding(binding: &Value, errors: &mut ErrorList) {
     let target = binding.at("target");
     let kind = target.text("kind");
     if !["", "Node"].contains(&kind) {

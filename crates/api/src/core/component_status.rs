@@ -1,7 +1,7 @@
 //! ComponentStatus: what is special about it.
 
-use crate::kind::Kind;
+use crate::strategy::RestStrategy;
 
 pub struct ComponentStatus;
 
-impl Kind for ComponentStatus {}
+impl RestStrategy for ComponentStatus {}

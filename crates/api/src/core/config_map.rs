@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct ConfigMap;
@@ -13,22 +13,22 @@ pub struct ConfigMap;
 /// The most a ConfigMap's or Secret's values may weigh together.
 pub(super) const MAX_BYTES: usize = 1024 * 1024;
 
-const SEALED: &str = "field is immutable when `immutable` is set";
+const IMMUTABLE_FIELD: &str = "field is immutable when `immutable` is set";
 
-impl Kind for ConfigMap {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ConfigMap {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let binary = obj.at("binaryData");
         let mut size = 0_usize;
         for (key, value) in obj.entries("data") {
             let path = Path::new("data").key(key);
-            rules::name(key, names::config_map_key, &path, errors);
+            rules::validate_name(key, names::config_map_key, &path, errors);
             if binary.has(key) {
                 errors.invalid(&path, key, "duplicate of key present in binaryData");
             }
             size = size.saturating_add(value.as_str().map_or(0, str::len));
         }
         for (key, value) in obj.entries("binaryData") {
-            rules::name(key, names::config_map_key, &Path::new("binaryData").key(key), errors);
+            rules::validate_name(key, names::config_map_key, &Path::new("binaryData").key(key), errors);
             size = size.saturating_add(decoded_len(value));
         }
         if size > MAX_BYTES {
@@ -37,22 +37,22 @@ impl Kind for ConfigMap {
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        sealed(new, old, &["data", "binaryData"], errors);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        validate_immutable(new, old, &["data", "binaryData"], errors);
     }
 }
 
 /// An object marked immutable stays so, and keeps these fields.
-pub(super) fn sealed(new: &Value, old: &Value, fields: &[&str], errors: &mut Errors) {
+pub(super) fn validate_immutable(new: &Value, old: &Value, fields: &[&str], errors: &mut ErrorList) {
     if !old.flag("immutable") {
         return;
     }
     if !new.flag("immutable") {
-        errors.forbidden(&Path::new("immutable"), SEALED);
+        errors.forbidden(&Path::new("immutable"), IMMUTABLE_FIELD);
     }
     for field in fields {
-        if !meta::same(new.at(field), old.at(field)) {
-            errors.forbidden(&Path::new(field), SEALED);
+        if !meta::semantic_equal(new.at(field), old.at(field)) {
+            errors.forbidden(&Path::new(field), IMMUTABLE_FIELD);
         }
     }
 }
@@ -72,7 +72,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn keys_and_size() {
+    fn validates_keys_and_size() {
         check(
             &ConfigMap,
             r#"{"data": {"a b": "c", "x": "", "..": ""}, "binaryData": {"x": "AA==", "!": ""}}"#,
@@ -83,19 +83,20 @@ mod tests {
                 binaryData[!]: Invalid value: "!": a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')
             "#]],
         );
-        let heavy = json!({"data": {"a": "x".repeat(MAX_BYTES)}, "binaryData": {"b": "AA=="}}).to_string();
+        let too_large =
+            json!({"data": {"a": "x".repeat(MAX_BYTES)}, "binaryData": {"b": "AA=="}}).to_string();
         check(
             &ConfigMap,
-            &heavy,
+            &too_large,
             &expect![[r#"
             []: Too long: may not be more than 1048576 bytes
         "#]],
         );
-        check(&ConfigMap, &heavy.replace("AA==", ""), &expect![""]);
+        check(&ConfigMap, &too_large.replace("AA==", ""), &expect![""]);
     }
 
     #[test]
-    fn immutable_ones() {
+    fn immutable_config_map_rejects_changes() {
         let old = r#"{"immutable": true, "data": {"a": "b"}}"#;
         check_update(&ConfigMap, old, old, &expect![""]);
         check_update(
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_lengths() {
+    fn decoded_length_of_base64() {
         for (text, len) in [("", 0), ("AA==", 1), ("AAA=", 2), ("AAAA", 3), ("AAAAAA==", 4)] {
             assert_eq!(decoded_len(&json!(text)), len, "{text}");
         }

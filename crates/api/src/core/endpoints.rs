@@ -3,19 +3,19 @@
 use serde_json::Value;
 
 use super::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 use crate::networking::ip;
+use crate::strategy::RestStrategy;
 
 pub struct Endpoints;
 
 pub(crate) const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 const ADDRESS_LISTS: [&str; 2] = ["addresses", "notReadyAddresses"];
 
-impl Kind for Endpoints {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for Endpoints {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         for (i, subset) in obj.items("subsets").iter().enumerate() {
             check_subset(subset, &Path::new("subsets").index(i), errors);
         }
@@ -26,8 +26,8 @@ impl Kind for Endpoints {
         for (i, subset) in new.items("subsets").iter().enumerate() {
             for list in ADDRESS_LISTS {
                 for (j, address) in subset.items(list).iter().enumerate() {
-                    let path = Path::new("subsets").index(i).at(list).index(j).at("ip");
-                    warnings.extend(ip::warning(address.text("ip"), &path));
+                    let path = Path::new("subsets").index(i).child(list).index(j).child("ip");
+                    warnings.extend(ip::format_warning(address.text("ip"), &path));
                 }
             }
         }
@@ -35,40 +35,40 @@ impl Kind for Endpoints {
     }
 }
 
-fn check_subset(subset: &Value, path: &Path, errors: &mut Errors) {
+fn check_subset(subset: &Value, path: &Path, errors: &mut ErrorList) {
     if ADDRESS_LISTS.iter().all(|list| subset.items(list).is_empty()) {
         errors.required(path, "must specify `addresses` or `notReadyAddresses`");
     }
     for list in ADDRESS_LISTS {
         for (i, address) in subset.items(list).iter().enumerate() {
-            check_address(address, &path.at(list).index(i), errors);
+            check_address(address, &path.child(list).index(i), errors);
         }
     }
     let ports = subset.items("ports");
     for (i, port) in ports.iter().enumerate() {
-        let path = path.at("ports").index(i);
+        let path = path.child("ports").index(i);
         let name = port.text("name");
         if !name.is_empty() || ports.len() > 1 {
-            rules::required_name(name, names::dns1123_label, &path.at("name"), errors);
+            rules::validate_required_name(name, names::dns1123_label, &path.child("name"), errors);
         }
-        rules::port_number(port.int("port").unwrap_or(0), &path.at("port"), errors);
-        rules::one_of(port.text("protocol"), PROTOCOLS, &path.at("protocol"), errors);
+        rules::port_number(port.int("port").unwrap_or(0), &path.child("port"), errors);
+        rules::one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
         if let Some(protocol) = port.at("appProtocol").as_str() {
-            rules::name(protocol, names::qualified_name, &path.at("appProtocol"), errors);
+            rules::validate_name(protocol, names::qualified_name, &path.child("appProtocol"), errors);
         }
     }
 }
 
-fn check_address(address: &Value, path: &Path, errors: &mut Errors) {
+fn check_address(address: &Value, path: &Path, errors: &mut ErrorList) {
     let text = address.text("ip");
-    rules::name(text, names::ip_any_form, &path.at("ip"), errors);
+    rules::validate_name(text, names::ip_any_form, &path.child("ip"), errors);
     if !address.text("hostname").is_empty() {
-        rules::name(address.text("hostname"), names::dns1123_label, &path.at("hostname"), errors);
+        rules::validate_name(address.text("hostname"), names::dns1123_label, &path.child("hostname"), errors);
     }
     if let Some(node) = address.at("nodeName").as_str() {
-        rules::name(node, names::dns1123_subdomain, &path.at("nodeName"), errors);
+        rules::validate_name(node, names::dns1123_subdomain, &path.child("nodeName"), errors);
     }
-    ip::check_endpoint(text, &path.at("ip"), errors);
+    ip::check_endpoint(text, &path.child("ip"), errors);
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
     use crate::core::testing::check;
 
     #[test]
-    fn subsets() {
+    fn validates_subsets() {
         check(
             &Endpoints,
             r#"{"subsets": [{"addresses": [{"ip": "10.0.0.1", "nodeName": "a"}],

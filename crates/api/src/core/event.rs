@@ -3,27 +3,27 @@
 use serde_json::Value;
 
 use super::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct Event;
 
-const MAX_WORD: usize = 128;
-const MAX_MESSAGE: usize = 1024;
+const MAX_FIELD_BYTES: usize = 128;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
-impl Kind for Event {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        makes_sense(obj, "reportingComponent", errors);
+impl RestStrategy for Event {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        validate_legacy_event(obj, "reportingComponent", errors);
     }
 
     /// Old clients name their Events as they like.
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         let about = obj.at("involvedObject");
         let text = |part: &Value, field: &str| part.text(field).to_owned();
         let component = text(obj, "reportingComponent");
@@ -49,7 +49,7 @@ impl Kind for Event {
 
 /// The rules of both forms, for an Event in the core form. `controller` is what the client's form calls
 /// `reportingComponent`.
-pub(crate) fn makes_sense(event: &Value, controller: &str, errors: &mut Errors) {
+pub(crate) fn validate_legacy_event(event: &Value, controller: &str, errors: &mut ErrorList) {
     let namespace = event.at("metadata").text("namespace");
     let about = event.at("involvedObject").text("namespace");
     let is_new = event.has("eventTime");
@@ -68,19 +68,19 @@ pub(crate) fn makes_sense(event: &Value, controller: &str, errors: &mut Errors) 
         if component.is_empty() {
             errors.required(&Path::new(controller), "");
         }
-        rules::name(component, names::qualified_name, &Path::new(controller), errors);
+        rules::validate_name(component, names::qualified_name, &Path::new(controller), errors);
         for field in ["reportingInstance", "action", "reason"] {
             if event.text(field).is_empty() {
                 errors.required(&Path::new(field), "");
             }
-            at_most(event.text(field), MAX_WORD, field, errors);
+            at_most(event.text(field), MAX_FIELD_BYTES, field, errors);
         }
-        at_most(event.text("message"), MAX_MESSAGE, "message", errors);
+        at_most(event.text("message"), MAX_MESSAGE_BYTES, "message", errors);
     }
-    rules::name(namespace, names::dns1123_subdomain, &Path::new("namespace"), errors);
+    rules::validate_name(namespace, names::dns1123_subdomain, &Path::new("namespace"), errors);
 }
 
-fn at_most(text: &str, max: usize, field: &str, errors: &mut Errors) {
+fn at_most(text: &str, max: usize, field: &str, errors: &mut ErrorList) {
     if text.len() > max {
         errors.invalid(&Path::new(field), "", &format!("can have at most {max} characters"));
     }
@@ -94,7 +94,7 @@ mod tests {
     use crate::core::testing::{check, parse};
 
     #[test]
-    fn old_style() {
+    fn validates_legacy_events() {
         check(
             &Event,
             r#"{"metadata": {"namespace": "a"}, "involvedObject": {"namespace": "a"}, "reason": "x"}"#,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn new_style() {
+    fn validates_new_events() {
         check(
             &Event,
             r#"{"metadata": {"namespace": "a"}, "eventTime": "2020-01-01T00:00:00.000000Z"}"#,
@@ -132,8 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn source_falls_back_to_the_controller() {
-        let fields = Event.selectable(&parse(r#"{"reportingComponent": "kubelet", "type": "Normal"}"#));
+    fn source_defaults_to_reporting_controller() {
+        let fields =
+            Event.selectable_fields(&parse(r#"{"reportingComponent": "kubelet", "type": "Normal"}"#));
         assert_eq!(fields.iter().find(|(name, _)| *name == "source").unwrap().1, "kubelet");
     }
 }

@@ -5,33 +5,33 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{resources, rules};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 use crate::quantity::Quantity;
+use crate::strategy::RestStrategy;
 
 pub struct LimitRange;
 
-impl Kind for LimitRange {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for LimitRange {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let limits = obj.at("spec").items("limits");
-        let repeated = rules::repeated(limits.iter().map(|limit| limit.text("type")));
+        let repeated = rules::find_duplicates(limits.iter().map(|limit| limit.text("type")));
         for (i, limit) in limits.iter().enumerate() {
             let path = Path::new("spec.limits").index(i);
             let kind = limit.text("type");
-            type_name(kind, &path.at("type"), errors);
+            validate_type_name(kind, &path.child("type"), errors);
             if repeated[i] {
-                errors.duplicate(&path.at("type"), kind);
+                errors.duplicate(&path.child("type"), kind);
             }
             check_limit(limit, &path, errors);
         }
     }
 }
 
-fn type_name(kind: &str, path: &Path, errors: &mut Errors) {
+fn validate_type_name(kind: &str, path: &Path, errors: &mut ErrorList) {
     let before = errors.0.len();
-    rules::name(kind, names::qualified_name, path, errors);
+    rules::validate_name(kind, names::qualified_name, path, errors);
     if errors.0.len() == before
         && !kind.contains('/')
         && !matches!(kind, "Pod" | "Container" | "PersistentVolumeClaim")
@@ -42,7 +42,7 @@ fn type_name(kind: &str, path: &Path, errors: &mut Errors) {
 
 /// The amounts one limit names for one resource.
 #[derive(Default)]
-struct Amounts {
+struct LimitValues {
     min: Option<Quantity>,
     max: Option<Quantity>,
     default: Option<Quantity>,
@@ -50,11 +50,11 @@ struct Amounts {
     ratio: Option<Quantity>,
 }
 
-fn check_limit(limit: &Value, path: &Path, errors: &mut Errors) {
+fn check_limit(limit: &Value, path: &Path, errors: &mut ErrorList) {
     let kind = limit.text("type");
-    let mut amounts: BTreeMap<&str, Amounts> = BTreeMap::new();
+    let mut values: BTreeMap<&str, LimitValues> = BTreeMap::new();
     for field in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
-        let path = path.at(field);
+        let path = path.child(field);
         if kind == "Pod" && field.starts_with("default") {
             if limit.entries(field).next().is_some() {
                 errors.forbidden(&path, "may not be specified when `type` is 'Pod'");
@@ -63,11 +63,11 @@ fn check_limit(limit: &Value, path: &Path, errors: &mut Errors) {
         }
         for (name, value) in limit.entries(field) {
             if matches!(kind, "Pod" | "Container") {
-                resources::container_name(name, &path.key(name), errors);
+                resources::validate_container_resource_name(name, &path.key(name), errors);
             } else {
-                resources::name(name, &path.key(name), errors);
+                resources::validate_resource_name(name, &path.key(name), errors);
             }
-            let of = amounts.entry(name).or_default();
+            let of = values.entry(name).or_default();
             let slot = match field {
                 "max" => &mut of.max,
                 "min" => &mut of.min,
@@ -75,7 +75,7 @@ fn check_limit(limit: &Value, path: &Path, errors: &mut Errors) {
                 "defaultRequest" => &mut of.default_request,
                 _ => &mut of.ratio,
             };
-            *slot = Quantity::read(value);
+            *slot = Quantity::from_value(value);
         }
         let has_storage = |field: &str| limit.at(field).has("storage");
         if field == "defaultRequest"
@@ -87,16 +87,16 @@ fn check_limit(limit: &Value, path: &Path, errors: &mut Errors) {
             errors.required(&path_of_limits(path), detail);
         }
     }
-    for (name, amounts) in &amounts {
-        check_order(name, amounts, path, errors);
-        check_ratio(name, amounts, path, errors);
-        if let (Some(default), Some(request)) = (&amounts.default, &amounts.default_request)
+    for (name, values) in &values {
+        check_order(name, values, path, errors);
+        check_ratio(name, values, path, errors);
+        if let (Some(default), Some(request)) = (&values.default, &values.default_request)
             && (!resources::is_native(name) || resources::is_huge_page(name))
             && default != request
         {
             let detail =
                 format!("default value {default} must equal to defaultRequest value {request} in {name}");
-            errors.invalid(&path.at("defaultRequest").key(name), request.to_string(), &detail);
+            errors.invalid(&path.child("defaultRequest").key(name), request.to_string(), &detail);
         }
     }
 }
@@ -104,11 +104,11 @@ fn check_limit(limit: &Value, path: &Path, errors: &mut Errors) {
 /// `spec.limits[0].defaultRequest` to `spec.limits[0].limits`, a name only upstream's message knows.
 fn path_of_limits(path: Path) -> Path {
     let text = path.as_str();
-    Path::new(text.rsplit_once('.').map_or(text, |(limit, _)| limit)).at("limits")
+    Path::new(text.rsplit_once('.').map_or(text, |(limit, _)| limit)).child("limits")
 }
 
-fn check_order(name: &str, amounts: &Amounts, path: &Path, errors: &mut Errors) {
-    let Amounts { min, max, default, default_request: request, .. } = amounts;
+fn check_order(name: &str, values: &LimitValues, path: &Path, errors: &mut ErrorList) {
+    let LimitValues { min, max, default, default_request: request, .. } = values;
     // Which is to be no more than which, where to complain, and which of the two upstream shows there.
     let rules = [
         (min, "min value", max, "max value", "min", min),
@@ -123,18 +123,18 @@ fn check_order(name: &str, amounts: &Amounts, path: &Path, errors: &mut Errors) 
             && low > high
         {
             let detail = format!("{low_name} {low} is greater than {high_name} {high}");
-            errors.invalid(&path.at(field).key(name), shown.to_string(), &detail);
+            errors.invalid(&path.child(field).key(name), shown.to_string(), &detail);
         }
     }
 }
 
-fn check_ratio(name: &str, amounts: &Amounts, path: &Path, errors: &mut Errors) {
-    let Some(ratio) = &amounts.ratio else { return };
-    let path = path.at("maxLimitRequestRatio").key(name);
+fn check_ratio(name: &str, values: &LimitValues, path: &Path, errors: &mut ErrorList) {
+    let Some(ratio) = &values.ratio else { return };
+    let path = path.child("maxLimitRequestRatio").key(name);
     if ratio.to_f64() < 1.0 {
         errors.invalid(&path, ratio.to_string(), &format!("ratio {ratio} is less than 1"));
     }
-    if let (Some(min), Some(max)) = (&amounts.min, &amounts.max) {
+    if let (Some(min), Some(max)) = (&values.min, &values.max) {
         let limit = max.to_f64() / min.to_f64();
         if ratio.to_f64() > limit {
             let detail = format!("ratio {ratio} is greater than max/min = {limit:.6}");
@@ -151,7 +151,7 @@ mod tests {
     use crate::core::testing::check;
 
     #[test]
-    fn good_ones() {
+    fn accepts_valid_limit_ranges() {
         check(
             &LimitRange,
             r#"{"spec": {"limits": [{"type": "Container", "default": {"cpu": "200m", "memory": "64Mi"},
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_ones() {
+    fn rejects_invalid_limit_ranges() {
         check(
             &LimitRange,
             r#"{"spec": {"limits": [

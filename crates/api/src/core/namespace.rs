@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct Namespace;
 
@@ -14,8 +14,8 @@ const KUBERNETES: &str = "kubernetes";
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 const STANDARD_FINALIZERS: &[&str] = &[KUBERNETES, "orphan", "foregroundDeletion"];
 
-impl Kind for Namespace {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for Namespace {
+    fn prepare_for_create(&self, new: &mut Value) {
         new.object_mut("status").clear();
         new.object_mut("status").insert("phase".to_owned(), json!("Active"));
         // The content is deleted before the Namespace may go.
@@ -27,7 +27,7 @@ impl Kind for Namespace {
         label_with_name(new);
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         // Finalizers change through `/finalize` alone.
         match old.at("spec").get("finalizers") {
             Some(finalizers) => {
@@ -40,13 +40,13 @@ impl Kind for Namespace {
         label_with_name(new);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         for finalizer in obj.at("spec").items("finalizers") {
             check_finalizer(finalizer.as_str().unwrap_or(""), &Path::new("spec.finalizers"), errors);
         }
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         let phase = new.at("status").text("phase");
         let (expected, state) = if new.at("metadata").has("deletionTimestamp") {
             ("Terminating", "is not empty")
@@ -59,17 +59,17 @@ impl Kind for Namespace {
         }
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::Label
+    fn name_format(&self) -> NameFormat {
+        NameFormat::Label
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         vec![("status.phase", obj.at("status").text("phase").to_owned())]
     }
 }
 
 /// The rules for an update through `/finalize`, which alone may change `spec.finalizers`.
-pub fn validate_finalize(new: &Value, errors: &mut Errors) {
+pub fn validate_finalize(new: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.finalizers");
     for (i, finalizer) in new.at("spec").items("finalizers").iter().enumerate() {
         check_finalizer(finalizer.as_str().unwrap_or(""), &path.index(i), errors);
@@ -88,8 +88,8 @@ fn label_with_name(obj: &mut Value) {
     }
 }
 
-fn check_finalizer(finalizer: &str, path: &Path, errors: &mut Errors) {
-    rules::name(finalizer, names::qualified_name, path, errors);
+fn check_finalizer(finalizer: &str, path: &Path, errors: &mut ErrorList) {
+    rules::validate_name(finalizer, names::qualified_name, path, errors);
     if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
         let detail = "name is neither a standard finalizer name nor is it fully qualified";
         errors.invalid(path, finalizer, detail);
@@ -104,22 +104,22 @@ mod tests {
     use crate::core::testing::{check, lines};
 
     #[test]
-    fn made_active_and_finalized() {
+    fn create_sets_phase_and_finalizer() {
         let mut new =
             json!({"metadata": {"name": "a"}, "spec": {"finalizers": ["x.io/y"]}, "status": {"phase": "Z"}});
-        Namespace.prepare_create(&mut new);
+        Namespace.prepare_for_create(&mut new);
         assert_eq!(
             new,
             json!({"metadata": {"name": "a", "labels": {"kubernetes.io/metadata.name": "a"}},
                    "spec": {"finalizers": ["x.io/y", "kubernetes"]}, "status": {"phase": "Active"}})
         );
         let mut update = json!({"metadata": {"name": "a", "labels": {"kubernetes.io/metadata.name": "b"}}});
-        Namespace.prepare_update(&mut update, &new);
+        Namespace.prepare_for_update(&mut update, &new);
         assert_eq!((&update["metadata"], &update["spec"]), (&new["metadata"], &new["spec"]));
     }
 
     #[test]
-    fn finalizers() {
+    fn validates_finalizers() {
         check(
             &Namespace,
             r#"{"spec": {"finalizers": ["kubernetes", "a.io/b", "mine"]}}"#,
@@ -127,7 +127,7 @@ mod tests {
                 spec.finalizers: Invalid value: "mine": name is neither a standard finalizer name nor is it fully qualified
             "#]],
         );
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         validate_finalize(&json!({"spec": {"finalizers": ["kubernetes", "mine"]}}), &mut errors);
         assert_eq!(
             lines(&errors),
@@ -137,14 +137,14 @@ mod tests {
 
     #[test]
     fn phase_follows_deletion() {
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         let old = json!({});
         for obj in [
             json!({"status": {"phase": "Active"}}),
             json!({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Active"}}),
             json!({"status": {"phase": "Terminating"}}),
         ] {
-            Namespace.validate_status(&obj, &old, &mut errors);
+            Namespace.validate_status_update(&obj, &old, &mut errors);
         }
         expect![[r#"
             status.Phase: Invalid value: "Active": may only be 'Terminating' if `deletionTimestamp` is not empty

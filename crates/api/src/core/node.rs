@@ -3,39 +3,39 @@
 use serde_json::Value;
 
 use super::{resources, rules};
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
 use crate::networking::ip::{self, Cidr};
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 /// The label of nodes without machines, whose pods have no containers.
-pub const SIMULATED: &str = "simulate.skiff/node";
+pub const SIMULATE_NODE_LABEL: &str = "simulate.skiff/node";
 
 pub struct Node;
 
 const TAINT_EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
-impl Kind for Node {
-    fn prepare_create(&self, new: &mut Value) {
-        remove(new, "spec", "configSource");
-        remove(new, "status", "config");
+impl RestStrategy for Node {
+    fn prepare_for_create(&self, new: &mut Value) {
+        remove_field(new, "spec", "configSource");
+        remove_field(new, "status", "config");
     }
 
     fn keeps_status_on_create(&self) -> bool {
         true
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         if !old.at("spec").has("configSource") {
-            remove(new, "spec", "configSource");
+            remove_field(new, "spec", "configSource");
         }
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         // The path is upstream's: taints used to be an annotation.
-        taints(obj.at("spec"), &Path::new("metadata.taints"), errors);
-        reported(obj, errors);
+        validate_taints(obj.at("spec"), &Path::new("metadata.taints"), errors);
+        validate_resources(obj, errors);
         if let Some(capacity) = obj.path("status.nodeInfo.swap").int("capacity").filter(|c| *c <= 0) {
             errors.invalid(
                 &Path::new("metadata.nodeSwapStatus.capacity"),
@@ -43,23 +43,23 @@ impl Kind for Node {
                 "must be greater than zero",
             );
         }
-        declared_features(obj, errors);
-        pod_cidrs(obj.at("spec"), errors);
+        validate_declared_features(obj, errors);
+        validate_pod_cidrs(obj.at("spec"), errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        addresses(new, errors);
-        set_once(new, old, errors);
-        config(new, errors);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        validate_addresses(new, errors);
+        validate_set_once(new, old, errors);
+        validate_config_source_update(new, errors);
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        reported(new, errors);
-        declared_features(new, errors);
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        validate_resources(new, errors);
+        validate_declared_features(new, errors);
         self.validate_update(new, old, errors);
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         vec![("spec.unschedulable", obj.at("spec").flag("unschedulable").to_string())]
     }
 
@@ -81,24 +81,25 @@ impl Kind for Node {
     }
 }
 
-fn remove(obj: &mut Value, part: &str, field: &str) {
+fn remove_field(obj: &mut Value, part: &str, field: &str) {
     if let Some(part) = obj.get_mut(part).and_then(Value::as_object_mut) {
         part.remove(field);
     }
 }
 
-fn taints(spec: &Value, path: &Path, errors: &mut Errors) {
+fn validate_taints(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let taints = spec.items("taints");
-    let repeated = rules::repeated(taints.iter().map(|taint| (taint.text("key"), taint.text("effect"))));
+    let repeated =
+        rules::find_duplicates(taints.iter().map(|taint| (taint.text("key"), taint.text("effect"))));
     for (i, taint) in taints.iter().enumerate() {
         let path = path.index(i);
         let (key, value, effect) = (taint.text("key"), taint.text("value"), taint.text("effect"));
-        meta::label_name(key, &path.at("key"), errors);
+        meta::validate_label_name(key, &path.child("key"), errors);
         let wrong = names::label_value(value);
         if !wrong.is_empty() {
-            errors.invalid(&path.at("value"), value, &wrong.join(";"));
+            errors.invalid(&path.child("value"), value, &wrong.join(";"));
         }
-        rules::one_of(effect, TAINT_EFFECTS, &path.at("effect"), errors);
+        rules::one_of(effect, TAINT_EFFECTS, &path.child("effect"), errors);
         if repeated[i] {
             // Upstream prints its own struct.
             let message = format!(
@@ -108,22 +109,22 @@ fn taints(spec: &Value, path: &Path, errors: &mut Errors) {
                 Value::from(effect),
                 taint.at("timeAdded"),
             );
-            errors.push(Reason::Duplicate, &path, message);
+            errors.push(ErrorType::Duplicate, &path, message);
         }
     }
 }
 
 /// What the node says it has.
-fn reported(obj: &Value, errors: &mut Errors) {
+fn validate_resources(obj: &Value, errors: &mut ErrorList) {
     for field in ["capacity", "allocatable"] {
-        let path = Path::new("status").at(field);
+        let path = Path::new("status").child(field);
         for (name, quantity) in obj.at("status").entries(field) {
-            resources::quantity(name, quantity, &path.at(name), errors);
+            resources::validate_quantity(name, quantity, &path.child(name), errors);
         }
     }
 }
 
-fn declared_features(obj: &Value, errors: &mut Errors) {
+fn validate_declared_features(obj: &Value, errors: &mut ErrorList) {
     let path = Path::new("status.declaredFeatures");
     let features = obj.at("status").items("declaredFeatures");
     let mut previous: Option<&str> = None;
@@ -157,11 +158,11 @@ fn is_feature_name(name: &str) -> bool {
         })
 }
 
-fn pod_cidrs(spec: &Value, errors: &mut Errors) {
+fn validate_pod_cidrs(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.podCIDRs");
     let cidrs = spec.items("podCIDRs");
     for (i, cidr) in cidrs.iter().enumerate() {
-        rules::name(cidr.as_str().unwrap_or(""), names::cidr_any_form, &path.index(i), errors);
+        rules::validate_name(cidr.as_str().unwrap_or(""), names::cidr_any_form, &path.index(i), errors);
     }
     if cidrs.len() > 1 {
         let parsed: Vec<Cidr> =
@@ -174,9 +175,10 @@ fn pod_cidrs(spec: &Value, errors: &mut Errors) {
     }
 }
 
-fn addresses(obj: &Value, errors: &mut Errors) {
+fn validate_addresses(obj: &Value, errors: &mut ErrorList) {
     let addresses = obj.at("status").items("addresses");
-    let repeated = rules::repeated(addresses.iter().map(|item| (item.text("type"), item.text("address"))));
+    let repeated =
+        rules::find_duplicates(addresses.iter().map(|item| (item.text("type"), item.text("address"))));
     for (i, address) in addresses.iter().enumerate() {
         let (kind, text) = (address.text("type"), address.text("address"));
         if repeated[i] {
@@ -185,38 +187,40 @@ fn addresses(obj: &Value, errors: &mut Errors) {
                 Value::from(kind),
                 Value::from(text)
             );
-            errors.push(Reason::Duplicate, &Path::new("status.addresses").index(i), message);
+            errors.push(ErrorType::Duplicate, &Path::new("status.addresses").index(i), message);
         }
     }
 }
 
 /// Fields that may be filled in but not changed.
-fn set_once(new: &Value, old: &Value, errors: &mut Errors) {
+fn validate_set_once(new: &Value, old: &Value, errors: &mut ErrorList) {
     let (after, before) = (new.at("spec"), old.at("spec"));
     let path = Path::new("spec");
     if !before.items("podCIDRs").is_empty() && before.items("podCIDRs") != after.items("podCIDRs") {
         let detail = "node updates may not change podCIDR except from \"\" to valid";
-        errors.forbidden(&path.at("podCIDRs"), detail);
+        errors.forbidden(&path.child("podCIDRs"), detail);
     }
     if !before.text("providerID").is_empty() && before.text("providerID") != after.text("providerID") {
         let detail = "node updates may not change providerID except from \"\" to valid";
-        errors.forbidden(&path.at("providerID"), detail);
+        errors.forbidden(&path.child("providerID"), detail);
     }
     if before.text("externalID") != after.text("externalID") {
-        errors.forbidden(&path.at("externalID"), "may not be updated");
+        errors.forbidden(&path.child("externalID"), "may not be updated");
     }
 }
 
 /// The remains of dynamic kubelet configuration.
-fn config(obj: &Value, errors: &mut Errors) {
+fn validate_config_source_update(obj: &Value, errors: &mut ErrorList) {
     let spec_source = obj.path("spec.configSource");
     if !spec_source.is_null() {
         let path = Path::new("spec.configSource");
         let map = spec_source.at("configMap");
         for field in ["uid", "resourceVersion"] {
             if !map.text(field).is_empty() {
-                errors
-                    .forbidden(&path.at("configMap").at(field), &format!("{field} must not be set in spec"));
+                errors.forbidden(
+                    &path.child("configMap").child(field),
+                    &format!("{field} must not be set in spec"),
+                );
             }
         }
         config_source(spec_source, &path, errors);
@@ -226,11 +230,11 @@ fn config(obj: &Value, errors: &mut Errors) {
         if source.is_null() {
             continue;
         }
-        let path = Path::new("status.config").at(field);
+        let path = Path::new("status.config").child(field);
         if source.has("configMap") {
             for field in ["uid", "resourceVersion"] {
                 if source.at("configMap").text(field).is_empty() {
-                    errors.required(&path.at("configMap").at(field), "");
+                    errors.required(&path.child("configMap").child(field), "");
                 }
             }
         }
@@ -238,19 +242,19 @@ fn config(obj: &Value, errors: &mut Errors) {
     }
 }
 
-fn config_source(source: &Value, path: &Path, errors: &mut Errors) {
+fn config_source(source: &Value, path: &Path, errors: &mut ErrorList) {
     let map = source.at("configMap");
     if map.is_null() {
         errors.invalid(path, source.clone(), "exactly one reference subfield must be non-nil");
         return;
     }
-    let path = path.at("configMap");
+    let path = path.child("configMap");
     for (field, rule) in [
         ("namespace", names::dns1123_label as fn(&str) -> Vec<String>),
         ("name", names::dns1123_subdomain),
         ("kubeletConfigKey", names::config_map_key),
     ] {
-        rules::required_name(map.text(field), rule, &path.at(field), errors);
+        rules::validate_required_name(map.text(field), rule, &path.child(field), errors);
     }
 }
 
@@ -263,7 +267,7 @@ mod tests {
     use crate::core::testing::{check, check_update, lines};
 
     #[test]
-    fn taints() {
+    fn validates_taints() {
         check(
             &Node,
             r#"{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}, {"key": "-", "value": "/"},
@@ -280,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_reports() {
+    fn validates_reported_status() {
         check(
             &Node,
             r#"{"spec": {"podCIDRs": ["10.0.0.0/24", "10.0.1.0/24", "x"]},
@@ -299,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn updates() {
+    fn validates_updates() {
         let old = r#"{"spec": {"podCIDRs": ["10.0.0.0/24"], "providerID": "a"}}"#;
         check_update(&Node, r#"{}"#, old, &expect![""]);
         check_update(&Node, old, old, &expect![""]);
@@ -315,8 +319,8 @@ mod tests {
         );
         let address = json!({"type": "InternalIP", "address": "1.2.3.4"});
         let status = json!({"status": {"addresses": [address, address]}});
-        let mut errors = Errors::default();
-        Node.validate_status(&status, &json!({}), &mut errors);
+        let mut errors = ErrorList::default();
+        Node.validate_status_update(&status, &json!({}), &mut errors);
         assert_eq!(
             lines(&errors),
             "status.addresses[1]: Duplicate value: {\"Type\":\"InternalIP\",\"Address\":\"1.2.3.4\"}\n"

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{pod, rules};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::node::deprecated_label;
 use crate::quantity::Quantity;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 mod source;
@@ -16,51 +16,63 @@ pub struct PersistentVolume;
 
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-const INLINE: &str = "may not be specified in the context of inline volumes";
+const FORBIDDEN_INLINE: &str = "may not be specified in the context of inline volumes";
 
-impl Kind for PersistentVolume {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for PersistentVolume {
+    fn prepare_for_create(&self, new: &mut Value) {
         let status = new.object_mut("status");
         status.clear();
         status.insert("phase".to_owned(), json!("Pending"));
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
         access_modes(spec, &path, errors);
-        capacity(spec, &path.at("capacity"), errors);
+        capacity(spec, &path.child("capacity"), errors);
         let policy = spec.text("persistentVolumeReclaimPolicy");
         if !policy.is_empty() {
-            rules::one_of(policy, RECLAIM_POLICIES, &path.at("persistentVolumeReclaimPolicy"), errors);
+            rules::one_of(policy, RECLAIM_POLICIES, &path.child("persistentVolumeReclaimPolicy"), errors);
         }
-        node_affinity(spec, &path.at("nodeAffinity"), errors);
-        source::check(spec, obj.at("metadata").text("name"), &path, errors);
+        node_affinity(spec, &path.child("nodeAffinity"), errors);
+        source::validate_source(spec, obj.at("metadata").text("name"), &path, errors);
         let class = spec.text("storageClassName");
         if !class.is_empty() {
-            rules::name(class, names::dns1123_subdomain, &path.at("storageClassName"), errors);
+            rules::validate_name(class, names::dns1123_subdomain, &path.child("storageClassName"), errors);
         }
-        rules::one_of_if_set(spec.at("volumeMode"), &["Block", "Filesystem"], &path.at("volumeMode"), errors);
-        attributes_class(spec, &path, errors);
+        rules::one_of_if_set(
+            spec.at("volumeMode"),
+            &["Block", "Filesystem"],
+            &path.child("volumeMode"),
+            errors,
+        );
+        validate_attributes_class_update(spec, &path, errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let (after, before) = (new.at("spec"), old.at("spec"));
-        if !source::same(after, before) {
+        if !source::same_source(after, before) {
             let path = Path::new("spec.persistentvolumesource");
-            let difference = pod::unified(&source::of(before), &source::of(after));
+            let difference = pod::diff_pods(&source::source_of(before), &source::source_of(after));
             let detail = format!("spec.persistentvolumesource is immutable after creation\n{difference}");
             errors.forbidden(&path, &detail);
         }
-        meta::immutable(after.at("volumeMode"), before.at("volumeMode"), &Path::new("volumeMode"), errors);
+        meta::validate_immutable(
+            after.at("volumeMode"),
+            before.at("volumeMode"),
+            &Path::new("volumeMode"),
+            errors,
+        );
         let field = "nodeAffinity";
-        if before.has(field) && !meta::same(&ga_labels(after.at(field)), &ga_labels(before.at(field))) {
+        if before.has(field)
+            && !meta::semantic_equal(&ga_labels(after.at(field)), &ga_labels(before.at(field)))
+        {
             let detail = "field is immutable, except for updating from beta label to GA";
             errors.invalid(&Path::new(field), after.at(field).clone(), detail);
         }
         let field = "volumeAttributesClassName";
         if before.has(field) && !after.has(field) {
-            let path = Path::new("spec").at(field);
+            let path = Path::new("spec").child(field);
             errors.forbidden(&path, "update from non-nil value to nil is forbidden");
         }
     }
@@ -77,7 +89,7 @@ impl Kind for PersistentVolume {
             for (j, requirement) in term.items("matchExpressions").iter().enumerate() {
                 let key = requirement.text("key");
                 if let Some(words) = deprecated_label(key) {
-                    let path = path.at("matchExpressions").index(j).at("key");
+                    let path = path.child("matchExpressions").index(j).child("key");
                     warnings.push(format!("{path}: {key} is {words}"));
                 }
             }
@@ -101,36 +113,36 @@ const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
 ];
 
 /// The spec inside a VolumeAttachment, which stands for a volume without an object of its own.
-pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut Errors) {
+pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut ErrorList) {
     for field in ["claimRef", "capacity"] {
         if !rules::is_empty(spec.at(field)) {
-            errors.forbidden(&path.at(field), INLINE);
+            errors.forbidden(&path.child(field), FORBIDDEN_INLINE);
         }
     }
     if !spec.has("csi") {
-        errors.required(&path.at("csi"), "has to be specified in the context of inline volumes");
+        errors.required(&path.child("csi"), "has to be specified in the context of inline volumes");
     }
     access_modes(spec, path, errors);
     if !matches!(spec.text("persistentVolumeReclaimPolicy"), "" | "Retain") {
-        let path = path.at("persistentVolumeReclaimPolicy");
+        let path = path.child("persistentVolumeReclaimPolicy");
         errors.forbidden(&path, "may only be Retain in the context of inline volumes");
     }
     if spec.has("nodeAffinity") {
-        errors.forbidden(&path.at("nodeAffinity"), INLINE);
+        errors.forbidden(&path.child("nodeAffinity"), FORBIDDEN_INLINE);
     }
-    source::check(spec, "", path, errors);
+    source::validate_source(spec, "", path, errors);
     if !spec.text("storageClassName").is_empty() {
-        errors.forbidden(&path.at("storageClassName"), INLINE);
+        errors.forbidden(&path.child("storageClassName"), FORBIDDEN_INLINE);
     }
     if !matches!(spec.text("volumeMode"), "" | "Filesystem") {
         let detail = "may not specify volumeMode other than Filesystem in the context of inline volumes";
-        errors.forbidden(&path.at("volumeMode"), detail);
+        errors.forbidden(&path.child("volumeMode"), detail);
     }
-    attributes_class(spec, path, errors);
+    validate_attributes_class_update(spec, path, errors);
 }
 
-fn access_modes(spec: &Value, path: &Path, errors: &mut Errors) {
-    let path = path.at("accessModes");
+fn access_modes(spec: &Value, path: &Path, errors: &mut ErrorList) {
+    let path = path.child("accessModes");
     let modes: Vec<&str> = spec.items("accessModes").iter().filter_map(Value::as_str).collect();
     if modes.is_empty() {
         errors.required(&path, "");
@@ -138,13 +150,15 @@ fn access_modes(spec: &Value, path: &Path, errors: &mut Errors) {
     for mode in modes.iter().filter(|mode| !ACCESS_MODES.contains(mode)) {
         errors.not_supported(&path, *mode, ACCESS_MODES);
     }
-    let alone = "ReadWriteOncePod";
-    if modes.contains(&alone) && modes.iter().any(|mode| *mode != alone && ACCESS_MODES.contains(mode)) {
+    let single_pod_mode = "ReadWriteOncePod";
+    if modes.contains(&single_pod_mode)
+        && modes.iter().any(|mode| *mode != single_pod_mode && ACCESS_MODES.contains(mode))
+    {
         errors.forbidden(&path, "may not use ReadWriteOncePod with other access modes");
     }
 }
 
-fn capacity(spec: &Value, path: &Path, errors: &mut Errors) {
+fn capacity(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let count = spec.entries("capacity").count();
     if count == 0 {
         errors.required(path, "");
@@ -153,34 +167,34 @@ fn capacity(spec: &Value, path: &Path, errors: &mut Errors) {
         errors.not_supported(path, spec.at("capacity").clone(), &["storage"]);
     }
     for (name, amount) in spec.entries("capacity") {
-        if let Some(amount) = Quantity::read(amount).filter(|amount| !amount.is_positive()) {
+        if let Some(amount) = Quantity::from_value(amount).filter(|amount| !amount.is_positive()) {
             errors.invalid(&path.key(name), amount.to_string(), "must be greater than zero");
         }
     }
 }
 
-fn node_affinity(spec: &Value, path: &Path, errors: &mut Errors) {
+fn node_affinity(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let affinity = spec.at("nodeAffinity");
     if affinity.is_null() {
         return;
     }
     if affinity.has("required") {
-        pod::node_selector(errors, affinity.at("required"), &path.at("required"));
+        pod::node_selector(errors, affinity.at("required"), &path.child("required"));
     } else {
-        errors.required(&path.at("required"), "must specify required node constraints");
+        errors.required(&path.child("required"), "must specify required node constraints");
     }
 }
 
-fn attributes_class(spec: &Value, path: &Path, errors: &mut Errors) {
+fn validate_attributes_class_update(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let Some(class) = spec.at("volumeAttributesClassName").as_str() else { return };
-    let at = path.at("volumeAttributesClassName");
+    let at = path.child("volumeAttributesClassName");
     if class.is_empty() {
         errors.required(&at, "an empty string is disallowed");
     } else {
-        rules::name(class, names::dns1123_subdomain, &at, errors);
+        rules::validate_name(class, names::dns1123_subdomain, &at, errors);
     }
     if !spec.has("csi") {
-        errors.required(&path.at("csi"), "has to be specified when using volumeAttributesClassName");
+        errors.required(&path.child("csi"), "has to be specified when using volumeAttributesClassName");
     }
 }
 
@@ -218,7 +232,7 @@ mod tests {
         "hostPath": {"path": "/a", "type": ""}}}"#;
 
     #[test]
-    fn volumes() {
+    fn validates_volumes() {
         check(&PersistentVolume, GOOD, &expect![""]);
         check(
             &PersistentVolume,
@@ -292,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn updates() {
+    fn validates_updates() {
         check_update(&PersistentVolume, GOOD, &GOOD.replace("Retain", "Delete"), &expect![""]);
         check_update(
             &PersistentVolume,

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{pod, resources, rules};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::quantity::Quantity;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct PersistentVolumeClaim;
@@ -20,46 +20,51 @@ const RESIZE_STATES: &[&str] = &[
     "NodeResizePending",
 ];
 
-impl Kind for PersistentVolumeClaim {
-    fn prepare_create(&self, new: &mut Value) {
+impl RestStrategy for PersistentVolumeClaim {
+    fn prepare_for_create(&self, new: &mut Value) {
         let status = new.object_mut("status");
         status.clear();
         status.insert("phase".to_owned(), json!("Pending"));
-        keep_known_data_source(new);
-        mirror_data_sources(new);
+        drop_invalid_data_source(new);
+        sync_data_sources(new);
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         let before = old.at("spec");
         if !before.has("dataSource") && !before.has("dataSourceRef") {
-            keep_known_data_source(new);
+            drop_invalid_data_source(new);
         }
-        mirror_data_sources(new);
+        sync_data_sources(new);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         pod::claim_spec(errors, obj.at("spec"), &Path::new("spec"));
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let (after, before) = (new.at("spec"), old.at("spec"));
         let (class, old_class) =
             (rules::annotations(new).text(BETA_CLASS), rules::annotations(old).text(BETA_CLASS));
-        if class != old_class && !takes_class_from_annotation(new, old) {
-            let path = Path::new("metadata.annotations").at(BETA_CLASS);
+        if class != old_class && !class_is_set_from_annotation(new, old) {
+            let path = Path::new("metadata.annotations").child(BETA_CLASS);
             errors.invalid(&path, class, "field is immutable");
         }
-        let free = changeable(new, old);
+        let free = mutable_fields(new, old);
         let (new_spec, old_spec) = (spec_without(new, &free), spec_without(old, &free));
-        if !meta::same(&new_spec, &old_spec) {
+        if !meta::semantic_equal(&new_spec, &old_spec) {
             let detail = format!(
                 "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{}",
-                pod::unified(&old_spec, &new_spec)
+                pod::diff_pods(&old_spec, &new_spec)
             );
             errors.forbidden(&Path::new("spec"), &detail);
         }
-        size_only_grows(new, old, errors);
-        meta::immutable(after.at("volumeMode"), before.at("volumeMode"), &Path::new("volumeMode"), errors);
+        validate_size_not_reduced(new, old, errors);
+        meta::validate_immutable(
+            after.at("volumeMode"),
+            before.at("volumeMode"),
+            &Path::new("volumeMode"),
+            errors,
+        );
         let field = "volumeAttributesClassName";
         if old.at("status").has("currentVolumeAttributesClassName") && after.at(field) != before.at(field) {
             let to = match after.at(field).as_str() {
@@ -70,17 +75,17 @@ impl Kind for PersistentVolumeClaim {
             let detail = format!(
                 "update to {to} is forbidden when status.currentVolumeAttributesClassName is not nil"
             );
-            errors.forbidden(&Path::new("spec").at(field), &detail);
+            errors.forbidden(&Path::new("spec").child(field), &detail);
         }
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         let status = new.at("status");
         if new.at("spec").items("accessModes").is_empty() {
             errors.required(&Path::new("Spec.accessModes"), "");
         }
         for (name, amount) in status.entries("capacity") {
-            if Quantity::read(amount).is_some_and(|amount| amount.is_negative()) {
+            if Quantity::from_value(amount).is_some_and(|amount| amount.is_negative()) {
                 let path = Path::new("status.capacity").key(name);
                 errors.invalid(&path, amount.clone(), "must be a valid resource quantity");
             }
@@ -97,7 +102,7 @@ impl Kind for PersistentVolumeClaim {
             let before = errors.0.len();
             resource_key(name, &path, errors);
             if errors.0.len() == before {
-                resources::quantity("storage", amount, &path.key(name), errors);
+                resources::validate_quantity("storage", amount, &path.key(name), errors);
             }
         }
     }
@@ -110,7 +115,7 @@ impl Kind for PersistentVolumeClaim {
             ));
         }
         for field in ["requests", "limits"] {
-            if let Some(amount) = Quantity::read(new.path("spec.resources").at(field).at("storage"))
+            if let Some(amount) = Quantity::from_value(new.path("spec.resources").at(field).at("storage"))
                 && !amount.is_whole()
             {
                 warnings.push(format!(
@@ -123,7 +128,7 @@ impl Kind for PersistentVolumeClaim {
 }
 
 /// `dataSource` used to take claims and snapshots and to forget anything else; clients still rely on it.
-fn keep_known_data_source(claim: &mut Value) {
+fn drop_invalid_data_source(claim: &mut Value) {
     let spec = claim.at("spec");
     let source = spec.at("dataSource");
     let known = matches!(
@@ -139,7 +144,7 @@ fn keep_known_data_source(claim: &mut Value) {
 }
 
 /// Old and new clients each find the source in the field they know.
-fn mirror_data_sources(claim: &mut Value) {
+fn sync_data_sources(claim: &mut Value) {
     let spec = claim.at("spec");
     let (old, new) = (spec.at("dataSource"), spec.at("dataSourceRef"));
     let (field, from) = match (old.is_null(), new.is_null()) {
@@ -149,13 +154,13 @@ fn mirror_data_sources(claim: &mut Value) {
     };
     let mut copy = json!({"kind": from.text("kind"), "name": from.text("name")});
     if from.has("apiGroup") {
-        copy.default_to("apiGroup", from.at("apiGroup").clone());
+        copy.set_default("apiGroup", from.at("apiGroup").clone());
     }
     claim.object_mut("spec").insert(field.to_owned(), copy);
 }
 
 /// The class moved from the annotation to the field.
-fn takes_class_from_annotation(new: &Value, old: &Value) -> bool {
+fn class_is_set_from_annotation(new: &Value, old: &Value) -> bool {
     let (after, before) = (rules::annotations(new).at(BETA_CLASS), rules::annotations(old).at(BETA_CLASS));
     !before.is_null()
         && !old.at("spec").has("storageClassName")
@@ -164,7 +169,7 @@ fn takes_class_from_annotation(new: &Value, old: &Value) -> bool {
 }
 
 /// The fields of the spec this update may change.
-fn changeable(new: &Value, old: &Value) -> Vec<&'static str> {
+fn mutable_fields(new: &Value, old: &Value) -> Vec<&'static str> {
     let before = old.at("spec");
     let class = new.at("spec").at("storageClassName");
     let annotation = rules::annotations(old).at(BETA_CLASS);
@@ -198,22 +203,22 @@ fn spec_without(claim: &Value, fields: &[&str]) -> Value {
 }
 
 /// A claim may ask for more, or for less again while it did not get it.
-fn size_only_grows(new: &Value, old: &Value, errors: &mut Errors) {
-    let request = |claim: &Value| Quantity::read(claim.path("spec.resources.requests.storage"));
+fn validate_size_not_reduced(new: &Value, old: &Value, errors: &mut ErrorList) {
+    let request = |claim: &Value| Quantity::from_value(claim.path("spec.resources.requests.storage"));
     let (Some(after), Some(before)) = (request(new), request(old)) else { return };
     if after >= before {
         return;
     }
-    let has = Quantity::read(old.path("status.capacity.storage"));
+    let has = Quantity::from_value(old.path("status.capacity.storage"));
     if has.is_some_and(|has| after <= has) {
         let path = Path::new("spec.resources.requests.storage");
         errors.forbidden(&path, "field can not be less than status.capacity");
     }
 }
 
-fn resource_key(name: &str, path: &Path, errors: &mut Errors) {
+fn resource_key(name: &str, path: &Path, errors: &mut ErrorList) {
     let before = errors.0.len();
-    rules::name(name, names::qualified_name, path, errors);
+    rules::validate_name(name, names::qualified_name, path, errors);
     if errors.0.len() == before && resources::is_native(name) && name != "storage" {
         errors.not_supported(path, name, &["storage"]);
     }
@@ -227,21 +232,21 @@ mod tests {
     use crate::core::testing::{check_update, lines};
 
     #[test]
-    fn data_sources_mirror_each_other() {
+    fn data_source_and_data_source_ref_are_synced() {
         let source = json!({"kind": "PersistentVolumeClaim", "name": "a"});
         let mut new = json!({"spec": {"dataSource": source}});
-        PersistentVolumeClaim.prepare_create(&mut new);
+        PersistentVolumeClaim.prepare_for_create(&mut new);
         assert_eq!(new["spec"]["dataSourceRef"], source);
         let mut odd = json!({"spec": {"dataSource": {"kind": "Tape", "name": "a"}}});
-        PersistentVolumeClaim.prepare_create(&mut odd);
+        PersistentVolumeClaim.prepare_for_create(&mut odd);
         assert_eq!(odd, json!({"spec": {}, "status": {"phase": "Pending"}}));
         let mut new = json!({"spec": {"dataSourceRef": {"apiGroup": "a.io", "kind": "Tape", "name": "a"}}});
-        PersistentVolumeClaim.prepare_create(&mut new);
+        PersistentVolumeClaim.prepare_for_create(&mut new);
         assert_eq!(new["spec"]["dataSource"], new["spec"]["dataSourceRef"]);
     }
 
     #[test]
-    fn updates() {
+    fn validates_updates() {
         let claim = |spec: &str, phase: &str| {
             format!(
                 r#"{{"spec": {{{spec}}}, "status": {{"phase": "{phase}", "capacity": {{"storage": "1Gi"}}}}}}"#
@@ -312,11 +317,11 @@ mod tests {
     }
 
     #[test]
-    fn status() {
-        let mut errors = Errors::default();
+    fn validates_status() {
+        let mut errors = ErrorList::default();
         let claim = json!({"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {
             "allocatedResources": {"cpu": "1", "storage": "1Gi"}, "allocatedResourceStatuses": {"storage": "Odd"}}});
-        PersistentVolumeClaim.validate_status(&claim, &claim, &mut errors);
+        PersistentVolumeClaim.validate_status_update(&claim, &claim, &mut errors);
         expect![[r#"
             status.allocatedResourceStatuses: Unsupported value: "storage": supported values: "ControllerResizeInProgress", "ControllerResizeInfeasible", "NodeResizeInProgress", "NodeResizeInfeasible", "NodeResizePending"
             status.allocatedResources: Unsupported value: "cpu": supported values: "storage"

@@ -7,12 +7,11 @@ mod containers;
 mod diff;
 mod env;
 pub(crate) mod internal;
-mod overlap;
 mod prepare;
 mod probes;
 mod projected;
 #[cfg(test)]
-mod properties;
+mod property_tests;
 mod qos;
 pub(crate) mod resources;
 pub(crate) mod rules;
@@ -23,22 +22,23 @@ pub(crate) mod template;
 #[cfg(test)]
 pub(crate) mod tests;
 mod update;
+mod volume_overlap;
 mod volumes;
 pub(crate) mod warnings;
 mod windows;
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub(crate) use affinity::{node_selector, tolerations};
-pub(crate) use diff::unified;
+pub(crate) use diff::diff_pods;
 pub(crate) use prepare::drop_disabled;
 pub use qos::qos_class;
-pub use spec::{Options, validate_pod_spec};
-pub use status::restarts;
+pub use spec::{PodValidationOptions, validate_pod_spec};
+pub use status::should_restart;
 pub use template::validate_pod_template_spec;
 pub use update::{
     prepare_ephemeral_containers_update, prepare_resize, validate_ephemeral_containers_update,
@@ -48,53 +48,53 @@ pub(crate) use volumes::claim_spec;
 
 pub struct Pod;
 
-impl Kind for Pod {
-    fn prepare_create(&self, new: &mut Value) {
-        prepare::create(new);
+impl RestStrategy for Pod {
+    fn prepare_for_create(&self, new: &mut Value) {
+        prepare::prepare_for_create(new);
     }
 
-    fn prepare_update(&self, new: &mut Value, _old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, _old: &Value) {
         if let Some(spec) = new.get_mut("spec") {
             drop_disabled(spec);
         }
     }
 
-    fn prepare_status(&self, new: &mut Value, old: &Value) {
-        status::prepare(new, old);
+    fn prepare_for_status_update(&self, new: &mut Value, old: &Value) {
+        status::prepare_status(new, old);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (metadata, spec, path) = (obj.at("metadata"), obj.at("spec"), Path::new("spec"));
         template::pod_annotations(errors, metadata, spec, &Path::new("metadata.annotations"));
-        validate_pod_spec(spec, Some(metadata), &path, Options { is_pod: true }, errors);
+        validate_pod_spec(spec, Some(metadata), &path, PodValidationOptions { is_pod: true }, errors);
         if spec.text("serviceAccountName").is_empty() {
             tokens_without_account(spec, &path, errors);
         }
         for list in ["containers", "initContainers"] {
             for (i, container) in spec.items(list).iter().enumerate() {
-                containers::trimmed_image(errors, container, &path.at(list).index(i));
+                containers::validate_image(errors, container, &path.child(list).index(i));
             }
         }
     }
 
-    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+    fn validate_create(&self, new: &Value, errors: &mut ErrorList) {
         let (metadata, spec, path) = (new.at("metadata"), new.at("spec"), Path::new("spec"));
         if !spec.items("ephemeralContainers").is_empty() {
-            errors.forbidden(&path.at("ephemeralContainers"), "cannot be set on create");
+            errors.forbidden(&path.child("ephemeralContainers"), "cannot be set on create");
         }
         if !spec.text("nodeName").is_empty() && !spec.items("schedulingGates").is_empty() {
             let words = "cannot be set until all schedulingGates have been cleared";
-            errors.forbidden(&path.at("nodeName"), words);
+            errors.forbidden(&path.child("nodeName"), words);
         }
         security::annotations_match_fields(errors, metadata, spec, &path);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        update::update(errors, new, old);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        update::validate_update(errors, new, old);
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        status::validate(errors, new, old);
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        status::validate_status(errors, new, old);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
@@ -104,7 +104,7 @@ impl Kind for Pod {
         template::name_warning(new, "the Pod's hostname").into_iter().chain(warnings::for_pod(new)).collect()
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         let (spec, status) = (obj.at("spec"), obj.at("status"));
         let ip = status.items("podIPs").first().map_or("", |first| first.text("ip"));
         vec![
@@ -121,12 +121,16 @@ impl Kind for Pod {
 }
 
 /// A projected token is some account's.
-fn tokens_without_account(spec: &Value, path: &Path, errors: &mut Errors) {
+fn tokens_without_account(spec: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, volume) in spec.items("volumes").iter().enumerate() {
         for (j, source) in volume.at("projected").items("sources").iter().enumerate() {
             if source.has("serviceAccountToken") {
-                let at =
-                    path.at("volumes").index(i).at("projected.sources").index(j).at("serviceAccountToken");
+                let at = path
+                    .child("volumes")
+                    .index(i)
+                    .child("projected.sources")
+                    .index(j)
+                    .child("serviceAccountToken");
                 errors.forbidden(&at, "must not be specified when serviceAccountName is not set");
             }
         }

@@ -4,43 +4,43 @@ use serde_json::Value;
 
 use crate::apps::workload;
 use crate::core::pod::rules::non_negative;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::selector::LabelSelector;
+use crate::strategy::RestStrategy;
 
 pub struct ReplicationController;
 
-impl Kind for ReplicationController {
+impl RestStrategy for ReplicationController {
     fn prepare(&self, new: &mut Value) {
         workload::prepare_template(new, &["spec", "template"]);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         non_negative(errors, spec, &path, "minReadySeconds");
         let empty = spec.entries("selector").next().is_none();
         if empty {
-            errors.required(&path.at("selector"), "");
+            errors.required(&path.child("selector"), "");
         }
         if !spec.has("replicas") {
-            errors.required(&path.at("replicas"), "");
+            errors.required(&path.child("replicas"), "");
         }
         non_negative(errors, spec, &path, "replicas");
         if !spec.has("template") {
-            return errors.required(&path.at("template"), "");
+            return errors.required(&path.child("template"), "");
         }
         if !empty {
-            workload::mismatch(&LabelSelector::from_set(spec.at("selector")), spec, &path, errors);
+            workload::selector_mismatch(&LabelSelector::from_set(spec.at("selector")), spec, &path, errors);
         }
-        workload::replicated_template(spec, &path, "ReplicationController", errors);
+        workload::validate_template(spec, &path, "ReplicationController", errors);
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         workload::replica_status(new.at("status"), errors);
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         workload::selectable_replicas(obj)
     }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::resources;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct ResourceQuota;
 
@@ -15,16 +15,16 @@ const POD_SCOPES: &[&str] = &["Terminating", "NotTerminating", "BestEffort", "No
 const POD_COMPUTE: &[&str] =
     &["cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
 
-impl Kind for ResourceQuota {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ResourceQuota {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
-        amounts(spec, "hard", &Path::new("spec"), errors);
-        scopes(spec, errors);
+        validate_resource_list(spec, "hard", &Path::new("spec"), errors);
+        validate_scopes(spec, errors);
         scope_selector(spec, errors);
-        self.validate_status(obj, obj, errors);
+        self.validate_status_update(obj, obj, errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let set = |obj: &Value| -> BTreeSet<String> {
             obj.at("spec").items("scopes").iter().filter_map(Value::as_str).map(str::to_owned).collect()
         };
@@ -33,38 +33,38 @@ impl Kind for ResourceQuota {
         }
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         for field in ["hard", "used"] {
-            amounts(new.at("status"), field, &Path::new("status"), errors);
+            validate_resource_list(new.at("status"), field, &Path::new("status"), errors);
         }
     }
 }
 
-fn amounts(part: &Value, field: &str, path: &Path, errors: &mut Errors) {
+fn validate_resource_list(part: &Value, field: &str, path: &Path, errors: &mut ErrorList) {
     for (name, value) in part.entries(field) {
-        let path = path.at(field).key(name);
-        resources::quota_name(name, &path, errors);
-        resources::quantity(name, value, &path, errors);
+        let path = path.child(field).key(name);
+        resources::validate_quota_resource_name(name, &path, errors);
+        resources::validate_quantity(name, value, &path, errors);
     }
 }
 
-fn scopes(spec: &Value, errors: &mut Errors) {
+fn validate_scopes(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.scopes");
     let scopes: Vec<&str> = spec.items("scopes").iter().filter_map(Value::as_str).collect();
-    let mut complain = |detail: &str| errors.invalid(&path, spec.at("scopes").clone(), detail);
+    let mut report = |detail: &str| errors.invalid(&path, spec.at("scopes").clone(), detail);
     // Once each: saying the same again for every scope would only repeat the whole list.
     if scopes.iter().any(|scope| !is_scope(scope)) {
-        complain("unsupported scope");
+        report("unsupported scope");
     }
-    if misfits(spec, &scopes) {
-        complain("unsupported scope applied to resource");
+    if has_invalid_scope(spec, &scopes) {
+        report("unsupported scope applied to resource");
     }
-    if conflict(&scopes) {
-        complain("conflicting scopes");
+    if has_conflict(&scopes) {
+        report("conflicting scopes");
     }
 }
 
-fn scope_selector(spec: &Value, errors: &mut Errors) {
+fn scope_selector(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.scopeSelector.matchExpressions");
     let selector = spec.at("scopeSelector");
     let mut scopes = Vec::new();
@@ -72,32 +72,32 @@ fn scope_selector(spec: &Value, errors: &mut Errors) {
         let (scope, operator) = (requirement.text("scopeName"), requirement.text("operator"));
         let values = requirement.items("values");
         if !is_scope(scope) {
-            errors.invalid(&path.at("scopeName"), scope, "unsupported scope");
+            errors.invalid(&path.child("scopeName"), scope, "unsupported scope");
         }
         if (POD_SCOPES.contains(&scope) || scope == "CrossNamespacePodAffinity") && operator != "Exists" {
             let detail = "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity";
-            errors.invalid(&path.at("operator"), operator, detail);
+            errors.invalid(&path.child("operator"), operator, detail);
         }
         match operator {
             "In" | "NotIn" if values.is_empty() => {
                 let detail =
                     "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
-                errors.required(&path.at("values"), detail);
+                errors.required(&path.child("values"), detail);
             }
             "Exists" | "DoesNotExist" if !values.is_empty() => {
                 let detail =
                     "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
-                errors.invalid(&path.at("values"), requirement.at("values").clone(), detail);
+                errors.invalid(&path.child("values"), requirement.at("values").clone(), detail);
             }
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-            _ => errors.invalid(&path.at("operator"), operator, "not a valid selector operator"),
+            _ => errors.invalid(&path.child("operator"), operator, "not a valid selector operator"),
         }
         scopes.push(scope);
     }
-    if misfits(spec, &scopes) {
+    if has_invalid_scope(spec, &scopes) {
         errors.invalid(&path, selector.clone(), "unsupported scope applied to resource");
     }
-    if conflict(&scopes) {
+    if has_conflict(&scopes) {
         errors.invalid(&path, spec.at("scopes").clone(), "conflicting scopes");
     }
 }
@@ -108,7 +108,7 @@ fn is_scope(scope: &str) -> bool {
 }
 
 /// Whether some scope has nothing to say about some resource that is limited.
-fn misfits(spec: &Value, scopes: &[&str]) -> bool {
+fn has_invalid_scope(spec: &Value, scopes: &[&str]) -> bool {
     let fits = |scope: &str, resource: &str| match scope {
         "BestEffort" => resource == "pods",
         "VolumeAttributesClass" => matches!(resource, "persistentvolumeclaims" | "requests.storage"),
@@ -121,7 +121,7 @@ fn misfits(spec: &Value, scopes: &[&str]) -> bool {
         .any(|(name, _)| distinct.iter().any(|scope| !fits(scope, name)))
 }
 
-fn conflict(scopes: &[&str]) -> bool {
+fn has_conflict(scopes: &[&str]) -> bool {
     [("BestEffort", "NotBestEffort"), ("Terminating", "NotTerminating")]
         .iter()
         .any(|(one, other)| scopes.contains(one) && scopes.contains(other))
@@ -135,7 +135,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn quotas() {
+    fn validates_quotas() {
         check(
             &ResourceQuota,
             r#"{"spec": {"hard": {"pods": "2", "configmaps": "3", "requests.cpu": "1", "count/deployments.apps": "1",
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_stay() {
+    fn scopes_are_immutable() {
         check_update(
             &ResourceQuota,
             r#"{"spec": {"scopes": ["BestEffort"]}}"#,

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::rules;
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::quantity::Quantity;
 
@@ -19,7 +19,7 @@ const OBJECT_COUNTS: &[&str] = &[
     "services.nodeports",
     "services.loadbalancers",
 ];
-const COMPUTE: &[&str] = &[
+const COMPUTE_RESOURCES: &[&str] = &[
     "cpu",
     "memory",
     "ephemeral-storage",
@@ -33,25 +33,25 @@ const COMPUTE: &[&str] = &[
 ];
 
 /// A name that is well known, or qualified by a domain.
-pub(crate) fn name(value: &str, path: &Path, errors: &mut Errors) {
+pub(crate) fn validate_resource_name(value: &str, path: &Path, errors: &mut ErrorList) {
     let before = errors.0.len();
-    rules::name(value, names::qualified_name, path, errors);
+    rules::validate_name(value, names::qualified_name, path, errors);
     if errors.0.len() == before && !value.contains('/') && !is_quota_standard(value) && value != "storage" {
         errors.invalid(path, value, "must be a standard resource type or fully qualified");
     }
 }
 
 /// A name a ResourceQuota may limit.
-pub(crate) fn quota_name(value: &str, path: &Path, errors: &mut Errors) {
-    name(value, path, errors);
+pub(crate) fn validate_quota_resource_name(value: &str, path: &Path, errors: &mut ErrorList) {
+    validate_resource_name(value, path, errors);
     if !value.contains('/') && !is_quota_standard(value) {
         errors.invalid(path, value, "must be a standard resource for quota");
     }
 }
 
 /// A name a container may ask for.
-pub(crate) fn container_name(value: &str, path: &Path, errors: &mut Errors) {
-    name(value, path, errors);
+pub(crate) fn validate_container_resource_name(value: &str, path: &Path, errors: &mut ErrorList) {
+    validate_resource_name(value, path, errors);
     if !value.contains('/') {
         if !matches!(value, "cpu" | "memory" | "ephemeral-storage") && !is_huge_page(value) {
             errors.invalid(path, value, "must be a standard resource for containers");
@@ -62,8 +62,8 @@ pub(crate) fn container_name(value: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// An amount of a resource: not negative, and whole where the resource is.
-pub(crate) fn quantity(resource: &str, value: &Value, path: &Path, errors: &mut Errors) {
-    let Some(amount) = Quantity::read(value) else { return };
+pub(crate) fn validate_quantity(resource: &str, value: &Value, path: &Path, errors: &mut ErrorList) {
+    let Some(amount) = Quantity::from_value(value) else { return };
     if amount.is_negative() {
         errors.invalid(path, amount.to_string(), "must be greater than or equal to 0");
     }
@@ -74,7 +74,7 @@ pub(crate) fn quantity(resource: &str, value: &Value, path: &Path, errors: &mut 
 
 pub(crate) fn is_quota_standard(name: &str) -> bool {
     OBJECT_COUNTS.contains(&name)
-        || COMPUTE.contains(&name)
+        || COMPUTE_RESOURCES.contains(&name)
         || is_huge_page(name)
         || name.starts_with("requests.hugepages-")
 }

@@ -4,35 +4,35 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::config_map::{MAX_BYTES, decoded_len, sealed};
+use super::config_map::{MAX_BYTES, decoded_len, validate_immutable};
 use super::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct Secret;
 
 const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 
-impl Kind for Secret {
-    fn prepare_create(&self, new: &mut Value) {
-        fold_string_data(new);
+impl RestStrategy for Secret {
+    fn prepare_for_create(&self, new: &mut Value) {
+        merge_string_data(new);
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         if new.text("type").is_empty() {
             let kind = old.at("type").clone();
-            new.default_to("type", kind);
+            new.set_default("type", kind);
         }
-        fold_string_data(new);
+        merge_string_data(new);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let path = Path::new("data");
         let mut size = 0_usize;
         for (key, value) in obj.entries("data") {
-            rules::name(key, names::config_map_key, &path.key(key), errors);
+            rules::validate_name(key, names::config_map_key, &path.key(key), errors);
             size = size.saturating_add(decoded_len(value));
         }
         if size > MAX_BYTES {
@@ -41,12 +41,12 @@ impl Kind for Secret {
         required_keys(obj, errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        meta::immutable(new.at("type"), old.at("type"), &Path::new("type"), errors);
-        sealed(new, old, &["data"], errors);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        meta::validate_immutable(new.at("type"), old.at("type"), &Path::new("type"), errors);
+        validate_immutable(new, old, &["data"], errors);
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         vec![("type", obj.text("type").to_owned())]
     }
 
@@ -55,22 +55,22 @@ impl Kind for Secret {
             return Vec::new();
         }
         let data = new.at("data");
-        let wrong = pem_without(data.text("tls.crt"), "certificate", |label| label == "CERTIFICATE")
-            .or_else(|| pem_without(data.text("tls.key"), "key", |label| label.ends_with("PRIVATE KEY")));
+        let wrong = pem_warning(data.text("tls.crt"), "certificate", |label| label == "CERTIFICATE")
+            .or_else(|| pem_warning(data.text("tls.key"), "key", |label| label.ends_with("PRIVATE KEY")));
         wrong.into_iter().collect()
     }
 }
 
 /// What is wrong with base64 of PEM that should hold a certificate or a key. Whether the two belong
 /// together is left to whoever serves with them.
-fn pem_without(encoded: &str, what: &str, is_wanted: fn(&str) -> bool) -> Option<String> {
+fn pem_warning(encoded: &str, what: &str, is_expected: fn(&str) -> bool) -> Option<String> {
     let bytes = STANDARD.decode(encoded).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let labels: Vec<&str> = text
         .lines()
         .filter_map(|line| line.trim_end().strip_prefix("-----BEGIN ")?.strip_suffix("-----"))
         .collect();
-    if labels.iter().any(|label| is_wanted(label)) {
+    if labels.iter().any(|label| is_expected(label)) {
         return None;
     }
     if labels.is_empty() {
@@ -89,7 +89,7 @@ fn pem_without(encoded: &str, what: &str, is_wanted: fn(&str) -> bool) -> Option
 }
 
 /// `stringData` is a way to write `data` without base64; it is never stored.
-fn fold_string_data(obj: &mut Value) {
+fn merge_string_data(obj: &mut Value) {
     let Some(Value::Object(plain)) = obj.as_object_mut().and_then(|map| map.remove("stringData")) else {
         return;
     };
@@ -100,13 +100,13 @@ fn fold_string_data(obj: &mut Value) {
 }
 
 /// What the well-known types promise to hold.
-fn required_keys(obj: &Value, errors: &mut Errors) {
+fn required_keys(obj: &Value, errors: &mut ErrorList) {
     let path = Path::new("data");
     let data = obj.at("data");
     let missing = |keys: &[&'static str]| -> Vec<&'static str> {
         keys.iter().copied().filter(|key| !data.has(key)).collect()
     };
-    let wanted = match obj.text("type") {
+    let required = match obj.text("type") {
         "kubernetes.io/service-account-token" => {
             if rules::annotations(obj).text(SERVICE_ACCOUNT_NAME).is_empty() {
                 errors.required(&Path::new("metadata.annotations").key(SERVICE_ACCOUNT_NAME), "");
@@ -124,10 +124,10 @@ fn required_keys(obj: &Value, errors: &mut Errors) {
         "kubernetes.io/tls" => missing(&["tls.crt", "tls.key"]),
         _ => Vec::new(),
     };
-    for key in &wanted {
+    for key in &required {
         errors.required(&path.key(key), "");
     }
-    if wanted.is_empty() {
+    if required.is_empty() {
         match obj.text("type") {
             "kubernetes.io/dockercfg" => json_object(data, ".dockercfg", errors),
             "kubernetes.io/dockerconfigjson" => json_object(data, ".dockerconfigjson", errors),
@@ -136,7 +136,7 @@ fn required_keys(obj: &Value, errors: &mut Errors) {
     }
 }
 
-fn json_object(data: &Value, key: &str, errors: &mut Errors) {
+fn json_object(data: &Value, key: &str, errors: &mut ErrorList) {
     let bytes = STANDARD.decode(data.text(key)).unwrap_or_default();
     let wrong = match serde_json::from_slice::<Value>(&bytes) {
         Ok(Value::Object(_) | Value::Null) => return,
@@ -168,17 +168,17 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn string_data_becomes_data() {
+    fn string_data_is_merged_into_data() {
         let mut new = json!({"data": {"a": "MQ==", "b": "MQ=="}, "stringData": {"a": "s3cr3t", "c": ""}});
-        Secret.prepare_create(&mut new);
+        Secret.prepare_for_create(&mut new);
         assert_eq!(new, json!({"data": {"a": "czNjcjN0", "b": "MQ==", "c": ""}}));
         let mut new = json!({"type": null});
-        Secret.prepare_update(&mut new, &json!({"type": "Opaque"}));
+        Secret.prepare_for_update(&mut new, &json!({"type": "Opaque"}));
         assert_eq!(new, json!({"type": "Opaque"}));
     }
 
     #[test]
-    fn types() {
+    fn validates_types() {
         let typed = |kind: &str, data: Value| json!({"type": kind, "data": data}).to_string();
         check(&Secret, &typed("Opaque", json!({"a": "MQ=="})), &expect![""]);
         check(
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn warns_of_what_is_no_pem() {
+    fn warning_for_invalid_pem() {
         let warn = |cert: &str, key: &str| {
             let data = json!({"tls.crt": STANDARD.encode(cert), "tls.key": STANDARD.encode(key)});
             Secret.warnings(&json!({"type": "kubernetes.io/tls", "data": data}), None).join(";")
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn updates() {
+    fn validates_updates() {
         check_update(
             &Secret,
             r#"{"type": "Opaque"}"#,

@@ -5,9 +5,9 @@
 
 use serde_json::Value;
 
-use crate::field::Errors;
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::ErrorList;
+use crate::json::JsonExt;
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub mod alloc;
 mod cluster_ips;
@@ -17,28 +17,28 @@ mod warnings;
 
 pub struct Service;
 
-impl Kind for Service {
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+impl RestStrategy for Service {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         update::drop_type_dependent_fields(new, old);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        validate::service(obj, errors);
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        validate::validate_service(obj, errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         update::validate(new, old, errors);
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
-        validate::status(new, errors);
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
+        validate::validate_status(new, errors);
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::Label
+    fn name_format(&self) -> NameFormat {
+        NameFormat::Label
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         let spec = obj.at("spec");
         vec![
             ("spec.clusterIP", spec.text("clusterIP").to_owned()),
@@ -47,7 +47,7 @@ impl Kind for Service {
     }
 
     fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
-        warnings::of(new)
+        warnings::service_warnings(new)
     }
 }
 
@@ -62,7 +62,7 @@ fn needs_cluster_ip(spec: &Value) -> bool {
 }
 
 /// Reachable from outside the cluster, so that `externalTrafficPolicy` means something.
-fn is_externally_accessible(spec: &Value) -> bool {
+fn has_external_traffic(spec: &Value) -> bool {
     match spec.text("type") {
         "LoadBalancer" | "NodePort" => true,
         "ClusterIP" => !spec.items("externalIPs").is_empty(),
@@ -85,7 +85,7 @@ fn node_ports(spec: &Value) -> impl Iterator<Item = i64> {
 }
 
 /// The strings of a list field.
-fn texts<'a>(spec: &'a Value, name: &str) -> Vec<&'a str> {
+fn strings<'a>(spec: &'a Value, name: &str) -> Vec<&'a str> {
     spec.items(name).iter().map(|item| item.as_str().unwrap_or("")).collect()
 }
 

@@ -3,21 +3,21 @@
 use serde_json::{Value, json};
 
 use super::rules;
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 
 pub struct ServiceAccount;
 
 const ENFORCE_MOUNTABLE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 
-impl Kind for ServiceAccount {
+impl RestStrategy for ServiceAccount {
     fn prepare(&self, new: &mut Value) {
-        keep_secret_names(new);
+        drop_secret_fields(new);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        let marked = |obj: &Value| rules::annotations(obj).has(ENFORCE_MOUNTABLE_SECRETS);
-        if !marked(new) || old.is_some_and(marked) {
+        let is_annotated = |obj: &Value| rules::annotations(obj).has(ENFORCE_MOUNTABLE_SECRETS);
+        if !is_annotated(new) || old.is_some_and(is_annotated) {
             return Vec::new();
         }
         vec![format!(
@@ -27,7 +27,7 @@ impl Kind for ServiceAccount {
 }
 
 /// Of a reference to a Secret, only the name means anything.
-fn keep_secret_names(obj: &mut Value) {
+fn drop_secret_fields(obj: &mut Value) {
     for secret in obj.get_mut("secrets").and_then(Value::as_array_mut).into_iter().flatten() {
         *secret = json!({"name": secret.text("name")});
     }
@@ -38,17 +38,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_names() {
+    fn secret_references_keep_name_only() {
         let mut new = json!({"secrets": [{"name": "a", "kind": "Secret", "uid": "x"}]});
-        ServiceAccount.prepare_create(&mut new);
+        ServiceAccount.prepare_for_create(&mut new);
         assert_eq!(new, json!({"secrets": [{"name": "a"}]}));
     }
 
     #[test]
-    fn warns_once() {
-        let marked = json!({"metadata": {"annotations": {ENFORCE_MOUNTABLE_SECRETS: "true"}}});
-        assert_eq!(ServiceAccount.warnings(&marked, Some(&json!({}))).len(), 1);
-        assert!(ServiceAccount.warnings(&marked, Some(&marked)).is_empty());
+    fn warning_on_first_use_only() {
+        let annotated = json!({"metadata": {"annotations": {ENFORCE_MOUNTABLE_SECRETS: "true"}}});
+        assert_eq!(ServiceAccount.warnings(&annotated, Some(&json!({}))).len(), 1);
+        assert!(ServiceAccount.warnings(&annotated, Some(&annotated)).is_empty());
         assert!(ServiceAccount.warnings(&json!({}), None).is_empty());
     }
 }

@@ -2,18 +2,18 @@
 
 use serde_json::Value;
 
-use crate::field::Errors;
-use crate::kind::Kind;
+use crate::field::ErrorList;
+use crate::strategy::RestStrategy;
 
 /// The complaints, a line each.
-pub(crate) fn lines(errors: &Errors) -> String {
+pub(crate) fn lines(errors: &ErrorList) -> String {
     errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect()
 }
 
 /// What the kind says about a new object.
 #[track_caller]
-pub(crate) fn check(kind: &dyn Kind, obj: &str, expected: &expect_test::Expect) {
-    let mut errors = Errors::default();
+pub(crate) fn check(kind: &dyn RestStrategy, obj: &str, expected: &expect_test::Expect) {
+    let mut errors = ErrorList::default();
     kind.validate(&parse(obj), &mut errors);
     kind.validate_create(&parse(obj), &mut errors);
     expected.assert_eq(&lines(&errors));
@@ -21,8 +21,8 @@ pub(crate) fn check(kind: &dyn Kind, obj: &str, expected: &expect_test::Expect) 
 
 /// What the kind says about a change.
 #[track_caller]
-pub(crate) fn check_update(kind: &dyn Kind, old: &str, new: &str, expected: &expect_test::Expect) {
-    let mut errors = Errors::default();
+pub(crate) fn check_update(kind: &dyn RestStrategy, old: &str, new: &str, expected: &expect_test::Expect) {
+    let mut errors = ErrorList::default();
     kind.validate_update(&parse(new), &parse(old), &mut errors);
     expected.assert_eq(&lines(&errors));
 }

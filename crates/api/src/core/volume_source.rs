@@ -3,81 +3,82 @@
 
 use serde_json::Value;
 
-use crate::core::pod::rules::{in_range, label, no_backsteps, one_of, required};
+use crate::core::pod::rules::{in_range, label, one_of, required, validate_no_parent_refs};
 use crate::core::rules::is_empty;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
-pub(crate) const MORE_THAN_ONE: &str = "may not specify more than 1 volume type";
+pub(crate) const MULTIPLE_SOURCES: &str = "may not specify more than 1 volume type";
 
 /// Checks a source at a path.
-pub(crate) type Rule = fn(&mut Errors, &Value, &Path);
+pub(crate) type SourceValidator = fn(&mut ErrorList, &Value, &Path);
 
 /// A kind of storage.
-pub(crate) struct Source {
+pub(crate) struct VolumeSourceRule {
     pub field: &'static str,
     /// What upstream calls the field when there is more than one kind.
     pub outside: &'static str,
     /// What upstream calls the field when it complains about something in it.
     pub inside: &'static str,
     required: &'static [&'static str],
-    pub rule: Rule,
+    pub rule: SourceValidator,
 }
 
-pub(crate) const fn source(field: &'static str, required: &'static [&'static str]) -> Source {
-    Source { field, outside: field, inside: field, required, rule: |_, _, _| {} }
+pub(crate) const fn source(field: &'static str, required: &'static [&'static str]) -> VolumeSourceRule {
+    VolumeSourceRule { field, outside: field, inside: field, required, rule: |_, _, _| {} }
 }
 
-impl Source {
-    pub const fn outside(mut self, name: &'static str) -> Source {
+impl VolumeSourceRule {
+    pub const fn with_display_name(mut self, name: &'static str) -> VolumeSourceRule {
         self.outside = name;
         self
     }
 
-    const fn inside(mut self, name: &'static str) -> Source {
+    const fn inside(mut self, name: &'static str) -> VolumeSourceRule {
         self.inside = name;
         self
     }
 
-    pub const fn rule(mut self, rule: Rule) -> Source {
+    pub const fn rule(mut self, rule: SourceValidator) -> VolumeSourceRule {
         self.rule = rule;
         self
     }
 
-    pub fn required(&self, e: &mut Errors, source: &Value, path: &Path) {
+    pub fn required(&self, e: &mut ErrorList, source: &Value, path: &Path) {
         for field in self.required.iter().filter(|field| is_empty(source.at(field))) {
-            e.required(&path.at(field), "");
+            e.required(&path.child(field), "");
         }
     }
 }
 
-pub(crate) const HOST_PATH: Source = source("hostPath", &["path"]).rule(host_path);
-pub(crate) const GCE_DISK: Source =
+pub(crate) const HOST_PATH: VolumeSourceRule = source("hostPath", &["path"]).rule(host_path);
+pub(crate) const GCE_DISK: VolumeSourceRule =
     source("gcePersistentDisk", &["pdName"]).inside("persistentDisk").rule(partition);
-pub(crate) const AWS_DISK: Source = source("awsElasticBlockStore", &["volumeID"]).rule(partition);
-pub(crate) const GLUSTERFS: Source = source("glusterfs", &["endpoints", "path"]);
-pub(crate) const FLOCKER: Source = source("flocker", &[]).rule(flocker);
-pub(crate) const NFS: Source = source("nfs", &["server", "path"]).rule(nfs);
-pub(crate) const RBD: Source = source("rbd", &["monitors", "image"]);
-pub(crate) const QUOBYTE: Source = source("quobyte", &[]).rule(quobyte);
-pub(crate) const CEPHFS: Source = source("cephfs", &["monitors"]).outside("cephFS");
-pub(crate) const ISCSI: Source = source("iscsi", &["targetPortal"]);
-pub(crate) const CINDER: Source = source("cinder", &["volumeID"]);
-pub(crate) const FC: Source = source("fc", &[]).rule(fc);
-pub(crate) const FLEX: Source = source("flexVolume", &["driver"]).rule(flex);
-pub(crate) const AZURE_FILE: Source = source("azureFile", &["secretName", "shareName"]);
-pub(crate) const VSPHERE: Source = source("vsphereVolume", &["volumePath"]);
-pub(crate) const PHOTON_DISK: Source = source("photonPersistentDisk", &["pdID"]);
-pub(crate) const PORTWORX: Source = source("portworxVolume", &["volumeID"]);
-pub(crate) const AZURE_DISK: Source = source("azureDisk", &["diskName", "diskURI"]).rule(azure_disk);
-pub(crate) const SCALE_IO: Source = source("scaleIO", &["gateway", "system", "volumeName"]);
-pub(crate) const STORAGE_OS: Source = source("storageos", &[]);
+pub(crate) const AWS_DISK: VolumeSourceRule = source("awsElasticBlockStore", &["volumeID"]).rule(partition);
+pub(crate) const GLUSTERFS: VolumeSourceRule = source("glusterfs", &["endpoints", "path"]);
+pub(crate) const FLOCKER: VolumeSourceRule = source("flocker", &[]).rule(flocker);
+pub(crate) const NFS: VolumeSourceRule = source("nfs", &["server", "path"]).rule(nfs);
+pub(crate) const RBD: VolumeSourceRule = source("rbd", &["monitors", "image"]);
+pub(crate) const QUOBYTE: VolumeSourceRule = source("quobyte", &[]).rule(quobyte);
+pub(crate) const CEPHFS: VolumeSourceRule = source("cephfs", &["monitors"]).with_display_name("cephFS");
+pub(crate) const ISCSI: VolumeSourceRule = source("iscsi", &["targetPortal"]);
+pub(crate) const CINDER: VolumeSourceRule = source("cinder", &["volumeID"]);
+pub(crate) const FC: VolumeSourceRule = source("fc", &[]).rule(fc);
+pub(crate) const FLEX: VolumeSourceRule = source("flexVolume", &["driver"]).rule(flex);
+pub(crate) const AZURE_FILE: VolumeSourceRule = source("azureFile", &["secretName", "shareName"]);
+pub(crate) const VSPHERE: VolumeSourceRule = source("vsphereVolume", &["volumePath"]);
+pub(crate) const PHOTON_DISK: VolumeSourceRule = source("photonPersistentDisk", &["pdID"]);
+pub(crate) const PORTWORX: VolumeSourceRule = source("portworxVolume", &["volumeID"]);
+pub(crate) const AZURE_DISK: VolumeSourceRule =
+    source("azureDisk", &["diskName", "diskURI"]).rule(azure_disk);
+pub(crate) const SCALE_IO: VolumeSourceRule = source("scaleIO", &["gateway", "system", "volumeName"]);
+pub(crate) const STORAGE_OS: VolumeSourceRule = source("storageos", &[]);
 
 /// If a secret is named, it is named in full. A PersistentVolume's has a namespace, too.
-pub(crate) fn secret_ref(e: &mut Errors, source: &Value, path: &Path, fields: &[&str]) {
+pub(crate) fn secret_ref(e: &mut ErrorList, source: &Value, path: &Path, fields: &[&str]) {
     if source.has("secretRef") {
         for field in fields {
-            required(e, source.at("secretRef"), &path.at("secretRef"), field);
+            required(e, source.at("secretRef"), &path.child("secretRef"), field);
         }
     }
 }
@@ -91,24 +92,24 @@ pub(crate) fn iscsi_name_too_long(source: &Value, volume: &str) -> bool {
 
 /// `is_name` is the rule for the names of both ends, `secret` the fields a `secretRef` must have.
 pub(crate) fn iscsi(
-    e: &mut Errors,
+    e: &mut ErrorList,
     source: &Value,
     path: &Path,
     is_name: fn(&str) -> Result<(), &'static str>,
     secret: &[&str],
 ) {
-    let check_name = |e: &mut Errors, name: &str, field| {
+    let check_name = |e: &mut ErrorList, name: &str, field| {
         if let Err(words) = is_name(name) {
-            e.invalid(&path.at(field), name, words);
+            e.invalid(&path.child(field), name, words);
         }
     };
     match source.text("iqn") {
-        "" => e.required(&path.at("iqn"), ""),
+        "" => e.required(&path.child("iqn"), ""),
         iqn => check_name(e, iqn, "iqn"),
     }
-    in_range(e, &path.at("lun"), source.int("lun").unwrap_or(0), 0, 255);
+    in_range(e, &path.child("lun"), source.int("lun").unwrap_or(0), 0, 255);
     if (source.flag("chapAuthDiscovery") || source.flag("chapAuthSession")) && !source.has("secretRef") {
-        e.required(&path.at("secretRef"), "");
+        e.required(&path.child("secretRef"), "");
     }
     secret_ref(e, source, path, secret);
     if let Some(initiator) = source.at("initiatorName").as_str() {
@@ -116,19 +117,19 @@ pub(crate) fn iscsi(
     }
 }
 
-pub(crate) fn storage_os(e: &mut Errors, source: &Value, path: &Path, secret: &[&str]) {
+pub(crate) fn storage_os(e: &mut ErrorList, source: &Value, path: &Path, secret: &[&str]) {
     match source.text("volumeName") {
-        "" => e.required(&path.at("volumeName"), ""),
-        name => label(e, &path.at("volumeName"), name),
+        "" => e.required(&path.child("volumeName"), ""),
+        name => label(e, &path.child("volumeName"), name),
     }
     let namespace = source.text("volumeNamespace");
     if !namespace.is_empty() {
-        label(e, &path.at("volumeNamespace"), namespace);
+        label(e, &path.child("volumeNamespace"), namespace);
     }
     secret_ref(e, source, path, secret);
 }
 
-fn host_path(e: &mut Errors, source: &Value, path: &Path) {
+fn host_path(e: &mut ErrorList, source: &Value, path: &Path) {
     const TYPES: &[&str] = &[
         "",
         "BlockDevice",
@@ -141,26 +142,26 @@ fn host_path(e: &mut Errors, source: &Value, path: &Path) {
     ];
     let target = source.text("path");
     if !target.is_empty() {
-        no_backsteps(e, &path.at("path"), target);
+        validate_no_parent_refs(e, &path.child("path"), target);
         one_of(e, source, path, "type", TYPES);
     }
 }
 
 /// Zero is allowed, whatever the words say: it means the whole disk.
-fn partition(e: &mut Errors, source: &Value, path: &Path) {
+fn partition(e: &mut ErrorList, source: &Value, path: &Path) {
     if let Some(partition) = source.int("partition").filter(|number| *number != 0) {
-        in_range(e, &path.at("partition"), partition, 1, 255);
+        in_range(e, &path.child("partition"), partition, 1, 255);
     }
 }
 
-fn nfs(e: &mut Errors, source: &Value, path: &Path) {
+fn nfs(e: &mut ErrorList, source: &Value, path: &Path) {
     let target = source.text("path");
     if !target.starts_with('/') {
-        e.invalid(&path.at("path"), target, "must be an absolute path");
+        e.invalid(&path.child("path"), target, "must be an absolute path");
     }
 }
 
-fn flocker(e: &mut Errors, source: &Value, path: &Path) {
+fn flocker(e: &mut ErrorList, source: &Value, path: &Path) {
     let (name, uuid) = (source.text("datasetName"), source.text("datasetUUID"));
     if name.is_empty() && uuid.is_empty() {
         e.required(path, "one of datasetName and datasetUUID is required");
@@ -169,29 +170,29 @@ fn flocker(e: &mut Errors, source: &Value, path: &Path) {
         e.invalid(path, "resource", "datasetName and datasetUUID can not be specified simultaneously");
     }
     if name.contains('/') {
-        e.invalid(&path.at("datasetName"), name, "must not contain '/'");
+        e.invalid(&path.child("datasetName"), name, "must not contain '/'");
     }
 }
 
-fn quobyte(e: &mut Errors, source: &Value, path: &Path) {
-    const PAIRS: &str = "must be a host:port pair or multiple pairs separated by commas";
+fn quobyte(e: &mut ErrorList, source: &Value, path: &Path) {
+    const HOST_PORT_PAIRS: &str = "must be a host:port pair or multiple pairs separated by commas";
     let registry = source.text("registry");
     if registry.is_empty() {
-        e.required(&path.at("registry"), PAIRS);
+        e.required(&path.child("registry"), HOST_PORT_PAIRS);
     } else if source.text("tenant").len() >= 65 {
         let words = "must be a UUID and may not exceed a length of 64 characters";
-        e.required(&path.at("tenant"), words);
+        e.required(&path.child("tenant"), words);
     } else {
         for _ in registry.split(',').filter(|pair| !pair.contains(':')) {
-            e.invalid(&path.at("registry"), registry, PAIRS);
+            e.invalid(&path.child("registry"), registry, HOST_PORT_PAIRS);
         }
     }
     required(e, source, path, "volume");
 }
 
-fn fc(e: &mut Errors, source: &Value, path: &Path) {
+fn fc(e: &mut ErrorList, source: &Value, path: &Path) {
     let (targets, ids) = (source.items("targetWWNs"), source.items("wwids"));
-    let at = path.at("targetWWNs");
+    let at = path.child("targetWWNs");
     if targets.is_empty() && ids.is_empty() {
         e.required(&at, "must specify either targetWWNs or wwids, but not both");
     }
@@ -201,35 +202,35 @@ fn fc(e: &mut Errors, source: &Value, path: &Path) {
     }
     if !targets.is_empty() {
         match source.int("lun") {
-            None => e.required(&path.at("lun"), "lun is required if targetWWNs is specified"),
-            Some(lun) => in_range(e, &path.at("lun"), lun, 0, 255),
+            None => e.required(&path.child("lun"), "lun is required if targetWWNs is specified"),
+            Some(lun) => in_range(e, &path.child("lun"), lun, 0, 255),
         }
     }
 }
 
-fn flex(e: &mut Errors, source: &Value, path: &Path) {
+fn flex(e: &mut ErrorList, source: &Value, path: &Path) {
     for (key, _) in source.entries("options") {
         let namespace = key.split_once('/').map_or(key, |(namespace, _)| namespace);
         let namespace = format!(".{}", namespace.to_lowercase());
         if namespace.ends_with(".kubernetes.io") || namespace.ends_with(".k8s.io") {
             let words = "kubernetes.io and k8s.io namespaces are reserved";
-            e.invalid(&path.at("options").key(key), key, words);
+            e.invalid(&path.child("options").key(key), key, words);
         }
     }
 }
 
-fn azure_disk(e: &mut Errors, source: &Value, path: &Path) {
+fn azure_disk(e: &mut ErrorList, source: &Value, path: &Path) {
     one_of(e, source, path, "cachingMode", &["None", "ReadOnly", "ReadWrite"]);
     one_of(e, source, path, "kind", &["Dedicated", "Managed", "Shared"]);
     let uri = source.text("diskURI");
     match source.at("kind").as_str() {
         Some("Managed") if !uri.starts_with("/subscriptions/") => e.not_supported(
-            &path.at("diskURI"),
+            &path.child("diskURI"),
             uri,
             &["/subscriptions/{sub-id}/resourcegroups/{group-name}/providers/microsoft.compute/disks/{disk-id}"],
         ),
         Some(kind) if kind != "Managed" && !uri.starts_with("https://") => e.not_supported(
-            &path.at("diskURI"),
+            &path.child("diskURI"),
             uri,
             &["https://{account-name}.blob.core.windows.net/{container-name}/{disk-name}.vhd"],
         ),
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn initiators() {
+    fn validates_initiator_names() {
         check("iqn.2001-04.com.example:storage.disk1", Ok(()));
         check("eui.0123456789abcdef", Ok(()));
         check("naa.0123456789abcdef0123456789abcdef", Ok(()));

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::{Form, ScalePaths};
+use super::{ScalePaths, VersionSchema};
 
 /// A definition as it is stored, read as far as is needed to serve its kind.
 #[derive(Debug)]
@@ -19,9 +19,9 @@ pub struct Definition {
     pub group: String,
     pub namespaced: bool,
     /// The names it would like to have.
-    pub wanted: Naming,
+    pub spec_names: CrdNames,
     /// The names it has.
-    pub accepted: Naming,
+    pub accepted_names: CrdNames,
     pub preserve_unknown: bool,
     pub versions: Vec<Version>,
     pub conversion: Conversion,
@@ -36,7 +36,7 @@ pub struct Definition {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Naming {
+pub struct CrdNames {
     pub plural: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub singular: String,
@@ -58,7 +58,7 @@ pub struct Version {
     pub deprecation: Option<String>,
     pub has_status: bool,
     pub scale: Option<ScalePaths>,
-    form: OnceLock<Arc<Form>>,
+    version_schema: OnceLock<Arc<VersionSchema>>,
 }
 
 /// How objects get from one version to another.
@@ -72,25 +72,25 @@ pub enum Conversion {
 
 impl Definition {
     /// Reads the JSON of a CRD.
-    pub fn read(source: Bytes) -> Result<Definition, serde_json::Error> {
+    pub fn parse(source: Bytes) -> Result<Definition, serde_json::Error> {
         let raw: RawDefinition = serde_json::from_slice(&source)?;
-        let deprecation = |version: &RawVersion| {
+        let warning = |version: &RawVersion| {
             version.deprecated.then(|| {
-                let said = version.deprecation_warning.clone();
-                said.unwrap_or_else(|| deprecation(&raw.spec, &version.name))
+                let message = version.deprecation_warning.clone();
+                message.unwrap_or_else(|| deprecation_warning(&raw.spec, &version.name))
             })
         };
         let versions = raw.spec.versions.iter().map(|version| Version {
             name: version.name.clone(),
             served: version.served,
             storage: version.storage,
-            deprecation: deprecation(version),
+            deprecation: warning(version),
             has_status: version.subresources.status.is_some(),
             scale: version.subresources.scale.clone(),
-            form: OnceLock::new(),
+            version_schema: OnceLock::new(),
         });
         Ok(Definition {
-            serial: serial(),
+            serial: next_serial(),
             versions: versions.collect(),
             name: raw.metadata.name,
             uid: raw.metadata.uid,
@@ -110,44 +110,44 @@ impl Definition {
             },
             group: raw.spec.group,
             namespaced: raw.spec.scope == "Namespaced",
-            wanted: raw.spec.names,
+            spec_names: raw.spec.names,
             preserve_unknown: raw.spec.preserve_unknown_fields,
-            accepted: raw.status.accepted_names,
+            accepted_names: raw.status.accepted_names,
             conditions: raw.status.conditions,
             source,
         })
     }
 
     /// The same definition with names and conditions that it is about to get.
-    pub fn settled(&self, accepted: Naming, conditions: Vec<Value>) -> Definition {
-        let mut settled = self.again();
-        settled.accepted = accepted;
-        settled.conditions = conditions;
-        settled
+    pub fn with_status(&self, accepted_names: CrdNames, conditions: Vec<Value>) -> Definition {
+        let mut updated = self.copy();
+        updated.accepted_names = accepted_names;
+        updated.conditions = conditions;
+        updated
     }
 
     /// What is left of a definition that is gone, for requests that are still under way.
-    pub fn gone(&self) -> Definition {
-        let mut gone = self.again();
-        gone.source = Bytes::new();
-        gone
+    pub fn without_source(&self) -> Definition {
+        let mut removed = self.copy();
+        removed.source = Bytes::new();
+        removed
     }
 
-    fn again(&self) -> Definition {
+    fn copy(&self) -> Definition {
         let version = |version: &Version| Version {
             name: version.name.clone(),
             deprecation: version.deprecation.clone(),
             scale: version.scale.clone(),
-            form: OnceLock::new(),
+            version_schema: OnceLock::new(),
             ..*version
         };
         Definition {
-            serial: serial(),
+            serial: next_serial(),
             name: self.name.clone(),
             uid: self.uid.clone(),
             group: self.group.clone(),
-            wanted: self.wanted.clone(),
-            accepted: self.accepted.clone(),
+            spec_names: self.spec_names.clone(),
+            accepted_names: self.accepted_names.clone(),
             versions: self.versions.iter().map(version).collect(),
             conversion: self.conversion.clone(),
             conditions: self.conditions.clone(),
@@ -159,7 +159,7 @@ impl Definition {
     }
 
     /// All names it would like to have are its own.
-    pub fn has_names(&self) -> bool {
+    pub fn are_names_accepted(&self) -> bool {
         super::is_true(&self.conditions, "NamesAccepted")
     }
 
@@ -173,18 +173,18 @@ impl Definition {
     }
 
     /// The schema of a version and all that goes by it, worked out when it is first asked for.
-    pub fn form(&self, version: &str) -> Arc<Form> {
-        let make = || Arc::new(Form::new(self, version, &self.described(version)));
+    pub fn version_schema(&self, version: &str) -> Arc<VersionSchema> {
+        let create = || Arc::new(VersionSchema::new(self, version, &self.version_spec(version)));
         match self.version(version) {
-            Some(version) => version.form.get_or_init(make).clone(),
-            None => make(),
+            Some(version) => version.version_schema.get_or_init(create).clone(),
+            None => create(),
         }
     }
 
     /// What the definition says about a version, all of it.
-    pub fn described(&self, version: &str) -> Value {
-        let mut whole: Value = serde_json::from_slice(&self.source).unwrap_or_default();
-        let versions = whole.pointer_mut("/spec/versions").map(Value::take).unwrap_or_default();
+    pub fn version_spec(&self, version: &str) -> Value {
+        let mut crd: Value = serde_json::from_slice(&self.source).unwrap_or_default();
+        let versions = crd.pointer_mut("/spec/versions").map(Value::take).unwrap_or_default();
         let Value::Array(versions) = versions else { return Value::Null };
         versions.into_iter().find(|found| found["name"] == version).unwrap_or_default()
     }
@@ -195,13 +195,13 @@ impl Definition {
     }
 }
 
-fn serial() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+fn next_serial() -> u32 {
+    static NEXT_SERIAL: AtomicU32 = AtomicU32::new(1);
+    NEXT_SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What clients of a deprecated version are told, if the definition does not say.
-fn deprecation(spec: &RawSpec, deprecated: &str) -> String {
+fn deprecation_warning(spec: &RawSpec, deprecated: &str) -> String {
     let kind = &spec.names.kind;
     let group = &spec.group;
     let newer = spec.versions.iter().filter(|version| {
@@ -239,7 +239,7 @@ struct RawMetadata {
 struct RawSpec {
     group: String,
     scope: String,
-    names: Naming,
+    names: CrdNames,
     versions: Vec<RawVersion>,
     conversion: Option<RawConversion>,
     #[serde(default)]
@@ -279,7 +279,7 @@ struct RawConversion {
 #[serde(rename_all = "camelCase")]
 struct RawStatus {
     #[serde(default)]
-    accepted_names: Naming,
+    accepted_names: CrdNames,
     #[serde(default, deserialize_with = "or_default")]
     conditions: Vec<Value>,
 }

@@ -2,10 +2,10 @@ use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::field::Errors;
-use crate::json::Json as _;
+use crate::field::ErrorList;
+use crate::json::JsonExt as _;
 
-fn boat() -> Value {
+fn crd() -> Value {
     json!({
         "kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1",
         "metadata": {"name": "boats.harbor.example.com", "uid": "u"},
@@ -36,13 +36,13 @@ fn boat() -> Value {
     })
 }
 
-fn read(crd: &Value) -> Arc<Definition> {
-    Arc::new(Definition::read(crd.to_string().into()).unwrap())
+fn parse(crd: &Value) -> Arc<Definition> {
+    Arc::new(Definition::parse(crd.to_string().into()).unwrap())
 }
 
-fn row() -> &'static Resource {
-    let definition = read(&boat());
-    RowKey::of(&definition)[0].row(definition)
+fn resource() -> &'static Resource {
+    let definition = parse(&crd());
+    CustomResourceKey::from_definition(&definition)[0].to_resource(definition)
 }
 
 fn object(spec: Value) -> Value {
@@ -50,11 +50,11 @@ fn object(spec: Value) -> Value {
 }
 
 #[test]
-fn a_definition_becomes_rows() {
-    let definition = read(&boat());
-    let keys = RowKey::of(&definition);
+fn definition_creates_resource_per_version() {
+    let definition = parse(&crd());
+    let keys = CustomResourceKey::from_definition(&definition);
     assert_eq!(keys.iter().map(|key| key.version.as_str()).collect::<Vec<_>>(), ["v1", "v1beta1"]);
-    let row = keys[0].row(definition.clone());
+    let row = keys[0].to_resource(definition.clone());
     assert_eq!(
         (row.kind, row.plural, row.singular(), row.list_kind()),
         ("Boat", "boats", "boat".into(), "BoatList".into())
@@ -68,14 +68,14 @@ fn a_definition_becomes_rows() {
 
 #[track_caller]
 fn check(object: Value, expected: Expect) {
-    let mut errors = Errors::default();
-    row().rules.validate_create(&object, &mut errors);
+    let mut errors = ErrorList::default();
+    resource().strategy.validate_create(&object, &mut errors);
     let lines: Vec<String> = errors.0.iter().map(|e| format!("{}: {}\n", e.path, e.message)).collect();
     expected.assert_eq(&lines.concat());
 }
 
 #[test]
-fn objects_keep_to_the_schema() {
+fn validates_objects_with_schema() {
     check(object(json!({"length": 9, "crew": 2})), expect![""]);
     check(
         object(json!({"length": 3, "crew": 9})),
@@ -117,10 +117,10 @@ fn objects_keep_to_the_schema() {
 }
 
 #[test]
-fn transitions_are_judged_and_old_faults_let_pass() {
+fn validates_transition_rules_and_allows_unchanged_errors() {
     let check = |new: Value, old: Value| {
-        let mut errors = Errors::default();
-        row().rules.validate_update(&object(new), &object(old), &mut errors);
+        let mut errors = ErrorList::default();
+        resource().strategy.validate_update(&object(new), &object(old), &mut errors);
         errors.to_string()
     };
     let old = json!({"length": 3, "crew": 9, "rig": "sloop"});
@@ -135,12 +135,12 @@ fn transitions_are_judged_and_old_faults_let_pass() {
 }
 
 #[test]
-fn status_is_looked_at_alone() {
+fn status_update_validates_status_only() {
     let old = object(json!({"length": 0, "crew": 9}));
     let mut new = old.clone();
     new["status"] = json!({"aboard": 10});
-    let mut errors = Errors::default();
-    row().rules.validate_status(&new, &old, &mut errors);
+    let mut errors = ErrorList::default();
+    resource().strategy.validate_status_update(&new, &old, &mut errors);
     // Upstream's base path and the schema's own path are told apart like this.
     assert_eq!(
         errors.to_string(),
@@ -149,46 +149,46 @@ fn status_is_looked_at_alone() {
 }
 
 #[test]
-fn a_form_remembers_no_words() {
-    let mut crd = boat();
+fn version_schema_drops_descriptions() {
+    let mut crd = crd();
     let at = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
     let spec = crd.pointer_mut(at).unwrap();
     spec.set("description", "said to people");
     spec["properties"].set("description", json!({"type": "string", "description": "a field of that name"}));
-    let form = read(&crd).form("v1");
-    let spec = form.schema.path("properties.spec");
+    let version_schema = parse(&crd).version_schema("v1");
+    let spec = version_schema.schema.path("properties.spec");
     assert!(!spec.has("description"));
     assert_eq!(spec.path("properties.description"), &json!({"type": "string"}));
 }
 
 #[test]
-fn scales_are_views() {
-    let form = row().custom.unwrap().form();
-    let scale = form.scale.as_ref().unwrap();
-    let mut tern = object(json!({"length": 9, "crew": 3}));
-    let view = scale.view(&tern).unwrap();
+fn scale_subresource_maps_fields() {
+    let version_schema = resource().custom.unwrap().version_schema();
+    let scale = version_schema.scale.as_ref().unwrap();
+    let mut instance = object(json!({"length": 9, "crew": 3}));
+    let view = scale.to_scale(&instance).unwrap();
     assert_eq!((view.path("spec.replicas"), view.path("status.replicas")), (&json!(3), &json!(0)));
-    scale.apply(&mut tern, &json!({"spec": {"replicas": 5}}));
-    assert_eq!(tern.path("spec.crew"), &json!(5));
-    assert_eq!(scale.view(&object(json!({}))), None);
+    scale.apply(&mut instance, &json!({"spec": {"replicas": 5}}));
+    assert_eq!(instance.path("spec.crew"), &json!(5));
+    assert_eq!(scale.to_scale(&object(json!({}))), None);
 }
 
 #[test]
-fn columns_and_fields() {
-    let form = row().custom.unwrap().form();
-    let tern = object(json!({"length": 9, "rig": "sloop"}));
-    assert_eq!(form.cells(&tern, jiff::Timestamp::UNIX_EPOCH), [json!("tern"), json!(9)]);
-    assert_eq!(form.field("spec.rig", &tern).as_deref(), Some("sloop"));
-    assert_eq!(form.field("spec.rig", &object(json!({}))).as_deref(), Some(""));
-    assert_eq!(form.field("spec.length", &tern), None);
+fn returns_printer_columns_and_selectable_fields() {
+    let version_schema = resource().custom.unwrap().version_schema();
+    let instance = object(json!({"length": 9, "rig": "sloop"}));
+    assert_eq!(version_schema.cells(&instance, jiff::Timestamp::UNIX_EPOCH), [json!("tern"), json!(9)]);
+    assert_eq!(version_schema.field_value("spec.rig", &instance).as_deref(), Some("sloop"));
+    assert_eq!(version_schema.field_value("spec.rig", &object(json!({}))).as_deref(), Some(""));
+    assert_eq!(version_schema.field_value("spec.length", &instance), None);
 }
 
 #[test]
-fn names_are_given_once() {
+fn rejects_names_in_use() {
     let now = "2026-01-01T00:00:00Z";
-    let definition = read(&boat());
-    let shown = |taken: &Names| {
-        let (naming, conditions) = accepted(&definition, taken, now);
+    let definition = parse(&crd());
+    let rendered = |used: &UsedNames| {
+        let (naming, conditions) = accept_names(&definition, used, now);
         let conditions: Vec<String> = conditions
             .iter()
             .map(|c| {
@@ -197,16 +197,16 @@ fn names_are_given_once() {
             .collect();
         format!("{:?}\n{}", naming.short_names, conditions.join("\n"))
     };
-    let mut taken = Names::default();
+    let mut used = UsedNames::default();
     expect![[r#"
         ["bt"]
         NamesAccepted=True NoConflicts: no conflicts found
         Established=True InitialNamesAccepted: the initial names have been accepted"#]]
-    .assert_eq(&shown(&taken));
-    taken.take(&Naming { plural: "bottles".into(), short_names: vec!["bt".into()], ..Naming::default() });
+    .assert_eq(&rendered(&used));
+    used.add(&CrdNames { plural: "bottles".into(), short_names: vec!["bt".into()], ..CrdNames::default() });
     expect![[r#"
         []
         NamesAccepted=False ShortNamesConflict: "bt" is already in use
         Established=False NotAccepted: not all names are accepted"#]]
-    .assert_eq(&shown(&taken));
+    .assert_eq(&rendered(&used));
 }

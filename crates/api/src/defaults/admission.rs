@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::Constant::{Int, Struct, Text};
-use super::Row;
-use super::Rule::{self, Fill, Set};
-use crate::json::Json;
+use super::DefaultRule::{self, Apply, Set};
+use super::DefaultValue::{Int, Struct, Text};
+use super::TypeDefaults;
+use crate::json::JsonExt;
 
-pub(super) const ROWS: &[Row] = &[
-    Row { ty: "admissionregistration.v1.ValidatingWebhook", rules: WEBHOOK },
-    Row {
+pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
+    TypeDefaults { ty: "admissionregistration.v1.ValidatingWebhook", rules: WEBHOOK_RULES },
+    TypeDefaults {
         ty: "admissionregistration.v1.MutatingWebhook",
         rules: &[
             Set("failurePolicy", Text("Fail")),
@@ -20,18 +20,21 @@ pub(super) const ROWS: &[Row] = &[
             Set("reinvocationPolicy", Text("Never")),
         ],
     },
-    Row { ty: "admissionregistration.v1.RuleWithOperations", rules: &[Set("scope", Text("*"))] },
-    Row { ty: "admissionregistration.v1.NamedRuleWithOperations", rules: &[Set("scope", Text("*"))] },
-    Row { ty: "admissionregistration.v1.ServiceReference", rules: HTTPS },
-    Row {
+    TypeDefaults { ty: "admissionregistration.v1.RuleWithOperations", rules: &[Set("scope", Text("*"))] },
+    TypeDefaults {
+        ty: "admissionregistration.v1.NamedRuleWithOperations",
+        rules: &[Set("scope", Text("*"))],
+    },
+    TypeDefaults { ty: "admissionregistration.v1.ServiceReference", rules: SERVICE_REFERENCE_RULES },
+    TypeDefaults {
         ty: "admissionregistration.v1.ValidatingAdmissionPolicySpec",
         rules: &[Set("failurePolicy", Text("Fail"))],
     },
-    Row {
+    TypeDefaults {
         ty: "admissionregistration.v1.MutatingAdmissionPolicySpec",
         rules: &[Set("failurePolicy", Text("Fail"))],
     },
-    Row {
+    TypeDefaults {
         ty: "admissionregistration.v1.MatchResources",
         rules: &[
             Set("matchPolicy", Text("Equivalent")),
@@ -39,17 +42,23 @@ pub(super) const ROWS: &[Row] = &[
             Set("objectSelector", Struct),
         ],
     },
-    Row {
+    TypeDefaults {
         ty: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition",
-        rules: &[Fill(custom_resource_definition)],
+        rules: &[Apply(custom_resource_definition)],
     },
-    Row { ty: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.ServiceReference", rules: HTTPS },
-    Row { ty: "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.ServiceReference", rules: HTTPS },
+    TypeDefaults {
+        ty: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.ServiceReference",
+        rules: SERVICE_REFERENCE_RULES,
+    },
+    TypeDefaults {
+        ty: "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.ServiceReference",
+        rules: SERVICE_REFERENCE_RULES,
+    },
 ];
 
-const HTTPS: &[Rule] = &[Set("port", Int(443))];
+const SERVICE_REFERENCE_RULES: &[DefaultRule] = &[Set("port", Int(443))];
 
-const WEBHOOK: &[Rule] = &[
+const WEBHOOK_RULES: &[DefaultRule] = &[
     Set("failurePolicy", Text("Fail")),
     Set("matchPolicy", Text("Equivalent")),
     Set("namespaceSelector", Struct),
@@ -69,7 +78,7 @@ fn custom_resource_definition(crd: &mut Value) {
     if names.text("listKind").is_empty() && !kind.is_empty() {
         names.set("listKind", format!("{kind}List"));
     }
-    spec.default_to("conversion", json!({"strategy": "None"}));
+    spec.set_default("conversion", json!({"strategy": "None"}));
     let stored = spec.items("versions").iter().find(|version| version.flag("storage"));
     let stored = stored.map(|version| version.at("name").clone());
     if let Some(stored) = stored

@@ -2,29 +2,29 @@
 
 use serde_json::{Value, json};
 
-use super::Constant::Text;
-use super::Rule::{Fill, Set};
-use super::pod::fill_absent;
-use super::{Row, is_zero};
-use crate::json::Json;
+use super::DefaultRule::{Apply, Set};
+use super::DefaultValue::Text;
+use super::pod::set_absent;
+use super::{TypeDefaults, is_zero};
+use crate::json::JsonExt;
 
 /// Three hours, of a Service's client IP affinity.
-const AFFINITY_SECONDS: i64 = 10800;
+const SESSION_AFFINITY_TIMEOUT_SECONDS: i64 = 10800;
 
-pub(super) const ROWS: &[Row] = &[
-    Row { ty: "core.v1.ReplicationController", rules: &[Fill(replication_controller)] },
-    Row { ty: "core.v1.Service", rules: &[Fill(service)] },
-    Row { ty: "core.v1.EndpointPort", rules: &[Set("protocol", Text("TCP"))] },
-    Row { ty: "core.v1.Secret", rules: &[Set("type", Text("Opaque"))] },
-    Row { ty: "core.v1.PersistentVolumeStatus", rules: &[Set("phase", Text("Pending"))] },
+pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
+    TypeDefaults { ty: "core.v1.ReplicationController", rules: &[Apply(replication_controller)] },
+    TypeDefaults { ty: "core.v1.Service", rules: &[Apply(service)] },
+    TypeDefaults { ty: "core.v1.EndpointPort", rules: &[Set("protocol", Text("TCP"))] },
+    TypeDefaults { ty: "core.v1.Secret", rules: &[Set("type", Text("Opaque"))] },
+    TypeDefaults { ty: "core.v1.PersistentVolumeStatus", rules: &[Set("phase", Text("Pending"))] },
     // Not on PersistentVolumeSpec, which a VolumeAttachment holds as well.
-    Row { ty: "core.v1.PersistentVolume", rules: &[Fill(persistent_volume)] },
-    Row { ty: "core.v1.PersistentVolumeClaimStatus", rules: &[Set("phase", Text("Pending"))] },
-    Row { ty: "core.v1.PersistentVolumeClaimSpec", rules: &[Set("volumeMode", Text("Filesystem"))] },
-    Row { ty: "core.v1.Namespace", rules: &[Fill(namespace)] },
-    Row { ty: "core.v1.NamespaceStatus", rules: &[Set("phase", Text("Active"))] },
-    Row { ty: "core.v1.NodeStatus", rules: &[Fill(node_status)] },
-    Row { ty: "core.v1.LimitRangeItem", rules: &[Fill(limit_range_item)] },
+    TypeDefaults { ty: "core.v1.PersistentVolume", rules: &[Apply(persistent_volume)] },
+    TypeDefaults { ty: "core.v1.PersistentVolumeClaimStatus", rules: &[Set("phase", Text("Pending"))] },
+    TypeDefaults { ty: "core.v1.PersistentVolumeClaimSpec", rules: &[Set("volumeMode", Text("Filesystem"))] },
+    TypeDefaults { ty: "core.v1.Namespace", rules: &[Apply(namespace)] },
+    TypeDefaults { ty: "core.v1.NamespaceStatus", rules: &[Set("phase", Text("Active"))] },
+    TypeDefaults { ty: "core.v1.NodeStatus", rules: &[Apply(node_status)] },
+    TypeDefaults { ty: "core.v1.LimitRangeItem", rules: &[Apply(limit_range_item)] },
 ];
 
 /// Selector and labels are those of the template.
@@ -66,13 +66,13 @@ fn service(service: &mut Value) {
         spec.set("externalTrafficPolicy", "Cluster");
     }
     if in_cluster {
-        spec.default_to("internalTrafficPolicy", "Cluster");
+        spec.set_default("internalTrafficPolicy", "Cluster");
     }
     if kind == "LoadBalancer" {
-        spec.default_to("allocateLoadBalancerNodePorts", true);
+        spec.set_default("allocateLoadBalancerNodePorts", true);
         let ingress = service.pointer_mut("/status/loadBalancer/ingress").and_then(Value::as_array_mut);
         for ingress in ingress.into_iter().flatten().filter(|ingress| !ingress.text("ip").is_empty()) {
-            ingress.default_to("ipMode", "VIP");
+            ingress.set_default("ipMode", "VIP");
         }
     }
 }
@@ -88,7 +88,10 @@ fn session_affinity(spec: &mut Value) {
             }
         }
         "ClientIP" if spec.path("sessionAffinityConfig.clientIP.timeoutSeconds").is_null() => {
-            spec.set("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": AFFINITY_SECONDS}}));
+            spec.set(
+                "sessionAffinityConfig",
+                json!({"clientIP": {"timeoutSeconds": SESSION_AFFINITY_TIMEOUT_SECONDS}}),
+            );
         }
         _ => {}
     }
@@ -100,7 +103,7 @@ fn persistent_volume(volume: &mut Value) {
     if spec.text("persistentVolumeReclaimPolicy").is_empty() {
         spec.set("persistentVolumeReclaimPolicy", "Retain");
     }
-    spec.default_to("volumeMode", "Filesystem");
+    spec.set_default("volumeMode", "Filesystem");
 }
 
 /// The label by which selectors can name one namespace.
@@ -125,6 +128,6 @@ fn limit_range_item(item: &mut Value) {
     }
     for (field, from) in [("default", "max"), ("defaultRequest", "default"), ("defaultRequest", "min")] {
         let entries = item.at(from).as_object().cloned().unwrap_or_default();
-        fill_absent(item, field, &entries);
+        set_absent(item, field, &entries);
     }
 }

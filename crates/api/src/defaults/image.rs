@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// `Always` for images named by the tag `latest`, be it written or implied.
 pub(super) fn pull_policy(image: &str) -> Value {
-    if tag(image) == Some("latest") { "Always".into() } else { "IfNotPresent".into() }
+    if parse_tag(image) == Some("latest") { "Always".into() } else { "IfNotPresent".into() }
 }
 
 /// The default of a container's `imagePullPolicy`.
@@ -17,7 +17,7 @@ pub(super) fn container(container: &mut Value) {
 }
 
 /// The tag of an image reference: `latest` if it has neither tag nor digest, none if it makes no sense.
-fn tag(image: &str) -> Option<&str> {
+fn parse_tag(image: &str) -> Option<&str> {
     let (named, digest) = match image.split_once('@') {
         Some((named, digest)) => (named, Some(digest)),
         None => (image, None),
@@ -41,7 +41,7 @@ fn tag(image: &str) -> Option<&str> {
 
 fn is_name(name: &str) -> bool {
     let (registry, path) = match name.split_once('/') {
-        Some((first, rest)) if looks_like_registry(first) => (Some(first), rest),
+        Some((first, rest)) if has_registry_syntax(first) => (Some(first), rest),
         _ => (None, name),
     };
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
@@ -49,7 +49,7 @@ fn is_name(name: &str) -> bool {
     registry.is_none_or(is_registry) && path.split('/').all(is_component) && !is_image_id
 }
 
-fn looks_like_registry(first: &str) -> bool {
+fn has_registry_syntax(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost" || first.bytes().any(|b| b.is_ascii_uppercase())
 }
 
@@ -59,10 +59,10 @@ fn is_registry(registry: &str) -> bool {
         _ => (registry, None),
     };
     let label = |label: &str| {
-        let alnum = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        let is_letter_or_digit = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
         let bytes = label.as_bytes();
-        alnum(bytes.first())
-            && alnum(bytes.last())
+        is_letter_or_digit(bytes.first())
+            && is_letter_or_digit(bytes.last())
             && bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-')
     };
     let ipv6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -108,11 +108,11 @@ mod tests {
 
     #[track_caller]
     fn check(image: &str, expected: Option<&str>) {
-        assert_eq!(tag(image), expected, "the tag of {image}");
+        assert_eq!(parse_tag(image), expected, "the tag of {image}");
     }
 
     #[test]
-    fn tags() {
+    fn tag_of_image_names() {
         let digest = format!("sha256:{}", "a".repeat(64));
         check("nginx", Some("latest"));
         check("nginx:1.27", Some("1.27"));

@@ -5,25 +5,25 @@ use std::collections::BTreeMap;
 use schema::quantity::Quantity;
 use serde_json::{Value, json};
 
-use super::Constant::{Flag, Int, Struct, Text};
-use super::Rule::{Fill, Set};
-use super::{Row, image};
-use crate::json::Json;
+use super::DefaultRule::{Apply, Set};
+use super::DefaultValue::{Flag, Int, Struct, Text};
+use super::{TypeDefaults, image};
+use crate::json::JsonExt;
 
 /// 0644, the mode of files in volumes.
-const FILE_MODE: i64 = 0o644;
+const DEFAULT_FILE_MODE: i64 = 0o644;
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
+    TypeDefaults {
         ty: "core.v1.Pod",
         rules: &[
-            Fill(requests_from_limits),
-            Fill(pod_level_resources),
-            Fill(host_ports),
-            Fill(service_links),
+            Apply(requests_from_limits),
+            Apply(pod_level_resources),
+            Apply(host_ports),
+            Apply(service_links),
         ],
     },
-    Row {
+    TypeDefaults {
         ty: "core.v1.PodSpec",
         rules: &[
             Set("dnsPolicy", Text("ClusterFirst")),
@@ -33,9 +33,9 @@ pub(super) const ROWS: &[Row] = &[
             Set("schedulerName", Text("default-scheduler")),
         ],
     },
-    Row { ty: "core.v1.Container", rules: CONTAINER },
-    Row { ty: "core.v1.EphemeralContainer", rules: CONTAINER },
-    Row {
+    TypeDefaults { ty: "core.v1.Container", rules: CONTAINER_RULES },
+    TypeDefaults { ty: "core.v1.EphemeralContainer", rules: CONTAINER_RULES },
+    TypeDefaults {
         ty: "core.v1.Probe",
         rules: &[
             Set("timeoutSeconds", Int(1)),
@@ -44,21 +44,36 @@ pub(super) const ROWS: &[Row] = &[
             Set("failureThreshold", Int(3)),
         ],
     },
-    Row { ty: "core.v1.HTTPGetAction", rules: &[Set("path", Text("/")), Set("scheme", Text("HTTP"))] },
-    Row { ty: "core.v1.GRPCAction", rules: &[Set("service", Text(""))] },
-    Row { ty: "core.v1.ObjectFieldSelector", rules: &[Set("apiVersion", Text("v1"))] },
-    Row { ty: "core.v1.FileKeySelector", rules: &[Set("optional", Flag(false))] },
-    Row { ty: "core.v1.Volume", rules: &[Fill(volume)] },
-    Row { ty: "core.v1.HostPathVolumeSource", rules: &[Set("type", Text(""))] },
-    Row { ty: "core.v1.SecretVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
-    Row { ty: "core.v1.ConfigMapVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
-    Row { ty: "core.v1.DownwardAPIVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
-    Row { ty: "core.v1.ProjectedVolumeSource", rules: &[Set("defaultMode", Int(FILE_MODE))] },
-    Row { ty: "core.v1.ServiceAccountTokenProjection", rules: &[Set("expirationSeconds", Int(3600))] },
+    TypeDefaults {
+        ty: "core.v1.HTTPGetAction",
+        rules: &[Set("path", Text("/")), Set("scheme", Text("HTTP"))],
+    },
+    TypeDefaults { ty: "core.v1.GRPCAction", rules: &[Set("service", Text(""))] },
+    TypeDefaults { ty: "core.v1.ObjectFieldSelector", rules: &[Set("apiVersion", Text("v1"))] },
+    TypeDefaults { ty: "core.v1.FileKeySelector", rules: &[Set("optional", Flag(false))] },
+    TypeDefaults { ty: "core.v1.Volume", rules: &[Apply(volume)] },
+    TypeDefaults { ty: "core.v1.HostPathVolumeSource", rules: &[Set("type", Text(""))] },
+    TypeDefaults { ty: "core.v1.SecretVolumeSource", rules: &[Set("defaultMode", Int(DEFAULT_FILE_MODE))] },
+    TypeDefaults {
+        ty: "core.v1.ConfigMapVolumeSource",
+        rules: &[Set("defaultMode", Int(DEFAULT_FILE_MODE))],
+    },
+    TypeDefaults {
+        ty: "core.v1.DownwardAPIVolumeSource",
+        rules: &[Set("defaultMode", Int(DEFAULT_FILE_MODE))],
+    },
+    TypeDefaults {
+        ty: "core.v1.ProjectedVolumeSource",
+        rules: &[Set("defaultMode", Int(DEFAULT_FILE_MODE))],
+    },
+    TypeDefaults {
+        ty: "core.v1.ServiceAccountTokenProjection",
+        rules: &[Set("expirationSeconds", Int(3600))],
+    },
 ];
 
-const CONTAINER: &[super::Rule] = &[
-    Fill(image::container),
+const CONTAINER_RULES: &[super::DefaultRule] = &[
+    Apply(image::container),
     Set("terminationMessagePath", Text("/dev/termination-log")),
     Set("terminationMessagePolicy", Text("File")),
 ];
@@ -75,13 +90,13 @@ fn requests_from_limits(pod: &mut Value) {
     for container in pod.get_mut("spec").into_iter().flat_map(containers) {
         let limits = container.path("resources.limits").as_object().cloned().unwrap_or_default();
         if let (false, Some(resources)) = (limits.is_empty(), container.get_mut("resources")) {
-            fill_absent(resources, "requests", &limits);
+            set_absent(resources, "requests", &limits);
         }
     }
 }
 
 /// Adds the entries that a map does not have yet.
-pub(super) fn fill_absent(object: &mut Value, field: &str, entries: &serde_json::Map<String, Value>) {
+pub(super) fn set_absent(object: &mut Value, field: &str, entries: &serde_json::Map<String, Value>) {
     if entries.is_empty() {
         return;
     }
@@ -93,7 +108,7 @@ pub(super) fn fill_absent(object: &mut Value, field: &str, entries: &serde_json:
 
 fn service_links(pod: &mut Value) {
     pod.object_mut("spec");
-    pod["spec"].default_to("enableServiceLinks", true);
+    pod["spec"].set_default("enableServiceLinks", true);
 }
 
 /// In the host's network, a container's port is the host's.
@@ -125,25 +140,26 @@ fn volume(volume: &mut Value) {
 /// and it asks for what they ask for, then for its limits.
 fn pod_level_resources(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.at("resources").is_object()) else { return };
-    let stated = |spec: &Value, kind| spec.at("resources").at(kind).as_object().cloned().unwrap_or_default();
-    let (requests, limits) = (stated(spec, "requests"), stated(spec, "limits"));
+    let declared =
+        |spec: &Value, kind| spec.at("resources").at(kind).as_object().cloned().unwrap_or_default();
+    let (requests, limits) = (declared(spec, "requests"), declared(spec, "limits"));
     if requests.is_empty() && limits.is_empty() {
         return;
     }
     let mut huge_pages = aggregate(spec, "limits");
     huge_pages.retain(|name, _| name.starts_with("hugepages-") && !requests.contains_key(name));
-    fill_absent(&mut spec["resources"], "limits", &huge_pages);
+    set_absent(&mut spec["resources"], "limits", &huge_pages);
 
-    let limits = stated(spec, "limits");
+    let limits = declared(spec, "limits");
     if limits.is_empty() {
         return;
     }
-    let mut asked = aggregate(spec, "requests");
-    asked.retain(|name, _| matches!(name.as_str(), "cpu" | "memory"));
-    fill_absent(&mut spec["resources"], "requests", &asked);
+    let mut pod_requests = aggregate(spec, "requests");
+    pod_requests.retain(|name, _| matches!(name.as_str(), "cpu" | "memory"));
+    set_absent(&mut spec["resources"], "requests", &pod_requests);
     let supported = |name: &str| matches!(name, "cpu" | "memory") || name.starts_with("hugepages-");
     let limits = limits.into_iter().filter(|(name, _)| supported(name)).collect();
-    fill_absent(&mut spec["resources"], "requests", &limits);
+    set_absent(&mut spec["resources"], "requests", &limits);
 }
 
 type Resources = BTreeMap<String, Quantity>;
@@ -152,7 +168,7 @@ type Resources = BTreeMap<String, Quantity>;
 fn aggregate(spec: &Value, kind: &str) -> serde_json::Map<String, Value> {
     let of = |container: &Value| -> Resources {
         let entries = container.at("resources").entries(kind);
-        entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::read(value)?))).collect()
+        entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::from_value(value)?))).collect()
     };
     let mut total = Resources::new();
     spec.items("containers").iter().for_each(|container| add(&mut total, &of(container)));
@@ -166,9 +182,9 @@ fn aggregate(spec: &Value, kind: &str) -> serde_json::Map<String, Value> {
         }
         // What only the sidecars need is in the total already.
         for (name, quantity) in needed {
-            let beside = sidecars.get(&name).copied().unwrap_or(Quantity::ZERO);
+            let sidecar_sum = sidecars.get(&name).copied().unwrap_or(Quantity::ZERO);
             let entry = peak.entry(name).or_insert(Quantity::ZERO);
-            *entry = (*entry).max(quantity + beside);
+            *entry = (*entry).max(quantity + sidecar_sum);
         }
     }
     for (name, quantity) in peak {

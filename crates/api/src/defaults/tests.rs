@@ -7,10 +7,10 @@ use super::*;
 fn check(api_version: &str, kind: &str, object: Value, added: Value) {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let table = schema::kubernetes();
-    let ty = table.kind(group, version, kind).expect("a known kind");
+    let ty = table.type_by_kind(group, version, kind).expect("a known kind");
     let mut actual = object;
     schema::normalize(table, ty, &mut actual).expect("a well-formed object");
-    let expected = merged(actual.clone(), added);
+    let expected = merge_into(actual.clone(), added);
     set_defaults(table, ty, &mut actual);
     let pretty = |value: &Value| serde_json::to_string_pretty(value).expect("JSON");
     assert_eq!(pretty(&actual), pretty(&expected), "{kind}");
@@ -35,7 +35,7 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-fn merged(mut into: Value, from: Value) -> Value {
+fn merge_into(mut into: Value, from: Value) -> Value {
     merge(&mut into, from);
     into
 }
@@ -60,23 +60,23 @@ fn container(more: Value) -> Value {
 }
 
 #[test]
-fn every_row_names_a_type_and_its_fields() {
+fn all_defaults_refer_to_known_fields() {
     let table = schema::kubernetes();
-    for row in ROWS.iter().copied().flatten() {
-        let id = table.named(&full_name(row.ty)).unwrap_or_else(|| panic!("no type {}", row.ty));
+    for row in TYPE_DEFAULTS.iter().copied().flatten() {
+        let id = table.type_by_name(&full_name(row.ty)).unwrap_or_else(|| panic!("no type {}", row.ty));
         for rule in row.rules {
-            if let Rule::Set(field, _) = rule {
+            if let DefaultRule::Set(field, _) = rule {
                 assert!(table.get(id).field(field).is_some(), "{} has no {field}", row.ty);
             }
         }
     }
-    let mut names: Vec<&str> = ROWS.iter().copied().flatten().map(|row| row.ty).collect();
+    let mut names: Vec<&str> = TYPE_DEFAULTS.iter().copied().flatten().map(|row| row.ty).collect();
     names.sort_unstable();
     assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a type has two rows");
 }
 
 #[test]
-fn pods() {
+fn sets_pod_defaults() {
     check(
         "v1",
         "Pod",
@@ -151,7 +151,7 @@ fn pods() {
 }
 
 #[test]
-fn resources_of_a_whole_pod() {
+fn sets_pod_level_resource_defaults() {
     check(
         "v1",
         "Pod",
@@ -179,7 +179,7 @@ fn resources_of_a_whole_pod() {
 }
 
 #[test]
-fn core_group() {
+fn sets_core_defaults() {
     let template = || json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}});
     check(
         "v1",
@@ -274,7 +274,7 @@ fn core_group() {
 }
 
 #[test]
-fn workloads() {
+fn sets_workload_defaults() {
     let template = || json!({"spec": {"containers": []}});
     let filled = || json!({"spec": pod_spec(json!({}))});
     check(
@@ -330,13 +330,13 @@ fn workloads() {
             "podReplacementPolicy": "TerminatingOrFailed", "manualSelector": false, "template": filled(),
         })
     };
-    let once = merged(job(), json!({"completions": 1}));
+    let once = merge_into(job(), json!({"completions": 1}));
     check("batch/v1", "Job", json!({"spec": {"template": template()}}), json!({"spec": once}));
     check(
         "batch/v1",
         "Job",
         json!({"spec": {"parallelism": 2, "template": template()}}),
-        json!({"spec": merged(job(), json!({"parallelism": 2}))}),
+        json!({"spec": merge_into(job(), json!({"parallelism": 2}))}),
     );
     check(
         "batch/v1",
@@ -377,7 +377,7 @@ fn workloads() {
 }
 
 #[test]
-fn other_groups() {
+fn sets_defaults_of_other_groups() {
     let selectors = || json!({"matchPolicy": "Equivalent", "namespaceSelector": {}, "objectSelector": {}});
     let mut webhook = selectors();
     merge(
@@ -398,7 +398,7 @@ fn other_groups() {
         json!({"spec": {"matchConstraints": {"resourceRules": [{}]}}}),
         json!({"spec": {
             "failurePolicy": "Fail",
-            "matchConstraints": merged(selectors(), json!({"resourceRules": [{"scope": "*"}]})),
+            "matchConstraints": merge_into(selectors(), json!({"resourceRules": [{"scope": "*"}]})),
         }}),
     );
     check(
@@ -499,7 +499,7 @@ fn other_groups() {
 }
 
 #[test]
-fn defaults_of_any_type_are_what_schema_would_write() {
+fn defaults_are_normalized_values() {
     let table = schema::kubernetes();
     for (id, ty) in table.types() {
         let mut object = json!({});
@@ -513,7 +513,7 @@ fn defaults_of_any_type_are_what_schema_would_write() {
 
 /// Nobody should send these here, but they must do no harm.
 #[test]
-fn objects_of_the_wrong_shape_are_left_alone() {
+fn malformed_objects_are_unchanged() {
     let table = schema::kubernetes();
     let odd = [json!(null), json!(5), json!("x"), json!([]), json!([1, {}]), json!({"x": [null]})];
     for (id, ty) in table.types() {

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::Constant::{Flag, Int, Struct, Text};
-use super::Row;
-use super::Rule::{Fill, Set};
-use crate::json::Json;
+use super::DefaultRule::{Apply, Set};
+use super::DefaultValue::{Flag, Int, Struct, Text};
+use super::TypeDefaults;
+use crate::json::JsonExt;
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
+    TypeDefaults {
         ty: "apps.v1.DeploymentSpec",
         rules: &[
             Set("replicas", Int(1)),
@@ -16,29 +16,32 @@ pub(super) const ROWS: &[Row] = &[
             Set("progressDeadlineSeconds", Int(600)),
         ],
     },
-    Row { ty: "apps.v1.DeploymentStrategy", rules: &[Fill(deployment_strategy)] },
-    Row { ty: "apps.v1.DaemonSetSpec", rules: &[Set("revisionHistoryLimit", Int(10))] },
-    Row { ty: "apps.v1.DaemonSetUpdateStrategy", rules: &[Fill(daemon_set_strategy)] },
-    Row { ty: "apps.v1.ReplicaSetSpec", rules: &[Set("replicas", Int(1))] },
-    Row {
+    TypeDefaults { ty: "apps.v1.DeploymentStrategy", rules: &[Apply(deployment_strategy)] },
+    TypeDefaults { ty: "apps.v1.DaemonSetSpec", rules: &[Set("revisionHistoryLimit", Int(10))] },
+    TypeDefaults { ty: "apps.v1.DaemonSetUpdateStrategy", rules: &[Apply(daemon_set_strategy)] },
+    TypeDefaults { ty: "apps.v1.ReplicaSetSpec", rules: &[Set("replicas", Int(1))] },
+    TypeDefaults {
         ty: "apps.v1.StatefulSetSpec",
         rules: &[
             Set("podManagementPolicy", Text("OrderedReady")),
             Set("persistentVolumeClaimRetentionPolicy", Struct),
             Set("replicas", Int(1)),
             Set("revisionHistoryLimit", Int(10)),
-            Fill(claim_templates),
+            Apply(claim_templates),
         ],
     },
-    Row { ty: "apps.v1.StatefulSetUpdateStrategy", rules: &[Fill(stateful_set_strategy)] },
-    Row {
+    TypeDefaults { ty: "apps.v1.StatefulSetUpdateStrategy", rules: &[Apply(stateful_set_strategy)] },
+    TypeDefaults {
         ty: "apps.v1.StatefulSetPersistentVolumeClaimRetentionPolicy",
         rules: &[Set("whenDeleted", Text("Retain")), Set("whenScaled", Text("Retain"))],
     },
     // Not on JobSpec: a CronJob's template stays as it was written.
-    Row { ty: "batch.v1.Job", rules: &[Fill(job)] },
-    Row { ty: "batch.v1.PodFailurePolicyOnPodConditionsPattern", rules: &[Set("status", Text("True"))] },
-    Row {
+    TypeDefaults { ty: "batch.v1.Job", rules: &[Apply(job)] },
+    TypeDefaults {
+        ty: "batch.v1.PodFailurePolicyOnPodConditionsPattern",
+        rules: &[Set("status", Text("True"))],
+    },
+    TypeDefaults {
         ty: "batch.v1.CronJobSpec",
         rules: &[
             Set("concurrencyPolicy", Text("Allow")),
@@ -47,12 +50,12 @@ pub(super) const ROWS: &[Row] = &[
             Set("failedJobsHistoryLimit", Int(1)),
         ],
     },
-    Row { ty: "autoscaling.v1.HorizontalPodAutoscalerSpec", rules: &[Set("minReplicas", Int(1))] },
-    Row {
+    TypeDefaults { ty: "autoscaling.v1.HorizontalPodAutoscalerSpec", rules: &[Set("minReplicas", Int(1))] },
+    TypeDefaults {
         ty: "autoscaling.v2.HorizontalPodAutoscalerSpec",
-        rules: &[Set("minReplicas", Int(1)), Fill(metrics)],
+        rules: &[Set("minReplicas", Int(1)), Apply(metrics)],
     },
-    Row { ty: "autoscaling.v2.HorizontalPodAutoscalerBehavior", rules: &[Fill(behavior)] },
+    TypeDefaults { ty: "autoscaling.v2.HorizontalPodAutoscalerBehavior", rules: &[Apply(behavior)] },
 ];
 
 fn deployment_strategy(strategy: &mut Value) {
@@ -69,8 +72,8 @@ fn rolling_update(strategy: &mut Value, unavailable: Value, surge: Value) {
     }
     if strategy.text("type") == "RollingUpdate" {
         strategy.object_mut("rollingUpdate");
-        strategy["rollingUpdate"].default_to("maxUnavailable", unavailable);
-        strategy["rollingUpdate"].default_to("maxSurge", surge);
+        strategy["rollingUpdate"].set_default("maxUnavailable", unavailable);
+        strategy["rollingUpdate"].set_default("maxSurge", surge);
     }
 }
 
@@ -88,7 +91,7 @@ fn stateful_set_strategy(strategy: &mut Value) {
         strategy.object_mut("rollingUpdate");
     }
     if strategy.text("type") == "RollingUpdate" && strategy.has("rollingUpdate") {
-        strategy["rollingUpdate"].default_to("partition", 0);
+        strategy["rollingUpdate"].set_default("partition", 0);
     }
 }
 
@@ -96,16 +99,16 @@ fn job(job: &mut Value) {
     job.object_mut("spec");
     let spec = &mut job["spec"];
     if !spec.has("parallelism") {
-        spec.default_to("completions", 1);
-        spec.default_to("parallelism", 1);
+        spec.set_default("completions", 1);
+        spec.set_default("parallelism", 1);
     }
     let per_index = spec.has("backoffLimitPerIndex");
-    spec.default_to("backoffLimit", if per_index { i32::MAX } else { 6 });
-    spec.default_to("completionMode", "NonIndexed");
-    spec.default_to("suspend", false);
+    spec.set_default("backoffLimit", if per_index { i32::MAX } else { 6 });
+    spec.set_default("completionMode", "NonIndexed");
+    spec.set_default("suspend", false);
     let replace = if spec.has("podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
-    spec.default_to("podReplacementPolicy", replace);
-    spec.default_to("manualSelector", false);
+    spec.set_default("podReplacementPolicy", replace);
+    spec.set_default("manualSelector", false);
 }
 
 fn metrics(spec: &mut Value) {
@@ -124,10 +127,10 @@ fn behavior(behavior: &mut Value) {
     let percent = json!({"type": "Percent", "value": 100, "periodSeconds": 15});
     let pods = json!({"type": "Pods", "value": 4, "periodSeconds": 15});
     behavior.object_mut("scaleUp");
-    behavior["scaleUp"].default_to("stabilizationWindowSeconds", 0);
+    behavior["scaleUp"].set_default("stabilizationWindowSeconds", 0);
     for (direction, policies) in [("scaleUp", json!([pods, percent])), ("scaleDown", json!([percent]))] {
         behavior.object_mut(direction);
-        behavior[direction].default_to("selectPolicy", "Max");
-        behavior[direction].default_to("policies", policies);
+        behavior[direction].set_default("selectPolicy", "Max");
+        behavior[direction].set_default("policies", policies);
     }
 }

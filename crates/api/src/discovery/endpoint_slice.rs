@@ -4,10 +4,10 @@ use serde_json::Value;
 
 use crate::core::endpoints::PROTOCOLS;
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::networking::ip;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct EndpointSlice;
@@ -18,12 +18,12 @@ const MAX_ADDRESSES: usize = 100;
 const MAX_PORTS: usize = 20000;
 const MAX_HINTS: usize = 8;
 
-impl Kind for EndpointSlice {
+impl RestStrategy for EndpointSlice {
     fn prepare(&self, new: &mut Value) {
         drop_topology(new);
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let kind = obj.text("addressType");
         rules::one_of(kind, ADDRESS_TYPES, &Path::new("addressType"), errors);
         ports(obj.items("ports"), &Path::new("ports"), errors);
@@ -38,9 +38,9 @@ impl Kind for EndpointSlice {
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "addressType";
-        meta::immutable(new.at(field), old.at(field), &Path::new(field), errors);
+        meta::validate_immutable(new.at(field), old.at(field), &Path::new(field), errors);
     }
 
     fn warnings(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
@@ -50,8 +50,8 @@ impl Kind for EndpointSlice {
         }
         for (i, endpoint) in new.items("endpoints").iter().enumerate() {
             for (j, address) in endpoint.items("addresses").iter().enumerate() {
-                let path = Path::new("endpoints").index(i).at("addresses").index(j);
-                warnings.extend(ip::warning(address.as_str().unwrap_or(""), &path));
+                let path = Path::new("endpoints").index(i).child("addresses").index(j);
+                warnings.extend(ip::format_warning(address.as_str().unwrap_or(""), &path));
             }
         }
         warnings
@@ -66,7 +66,7 @@ fn drop_topology(obj: &mut Value) {
     }
 }
 
-fn ports(ports: &[Value], path: &Path, errors: &mut Errors) {
+fn ports(ports: &[Value], path: &Path, errors: &mut ErrorList) {
     if ports.len() > MAX_PORTS {
         errors.too_many(path, ports.len(), MAX_PORTS);
         return;
@@ -76,21 +76,21 @@ fn ports(ports: &[Value], path: &Path, errors: &mut Errors) {
         let path = path.index(i);
         let name = port.text("name");
         if !name.is_empty() {
-            rules::name(name, names::dns1123_label, &path.at("name"), errors);
+            rules::validate_name(name, names::dns1123_label, &path.child("name"), errors);
         }
         if !seen.insert(name) {
-            errors.duplicate(&path.at("name"), name);
+            errors.duplicate(&path.child("name"), name);
         }
-        rules::one_of(port.text("protocol"), PROTOCOLS, &path.at("protocol"), errors);
+        rules::one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
         if let Some(protocol) = port.at("appProtocol").as_str() {
-            rules::name(protocol, names::qualified_name, &path.at("appProtocol"), errors);
+            rules::validate_name(protocol, names::qualified_name, &path.child("appProtocol"), errors);
         }
     }
 }
 
-fn check_endpoint(endpoint: &Value, kind: &str, path: &Path, errors: &mut Errors) {
+fn check_endpoint(endpoint: &Value, kind: &str, path: &Path, errors: &mut ErrorList) {
     let addresses = endpoint.items("addresses");
-    let addresses_path = path.at("addresses");
+    let addresses_path = path.child("addresses");
     if addresses.is_empty() {
         errors.required(&addresses_path, "must contain at least 1 address");
     } else if addresses.len() > MAX_ADDRESSES {
@@ -100,32 +100,32 @@ fn check_endpoint(endpoint: &Value, kind: &str, path: &Path, errors: &mut Errors
         check_address(address.as_str().unwrap_or(""), kind, &addresses_path, i, errors);
     }
     if let Some(node) = endpoint.at("nodeName").as_str() {
-        rules::name(node, names::dns1123_subdomain, &path.at("nodeName"), errors);
+        rules::validate_name(node, names::dns1123_subdomain, &path.child("nodeName"), errors);
     }
     if let Some(hostname) = endpoint.at("hostname").as_str() {
-        rules::name(hostname, names::dns1123_label, &path.at("hostname"), errors);
+        rules::validate_name(hostname, names::dns1123_label, &path.child("hostname"), errors);
     }
     for (field, rule) in
         [("forZones", names::label_value as fn(&str) -> Vec<String>), ("forNodes", names::dns1123_subdomain)]
     {
         let hints = endpoint.at("hints").items(field);
-        let path = path.at("hints").at(field);
+        let path = path.child("hints").child(field);
         if hints.len() > MAX_HINTS {
             errors.too_many(&path, hints.len(), MAX_HINTS);
             return;
         }
         for (i, hint) in hints.iter().enumerate() {
-            let path = path.index(i).at("name");
+            let path = path.index(i).child("name");
             let name = hint.text("name");
             if hints[..i].iter().any(|other| other.text("name") == name) {
                 errors.duplicate(&path, name);
             }
-            rules::name(name, rule, &path, errors);
+            rules::validate_name(name, rule, &path, errors);
         }
     }
 }
 
-fn check_address(address: &str, kind: &str, path: &Path, index: usize, errors: &mut Errors) {
+fn check_address(address: &str, kind: &str, path: &Path, index: usize, errors: &mut ErrorList) {
     let at = path.index(index);
     let (rule, v6): (fn(&str) -> Vec<String>, bool) = match kind {
         "IPv4" => (names::ip_any_form, false),
@@ -134,7 +134,7 @@ fn check_address(address: &str, kind: &str, path: &Path, index: usize, errors: &
         _ => return,
     };
     let before = errors.0.len();
-    rules::name(address, rule, &at, errors);
+    rules::validate_name(address, rule, &at, errors);
     if errors.0.len() > before {
         return;
     }
@@ -153,7 +153,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn slices() {
+    fn validates_endpoint_slices() {
         check(
             &EndpointSlice,
             r#"{"addressType": "IPv4", "ports": [{"name": "", "port": 80, "protocol": "TCP"}],
@@ -178,10 +178,11 @@ mod tests {
                 endpoints[1].hints.forZones[1].name: Duplicate value: "z"
             "#]],
         );
-        let crowd = json!({"addressType": "IPv4", "endpoints": vec![json!({}); 1001]}).to_string();
+        let too_many_endpoints =
+            json!({"addressType": "IPv4", "endpoints": vec![json!({}); 1001]}).to_string();
         check(
             &EndpointSlice,
-            &crowd,
+            &too_many_endpoints,
             &expect![[r#"
             endpoints: Too many: 1001: must have at most 1000 items
         "#]],

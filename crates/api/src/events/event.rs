@@ -5,16 +5,16 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use crate::convert::convert;
-use crate::core::event::makes_sense;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::core::event::validate_legacy_event;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
+use crate::strategy::RestStrategy;
 
 pub struct Event;
 
 /// What the author of an Event may not change later, by its core name, in upstream's order.
-const FIXED: &[(&str, &str)] = &[
+const IMMUTABLE_FIELDS: &[(&str, &str)] = &[
     ("involvedObject", "involvedObject"),
     ("reason", "reason"),
     ("message", "message"),
@@ -32,15 +32,15 @@ const FIXED: &[(&str, &str)] = &[
 ];
 
 /// Objects may come in either form; the rules are those of the core form, names and all.
-impl Kind for Event {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        let event = core_form(obj);
-        makes_sense(&event, "reportingController", errors);
+impl RestStrategy for Event {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        let event = to_core(obj);
+        validate_legacy_event(&event, "reportingController", errors);
     }
 
-    fn validate_create(&self, new: &Value, errors: &mut Errors) {
-        let event = core_form(new);
-        series(&event, errors);
+    fn validate_create(&self, new: &Value, errors: &mut ErrorList) {
+        let event = to_core(new);
+        validate_series(&event, errors);
         if !event.has("eventTime") {
             errors.required(&Path::new("eventTime"), "");
         }
@@ -60,18 +60,18 @@ impl Kind for Event {
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        let (new, old) = (core_form(new), core_form(old));
-        if !meta::same(new.at("series"), old.at("series")) {
-            series(&new, errors);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        let (new, old) = (to_core(new), to_core(old));
+        if !meta::semantic_equal(new.at("series"), old.at("series")) {
+            validate_series(&new, errors);
         }
-        for (field, shown) in FIXED {
-            meta::immutable(new.at(field), old.at(field), &Path::new(shown), errors);
+        for (field, shown) in IMMUTABLE_FIELDS {
+            meta::validate_immutable(new.at(field), old.at(field), &Path::new(shown), errors);
         }
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
-        let event = core_form(obj);
+    fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
+        let event = to_core(obj);
         let about = event.at("involvedObject");
         let text = |part: &Value, field: &str| part.text(field).to_owned();
         vec![
@@ -103,14 +103,14 @@ impl Kind for Event {
     }
 }
 
-fn core_form(event: &Value) -> Cow<'_, Value> {
+fn to_core(event: &Value) -> Cow<'_, Value> {
     if event.text("apiVersion") == "v1" {
         return Cow::Borrowed(event);
     }
     Cow::Owned(convert(("events.k8s.io", "v1"), ("", "v1"), "Event", event.clone()))
 }
 
-fn series(event: &Value, errors: &mut Errors) {
+fn validate_series(event: &Value, errors: &mut ErrorList) {
     let series = event.at("series");
     if series.is_null() {
         return;
@@ -135,7 +135,7 @@ mod tests {
         "action": "Go", "reason": "Why", "type": "Normal", "note": "n"}"#;
 
     #[test]
-    fn strict() {
+    fn validates_new_events() {
         check(&Event, GOOD, &expect![""]);
         check(
             &Event,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_once_written() {
+    fn event_fields_are_immutable() {
         check_update(&Event, GOOD, GOOD, &expect![""]);
         check_update(
             &Event,
@@ -166,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn either_form() {
+    fn selectable_fields_of_both_versions() {
         let event = parse(GOOD);
-        let mut core = core_form(&event).into_owned();
+        let mut core = to_core(&event).into_owned();
         core["apiVersion"] = "v1".into();
-        let fields = Event.selectable(&event);
-        assert_eq!(Event.selectable(&core), fields);
+        let fields = Event.selectable_fields(&event);
+        assert_eq!(Event.selectable_fields(&core), fields);
         assert!(fields.contains(&("reportingController", "x.io/y".to_owned())), "{fields:?}");
         check(&Event, &core.to_string(), &expect![""]);
     }

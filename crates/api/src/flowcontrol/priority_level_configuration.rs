@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
+use crate::strategy::RestStrategy;
 
 const MAX_QUEUES: i64 = 10_000_000;
 /// The bits of the hash that hands are dealt with.
@@ -14,33 +14,33 @@ const BETA_ANNOTATION: &str = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurre
 
 pub struct PriorityLevelConfiguration;
 
-impl Kind for PriorityLevelConfiguration {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for PriorityLevelConfiguration {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         if obj.path("metadata.annotations").has(BETA_ANNOTATION) {
             let message = format!("annotation '{BETA_ANNOTATION}' is forbidden");
             errors.forbidden(&Path::new("metadata.annotations"), &message);
         }
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         let name = obj.at("metadata").text("name");
-        specification(spec, name, &path, errors);
-        fixed(spec, name, &path, errors);
-        super::conditions(obj, errors);
+        validate_spec(spec, name, &path, errors);
+        validate_mandatory_spec(spec, name, &path, errors);
+        super::validate_conditions(obj, errors);
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
-        super::conditions(new, errors);
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
+        super::validate_conditions(new, errors);
     }
 }
 
 /// The levels `exempt` and `catch-all` must be as the server expects them.
-fn fixed(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
+fn validate_mandatory_spec(spec: &Value, name: &str, path: &Path, errors: &mut ErrorList) {
     match name {
         "exempt" if spec.text("type") != "Exempt" || spec.has("limited") => {
             let message = "spec of 'exempt' except the 'spec.exempt' field must equal the fixed value";
             errors.invalid(path, spec.clone(), message);
         }
         "catch-all" => {
-            let wanted = json!({
+            let required_spec = json!({
                 "type": "Limited",
                 "limited": {
                     "nominalConcurrencyShares": 5,
@@ -48,7 +48,7 @@ fn fixed(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
                     "limitResponse": {"type": "Reject"},
                 },
             });
-            if !meta::same(spec, &wanted) {
+            if !meta::semantic_equal(spec, &required_spec) {
                 errors.invalid(path, spec.clone(), "spec of 'catch-all' must equal the fixed value");
             }
         }
@@ -56,59 +56,59 @@ fn fixed(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn specification(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
+fn validate_spec(spec: &Value, name: &str, path: &Path, errors: &mut ErrorList) {
     let kind = spec.text("type");
     if (name == "exempt") != (kind == "Exempt") {
-        errors.invalid(&path.at("type"), kind, "must be 'Exempt' if and only if `name` is 'exempt'");
+        errors.invalid(&path.child("type"), kind, "must be 'Exempt' if and only if `name` is 'exempt'");
     }
     let (limited, exempt) = (spec.at("limited"), spec.at("exempt"));
     match kind {
         "Exempt" => {
             if !limited.is_null() {
-                errors.forbidden(&path.at("limited"), "must be nil if the type is not Limited");
+                errors.forbidden(&path.child("limited"), "must be nil if the type is not Limited");
             }
-            shares(exempt, &path.at("exempt"), errors);
-            lendable(exempt, &path.at("exempt"), errors);
+            validate_shares(exempt, &path.child("exempt"), errors);
+            validate_lendable_percent(exempt, &path.child("exempt"), errors);
         }
         "Limited" => {
             if !exempt.is_null() {
-                errors.forbidden(&path.at("exempt"), "must be nil if the type is Limited");
+                errors.forbidden(&path.child("exempt"), "must be nil if the type is Limited");
             }
             if limited.is_null() {
-                errors.required(&path.at("limited"), "must not be empty when type is Limited");
+                errors.required(&path.child("limited"), "must not be empty when type is Limited");
             } else {
-                limits(limited, &path.at("limited"), errors);
+                validate_limits(limited, &path.child("limited"), errors);
             }
         }
-        "" => errors.required(&path.at("type"), ""),
-        _ => errors.not_supported(&path.at("type"), kind, &["Exempt", "Limited"]),
+        "" => errors.required(&path.child("type"), ""),
+        _ => errors.not_supported(&path.child("type"), kind, &["Exempt", "Limited"]),
     }
 }
 
-fn shares(level: &Value, path: &Path, errors: &mut Errors) {
+fn validate_shares(level: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(shares) = level.int("nominalConcurrencyShares").filter(|shares| *shares < 0) {
-        errors.invalid(&path.at("nominalConcurrencyShares"), shares, "must be a non-negative integer");
+        errors.invalid(&path.child("nominalConcurrencyShares"), shares, "must be a non-negative integer");
     }
 }
 
-fn lendable(level: &Value, path: &Path, errors: &mut Errors) {
+fn validate_lendable_percent(level: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(percent) = level.int("lendablePercent").filter(|percent| !(0..=100).contains(percent)) {
-        errors.invalid(&path.at("lendablePercent"), percent, "must be between 0 and 100, inclusive");
+        errors.invalid(&path.child("lendablePercent"), percent, "must be between 0 and 100, inclusive");
     }
 }
 
-fn limits(limited: &Value, path: &Path, errors: &mut Errors) {
-    shares(limited, path, errors);
-    response(limited.at("limitResponse"), &path.at("limitResponse"), errors);
-    lendable(limited, path, errors);
+fn validate_limits(limited: &Value, path: &Path, errors: &mut ErrorList) {
+    validate_shares(limited, path, errors);
+    validate_response(limited.at("limitResponse"), &path.child("limitResponse"), errors);
+    validate_lendable_percent(limited, path, errors);
     if let Some(percent) = limited.int("borrowingLimitPercent").filter(|percent| *percent < 0) {
         let message = "if specified, must be a non-negative integer";
-        errors.invalid(&path.at("borrowingLimitPercent"), percent, message);
+        errors.invalid(&path.child("borrowingLimitPercent"), percent, message);
     }
 }
 
-fn response(response: &Value, path: &Path, errors: &mut Errors) {
-    let (kind, at) = (response.text("type"), path.at("queuing"));
+fn validate_response(response: &Value, path: &Path, errors: &mut ErrorList) {
+    let (kind, at) = (response.text("type"), path.child("queuing"));
     match (kind, response.has("queuing")) {
         ("Reject", true) => {
             errors.forbidden(&at, "must be nil if limited.limitResponse.type is not Limited");
@@ -117,24 +117,24 @@ fn response(response: &Value, path: &Path, errors: &mut Errors) {
         ("Queue", false) => {
             errors.required(&at, "must not be empty if limited.limitResponse.type is Limited");
         }
-        ("Queue", true) => queuing(response.at("queuing"), &at, errors),
-        ("", _) => errors.required(&path.at("type"), ""),
-        _ => errors.not_supported(&path.at("type"), kind, &["Queue", "Reject"]),
+        ("Queue", true) => validate_queuing(response.at("queuing"), &at, errors),
+        ("", _) => errors.required(&path.child("type"), ""),
+        _ => errors.not_supported(&path.child("type"), kind, &["Queue", "Reject"]),
     }
 }
 
-fn queuing(queuing: &Value, path: &Path, errors: &mut Errors) {
+fn validate_queuing(queuing: &Value, path: &Path, errors: &mut ErrorList) {
     let number = |field: &str| queuing.int(field).unwrap_or(0);
     let (queues, hand, length) = (number("queues"), number("handSize"), number("queueLengthLimit"));
     if length <= 0 {
-        errors.invalid(&path.at("queueLengthLimit"), length, "must be positive");
+        errors.invalid(&path.child("queueLengthLimit"), length, "must be positive");
     }
     if queues <= 0 {
-        errors.invalid(&path.at("queues"), queues, "must be positive");
+        errors.invalid(&path.child("queues"), queues, "must be positive");
     } else if queues > MAX_QUEUES {
-        errors.invalid(&path.at("queues"), queues, &format!("must not be greater than {MAX_QUEUES}"));
+        errors.invalid(&path.child("queues"), queues, &format!("must not be greater than {MAX_QUEUES}"));
     }
-    let path = path.at("handSize");
+    let path = path.child("handSize");
     #[expect(clippy::cast_precision_loss, reason = "both are 32-bit numbers")]
     let bits = || ((queues as f64).log2() * hand as f64).ceil();
     if hand <= 0 {

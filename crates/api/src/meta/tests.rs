@@ -4,25 +4,25 @@ use serde_json::json;
 use super::*;
 
 #[track_caller]
-fn check(meta: Value, namespaced: bool, rule: NameRule, expected: Expect) {
-    let mut errors = Errors::default();
+fn check(meta: Value, namespaced: bool, rule: NameFormat, expected: Expect) {
+    let mut errors = ErrorList::default();
     validate_object_meta(&meta, namespaced, rule, &Path::new("metadata"), &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
-fn lines(errors: &Errors) -> String {
+fn lines(errors: &ErrorList) -> String {
     let lines: Vec<String> = errors.0.iter().map(|e| format!("{}: {}", e.path, e.message)).collect();
     lines.join("\n")
 }
 
 #[test]
-fn new_objects() {
-    check(json!({"name": "a.b", "namespace": "n"}), true, NameRule::Subdomain, expect![""]);
-    check(json!({"name": "system:a b"}), false, NameRule::PathSegment, expect![""]);
+fn validates_new_objects() {
+    check(json!({"name": "a.b", "namespace": "n"}), true, NameFormat::Subdomain, expect![""]);
+    check(json!({"name": "system:a b"}), false, NameFormat::PathSegment, expect![""]);
     check(
         json!({}),
         true,
-        NameRule::Label,
+        NameFormat::Label,
         expect![[r"
             metadata.name: Required value: name or generateName is required
             metadata.namespace: Required value"]],
@@ -30,7 +30,7 @@ fn new_objects() {
     check(
         json!({"name": "a.b", "namespace": "n", "generation": -1}),
         false,
-        NameRule::Label,
+        NameFormat::Label,
         expect![[r#"
             metadata.name: Invalid value: "a.b": must not contain dots
             metadata.namespace: Forbidden: not allowed on this type
@@ -46,7 +46,7 @@ fn new_objects() {
             "managedFields": [{"operation": "Other", "fieldsType": "V2", "manager": "a\u{7}"}],
         }),
         false,
-        NameRule::Subdomain,
+        NameFormat::Subdomain,
         expect![[r#"
             metadata.ownerReferences.apiVersion: Invalid value: "apps/": version must not be empty
             metadata.ownerReferences.uid: Invalid value: "": must not be empty
@@ -59,28 +59,28 @@ fn new_objects() {
     check(
         json!({"name": "a", "annotations": {"a": "x".repeat(256 << 10)}}),
         false,
-        NameRule::Subdomain,
+        NameFormat::Subdomain,
         expect!["metadata.annotations: Too long: may not be more than 262144 bytes"],
     );
 }
 
 #[test]
-fn generated_names_may_end_with_a_dash() {
+fn generate_name_may_end_with_dash() {
     for good in ["a-", "web-1-", "a"] {
-        assert!(name_prefix(good, NameRule::Label).is_empty(), "{good}");
+        assert!(name_prefix_errors(good, NameFormat::Label).is_empty(), "{good}");
     }
     for bad in ["-", "AB-", "é-", "a bc-"] {
-        assert!(!name_prefix(bad, NameRule::Label).is_empty(), "{bad}");
+        assert!(!name_prefix_errors(bad, NameFormat::Label).is_empty(), "{bad}");
     }
-    assert!(name_prefix("..", NameRule::PathSegment).is_empty());
+    assert!(name_prefix_errors("..", NameFormat::PathSegment).is_empty());
 }
 
 #[test]
-fn updates() {
+fn validates_updates() {
     let old =
         json!({"name": "a", "uid": "1", "generation": 2, "deletionTimestamp": "t", "finalizers": ["f/a"]});
     let new = json!({"name": "b", "uid": "", "generation": 1, "finalizers": ["f/a", "f/c", "f/b"]});
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     validate_object_meta_update(&new, &old, &Path::new("metadata"), &mut errors);
     expect![[r#"
         metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"f/b", "f/c"}
@@ -92,7 +92,7 @@ fn updates() {
 }
 
 #[test]
-fn selectors() {
+fn validates_selectors() {
     let selector = json!({
         "matchLabels": {"a b": "c!"},
         "matchExpressions": [
@@ -102,9 +102,10 @@ fn selectors() {
             {"key": "a", "operator": "NotIn", "values": ["-"]},
         ],
     });
-    let mut errors = Errors::default();
-    label_selector(&selector, &Path::new("selector"), SelectorOptions::default(), &mut errors);
-    let shown: Vec<String> = lines(&errors).lines().map(|line| line.chars().take(105).collect()).collect();
+    let mut errors = ErrorList::default();
+    validate_label_selector(&selector, &Path::new("selector"), SelectorOptions::default(), &mut errors);
+    let truncated: Vec<String> =
+        lines(&errors).lines().map(|line| line.chars().take(105).collect()).collect();
     expect![[r#"
         selector.matchLabels: Invalid value: "a b": name part must consist of alphanumeric characters, '-', '_' o
         selector.matchLabels: Invalid value: "c!": a valid label must be an empty string or consist of alphanumer
@@ -112,12 +113,12 @@ fn selectors() {
         selector.matchExpressions[1].values: Forbidden: may not be specified when `operator` is 'Exists' or 'Does
         selector.matchExpressions[2].operator: Invalid value: "Is": not a valid selector operator
         selector.matchExpressions[3].values[0]: Invalid value: "-": a valid label must be an empty string or cons"#]]
-    .assert_eq(&shown.join("\n"));
+    .assert_eq(&truncated.join("\n"));
     assert!(selector_has_invalid_value(&selector));
 }
 
 #[test]
-fn absent_and_empty_are_the_same() {
+fn absent_and_empty_values_are_equal() {
     for (a, b, expected) in [
         (json!(null), json!([]), true),
         (json!({"a": []}), json!({}), true),
@@ -126,19 +127,19 @@ fn absent_and_empty_are_the_same() {
         (json!([1]), json!([1, 2]), false),
         (json!(""), json!(null), false),
     ] {
-        assert_eq!(same(&a, &b), expected, "{a} and {b}");
-        assert_eq!(same(&b, &a), expected, "{b} and {a}");
+        assert_eq!(semantic_equal(&a, &b), expected, "{a} and {b}");
+        assert_eq!(semantic_equal(&b, &a), expected, "{b} and {a}");
     }
 }
 
 #[test]
-fn conditions_keep_their_rules() {
+fn validates_conditions() {
     let list = json!([
         {"type": "A", "status": "True", "reason": "Ok", "lastTransitionTime": "t"},
         {"type": "A", "status": "Yes", "observedGeneration": -1},
     ]);
-    let mut errors = Errors::default();
-    conditions(&list, &Path::new("c"), &mut errors);
+    let mut errors = ErrorList::default();
+    validate_conditions(&list, &Path::new("c"), &mut errors);
     expect![[r#"
         c[1].type: Duplicate value: "A"
         c[1].status: Unsupported value: "Yes": supported values: "False", "True", "Unknown"
@@ -149,19 +150,19 @@ fn conditions_keep_their_rules() {
 }
 
 #[test]
-fn long_lists_are_no_burden() {
+fn long_lists_validation_is_fast() {
     let controller = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
     let meta = json!({
         "name": "a", "ownerReferences": vec![controller; 10_000],
         "managedFields": [{"operation": "Apply", "manager": "\u{7}".repeat(100_000)}],
     });
-    let mut errors = Errors::default();
-    validate_object_meta(&meta, false, NameRule::Subdomain, &Path::new("metadata"), &mut errors);
-    assert_eq!(errors.0.len(), CONTROLLERS_SHOWN + 1);
+    let mut errors = ErrorList::default();
+    validate_object_meta(&meta, false, NameFormat::Subdomain, &Path::new("metadata"), &mut errors);
+    assert_eq!(errors.0.len(), MAX_REPORTED_CONTROLLERS + 1);
     let finalizers: Vec<String> = (0..100_000).map(|i| format!("example.com/{i}")).collect();
     let old = json!({"deletionTimestamp": "t", "finalizers": finalizers[1..]});
     let new = json!({"deletionTimestamp": "t", "finalizers": finalizers});
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     validate_object_meta_update(&new, &old, &Path::new("metadata"), &mut errors);
     assert!(lines(&errors).ends_with(r#"found new finalizers []string{"example.com/0"}"#));
 }

@@ -22,7 +22,7 @@ fn check_bad(rule: fn(&str) -> Vec<String>, values: &[&str]) {
 }
 
 #[test]
-fn dns_names() {
+fn validates_dns_names() {
     let long = "a".repeat(64);
     check_good(dns1123_label, &["a", "1", "a-b", "1-a", &long[1..]]);
     check_bad(dns1123_label, &["", "-a", "a-", "A", "a_b", "é", "a b"]);
@@ -53,7 +53,7 @@ fn dns_names() {
 }
 
 #[test]
-fn keys_and_values() {
+fn validates_label_keys_and_values() {
     check_good(qualified_name, &["a", "A_b.c-1", "example.com/a", "a.b/C"]);
     check(
         qualified_name,
@@ -102,7 +102,7 @@ fn keys_and_values() {
 }
 
 #[test]
-fn ports_and_variables() {
+fn validates_ports_and_env_names() {
     check_good(port_name, &["http", "a-1", "1a"]);
     check(
         port_name,
@@ -135,7 +135,7 @@ fn ports_and_variables() {
 }
 
 #[test]
-fn addresses() {
+fn validates_addresses() {
     check_good(ip, &["10.9.8.7", "2001:db8::ffff", "::1"]);
     check(ip, "2001:DB8::1", expect![[r#"must be in canonical form ("2001:db8::1")"#]]);
     check(ip, "010.1.1.1", expect!["must not have leading 0s"]);
@@ -154,14 +154,14 @@ fn addresses() {
 }
 
 #[track_caller]
-fn check_field(rule: fn(&str, &Path, &mut Errors), value: &str, expected: Expect) {
-    let mut errors = Errors::default();
+fn check_field(rule: fn(&str, &Path, &mut ErrorList), value: &str, expected: Expect) {
+    let mut errors = ErrorList::default();
     rule(value, &Path::new("f"), &mut errors);
     expected.assert_eq(&errors.to_string());
 }
 
 #[test]
-fn domains() {
+fn validates_domains() {
     check_field(fully_qualified_name, "a.b.c", expect![""]);
     check_field(
         fully_qualified_name,
@@ -202,7 +202,7 @@ fn domains() {
 
 proptest::proptest! {
     #[test]
-    fn nothing_panics(value in "\\PC{0,20}|[0-9a-f:./%*-]{0,40}") {
+    fn validators_never_panic(value in "\\PC{0,20}|[0-9a-f:./%*-]{0,40}") {
         for rule in [
             dns1123_label, dns1123_subdomain, dns1035_label, qualified_name, label_value, config_map_key, port_name,
             env_var_name, percent, ip, ip_any_form, cidr, interface_address,
@@ -214,7 +214,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn versions_by_how_finished_they_are() {
+fn versions_are_ordered_by_stability() {
     let sorted =
         ["v10", "v2", "v1", "v11beta2", "v10beta3", "v3beta1", "v12alpha1", "v11alpha2", "foo1", "foo10"];
     let mut versions = sorted;

@@ -4,18 +4,18 @@ use serde_json::Value;
 
 use super::ip;
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
+use crate::strategy::RestStrategy;
 
 pub struct Ingress;
 
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 const PATH_TYPES: &[&str] = &["Exact", "ImplementationSpecific", "Prefix"];
 
-impl Kind for Ingress {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for Ingress {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
         let rules_of = spec.items("rules");
@@ -24,48 +24,48 @@ impl Kind for Ingress {
             errors.invalid(&path, spec.at("rules").clone(), detail);
         }
         if spec.has("defaultBackend") {
-            backend(spec.at("defaultBackend"), &path.at("defaultBackend"), errors);
+            validate_backend(spec.at("defaultBackend"), &path.child("defaultBackend"), errors);
         }
         for (i, rule) in rules_of.iter().enumerate() {
-            check_rule(rule, &path.at("rules").index(i), errors);
+            check_rule(rule, &path.child("rules").index(i), errors);
         }
         for (i, tls) in spec.items("tls").iter().enumerate() {
-            let path = path.at("tls").index(i);
+            let path = path.child("tls").index(i);
             for (j, host) in tls.items("hosts").iter().enumerate() {
-                host_name(host.as_str().unwrap_or(""), &path.at("hosts").index(j), errors);
+                host_name(host.as_str().unwrap_or(""), &path.child("hosts").index(j), errors);
             }
             if !tls.text("secretName").is_empty() {
                 let secret = tls.text("secretName");
-                rules::name(secret, names::dns1123_subdomain, &path.at("secretName"), errors);
+                rules::validate_name(secret, names::dns1123_subdomain, &path.child("secretName"), errors);
             }
         }
         if let Some(class) = spec.at("ingressClassName").as_str() {
-            rules::name(class, names::dns1123_subdomain, &path.at("ingressClassName"), errors);
+            rules::validate_name(class, names::dns1123_subdomain, &path.child("ingressClassName"), errors);
         }
     }
 
-    fn validate_create(&self, new: &Value, errors: &mut Errors) {
+    fn validate_create(&self, new: &Value, errors: &mut ErrorList) {
         let class = new.path("spec.ingressClassName").as_str();
         if let (Some(class), Some(annotation)) =
             (class, rules::annotations(new).at(CLASS_ANNOTATION).as_str())
             && class != annotation
         {
-            let path = Path::new("annotations").at(CLASS_ANNOTATION);
+            let path = Path::new("annotations").child(CLASS_ANNOTATION);
             errors.invalid(&path, annotation, "must match `ingressClassName` when both are specified");
         }
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         let path = Path::new("status.loadBalancer.ingress");
         for (i, ingress) in new.path("status.loadBalancer").items("ingress").iter().enumerate() {
             let path = path.index(i);
             if !ingress.text("ip").is_empty() {
-                rules::name(ingress.text("ip"), names::ip_any_form, &path.at("ip"), errors);
+                rules::validate_name(ingress.text("ip"), names::ip_any_form, &path.child("ip"), errors);
             }
             let host = ingress.text("hostname");
             if !host.is_empty() {
-                rules::name(host, names::dns1123_subdomain, &path.at("hostname"), errors);
-                not_an_ip(host, &path.at("hostname"), errors);
+                rules::validate_name(host, names::dns1123_subdomain, &path.child("hostname"), errors);
+                not_an_ip(host, &path.child("hostname"), errors);
             }
         }
     }
@@ -81,28 +81,28 @@ impl Kind for Ingress {
     }
 }
 
-fn host_name(host: &str, path: &Path, errors: &mut Errors) {
+fn host_name(host: &str, path: &Path, errors: &mut ErrorList) {
     let rule = if host.contains('*') { names::wildcard_dns1123_subdomain } else { names::dns1123_subdomain };
-    rules::name(host, rule, path, errors);
+    rules::validate_name(host, rule, path, errors);
 }
 
-fn not_an_ip(host: &str, path: &Path, errors: &mut Errors) {
+fn not_an_ip(host: &str, path: &Path, errors: &mut ErrorList) {
     if ip::parse(host).is_some() {
         errors.invalid(path, host, "must be a DNS name, not an IP address");
     }
 }
 
-fn check_rule(rule: &Value, path: &Path, errors: &mut Errors) {
+fn check_rule(rule: &Value, path: &Path, errors: &mut ErrorList) {
     let host = rule.text("host");
     if !host.is_empty() {
-        not_an_ip(host, &path.at("host"), errors);
-        host_name(host, &path.at("host"), errors);
+        not_an_ip(host, &path.child("host"), errors);
+        host_name(host, &path.child("host"), errors);
     }
     let http = rule.at("http");
     if http.is_null() {
         return;
     }
-    let path = path.at("http.paths");
+    let path = path.child("http.paths");
     if http.items("paths").is_empty() {
         errors.required(&path, "");
     }
@@ -111,16 +111,16 @@ fn check_rule(rule: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_path(http_path: &Value, path: &Path, errors: &mut Errors) {
+fn check_path(http_path: &Value, path: &Path, errors: &mut ErrorList) {
     let text = http_path.text("path");
-    let at = path.at("path");
+    let at = path.child("path");
     let Some(kind) = http_path.at("pathType").as_str() else {
-        errors.required(&path.at("pathType"), "pathType must be specified");
+        errors.required(&path.child("pathType"), "pathType must be specified");
         return;
     };
     let strict = matches!(kind, "Exact" | "Prefix");
     if !PATH_TYPES.contains(&kind) {
-        errors.not_supported(&path.at("pathType"), kind, PATH_TYPES);
+        errors.not_supported(&path.child("pathType"), kind, PATH_TYPES);
     } else if !text.starts_with('/') && (strict || !text.is_empty()) {
         errors.invalid(&at, text, "must be an absolute path");
     }
@@ -136,24 +136,24 @@ fn check_path(http_path: &Value, path: &Path, errors: &mut Errors) {
             }
         }
     }
-    backend(http_path.at("backend"), &path.at("backend"), errors);
+    validate_backend(http_path.at("backend"), &path.child("backend"), errors);
 }
 
-fn backend(backend: &Value, path: &Path, errors: &mut Errors) {
+fn validate_backend(backend: &Value, path: &Path, errors: &mut ErrorList) {
     let (resource, service) = (backend.at("resource"), backend.at("service"));
     match (resource.is_null(), service.is_null()) {
         (false, false) => errors.invalid(path, "", "cannot set both resource and service backends"),
         (true, true) => errors.invalid(path, "", "resource or service backend is required"),
-        (false, true) => object_reference(resource, &path.at("resource"), errors),
+        (false, true) => object_reference(resource, &path.child("resource"), errors),
         (true, false) => {
-            let name_path = path.at("service.name");
-            rules::required_name(service.text("name"), names::dns1123_label, &name_path, errors);
+            let name_path = path.child("service.name");
+            rules::validate_required_name(service.text("name"), names::dns1123_label, &name_path, errors);
             let port = service.at("port");
             match (port.text("name"), port.int("number").unwrap_or(0)) {
                 ("", 0) => errors.required(path, "port name or number is required"),
-                ("", number) => rules::port_number(number, &path.at("service.port.number"), errors),
+                ("", number) => rules::port_number(number, &path.child("service.port.number"), errors),
                 (name, 0) => {
-                    rules::name(name, names::port_name, &path.at("service.port.name"), errors);
+                    rules::validate_name(name, names::port_name, &path.child("service.port.name"), errors);
                 }
                 _ => errors.invalid(path, "", "cannot set both port name & port number"),
             }
@@ -162,12 +162,17 @@ fn backend(backend: &Value, path: &Path, errors: &mut Errors) {
 }
 
 /// A group, kind and name that stand for an object.
-pub(super) fn object_reference(reference: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn object_reference(reference: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(group) = reference.at("apiGroup").as_str() {
-        rules::name(group, names::dns1123_subdomain, &path.at("apiGroup"), errors);
+        rules::validate_name(group, names::dns1123_subdomain, &path.child("apiGroup"), errors);
     }
     for field in ["kind", "name"] {
-        rules::required_name(reference.text(field), names::path_segment_name, &path.at(field), errors);
+        rules::validate_required_name(
+            reference.text(field),
+            names::path_segment_name,
+            &path.child(field),
+            errors,
+        );
     }
 }
 
@@ -179,7 +184,7 @@ mod tests {
     use crate::core::testing::{check, lines, parse};
 
     #[test]
-    fn ingresses() {
+    fn validates_ingresses() {
         check(
             &Ingress,
             r#"{"spec": {"rules": [{"host": "*.example.com", "http": {"paths": [{"path": "/", "pathType": "Prefix",
@@ -224,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn status() {
+    fn validates_status() {
         let obj =
             parse(r#"{"status": {"loadBalancer": {"ingress": [{"ip": "x"}, {"hostname": "1.2.3.4"}]}}}"#);
-        let mut errors = Errors::default();
-        Ingress.validate_status(&obj, &obj, &mut errors);
+        let mut errors = ErrorList::default();
+        Ingress.validate_status_update(&obj, &obj, &mut errors);
         expect![[r#"
             status.loadBalancer.ingress[0].ip: Invalid value: "x": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)
             status.loadBalancer.ingress[1].hostname: Invalid value: "1.2.3.4": must be a DNS name, not an IP address

@@ -4,52 +4,52 @@ use serde_json::Value;
 
 use super::ingress::object_reference;
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct IngressClass;
 
-const MAX_CONTROLLER: usize = 250;
+const MAX_CONTROLLER_BYTES: usize = 250;
 
-impl Kind for IngressClass {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for IngressClass {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let controller_path = Path::new("spec.controller");
-        if spec.text("controller").len() > MAX_CONTROLLER {
-            errors.too_long(&controller_path, MAX_CONTROLLER);
+        if spec.text("controller").len() > MAX_CONTROLLER_BYTES {
+            errors.too_long(&controller_path, MAX_CONTROLLER_BYTES);
         }
         names::domain_prefixed_path(spec.text("controller"), &controller_path, errors);
         let parameters = spec.at("parameters");
         if !parameters.is_null() {
             let path = Path::new("spec.parameters");
             object_reference(parameters, &path, errors);
-            scope(parameters, &path, errors);
+            validate_scope(parameters, &path, errors);
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let path = Path::new("spec.controller");
-        meta::immutable(new.path("spec.controller"), old.path("spec.controller"), &path, errors);
+        meta::validate_immutable(new.path("spec.controller"), old.path("spec.controller"), &path, errors);
     }
 }
 
-fn scope(parameters: &Value, path: &Path, errors: &mut Errors) {
+fn validate_scope(parameters: &Value, path: &Path, errors: &mut ErrorList) {
     let namespace = parameters.at("namespace").as_str();
-    let namespace_path = path.at("namespace");
+    let namespace_path = path.child("namespace");
     match parameters.at("scope").as_str() {
-        None => errors.required(&path.at("scope"), ""),
+        None => errors.required(&path.child("scope"), ""),
         Some("Namespace") => match namespace {
             None => errors.required(&namespace_path, "`parameters.scope` is set to 'Namespace'"),
-            Some(namespace) => rules::name(namespace, names::dns1123_label, &namespace_path, errors),
+            Some(namespace) => rules::validate_name(namespace, names::dns1123_label, &namespace_path, errors),
         },
         Some("Cluster") => {
             if namespace.is_some() {
                 errors.forbidden(&namespace_path, "`parameters.scope` is set to 'Cluster'");
             }
         }
-        Some(other) => errors.not_supported(&path.at("scope"), other, &["Cluster", "Namespace"]),
+        Some(other) => errors.not_supported(&path.child("scope"), other, &["Cluster", "Namespace"]),
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn classes() {
+    fn validates_ingress_classes() {
         let good = r#"{"spec": {"controller": "acme.io/lb", "parameters": {"apiGroup": "k8s.acme.io",
             "kind": "Parameters", "name": "x", "scope": "Cluster"}}}"#;
         check(&IngressClass, good, &expect![""]);

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
 /// A network, its host bits clear.
@@ -32,7 +32,7 @@ impl Cidr {
             (IpAddr::V6(_), v4 @ IpAddr::V4(_)) if bits >= 96 => (v4, bits - 96),
             _ => (addr, bits),
         };
-        Some(Cidr { addr: names::masked(addr, bits), bits })
+        Some(Cidr { addr: names::mask(addr, bits), bits })
     }
 
     pub fn is_v6(self) -> bool {
@@ -40,7 +40,7 @@ impl Cidr {
     }
 
     pub fn contains(self, ip: IpAddr) -> bool {
-        ip.is_ipv6() == self.is_v6() && names::masked(ip, self.bits) == self.addr
+        ip.is_ipv6() == self.is_v6() && names::mask(ip, self.bits) == self.addr
     }
 
     pub fn prefix_length(self) -> u8 {
@@ -59,7 +59,7 @@ impl Cidr {
 
     /// One less than the number of addresses, which itself may not fit.
     fn host_mask(self) -> u128 {
-        let host_bits = width(self.addr).saturating_sub(self.bits);
+        let host_bits = address_bits(self.addr).saturating_sub(self.bits);
         1_u128.checked_shl(host_bits.into()).map_or(u128::MAX, |size| size - 1)
     }
 }
@@ -87,7 +87,7 @@ pub fn from_number(number: u128, v6: bool) -> IpAddr {
 }
 
 /// Complains about addresses that no endpoint may have.
-pub fn check_endpoint(value: &str, path: &Path, errors: &mut Errors) {
+pub fn check_endpoint(value: &str, path: &Path, errors: &mut ErrorList) {
     let Some(ip) = parse(value) else {
         errors.invalid(path, value, "must be a valid IP address");
         return;
@@ -112,7 +112,7 @@ pub fn check_endpoint(value: &str, path: &Path, errors: &mut Errors) {
 }
 
 /// A warning about an address in an unusual spelling.
-pub fn warning(value: &str, path: &Path) -> Option<String> {
+pub fn format_warning(value: &str, path: &Path) -> Option<String> {
     let written = names::parse_ip(value)?;
     let ip = written.to_canonical();
     if !names::ip_any_form(value).is_empty() {
@@ -132,11 +132,11 @@ pub fn cidr_warnings(value: &str, path: &Path) -> Vec<String> {
     if ip != network.addr {
         warnings.push(format!(
             "{path}: CIDR value {value:?} is ambiguous in this context (should be \"{network}\" or \"{ip}/{}\"?)",
-            width(ip),
+            address_bits(ip),
         ));
     }
-    let spelling = names::cidr_any_form(value);
-    if spelling.iter().any(|wrong| !wrong.contains("beyond the prefix length")) {
+    let cidr_errors = names::cidr_any_form(value);
+    if cidr_errors.iter().any(|wrong| !wrong.contains("beyond the prefix length")) {
         warnings.push(format!("{path}: non-standard CIDR value {value:?} is invalid: use \"{network}\""));
     }
     if warnings.is_empty() && network.is_v6() && network.to_string() != value {
@@ -147,7 +147,7 @@ pub fn cidr_warnings(value: &str, path: &Path) -> Vec<String> {
     warnings
 }
 
-fn width(addr: IpAddr) -> u8 {
+fn address_bits(addr: IpAddr) -> u8 {
     if addr.is_ipv6() { 128 } else { 32 }
 }
 
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks() {
+    fn cidr_parsing() {
         let cidr = Cidr::parse("192.168.1.77/24").unwrap();
         assert_eq!(cidr.to_string(), "192.168.1.0/24");
         assert_eq!(cidr.last().to_string(), "192.168.1.255");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints() {
+    fn validates_endpoint_addresses() {
         for (value, expected) in [
             ("10.0.0.1", ""),
             ("127.0.0.1", "loopback"),
@@ -180,7 +180,7 @@ mod tests {
             ("ff02::1", "link-local multicast"),
             ("0.0.0.0", "may not be unspecified (0.0.0.0)"),
         ] {
-            let mut errors = Errors::default();
+            let mut errors = ErrorList::default();
             check_endpoint(value, &Path::new("f"), &mut errors);
             let got: String = errors.0.iter().map(|c| c.message.as_str()).collect();
             assert_eq!(got.is_empty(), expected.is_empty(), "{value}: {got}");
@@ -189,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn warnings() {
+    fn returns_format_warnings() {
         let path = Path::new("f");
-        assert_eq!(warning("10.0.0.1", &path), None);
+        assert_eq!(format_warning("10.0.0.1", &path), None);
         assert_eq!(
-            warning("010.0.0.1", &path).unwrap(),
+            format_warning("010.0.0.1", &path).unwrap(),
             "f: non-standard IP address \"010.0.0.1\" is invalid: use \"10.0.0.1\""
         );
         assert_eq!(

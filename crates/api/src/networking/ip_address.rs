@@ -3,18 +3,18 @@
 use serde_json::Value;
 
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::{NameFormat, RestStrategy};
 use crate::{meta, names};
 
 pub struct IPAddress;
 
-impl Kind for IPAddress {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for IPAddress {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let name = obj.at("metadata").text("name");
         if !name.is_empty() {
-            rules::name(name, names::ip, &Path::new("metadata.name"), errors);
+            rules::validate_name(name, names::ip, &Path::new("metadata.name"), errors);
         }
         let path = Path::new("spec.parentRef");
         let parent = obj.path("spec.parentRef");
@@ -23,25 +23,35 @@ impl Kind for IPAddress {
             return;
         }
         if !parent.text("group").is_empty() {
-            rules::name(parent.text("group"), names::dns1123_subdomain, &path.at("group"), errors);
+            rules::validate_name(
+                parent.text("group"),
+                names::dns1123_subdomain,
+                &path.child("group"),
+                errors,
+            );
         }
         for field in ["resource", "name"] {
-            rules::required_name(parent.text(field), names::path_segment_name, &path.at(field), errors);
+            rules::validate_required_name(
+                parent.text(field),
+                names::path_segment_name,
+                &path.child(field),
+                errors,
+            );
         }
         if !parent.text("namespace").is_empty() {
             let namespace = parent.text("namespace");
-            rules::name(namespace, names::path_segment_name, &path.at("namespace"), errors);
+            rules::validate_name(namespace, names::path_segment_name, &path.child("namespace"), errors);
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let path = Path::new("spec.parentRef");
-        meta::immutable(new.path("spec.parentRef"), old.path("spec.parentRef"), &path, errors);
+        meta::validate_immutable(new.path("spec.parentRef"), old.path("spec.parentRef"), &path, errors);
     }
 
     /// The name is the address; `validate` sees to that.
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 }
 
@@ -53,7 +63,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn addresses() {
+    fn validates_ip_addresses() {
         let good = r#"{"metadata": {"name": "fd00::1"}, "spec": {"parentRef": {"resource": "services", "name": "a", "namespace": "b"}}}"#;
         check(&IPAddress, good, &expect![""]);
         check(

@@ -4,37 +4,42 @@ use serde_json::Value;
 
 use super::ip::{self, Cidr};
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 use crate::names;
+use crate::strategy::RestStrategy;
 
 pub struct NetworkPolicy;
 
 /// The rules' field, and the peers' field in a rule.
-const DIRECTIONS: [(&str, &str); 2] = [("ingress", "from"), ("egress", "to")];
+const RULE_FIELDS: [(&str, &str); 2] = [("ingress", "from"), ("egress", "to")];
 const POLICY_TYPES: &[&str] = &["Ingress", "Egress"];
 
-impl Kind for NetworkPolicy {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for NetworkPolicy {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
         let selector = spec.at("podSelector");
-        meta::label_selector(selector, &path.at("podSelector"), SelectorOptions::default(), errors);
-        for (direction, peers) in DIRECTIONS {
+        meta::validate_label_selector(
+            selector,
+            &path.child("podSelector"),
+            SelectorOptions::default(),
+            errors,
+        );
+        for (direction, peers) in RULE_FIELDS {
             for (i, rule) in spec.items(direction).iter().enumerate() {
-                let path = path.at(direction).index(i);
+                let path = path.child(direction).index(i);
                 for (j, port) in rule.items("ports").iter().enumerate() {
-                    check_port(port, &path.at("ports").index(j), errors);
+                    check_port(port, &path.child("ports").index(j), errors);
                 }
                 for (j, peer) in rule.items(peers).iter().enumerate() {
-                    check_peer(peer, &path.at(peers).index(j), errors);
+                    check_peer(peer, &path.child(peers).index(j), errors);
                 }
             }
         }
         let types = spec.items("policyTypes");
-        let path = path.at("policyTypes");
+        let path = path.child("policyTypes");
         if types.len() > POLICY_TYPES.len() {
             let detail = "may not specify more than two policyTypes";
             errors.invalid(&path, spec.at("policyTypes").clone(), detail);
@@ -47,14 +52,15 @@ impl Kind for NetworkPolicy {
 
     fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (direction, peers) in DIRECTIONS {
+        for (direction, peers) in RULE_FIELDS {
             for (i, rule) in new.at("spec").items(direction).iter().enumerate() {
                 for (j, peer) in rule.items(peers).iter().enumerate() {
                     let block = peer.at("ipBlock");
-                    let path = Path::new("spec").at(direction).index(i).at(peers).index(j).at("ipBlock");
-                    warnings.extend(ip::cidr_warnings(block.text("cidr"), &path.at("cidr")));
+                    let path =
+                        Path::new("spec").child(direction).index(i).child(peers).index(j).child("ipBlock");
+                    warnings.extend(ip::cidr_warnings(block.text("cidr"), &path.child("cidr")));
                     for (k, except) in block.items("except").iter().enumerate() {
-                        let path = path.at("except").index(k);
+                        let path = path.child("except").index(k);
                         warnings.extend(ip::cidr_warnings(except.as_str().unwrap_or(""), &path));
                     }
                 }
@@ -64,17 +70,17 @@ impl Kind for NetworkPolicy {
     }
 }
 
-fn check_port(port: &Value, path: &Path, errors: &mut Errors) {
-    rules::one_of_if_set(port.at("protocol"), &["TCP", "UDP", "SCTP"], &path.at("protocol"), errors);
+fn check_port(port: &Value, path: &Path, errors: &mut ErrorList) {
+    rules::one_of_if_set(port.at("protocol"), &["TCP", "UDP", "SCTP"], &path.child("protocol"), errors);
     let end = port.int("endPort");
-    let end_path = path.at("endPort");
+    let end_path = path.child("endPort");
     let start = port.at("port");
     if !start.is_null() {
         let ends_after_name = end.filter(|_| start.is_string());
         if let Some(end) = ends_after_name {
             errors.invalid(&end_path, end, "may not be specified when `port` is non-numeric");
         }
-        rules::port_number_or_name(start, &path.at("port"), errors);
+        rules::port_number_or_name(start, &path.child("port"), errors);
         if let (Some(start), Some(end)) = (start.as_i64(), end) {
             if end < start {
                 errors.invalid(&end_path, start, "must be greater than or equal to `port`");
@@ -86,16 +92,21 @@ fn check_port(port: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_peer(peer: &Value, path: &Path, errors: &mut Errors) {
+fn check_peer(peer: &Value, path: &Path, errors: &mut ErrorList) {
     let mut peers = 0;
     for field in ["podSelector", "namespaceSelector"] {
         if peer.has(field) {
             peers += 1;
-            meta::label_selector(peer.at(field), &path.at(field), SelectorOptions::default(), errors);
+            meta::validate_label_selector(
+                peer.at(field),
+                &path.child(field),
+                SelectorOptions::default(),
+                errors,
+            );
         }
     }
     if peer.has("ipBlock") {
-        ip_block(peer.at("ipBlock"), &path.at("ipBlock"), errors);
+        ip_block(peer.at("ipBlock"), &path.child("ipBlock"), errors);
         if peers > 0 {
             errors.forbidden(path, "may not specify both ipBlock and another peer");
         }
@@ -104,14 +115,14 @@ fn check_peer(peer: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn ip_block(block: &Value, path: &Path, errors: &mut Errors) {
+fn ip_block(block: &Value, path: &Path, errors: &mut ErrorList) {
     let text = block.text("cidr");
-    rules::required_name(text, names::cidr_any_form, &path.at("cidr"), errors);
+    rules::validate_required_name(text, names::cidr_any_form, &path.child("cidr"), errors);
     let Some(cidr) = Cidr::parse(text) else { return };
     for (i, except) in block.items("except").iter().enumerate() {
-        let path = path.at("except").index(i);
+        let path = path.child("except").index(i);
         let text = except.as_str().unwrap_or("");
-        rules::name(text, names::cidr_any_form, &path, errors);
+        rules::validate_name(text, names::cidr_any_form, &path, errors);
         if let Some(except) = Cidr::parse(text)
             && (!cidr.contains(except.first()) || cidr.prefix_length() >= except.prefix_length())
         {
@@ -128,7 +139,7 @@ mod tests {
     use crate::core::testing::check;
 
     #[test]
-    fn policies() {
+    fn validates_network_policies() {
         check(
             &NetworkPolicy,
             r#"{"spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [

@@ -4,15 +4,15 @@ use serde_json::Value;
 
 use super::ip::Cidr;
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
+use crate::strategy::RestStrategy;
 
 pub struct ServiceCIDR;
 
-impl Kind for ServiceCIDR {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ServiceCIDR {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let path = Path::new("spec.cidrs");
         let spec = obj.at("spec");
         let cidrs = cidrs(obj);
@@ -22,7 +22,7 @@ impl Kind for ServiceCIDR {
             _ => return errors.invalid(&path, spec.clone(), "may only hold up to 2 values"),
         }
         for (i, cidr) in cidrs.iter().enumerate() {
-            rules::name(cidr, names::cidr, &path.index(i), errors);
+            rules::validate_name(cidr, names::cidr, &path.index(i), errors);
         }
         let parsed: Vec<Cidr> = cidrs.iter().filter_map(|cidr| Cidr::parse(cidr)).collect();
         if let [one, other] = parsed[..]
@@ -35,7 +35,7 @@ impl Kind for ServiceCIDR {
     }
 
     /// A second family may be added; nothing else changes.
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let path = Path::new("spec.cidrs");
         let (after, before) = (cidrs(new), cidrs(old));
         if after.len() != before.len() && (before.len(), after.len()) != (1, 2) {
@@ -62,7 +62,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn ranges() {
+    fn validates_service_cidrs() {
         let one = r#"{"spec": {"cidrs": ["10.0.0.0/24"]}}"#;
         let two = r#"{"spec": {"cidrs": ["10.0.0.0/24", "fd00::/112"]}}"#;
         check(&ServiceCIDR, two, &expect![""]);

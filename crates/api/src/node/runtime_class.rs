@@ -4,40 +4,45 @@ use serde_json::Value;
 
 use super::deprecated_label;
 use crate::core::{pod, resources, rules};
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct RuntimeClass;
 
-impl Kind for RuntimeClass {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        rules::required_name(obj.text("handler"), names::dns1123_label, &Path::new("handler"), errors);
+impl RestStrategy for RuntimeClass {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        rules::validate_required_name(
+            obj.text("handler"),
+            names::dns1123_label,
+            &Path::new("handler"),
+            errors,
+        );
         for (name, amount) in obj.at("overhead").entries("podFixed") {
             let path = Path::new("overhead.limits").key(name);
-            resources::container_name(name, &path, errors);
-            resources::quantity(name, amount, &path, errors);
+            resources::validate_container_resource_name(name, &path, errors);
+            resources::validate_quantity(name, amount, &path, errors);
         }
         let scheduling = obj.at("scheduling");
         let path = Path::new("scheduling");
-        meta::labels(scheduling.at("nodeSelector"), &path.at("nodeSelector"), errors);
-        let path = path.at("tolerations");
+        meta::validate_labels(scheduling.at("nodeSelector"), &path.child("nodeSelector"), errors);
+        let path = path.child("tolerations");
         let tolerations = scheduling.items("tolerations");
         pod::tolerations(errors, tolerations, &path);
         let key = |toleration: &Value| {
             ["key", "operator", "value", "effect"].map(|field| toleration.text(field).to_owned())
         };
-        let repeated = rules::repeated(tolerations.iter().map(key));
+        let repeated = rules::find_duplicates(tolerations.iter().map(key));
         for (i, toleration) in tolerations.iter().enumerate() {
             if repeated[i] {
-                errors.push(Reason::Duplicate, &path.index(i), shown_duplicate(toleration));
+                errors.push(ErrorType::Duplicate, &path.index(i), render_duplicate(toleration));
             }
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        meta::immutable(new.at("handler"), old.at("handler"), &Path::new("handler"), errors);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        meta::validate_immutable(new.at("handler"), old.at("handler"), &Path::new("handler"), errors);
     }
 
     fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
@@ -50,7 +55,7 @@ impl Kind for RuntimeClass {
 }
 
 /// Upstream prints its own struct.
-fn shown_duplicate(toleration: &Value) -> String {
+fn render_duplicate(toleration: &Value) -> String {
     let text = |field: &str| Value::from(toleration.text(field));
     format!(
         "Duplicate value: {{\"Key\":{},\"Operator\":{},\"Value\":{},\"Effect\":{},\"TolerationSeconds\":{}}}",
@@ -70,7 +75,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn classes() {
+    fn validates_runtime_classes() {
         check(&RuntimeClass, r#"{"handler": "runc", "overhead": {"podFixed": {"cpu": "1"}}}"#, &expect![""]);
         check(
             &RuntimeClass,

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::Status;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 /// Checks an Eviction of the pod `name`, where `dry_run` is the request's own `dryRun` parameter. On success
 /// gives the delete options to use.
@@ -16,9 +16,9 @@ pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<
     let mut options = eviction.at("deleteOptions").clone();
     let forced = "ignoreStoreReadErrorWithClusterBreakingPotential";
     if options.flag(forced) {
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         errors.invalid(
-            &Path::new("deleteOptions").at(forced),
+            &Path::new("deleteOptions").child(forced),
             true,
             "can not be set for pod eviction, try after removing the option",
         );
@@ -27,15 +27,16 @@ pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<
     if options.is_null() {
         options = Value::Object(serde_json::Map::new());
     }
-    let asked: Vec<&str> = options.items("dryRun").iter().filter_map(Value::as_str).collect();
-    if asked.is_empty() {
+    let requested_dry_run: Vec<&str> = options.items("dryRun").iter().filter_map(Value::as_str).collect();
+    if requested_dry_run.is_empty() {
         if !dry_run.is_empty() {
             options.set("dryRun", dry_run);
         }
-    } else if !dry_run.is_empty() && asked != dry_run {
-        let (asked, dry_run) = (asked.join(" "), dry_run.join(" "));
-        let message =
-            format!("Non-matching dry-run options in request and content: [{dry_run}] and [{asked}]");
+    } else if !dry_run.is_empty() && requested_dry_run != dry_run {
+        let (requested_dry_run, dry_run) = (requested_dry_run.join(" "), dry_run.join(" "));
+        let message = format!(
+            "Non-matching dry-run options in request and content: [{dry_run}] and [{requested_dry_run}]"
+        );
         return Err(Status::failure(500, "InternalError", message));
     }
     Ok(options)

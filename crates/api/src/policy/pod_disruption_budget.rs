@@ -2,66 +2,71 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path, Reason};
+use crate::field::{ErrorList, ErrorType, Path};
 use crate::intstr::IntOrString;
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 use crate::names;
+use crate::strategy::RestStrategy;
 
 pub struct PodDisruptionBudget;
 
-impl Kind for PodDisruptionBudget {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for PodDisruptionBudget {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         if spec.has("minAvailable") && spec.has("maxUnavailable") {
-            let shown = inner_form(spec);
+            let rendered = internal_format(spec);
             let message =
-                format!("Invalid value: {shown}: minAvailable and maxUnavailable cannot be both set");
-            errors.push(Reason::Invalid, &path, message);
+                format!("Invalid value: {rendered}: minAvailable and maxUnavailable cannot be both set");
+            errors.push(ErrorType::Invalid, &path, message);
         }
         for field in ["minAvailable", "maxUnavailable"] {
             if spec.has(field) {
-                count(spec.at(field), &path.at(field), errors);
+                validate_count(spec.at(field), &path.child(field), errors);
             }
         }
-        meta::label_selector(spec.at("selector"), &path.at("selector"), SelectorOptions::default(), errors);
+        meta::validate_label_selector(
+            spec.at("selector"),
+            &path.child("selector"),
+            SelectorOptions::default(),
+            errors,
+        );
         if spec.has("unhealthyPodEvictionPolicy") {
             let policy = spec.text("unhealthyPodEvictionPolicy");
             let known = ["AlwaysAllow", "IfHealthyBudget"];
             if !known.contains(&policy) {
-                errors.not_supported(&path.at("unhealthyPodEvictionPolicy"), policy, &known);
+                errors.not_supported(&path.child("unhealthyPodEvictionPolicy"), policy, &known);
             }
         }
     }
 
-    fn validate_status(&self, new: &Value, _old: &Value, errors: &mut Errors) {
+    fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
         let (status, path) = (new.at("status"), Path::new("status"));
-        meta::conditions(status.at("conditions"), &path.at("conditions"), errors);
+        meta::validate_conditions(status.at("conditions"), &path.child("conditions"), errors);
         for field in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
-            meta::non_negative(status.at(field), &path.at(field), errors);
+            meta::validate_non_negative(status.at(field), &path.child(field), errors);
         }
     }
 }
 
 /// A number of pods, or a share of them.
-fn count(value: &Value, path: &Path, errors: &mut Errors) {
-    match IntOrString::read(value) {
+fn validate_count(value: &Value, path: &Path, errors: &mut ErrorList) {
+    match IntOrString::from_value(value) {
         Some(IntOrString::Text(text)) => {
-            let problems = names::percent(text);
-            let more = problems.is_empty()
+            let messages = names::percent(text);
+            let more = messages.is_empty()
                 && text.strip_suffix('%').and_then(|n| n.parse::<i64>().ok()).is_none_or(|n| n > 100);
-            errors.invalid_each(path, text, problems);
+            errors.invalid_each(path, text, messages);
             if more {
                 errors.invalid(path, text, "must not be greater than 100%");
             }
         }
-        _ => meta::non_negative(value, path, errors),
+        _ => meta::validate_non_negative(value, path, errors),
     }
 }
 
 /// The spec as upstream prints it: the fields' inner names, in their inner order.
-fn inner_form(spec: &Value) -> String {
+fn internal_format(spec: &Value) -> String {
     let mut selector = spec.at("selector").to_string();
     if spec.at("selector").is_object() {
         let parts: Vec<String> = ["matchLabels", "matchExpressions"]

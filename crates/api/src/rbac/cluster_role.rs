@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct ClusterRole;
 
-impl Kind for ClusterRole {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        super::rules(obj.items("rules"), false, &Path::new("rules"), errors);
+impl RestStrategy for ClusterRole {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        super::validate_rules(obj.items("rules"), false, &Path::new("rules"), errors);
         let aggregation = obj.at("aggregationRule");
         if aggregation.is_null() {
             return;
@@ -24,7 +24,7 @@ impl Kind for ClusterRole {
         for (i, selector) in selectors.iter().enumerate() {
             let path = path.index(i);
             let before = errors.0.len();
-            meta::label_selector(selector, &path, SelectorOptions::default(), errors);
+            meta::validate_label_selector(selector, &path, SelectorOptions::default(), errors);
             if errors.0.len() > before {
                 // A selector that does not parse is upstream's null.
                 errors.invalid(&path, Value::Null, "invalid label selector.");
@@ -32,7 +32,7 @@ impl Kind for ClusterRole {
         }
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 }

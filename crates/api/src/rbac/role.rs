@@ -2,18 +2,18 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::{Kind, NameRule};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct Role;
 
-impl Kind for Role {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        super::rules(obj.items("rules"), true, &Path::new("rules"), errors);
+impl RestStrategy for Role {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        super::validate_rules(obj.items("rules"), true, &Path::new("rules"), errors);
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 }

@@ -2,21 +2,21 @@
 
 use serde_json::Value;
 
-use crate::field::Errors;
-use crate::kind::{Kind, NameRule};
+use crate::field::ErrorList;
+use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct RoleBinding;
 
-impl Kind for RoleBinding {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        super::binding(obj, true, &["Role", "ClusterRole"], errors);
+impl RestStrategy for RoleBinding {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        super::validate_binding(obj, true, &["Role", "ClusterRole"], errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        super::same_role(new, old, errors);
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        super::validate_role_ref_unchanged(new, old, errors);
     }
 
-    fn name_rule(&self) -> NameRule {
-        NameRule::PathSegment
+    fn name_format(&self) -> NameFormat {
+        NameFormat::PathSegment
     }
 }

@@ -5,41 +5,54 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 
 use super::{
-    MAX_CONFIG, MAX_REQUESTS, TAINT_EFFECTS, configuration, each, each_once, fully_qualified, label,
-    own_text, selectors,
+    MAX_CONFIGS, MAX_REQUESTS, TAINT_EFFECTS, string_value, validate_configuration,
+    validate_fully_qualified_name, validate_label, validate_list, validate_selectors, validate_unique_list,
 };
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::{meta, names};
 
 const MAX_CONSTRAINTS: usize = 32;
-const MAX_ALTERNATIVES: usize = 8;
+const MAX_FIRST_AVAILABLE: usize = 8;
 
 /// A `ResourceClaimSpec`.
-pub(super) fn spec(spec: &Value, path: &Path, errors: &mut Errors) {
-    let (devices, path) = (spec.at("devices"), path.at("devices"));
-    let known = RequestNames::of(devices);
+pub(super) fn validate_claim_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
+    let (devices, path) = (spec.at("devices"), path.child("devices"));
+    let known = RequestNames::from_devices(devices);
     let name = |item: &Value| item.text("name").to_owned();
-    each_once(devices.items("requests"), MAX_REQUESTS, &path.at("requests"), errors, request, name);
+    validate_unique_list(
+        devices.items("requests"),
+        MAX_REQUESTS,
+        &path.child("requests"),
+        errors,
+        validate_request,
+        name,
+    );
     let constraints = devices.items("constraints");
-    each(constraints, MAX_CONSTRAINTS, &path.at("constraints"), errors, |item, path, errors| {
-        constraint(item, &known, path, errors);
+    validate_list(constraints, MAX_CONSTRAINTS, &path.child("constraints"), errors, |item, path, errors| {
+        validate_constraint(item, &known, path, errors);
     });
-    each(devices.items("config"), MAX_CONFIG, &path.at("config"), errors, |item, path, errors| {
-        request_references(item, &known, path, errors);
-        configuration(item, path, errors);
-    });
+    validate_list(
+        devices.items("config"),
+        MAX_CONFIGS,
+        &path.child("config"),
+        errors,
+        |item, path, errors| {
+            request_references(item, &known, path, errors);
+            validate_configuration(item, path, errors);
+        },
+    );
 }
 
 /// The requests of a claim, and their alternatives.
 pub(super) struct RequestNames<'a>(HashMap<&'a str, HashSet<&'a str>>);
 
 impl<'a> RequestNames<'a> {
-    pub(super) fn of(devices: &'a Value) -> RequestNames<'a> {
-        let alternatives =
+    pub(super) fn from_devices(devices: &'a Value) -> RequestNames<'a> {
+        let sub_requests =
             |request: &'a Value| request.items("firstAvailable").iter().map(|sub| sub.text("name")).collect();
         let requests = devices.items("requests").iter();
-        RequestNames(requests.map(|request| (request.text("name"), alternatives(request))).collect())
+        RequestNames(requests.map(|request| (request.text("name"), sub_requests(request))).collect())
     }
 
     fn has(&self, name: &str) -> bool {
@@ -50,29 +63,36 @@ impl<'a> RequestNames<'a> {
     }
 }
 
-pub(super) fn request_references(of: &Value, known: &RequestNames, path: &Path, errors: &mut Errors) {
-    let check = |item: &Value, path: &Path, errors: &mut Errors| {
+pub(super) fn request_references(of: &Value, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
+    let check = |item: &Value, path: &Path, errors: &mut ErrorList| {
         request_reference(item.as_str().unwrap_or(""), known, path, errors);
     };
-    each_once(of.items("requests"), MAX_REQUESTS, &path.at("requests"), errors, check, own_text);
+    validate_unique_list(
+        of.items("requests"),
+        MAX_REQUESTS,
+        &path.child("requests"),
+        errors,
+        check,
+        string_value,
+    );
 }
 
-pub(super) fn request_reference(name: &str, known: &RequestNames, path: &Path, errors: &mut Errors) {
+pub(super) fn request_reference(name: &str, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
     const MESSAGE: &str = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
     if name.matches('/').count() > 1 {
         errors.invalid(path, name, MESSAGE);
         return;
     }
-    name.split('/').for_each(|part| label(part, path, errors));
+    name.split('/').for_each(|part| validate_label(part, path, errors));
     if !known.has(name) {
         errors.invalid(path, name, MESSAGE);
     }
 }
 
-fn request(request: &Value, path: &Path, errors: &mut Errors) {
-    label(request.text("name"), &path.at("name"), errors);
-    let alternatives = request.items("firstAvailable");
-    match (request.has("exactly"), !alternatives.is_empty()) {
+fn validate_request(request: &Value, path: &Path, errors: &mut ErrorList) {
+    validate_label(request.text("name"), &path.child("name"), errors);
+    let sub_requests = request.items("firstAvailable");
+    match (request.has("exactly"), !sub_requests.is_empty()) {
         (false, false) => {
             errors.required(path, "exactly one of `exactly` or `firstAvailable` is required");
         }
@@ -81,71 +101,78 @@ fn request(request: &Value, path: &Path, errors: &mut Errors) {
             Value::Null,
             "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
         ),
-        (true, false) => wanted(request.at("exactly"), &path.at("exactly"), errors),
+        (true, false) => validate_exact_request(request.at("exactly"), &path.child("exactly"), errors),
         (false, true) => {
-            let check = |item: &Value, path: &Path, errors: &mut Errors| {
-                label(item.text("name"), &path.at("name"), errors);
-                wanted(item, path, errors);
+            let check = |item: &Value, path: &Path, errors: &mut ErrorList| {
+                validate_label(item.text("name"), &path.child("name"), errors);
+                validate_exact_request(item, path, errors);
             };
             let name = |item: &Value| item.text("name").to_owned();
-            each_once(alternatives, MAX_ALTERNATIVES, &path.at("firstAvailable"), errors, check, name);
+            validate_unique_list(
+                sub_requests,
+                MAX_FIRST_AVAILABLE,
+                &path.child("firstAvailable"),
+                errors,
+                check,
+                name,
+            );
         }
     }
 }
 
 /// What an exact request and an alternative both say.
-fn wanted(request: &Value, path: &Path, errors: &mut Errors) {
+fn validate_exact_request(request: &Value, path: &Path, errors: &mut ErrorList) {
     let class = request.text("deviceClassName");
     if class.is_empty() {
-        errors.required(&path.at("deviceClassName"), "");
+        errors.required(&path.child("deviceClassName"), "");
     } else {
-        errors.invalid_each(&path.at("deviceClassName"), class, names::dns1123_subdomain(class));
+        errors.invalid_each(&path.child("deviceClassName"), class, names::dns1123_subdomain(class));
     }
-    selectors(request.items("selectors"), &path.at("selectors"), errors);
+    validate_selectors(request.items("selectors"), &path.child("selectors"), errors);
     let (mode, count) = (request.text("allocationMode"), request.int("count").unwrap_or(0));
     match mode {
         "All" if count != 0 => {
-            errors.invalid(&path.at("count"), count, "must not be specified when allocationMode is 'All'")
+            errors.invalid(&path.child("count"), count, "must not be specified when allocationMode is 'All'")
         }
         "ExactCount" if count <= 0 => {
-            errors.invalid(&path.at("count"), count, "must be greater than zero");
+            errors.invalid(&path.child("count"), count, "must be greater than zero");
         }
         "All" | "ExactCount" => {}
-        _ => errors.not_supported(&path.at("allocationMode"), mode, &["All", "ExactCount"]),
+        _ => errors.not_supported(&path.child("allocationMode"), mode, &["All", "ExactCount"]),
     }
     for (i, item) in request.items("tolerations").iter().enumerate() {
-        toleration(item, &path.at("tolerations").index(i), errors);
+        validate_toleration(item, &path.child("tolerations").index(i), errors);
     }
 }
 
-fn toleration(toleration: &Value, path: &Path, errors: &mut Errors) {
+fn validate_toleration(toleration: &Value, path: &Path, errors: &mut ErrorList) {
     let (key, value) = (toleration.text("key"), toleration.text("value"));
     if !key.is_empty() {
-        meta::label_name(key, &path.at("key"), errors);
+        meta::validate_label_name(key, &path.child("key"), errors);
     }
-    let at = path.at("value");
+    let at = path.child("value");
     match toleration.text("operator") {
         "Exists" if !value.is_empty() => errors.invalid(&at, value, "must be empty for operator `Exists`"),
         "Exists" => {}
         "Equal" => errors.invalid_each(&at, value, names::label_value(value)),
-        "" => errors.required(&path.at("operator"), ""),
-        other => errors.not_supported(&path.at("operator"), other, &["Equal", "Exists"]),
+        "" => errors.required(&path.child("operator"), ""),
+        other => errors.not_supported(&path.child("operator"), other, &["Equal", "Exists"]),
     }
     let effect = toleration.text("effect");
     if !effect.is_empty() && !TAINT_EFFECTS.contains(&effect) {
-        errors.not_supported(&path.at("effect"), effect, &TAINT_EFFECTS);
+        errors.not_supported(&path.child("effect"), effect, &TAINT_EFFECTS);
     }
 }
 
-fn constraint(constraint: &Value, known: &RequestNames, path: &Path, errors: &mut Errors) {
+fn validate_constraint(constraint: &Value, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
     request_references(constraint, known, path, errors);
     for field in ["matchAttribute", "distinctAttribute"] {
         if constraint.has(field) {
-            fully_qualified(constraint.text(field), &path.at(field), errors);
+            validate_fully_qualified_name(constraint.text(field), &path.child(field), errors);
             return;
         }
     }
-    let why =
+    let detail =
         "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
-    errors.required(path, why);
+    errors.required(path, detail);
 }

@@ -2,29 +2,32 @@
 
 use serde_json::Value;
 
-use super::{MAX_ID, TAINT_EFFECTS, binding_conditions, each, each_once, label, qualified};
+use super::{
+    MAX_ID_BYTES, TAINT_EFFECTS, validate_binding_conditions, validate_label, validate_list,
+    validate_qualified_name, validate_unique_list,
+};
 use crate::core::pod::node_selector;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::quantity::Quantity;
 use crate::{meta, names};
 
 const MAX_ATTRIBUTES_AND_CAPACITIES: usize = 32;
-const MAX_KEY: usize = 63 + 1 + MAX_ID;
-const MAX_TEXT: usize = 64;
+const MAX_KEY_BYTES: usize = 63 + 1 + MAX_ID_BYTES;
+const MAX_STRING_BYTES: usize = 64;
 const MAX_TAINTS: usize = 16;
 const MAX_COUNTERS: usize = 32;
 const MAX_CONSUMED_SETS: usize = 2;
 const MAX_VALID_VALUES: usize = 10;
 
-pub(super) fn device(
+pub(super) fn validate_device(
     device: &Value,
     old: Option<&Value>,
-    picks_nodes: bool,
+    per_device_node_selection: bool,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
-    label(device.text("name"), &path.at("name"), errors);
+    validate_label(device.text("name"), &path.child("name"), errors);
     let total = device.entries("attributes").count() + device.entries("capacity").count();
     if total > MAX_ATTRIBUTES_AND_CAPACITIES {
         let message = format!(
@@ -33,51 +36,51 @@ pub(super) fn device(
         errors.invalid(path, total, &message);
     }
     for (key, item) in device.entries("attributes") {
-        qualified(key, &path.at("attributes"), errors);
-        attribute(item, &path.at("attributes").key(&shortened(key)), errors);
+        validate_qualified_name(key, &path.child("attributes"), errors);
+        validate_attribute(item, &path.child("attributes").key(&truncate_middle(key)), errors);
     }
     let shared = device.flag("allowMultipleAllocations");
     for (key, item) in device.entries("capacity") {
-        qualified(key, &path.at("capacity"), errors);
-        capacity(item, shared, &path.at("capacity").key(&shortened(key)), errors);
+        validate_qualified_name(key, &path.child("capacity"), errors);
+        validate_capacity(item, shared, &path.child("capacity").key(&truncate_middle(key)), errors);
     }
-    if old.is_none_or(|old| !meta::same(old.at("taints"), device.at("taints"))) {
-        each(device.items("taints"), MAX_TAINTS, &path.at("taints"), errors, taint);
+    if old.is_none_or(|old| !meta::semantic_equal(old.at("taints"), device.at("taints"))) {
+        validate_list(device.items("taints"), MAX_TAINTS, &path.child("taints"), errors, validate_taint);
     }
     let set_name = |item: &Value| item.text("counterSet").to_owned();
     let consumed = device.items("consumesCounters");
-    let at = path.at("consumesCounters");
-    each_once(consumed, MAX_CONSUMED_SETS, &at, errors, consumption, set_name);
-    nodes(device, picks_nodes, path, errors);
-    binding_conditions(device, path, errors);
+    let at = path.child("consumesCounters");
+    validate_unique_list(consumed, MAX_CONSUMED_SETS, &at, errors, validate_counter_consumption, set_name);
+    validate_node_selection(device, per_device_node_selection, path, errors);
+    validate_binding_conditions(device, path, errors);
 }
 
 /// A long key with its middle left out.
-fn shortened(key: &str) -> String {
-    if key.len() <= MAX_KEY {
+fn truncate_middle(key: &str) -> String {
+    if key.len() <= MAX_KEY_BYTES {
         return key.to_owned();
     }
-    let remaining = MAX_KEY - 3;
+    let remaining = MAX_KEY_BYTES - 3;
     let (head, tail) = (remaining.div_ceil(2), key.len() - remaining / 2);
     let cut = |i: usize| (i..key.len()).find(|i| key.is_char_boundary(*i)).unwrap_or(key.len());
     format!("{}...{}", &key[..cut(head)], &key[cut(tail)..])
 }
 
-fn attribute(attribute: &Value, path: &Path, errors: &mut Errors) {
+fn validate_attribute(attribute: &Value, path: &Path, errors: &mut ErrorList) {
     let given = ["bool", "int", "string", "version"].iter().filter(|field| attribute.has(field)).count();
     for field in ["string", "version"] {
         let Some(text) = attribute.at(field).as_str() else { continue };
         if field == "version" && !is_semver(text) {
             let message = "must be a string compatible with semver.org spec 2.0.0";
-            errors.invalid(&path.at(field), text, message);
+            errors.invalid(&path.child(field), text, message);
         }
-        if text.len() > MAX_TEXT {
-            errors.too_long(&path.at(field), MAX_TEXT);
+        if text.len() > MAX_STRING_BYTES {
+            errors.too_long(&path.child(field), MAX_STRING_BYTES);
         }
     }
     if given != 1 {
-        let shown = if given == 0 { "".into() } else { attribute.clone() };
-        errors.invalid(path, shown, "exactly one value must be specified");
+        let rendered = if given == 0 { "".into() } else { attribute.clone() };
+        errors.invalid(path, rendered, "exactly one value must be specified");
     }
 }
 
@@ -93,8 +96,8 @@ fn is_semver(text: &str) -> bool {
         && build.is_none_or(|build| build.split('.').all(word))
 }
 
-fn capacity(capacity: &Value, shared: bool, path: &Path, errors: &mut Errors) {
-    let (policy, path) = (capacity.at("requestPolicy"), path.at("requestPolicy"));
+fn validate_capacity(capacity: &Value, shared: bool, path: &Path, errors: &mut ErrorList) {
+    let (policy, path) = (capacity.at("requestPolicy"), path.child("requestPolicy"));
     if policy.is_null() {
         return;
     }
@@ -115,141 +118,168 @@ fn capacity(capacity: &Value, shared: bool, path: &Path, errors: &mut Errors) {
     if !has_values && !has_range {
         return;
     }
-    let Some(default) = Quantity::read(policy.at("default")) else {
-        errors.required(&path.at("default"), &format!("required when {field} is defined"));
+    let Some(default) = Quantity::from_value(policy.at("default")) else {
+        errors.required(&path.child("default"), &format!("required when {field} is defined"));
         return;
     };
-    let Some(most) = Quantity::read(capacity.at("value")) else { return };
+    let Some(capacity_value) = Quantity::from_value(capacity.at("value")) else { return };
     if has_values {
-        valid_values(values, default, most, &path.at(field), errors);
+        valid_values(values, default, capacity_value, &path.child(field), errors);
     } else {
-        valid_range(policy.at("validRange"), default, most, &path.at(field), errors);
+        valid_range(policy.at("validRange"), default, capacity_value, &path.child(field), errors);
     }
 }
 
-fn valid_values(values: &[Value], default: Quantity, most: Quantity, path: &Path, errors: &mut Errors) {
-    let options: Vec<Quantity> = values.iter().filter_map(Quantity::read).collect();
+fn valid_values(
+    values: &[Value],
+    default: Quantity,
+    capacity_value: Quantity,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
+    let options: Vec<Quantity> = values.iter().filter_map(Quantity::from_value).collect();
     for (i, pair) in options.windows(2).enumerate() {
         if pair[0] > pair[1] {
             let message = "values must be sorted in ascending order";
             errors.invalid(&path.index(i + 1), pair[1].to_string(), message);
         }
     }
-    let too_large = |item: &Value, path: &Path, errors: &mut Errors| {
-        if let Some(option) = Quantity::read(item).filter(|option| *option > most) {
-            let message = format!("option is larger than capacity value: {most}");
+    let too_large = |item: &Value, path: &Path, errors: &mut ErrorList| {
+        if let Some(option) = Quantity::from_value(item).filter(|option| *option > capacity_value) {
+            let message = format!("option is larger than capacity value: {capacity_value}");
             errors.invalid(path, option.to_string(), &message);
         }
     };
-    let key = |item: &Value| Quantity::read(item).map_or(0, |option| option.value()).to_string();
-    each_once(values, MAX_VALID_VALUES, path, errors, too_large, key);
+    let key = |item: &Value| Quantity::from_value(item).map_or(0, |option| option.value()).to_string();
+    validate_unique_list(values, MAX_VALID_VALUES, path, errors, too_large, key);
     if values.len() > MAX_VALID_VALUES || !options.contains(&default) {
         let message = "default value is not valid according to the requestPolicy";
         errors.invalid(path, default.to_string(), message);
     }
 }
 
-fn valid_range(range: &Value, default: Quantity, most: Quantity, path: &Path, errors: &mut Errors) {
-    let Some(min) = Quantity::read(range.at("min")) else {
-        errors.required(&path.at("min"), "required when validRange is defined");
+fn valid_range(
+    range: &Value,
+    default: Quantity,
+    capacity_value: Quantity,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
+    let Some(min) = Quantity::from_value(range.at("min")) else {
+        errors.required(&path.child("min"), "required when validRange is defined");
         return;
     };
-    let (max, step) = (Quantity::read(range.at("max")), Quantity::read(range.at("step")));
-    let mut complain = |wrong: bool, field: &str, value: Quantity, message: String| {
-        if wrong {
-            errors.invalid(&path.at(field), value.to_string(), &message);
+    let (max, step) = (Quantity::from_value(range.at("max")), Quantity::from_value(range.at("step")));
+    let mut report = |is_invalid: bool, field: &str, value: Quantity, message: String| {
+        if is_invalid {
+            errors.invalid(&path.child(field), value.to_string(), &message);
         }
     };
-    complain(min > most, "min", min, format!("min is larger than capacity value: {most}"));
-    complain(default < min, "min", default, format!("default is less than min: {min}"));
+    report(min > capacity_value, "min", min, format!("min is larger than capacity value: {capacity_value}"));
+    report(default < min, "min", default, format!("default is less than min: {min}"));
     if let Some(max) = max {
-        complain(min > max, "max", min, format!("min is larger than max: {max}"));
-        complain(max > most, "max", max, format!("max is larger than capacity value: {most}"));
-        complain(default > max, "max", default, format!("default is more than max: {max}"));
+        report(min > max, "max", min, format!("min is larger than max: {max}"));
+        report(
+            max > capacity_value,
+            "max",
+            max,
+            format!("max is larger than capacity value: {capacity_value}"),
+        );
+        report(default > max, "max", default, format!("default is more than max: {max}"));
     }
     if let Some(step) = step {
         let one = min + step;
-        complain(one > most, "step", step, format!("one step {one} is larger than capacity value: {most}"));
+        report(
+            one > capacity_value,
+            "step",
+            step,
+            format!("one step {one} is larger than capacity value: {capacity_value}"),
+        );
         for value in std::iter::once(default).chain(max) {
             let above = i128::from(value.value()) - i128::from(min.value());
             // A step of zero reaches nothing but the start.
             let off = above.checked_rem(i128::from(step.value())).map_or(above != 0, |rest| rest != 0);
             let message = format!("value is not a multiple of a given step ({step}) from ({min})");
-            complain(off, "step", value, message);
+            report(off, "step", value, message);
         }
     }
 }
 
-fn taint(taint: &Value, path: &Path, errors: &mut Errors) {
-    meta::label_name(taint.text("key"), &path.at("key"), errors);
+fn validate_taint(taint: &Value, path: &Path, errors: &mut ErrorList) {
+    meta::validate_label_name(taint.text("key"), &path.child("key"), errors);
     let (value, effect) = (taint.text("value"), taint.text("effect"));
     if !value.is_empty() {
-        errors.invalid_each(&path.at("value"), value, names::label_value(value));
+        errors.invalid_each(&path.child("value"), value, names::label_value(value));
     }
     if effect.is_empty() {
-        errors.required(&path.at("effect"), "");
+        errors.required(&path.child("effect"), "");
     } else if !TAINT_EFFECTS.contains(&effect) {
-        errors.not_supported(&path.at("effect"), effect, &TAINT_EFFECTS);
+        errors.not_supported(&path.child("effect"), effect, &TAINT_EFFECTS);
     }
 }
 
-fn consumption(consumption: &Value, path: &Path, errors: &mut Errors) {
+fn validate_counter_consumption(consumption: &Value, path: &Path, errors: &mut ErrorList) {
     let set = consumption.text("counterSet");
     if set.is_empty() {
-        errors.required(&path.at("counterSet"), "");
+        errors.required(&path.child("counterSet"), "");
     } else {
-        label(set, &path.at("counterSet"), errors);
+        validate_label(set, &path.child("counterSet"), errors);
     }
-    counters(consumption, path, errors);
+    validate_counters(consumption, path, errors);
 }
 
-pub(super) fn counters(of: &Value, path: &Path, errors: &mut Errors) {
-    let path = path.at("counters");
+pub(super) fn validate_counters(of: &Value, path: &Path, errors: &mut ErrorList) {
+    let path = path.child("counters");
     let count = of.entries("counters").count();
     if count == 0 {
         errors.required(&path, "");
     } else if count > MAX_COUNTERS {
         errors.too_many(&path, count, MAX_COUNTERS);
     } else {
-        of.entries("counters").for_each(|(name, _)| label(name, &path, errors));
+        of.entries("counters").for_each(|(name, _)| validate_label(name, &path, errors));
     }
 }
 
 /// Where the device is, if that is said device by device.
-fn nodes(device: &Value, picks_nodes: bool, path: &Path, errors: &mut Errors) {
-    const ONE_OF: &str = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
+fn validate_node_selection(
+    device: &Value,
+    per_device_node_selection: bool,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
+    const EXACTLY_ONE_REQUIRED: &str = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
     let fields = ["nodeName", "nodeSelector", "allNodes"];
-    if !picks_nodes {
+    if !per_device_node_selection {
         if fields.iter().any(|field| device.has(field)) {
             let message = "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
             errors.invalid(path, Value::Null, message);
         }
         return;
     }
-    let mut said = Vec::new();
+    let mut specified = Vec::new();
     if let Some(name) = device.at("nodeName").as_str() {
-        let path = path.at("nodeName");
+        let path = path.child("nodeName");
         if name.is_empty() {
             errors.invalid(&path, name, "must not be empty");
         } else {
-            said.push("`nodeName`");
+            specified.push("`nodeName`");
             errors.invalid_each(&path, name, names::dns1123_subdomain(name));
         }
     }
     if device.has("nodeSelector") {
-        said.push("`nodeSelector`");
-        node_selector(errors, device.at("nodeSelector"), &path.at("nodeSelector"));
+        specified.push("`nodeSelector`");
+        node_selector(errors, device.at("nodeSelector"), &path.child("nodeSelector"));
     }
     match device.at("allNodes") {
-        Value::Bool(true) => said.push("`allNodes`"),
+        Value::Bool(true) => specified.push("`allNodes`"),
         Value::Bool(false) => {
-            errors.invalid(&path.at("allNodes"), false, "must be either unset or set to true");
+            errors.invalid(&path.child("allNodes"), false, "must be either unset or set to true");
         }
         _ => {}
     }
-    match said.len() {
-        0 => errors.required(path, ONE_OF),
+    match specified.len() {
+        0 => errors.required(path, EXACTLY_ONE_REQUIRED),
         1 => {}
-        _ => errors.invalid(path, format!("{{{}}}", said.join(", ")), ONE_OF),
+        _ => errors.invalid(path, format!("{{{}}}", specified.join(", ")), EXACTLY_ONE_REQUIRED),
     }
 }

@@ -2,21 +2,27 @@
 
 use serde_json::Value;
 
-use super::{MAX_CONFIG, configuration, each, selectors};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use super::{MAX_CONFIGS, validate_configuration, validate_list, validate_selectors};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
+use crate::strategy::RestStrategy;
 
 pub struct DeviceClass;
 
-impl Kind for DeviceClass {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for DeviceClass {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        selectors(spec.items("selectors"), &path.at("selectors"), errors);
-        each(spec.items("config"), MAX_CONFIG, &path.at("config"), errors, configuration);
+        validate_selectors(spec.items("selectors"), &path.child("selectors"), errors);
+        validate_list(
+            spec.items("config"),
+            MAX_CONFIGS,
+            &path.child("config"),
+            errors,
+            validate_configuration,
+        );
         if let Some(name) = spec.at("extendedResourceName").as_str().filter(|name| !is_extended(name)) {
-            let path = path.at("extendedResourceName");
+            let path = path.child("extendedResourceName");
             errors.invalid(&path, name, "must be a valid extended resource name");
         }
     }

@@ -4,51 +4,58 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::claim::{RequestNames, request_reference, request_references, spec};
+use super::claim::{RequestNames, request_reference, request_references, validate_claim_spec};
 use super::{
-    MAX_CONFIG, binding_conditions, configuration, driver, each, each_once, label, own_text, pool,
-    raw_object, uid,
+    MAX_CONFIGS, string_value, validate_binding_conditions, validate_configuration, validate_driver,
+    validate_label, validate_list, validate_pool, validate_raw_object, validate_uid, validate_unique_list,
 };
 use crate::core::pod::node_selector;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 const MAX_RESERVED_FOR: usize = 256;
 const MAX_RESULTS: usize = 32;
 const MAX_CONDITIONS: usize = 8;
-const MAX_DATA: usize = 10 * 1024;
+const MAX_DATA_BYTES: usize = 10 * 1024;
 const MAX_IPS: usize = 16;
 
 pub struct ResourceClaim;
 
-impl Kind for ResourceClaim {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
-        spec(obj.at("spec"), &Path::new("spec"), errors);
+impl RestStrategy for ResourceClaim {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
+        validate_claim_spec(obj.at("spec"), &Path::new("spec"), errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // The only thing to say about a spec that differs is that it may not.
         errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
-        meta::immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
+        meta::validate_immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
     }
 
-    fn validate_status(&self, new: &Value, old: &Value, errors: &mut Errors) {
-        let known = RequestNames::of(new.path("spec.devices"));
+    fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
+        let known = RequestNames::from_devices(new.path("spec.devices"));
         let (status, before, path) = (new.at("status"), old.at("status"), Path::new("status"));
         let reserved = status.items("reservedFor");
-        let at_reserved = path.at("reservedFor");
+        let at_reserved = path.child("reservedFor");
         let by_uid = |item: &Value| item.text("uid").to_owned();
-        each_once(reserved, MAX_RESERVED_FOR, &at_reserved, errors, consumer, by_uid);
+        validate_unique_list(reserved, MAX_RESERVED_FOR, &at_reserved, errors, validate_consumer, by_uid);
 
         let allocation = status.at("allocation");
         let results = allocation.at("devices").items("results");
         let allocated: HashSet<String> = results.iter().map(device_id).collect();
-        let check = |item: &Value, path: &Path, errors: &mut Errors| {
-            device_status(item, &allocated, path, errors);
+        let check = |item: &Value, path: &Path, errors: &mut ErrorList| {
+            validate_device_status(item, &allocated, path, errors);
         };
-        each_once(status.items("devices"), usize::MAX, &path.at("devices"), errors, check, device_id);
+        validate_unique_list(
+            status.items("devices"),
+            usize::MAX,
+            &path.child("devices"),
+            errors,
+            check,
+            device_id,
+        );
 
         let deleting = new.at("metadata").has("deletionTimestamp");
         if !reserved.is_empty() && allocation.is_null() {
@@ -59,11 +66,11 @@ impl Kind for ResourceClaim {
                 "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set",
             );
         }
-        let path = path.at("allocation");
+        let path = path.child("allocation");
         if !allocation.is_null() && before.has("allocation") {
-            meta::immutable(allocation, before.at("allocation"), &path, errors);
+            meta::validate_immutable(allocation, before.at("allocation"), &path, errors);
         } else if !allocation.is_null() {
-            allocation_result(allocation, &known, &path, errors);
+            validate_allocation_result(allocation, &known, &path, errors);
         }
     }
 }
@@ -90,49 +97,61 @@ fn device_id(device: &Value) -> String {
     }
 }
 
-fn consumer(consumer: &Value, path: &Path, errors: &mut Errors) {
+fn validate_consumer(consumer: &Value, path: &Path, errors: &mut ErrorList) {
     for field in ["resource", "name", "uid"] {
         if consumer.text(field).is_empty() {
-            errors.required(&path.at(field), "");
+            errors.required(&path.child(field), "");
         }
     }
 }
 
 /// Which device it is.
-fn device_names(device: &Value, path: &Path, errors: &mut Errors) {
-    driver(device.text("driver"), &path.at("driver"), errors);
-    pool(device.text("pool"), &path.at("pool"), errors);
-    label(device.text("device"), &path.at("device"), errors);
+fn validate_device_names(device: &Value, path: &Path, errors: &mut ErrorList) {
+    validate_driver(device.text("driver"), &path.child("driver"), errors);
+    validate_pool(device.text("pool"), &path.child("pool"), errors);
+    validate_label(device.text("device"), &path.child("device"), errors);
 }
 
-fn allocation_result(allocation: &Value, known: &RequestNames, path: &Path, errors: &mut Errors) {
-    let (devices, at) = (allocation.at("devices"), path.at("devices"));
-    each(devices.items("results"), MAX_RESULTS, &at.at("results"), errors, |result, path, errors| {
-        request_reference(result.text("request"), known, &path.at("request"), errors);
-        device_names(result, path, errors);
-        binding_conditions(result, path, errors);
-        if let Some(share) = result.at("shareID").as_str() {
-            uid(share, &path.at("shareID"), errors);
-        }
-    });
-    each(devices.items("config"), 2 * MAX_CONFIG, &at.at("config"), errors, |config, path, errors| {
-        match config.text("source") {
-            "FromClaim" | "FromClass" => {}
-            "" => errors.required(&path.at("source"), ""),
-            other => errors.not_supported(&path.at("source"), other, &["FromClaim", "FromClass"]),
-        }
-        request_references(config, known, path, errors);
-        configuration(config, path, errors);
-    });
+fn validate_allocation_result(allocation: &Value, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
+    let (devices, at) = (allocation.at("devices"), path.child("devices"));
+    validate_list(
+        devices.items("results"),
+        MAX_RESULTS,
+        &at.child("results"),
+        errors,
+        |result, path, errors| {
+            request_reference(result.text("request"), known, &path.child("request"), errors);
+            validate_device_names(result, path, errors);
+            validate_binding_conditions(result, path, errors);
+            if let Some(share) = result.at("shareID").as_str() {
+                validate_uid(share, &path.child("shareID"), errors);
+            }
+        },
+    );
+    validate_list(
+        devices.items("config"),
+        2 * MAX_CONFIGS,
+        &at.child("config"),
+        errors,
+        |config, path, errors| {
+            match config.text("source") {
+                "FromClaim" | "FromClass" => {}
+                "" => errors.required(&path.child("source"), ""),
+                other => errors.not_supported(&path.child("source"), other, &["FromClaim", "FromClass"]),
+            }
+            request_references(config, known, path, errors);
+            validate_configuration(config, path, errors);
+        },
+    );
     if allocation.has("nodeSelector") {
-        node_selector(errors, allocation.at("nodeSelector"), &path.at("nodeSelector"));
+        node_selector(errors, allocation.at("nodeSelector"), &path.child("nodeSelector"));
     }
 }
 
-fn device_status(device: &Value, allocated: &HashSet<String>, path: &Path, errors: &mut Errors) {
-    device_names(device, path, errors);
+fn validate_device_status(device: &Value, allocated: &HashSet<String>, path: &Path, errors: &mut ErrorList) {
+    validate_device_names(device, path, errors);
     if let Some(share) = device.at("shareID").as_str() {
-        uid(share, &path.at("shareID"), errors);
+        validate_uid(share, &path.child("shareID"), errors);
     }
     let id = device_id(device);
     if !allocated.contains(&id) {
@@ -140,21 +159,21 @@ fn device_status(device: &Value, allocated: &HashSet<String>, path: &Path, error
     }
     let conditions = device.items("conditions");
     if conditions.len() > MAX_CONDITIONS {
-        errors.too_many(&path.at("conditions"), conditions.len(), MAX_CONDITIONS);
+        errors.too_many(&path.child("conditions"), conditions.len(), MAX_CONDITIONS);
     }
-    meta::conditions(device.at("conditions"), &path.at("conditions"), errors);
+    meta::validate_conditions(device.at("conditions"), &path.child("conditions"), errors);
     if device.has("data") {
-        raw_object(device.at("data"), MAX_DATA, &path.at("data"), errors);
+        validate_raw_object(device.at("data"), MAX_DATA_BYTES, &path.child("data"), errors);
     }
-    let (network, path) = (device.at("networkData"), path.at("networkData"));
+    let (network, path) = (device.at("networkData"), path.child("networkData"));
     for (field, max) in [("interfaceName", 256), ("hardwareAddress", 128)] {
         if network.text(field).len() > max {
-            errors.too_long(&path.at(field), max);
+            errors.too_long(&path.child(field), max);
         }
     }
-    let address = |item: &Value, path: &Path, errors: &mut Errors| {
+    let address = |item: &Value, path: &Path, errors: &mut ErrorList| {
         let text = item.as_str().unwrap_or("");
         errors.invalid_each(path, text, names::interface_address(text));
     };
-    each_once(network.items("ips"), MAX_IPS, &path.at("ips"), errors, address, own_text);
+    validate_unique_list(network.items("ips"), MAX_IPS, &path.child("ips"), errors, address, string_value);
 }

@@ -3,25 +3,25 @@
 use serde_json::Value;
 
 use super::claim;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
+use crate::strategy::RestStrategy;
 
 pub struct ResourceClaimTemplate;
 
-impl Kind for ResourceClaimTemplate {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for ResourceClaimTemplate {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         let metadata = spec.at("metadata");
-        meta::annotations(metadata.at("annotations"), &path.at("metadata.annotations"), errors);
-        meta::labels(metadata.at("labels"), &path.at("metadata.labels"), errors);
-        claim::spec(spec.at("spec"), &path.at("spec"), errors);
+        meta::validate_annotations(metadata.at("annotations"), &path.child("metadata.annotations"), errors);
+        meta::validate_labels(metadata.at("labels"), &path.child("metadata.labels"), errors);
+        claim::validate_claim_spec(spec.at("spec"), &path.child("spec"), errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // The only thing to say about a spec that differs is that it may not.
         errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
-        meta::immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
+        meta::validate_immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
     }
 }

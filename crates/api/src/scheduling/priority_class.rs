@@ -3,32 +3,32 @@
 use serde_json::Value;
 
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
+use crate::strategy::RestStrategy;
 
 pub struct PriorityClass;
 
-const SYSTEM: &str = "system-";
+const SYSTEM_PREFIX: &str = "system-";
 /// The classes the system makes for itself.
 pub const SYSTEM_CLASSES: &[(&str, i64)] =
     &[("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000)];
-const HIGHEST_OF_USERS: i64 = 1_000_000_000;
+const MAX_USER_PRIORITY: i64 = 1_000_000_000;
 
-impl Kind for PriorityClass {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for PriorityClass {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let name = obj.at("metadata").text("name");
         let value = obj.int("value").unwrap_or(0);
-        if name.starts_with(SYSTEM) {
-            if let Some(wrong) = not_as_the_system_made_it(name, value, obj.flag("globalDefault")) {
+        if name.starts_with(SYSTEM_PREFIX) {
+            if let Some(wrong) = system_class_mismatch(name, value, obj.flag("globalDefault")) {
                 let detail = format!(
-                    "priority class names with '{SYSTEM}' prefix are reserved for system use only. error: {wrong}"
+                    "priority class names with '{SYSTEM_PREFIX}' prefix are reserved for system use only. error: {wrong}"
                 );
                 errors.forbidden(&Path::new("metadata.name"), &detail);
             }
-        } else if value > HIGHEST_OF_USERS {
-            let detail = format!("maximum allowed value of a user defined priority is {HIGHEST_OF_USERS}");
+        } else if value > MAX_USER_PRIORITY {
+            let detail = format!("maximum allowed value of a user defined priority is {MAX_USER_PRIORITY}");
             errors.forbidden(&Path::new("value"), &detail);
         }
         if let Some(policy) = obj.at("preemptionPolicy").as_str() {
@@ -37,16 +37,16 @@ impl Kind for PriorityClass {
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         if new.int("value").unwrap_or(0) != old.int("value").unwrap_or(0) {
             errors.forbidden(&Path::new("value"), "may not be changed in an update.");
         }
         let field = "preemptionPolicy";
-        meta::immutable(new.at(field), old.at(field), &Path::new(field), errors);
+        meta::validate_immutable(new.at(field), old.at(field), &Path::new(field), errors);
     }
 }
 
-fn not_as_the_system_made_it(name: &str, value: i64, global_default: bool) -> Option<String> {
+fn system_class_mismatch(name: &str, value: i64, global_default: bool) -> Option<String> {
     let Some((_, expected)) = SYSTEM_CLASSES.iter().find(|(class, _)| *class == name) else {
         return Some(format!("{name} is not a known system priority class"));
     };
@@ -64,7 +64,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn classes() {
+    fn validates_priority_classes() {
         for (obj, expected) in [
             (
                 r#"{"metadata": {"name": "high"}, "value": 1000000000, "preemptionPolicy": "Never"}"#,

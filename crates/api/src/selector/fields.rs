@@ -7,15 +7,15 @@ use super::SelectorError;
 /// All terms must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSelector {
-    terms: Vec<Term>,
+    terms: Vec<FieldTerm>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Term {
+pub struct FieldTerm {
     pub field: String,
     pub value: String,
     /// `!=`
-    pub negated: bool,
+    pub not_equal: bool,
 }
 
 impl FieldSelector {
@@ -23,11 +23,11 @@ impl FieldSelector {
         let mut parts = split_terms(text);
         parts.sort_unstable();
         let term = |part: &&str| {
-            let Some((field, negated, value)) = split_term(part) else {
+            let Some((field, not_equal, value)) = split_term(part) else {
                 let words = format!("invalid selector: '{text}'; can't understand '{part}'");
                 return Err(SelectorError(words));
             };
-            Ok(Term { field: field.to_owned(), value: unescaped(value)?, negated })
+            Ok(FieldTerm { field: field.to_owned(), value: unescape(value)?, not_equal })
         };
         let terms = parts.iter().filter(|part| !part.is_empty()).map(term).collect::<Result<_, _>>()?;
         Ok(FieldSelector { terms })
@@ -35,20 +35,20 @@ impl FieldSelector {
 
     /// `get` gives a field's value; a field that is not there reads as empty.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.terms.iter().all(|term| (get(&term.field).unwrap_or("") == term.value) != term.negated)
+        self.terms.iter().all(|term| (get(&term.field).unwrap_or("") == term.value) != term.not_equal)
     }
 
     pub fn is_everything(&self) -> bool {
         self.terms.is_empty()
     }
 
-    pub fn terms(&self) -> &[Term] {
+    pub fn terms(&self) -> &[FieldTerm] {
         &self.terms
     }
 
     /// The value a field must have, if the selector says so.
     pub fn exact(&self, field: &str) -> Option<&str> {
-        self.terms.iter().find(|term| term.field == field && !term.negated).map(|term| term.value.as_str())
+        self.terms.iter().find(|term| term.field == field && !term.not_equal).map(|term| term.value.as_str())
     }
 }
 
@@ -56,19 +56,19 @@ impl fmt::Display for FieldSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, term) in self.terms.iter().enumerate() {
             let comma = if i == 0 { "" } else { "," };
-            let operator = if term.negated { "!=" } else { "=" };
-            write!(f, "{comma}{}{operator}{}", term.field, escaped(&term.value))?;
+            let operator = if term.not_equal { "!=" } else { "=" };
+            write!(f, "{comma}{}{operator}{}", term.field, escape(&term.value))?;
         }
         Ok(())
     }
 }
 
 /// A value as it must be written in a field selector.
-pub fn escaped(value: &str) -> String {
+pub fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=")
 }
 
-fn unescaped(text: &str) -> Result<String, SelectorError> {
+fn unescape(text: &str) -> Result<String, SelectorError> {
     let bad_escape = |sequence: &str| {
         SelectorError(format!("invalid field selector: invalid escape sequence: {sequence}"))
     };
@@ -116,9 +116,9 @@ fn split_terms(text: &str) -> Vec<&str> {
 fn split_term(term: &str) -> Option<(&str, bool, &str)> {
     let at = (0..term.len()).find(|&i| term.is_char_boundary(i) && is_operator(&term[i..]))?;
     let (field, rest) = term.split_at(at);
-    let negated = rest.starts_with("!=");
-    let long = negated || rest.starts_with("==");
-    Some((field, negated, &rest[if long { 2 } else { 1 }..]))
+    let not_equal = rest.starts_with("!=");
+    let long = not_equal || rest.starts_with("==");
+    Some((field, not_equal, &rest[if long { 2 } else { 1 }..]))
 }
 
 fn is_operator(text: &str) -> bool {

@@ -1,30 +1,30 @@
 //! The text form of a label selector.
 
 use super::{Operator, Requirement, SelectorError};
-use crate::field::{Errors, Path};
+use crate::field::{ErrorList, Path};
 use crate::names;
 
-pub(super) fn requirements(text: &str) -> Result<Vec<Requirement>, SelectorError> {
+pub(super) fn parse_requirements(text: &str) -> Result<Vec<Requirement>, SelectorError> {
     let mut parser = Parser { rest: text };
     let mut requirements = Vec::new();
     loop {
         match parser.peek() {
             Token::End => return Ok(requirements),
             token if !token.starts_requirement() => {
-                return parser.found(token, ", expected: !, identifier, or 'end of string'");
+                return parser.unexpected_token(token, ", expected: !, identifier, or 'end of string'");
             }
             _ => {}
         }
-        let requirement = parser.requirement();
+        let requirement = parser.parse_requirement();
         requirements
             .push(requirement.map_err(|why| SelectorError(format!("unable to parse requirement: {why}")))?);
         match parser.next() {
             Token::End => return Ok(requirements),
             Token::Symbol(",") => match parser.peek() {
                 token if token.starts_requirement() => {}
-                token => return parser.found(token, ", expected: identifier after ','"),
+                token => return parser.unexpected_token(token, ", expected: identifier after ','"),
             },
-            token => return parser.found(token, ", expected: ',' or 'end of string'"),
+            token => return parser.unexpected_token(token, ", expected: ',' or 'end of string'"),
         }
     }
 }
@@ -85,13 +85,13 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
+    fn parse_requirement(&mut self) -> Result<Requirement, SelectorError> {
         let mut token = self.next();
         let absent = token == Token::Symbol("!");
         if absent {
             token = self.next();
         }
-        let Token::Word(key) = token else { return self.found(token, ", expected: identifier") };
+        let Token::Word(key) = token else { return self.unexpected_token(token, ", expected: identifier") };
         check_key(key)?;
         if absent {
             return Requirement::new(key, Operator::DoesNotExist, Vec::new());
@@ -107,10 +107,10 @@ impl<'a> Parser<'a> {
             Token::Symbol("!=") => Operator::NotEquals,
             Token::Symbol(">") => Operator::GreaterThan,
             Token::Symbol("<") => Operator::LessThan,
-            token => return self.found(token, ", expected: in, notin, =, ==, !=, gt, lt"),
+            token => return self.unexpected_token(token, ", expected: in, notin, =, ==, !=, gt, lt"),
         };
         let values = match operator {
-            Operator::In | Operator::NotIn => self.values()?,
+            Operator::In | Operator::NotIn => self.parse_values()?,
             _ => vec![self.exact_value()?.to_owned()],
         };
         Requirement::new(key, operator, values)
@@ -122,21 +122,21 @@ impl<'a> Parser<'a> {
         }
         match self.next() {
             Token::Word(value) => Ok(value),
-            token => self.found(token, ", expected: identifier"),
+            token => self.unexpected_token(token, ", expected: identifier"),
         }
     }
 
     /// `(x,y)`, sorted and each once. An empty place between commas is the empty value.
-    fn values(&mut self) -> Result<Vec<String>, SelectorError> {
+    fn parse_values(&mut self) -> Result<Vec<String>, SelectorError> {
         match self.next() {
             Token::Symbol("(") => {}
-            token => return self.found(token, " expected: '('"),
+            token => return self.unexpected_token(token, " expected: '('"),
         }
         let mut values: Vec<&str> = Vec::new();
         match self.peek() {
             Token::Word(_) | Token::Symbol(",") => {}
             Token::Symbol(")") => values.push(""),
-            token => return self.found(token, ", expected: ',', ')' or identifier"),
+            token => return self.unexpected_token(token, ", expected: ',', ')' or identifier"),
         }
         while self.peek() != Token::Symbol(")") {
             match self.next() {
@@ -144,7 +144,7 @@ impl<'a> Parser<'a> {
                     values.push(value);
                     match self.peek() {
                         Token::Symbol("," | ")") => {}
-                        token => return self.found(token, ", expected: ',' or ')'"),
+                        token => return self.unexpected_token(token, ", expected: ',' or ')'"),
                     }
                 }
                 Token::Symbol(",") => {
@@ -152,7 +152,7 @@ impl<'a> Parser<'a> {
                         values.push("");
                     }
                 }
-                token => return self.found(token, ", expected: ',', or identifier"),
+                token => return self.unexpected_token(token, ", expected: ',', or identifier"),
             }
         }
         self.next();
@@ -161,7 +161,7 @@ impl<'a> Parser<'a> {
         Ok(values.into_iter().map(str::to_owned).collect())
     }
 
-    fn found<T>(&self, token: Token<'_>, expected: &str) -> Result<T, SelectorError> {
+    fn unexpected_token<T>(&self, token: Token<'_>, expected: &str) -> Result<T, SelectorError> {
         Err(SelectorError(format!("found '{}'{expected}", token.text())))
     }
 }
@@ -171,7 +171,7 @@ fn check_key(key: &str) -> Result<(), SelectorError> {
     if wrong.is_empty() {
         return Ok(());
     }
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     errors.invalid(&Path::root(), key, &wrong.join("; "));
     Err(SelectorError(errors.to_string()))
 }

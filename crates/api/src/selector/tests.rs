@@ -12,7 +12,7 @@ fn check(text: &str, expected: Expect) {
 }
 
 #[test]
-fn label_selectors_print_in_canonical_form() {
+fn label_selector_display_is_canonical() {
     check("", expect![""]);
     check(" z = 1 ,a!=b", expect!["a!=b,z=1"]);
     check("a==b", expect!["a==b"]);
@@ -25,7 +25,7 @@ fn label_selectors_print_in_canonical_form() {
 }
 
 #[test]
-fn label_selectors_that_make_no_sense() {
+fn rejects_invalid_label_selectors() {
     check("a===b", expect!["error: unable to parse requirement: found '=', expected: identifier"]);
     check("a,", expect!["error: found '', expected: identifier after ','"]);
     check(",a", expect!["error: found ',', expected: !, identifier, or 'end of string'"]);
@@ -70,7 +70,7 @@ fn check_match(selector: &str, labels: Value, expected: bool) {
 }
 
 #[test]
-fn label_selectors_match() {
+fn label_selector_matches_labels() {
     let labels = || json!({"a": "1", "b": "x"});
     for (selector, expected) in [
         ("", true),
@@ -94,7 +94,7 @@ fn label_selectors_match() {
 }
 
 #[test]
-fn selectors_of_objects() {
+fn selector_from_object() {
     let read = |value: Value| LabelSelector::from_value(&value);
     assert!(read(json!(null)).is_ok_and(|s| s.is_nothing() && !s.matches_labels(&json!({}))));
     assert!(read(json!({})).is_ok_and(|s| s.is_everything()));
@@ -114,7 +114,7 @@ fn check_fields(text: &str, expected: Expect) {
 }
 
 #[test]
-fn field_selectors() {
+fn field_selector_parsing() {
     check_fields("", expect![""]);
     check_fields("b==2,a!=1,", expect!["a!=1,b=2"]);
     check_fields(r"a=x\,y\=z\\", expect![r"a=x\,y\=z\\"]);
@@ -130,14 +130,14 @@ fn field_selectors() {
 
 proptest::proptest! {
     #[test]
-    fn parsing_what_was_printed_changes_nothing(text in "[a-c=!(), inot<>5]{0,20}") {
+    fn display_round_trips(text in "[a-c=!(), inot<>5]{0,20}") {
         if let Ok(selector) = LabelSelector::parse(&text) {
             proptest::prop_assert_eq!(LabelSelector::parse(&selector.to_string()), Ok(selector));
         }
     }
 
     #[test]
-    fn nothing_panics(text in "\\PC{0,20}") {
+    fn parse_never_panics(text in "\\PC{0,20}") {
         let _ = (LabelSelector::parse(&text), FieldSelector::parse(&text));
     }
 }

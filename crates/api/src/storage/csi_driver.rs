@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct CSIDriver;
@@ -13,18 +13,18 @@ pub struct CSIDriver;
 const FS_GROUP_POLICIES: &[&str] = &["File", "None", "ReadWriteOnceWithFSType"];
 const MIN_TOKEN_SECONDS: i64 = 600;
 
-impl Kind for CSIDriver {
-    fn prepare_create(&self, new: &mut Value) {
-        drop_alpha(new);
+impl RestStrategy for CSIDriver {
+    fn prepare_for_create(&self, new: &mut Value) {
+        drop_alpha_fields(new);
     }
 
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
+    fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         if !old.at("spec").has("preventPodSchedulingIfMissing") {
-            drop_alpha(new);
+            drop_alpha_fields(new);
         }
     }
 
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
         // The first name is upstream's slip.
@@ -34,57 +34,57 @@ impl Kind for CSIDriver {
             ("storageCapacity", "storageCapacity"),
         ] {
             if !spec.has(field) {
-                errors.required(&path.at(shown), "");
+                errors.required(&path.child(shown), "");
             }
         }
         let policy = spec.at("fsGroupPolicy");
-        rules::one_of_if_set(policy, FS_GROUP_POLICIES, &path.at("fsGroupPolicy"), errors);
-        token_requests(spec.items("tokenRequests"), &path.at("tokenRequests"), errors);
+        rules::one_of_if_set(policy, FS_GROUP_POLICIES, &path.child("fsGroupPolicy"), errors);
+        token_requests(spec.items("tokenRequests"), &path.child("tokenRequests"), errors);
         for mode in spec.items("volumeLifecycleModes") {
-            let path = path.at("volumeLifecycleModes");
+            let path = path.child("volumeLifecycleModes");
             rules::one_of_if_set(mode, &["Persistent", "Ephemeral"], &path, errors);
         }
         if !spec.has("seLinuxMount") {
-            errors.required(&path.at("seLinuxMount"), "");
+            errors.required(&path.child("seLinuxMount"), "");
         }
         let field = "nodeAllocatableUpdatePeriodSeconds";
         if let Some(period) = spec.int(field).filter(|period| *period < 10) {
-            errors.invalid(&path.at(field), period, "must be greater than or equal to 10 seconds");
+            errors.invalid(&path.child(field), period, "must be greater than or equal to 10 seconds");
         }
         let field = "serviceAccountTokenInSecrets";
         if spec.has(field) && spec.items("tokenRequests").is_empty() {
             let detail = "serviceAccountTokenInSecrets is set but no tokenRequests are specified";
-            errors.invalid(&path.at(field), spec.at(field).clone(), detail);
+            errors.invalid(&path.child(field), spec.at(field).clone(), detail);
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let (new, old) = (new.at("spec"), old.at("spec"));
         for (field, shown) in
             [("attachRequired", "attachedRequired"), ("volumeLifecycleModes", "volumeLifecycleModes")]
         {
-            meta::immutable(new.at(field), old.at(field), &Path::new("spec").at(shown), errors);
+            meta::validate_immutable(new.at(field), old.at(field), &Path::new("spec").child(shown), errors);
         }
     }
 }
 
-fn drop_alpha(obj: &mut Value) {
+fn drop_alpha_fields(obj: &mut Value) {
     if let Some(spec) = obj.get_mut("spec").and_then(Value::as_object_mut) {
         spec.remove("preventPodSchedulingIfMissing");
     }
 }
 
-fn token_requests(requests: &[Value], path: &Path, errors: &mut Errors) {
-    let repeated = rules::repeated(requests.iter().map(|request| request.text("audience")));
+fn token_requests(requests: &[Value], path: &Path, errors: &mut ErrorList) {
+    let repeated = rules::find_duplicates(requests.iter().map(|request| request.text("audience")));
     for (i, request) in requests.iter().enumerate() {
         let path = path.index(i);
         let audience = request.text("audience");
         if repeated[i] {
-            errors.duplicate(&path.at("audience"), audience);
+            errors.duplicate(&path.child("audience"), audience);
             continue;
         }
         let Some(seconds) = request.int("expirationSeconds") else { continue };
-        let path = path.at("expirationSeconds");
+        let path = path.child("expirationSeconds");
         if seconds < MIN_TOKEN_SECONDS {
             errors.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
         }
@@ -95,7 +95,7 @@ fn token_requests(requests: &[Value], path: &Path, errors: &mut Errors) {
 }
 
 /// The name of a CSI driver where another object refers to it; case does not matter.
-pub(crate) fn driver_name(name: &str, path: &Path, errors: &mut Errors) {
+pub(crate) fn driver_name(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
         return;
@@ -116,7 +116,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn drivers() {
+    fn validates_csi_drivers() {
         let good = r#"{"spec": {"attachRequired": true, "podInfoOnMount": false, "storageCapacity": false,
             "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent"], "seLinuxMount": false}}"#;
         check(&CSIDriver, good, &expect![""]);

@@ -6,41 +6,45 @@ use serde_json::Value;
 
 use super::csi_driver::driver_name;
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct CSINode;
 
-const MAX_NODE_ID: usize = 256;
+const MAX_NODE_ID_BYTES: usize = 256;
 
-impl Kind for CSINode {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for CSINode {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let drivers = obj.at("spec").items("drivers");
-        let repeated = rules::repeated(drivers.iter().map(|driver| driver.text("name")));
+        let repeated = rules::find_duplicates(drivers.iter().map(|driver| driver.text("name")));
         for (i, driver) in drivers.iter().enumerate() {
             let path = Path::new("spec.drivers").index(i);
             let name = driver.text("name");
-            driver_name(name, &path.at("name"), errors);
+            driver_name(name, &path.child("name"), errors);
             let node = driver.text("nodeID");
             if node.is_empty() {
-                errors.required(&path.at("nodeID"), "");
+                errors.required(&path.child("nodeID"), "");
             }
-            if node.len() > MAX_NODE_ID {
-                let detail = format!("must be {MAX_NODE_ID} characters or less");
-                errors.invalid(&path.at("nodeID"), node, &detail);
+            if node.len() > MAX_NODE_ID_BYTES {
+                let detail = format!("must be {MAX_NODE_ID_BYTES} characters or less");
+                errors.invalid(&path.child("nodeID"), node, &detail);
             }
-            meta::non_negative(driver.path("allocatable.count"), &path.at("allocatable.count"), errors);
+            meta::validate_non_negative(
+                driver.path("allocatable.count"),
+                &path.child("allocatable.count"),
+                errors,
+            );
             if repeated[i] {
-                errors.duplicate(&path.at("name"), name);
+                errors.duplicate(&path.child("name"), name);
             }
             topology_keys(driver, &path, errors);
         }
     }
 
     /// What a driver said about itself stays, but for how many volumes it can take.
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let without_count = |driver: &Value| {
             let mut driver = driver.clone();
             if let Some(fields) = driver.as_object_mut() {
@@ -54,15 +58,15 @@ impl Kind for CSINode {
         for before in old.at("spec").items("drivers") {
             if let Some(after) = by_name.get(before.text("name")) {
                 let path = Path::new("spec.drivers");
-                meta::immutable(&without_count(after), &without_count(before), &path, errors);
+                meta::validate_immutable(&without_count(after), &without_count(before), &path, errors);
             }
         }
     }
 }
 
-fn topology_keys(driver: &Value, path: &Path, errors: &mut Errors) {
+fn topology_keys(driver: &Value, path: &Path, errors: &mut ErrorList) {
     let keys: Vec<&str> = driver.items("topologyKeys").iter().filter_map(Value::as_str).collect();
-    let repeated = rules::repeated(keys.iter());
+    let repeated = rules::find_duplicates(keys.iter());
     for (i, key) in keys.iter().enumerate() {
         if key.is_empty() {
             errors.required(path, "");
@@ -70,7 +74,7 @@ fn topology_keys(driver: &Value, path: &Path, errors: &mut Errors) {
         if repeated[i] {
             errors.duplicate(path, *key);
         }
-        rules::name(key, names::qualified_name, path, errors);
+        rules::validate_name(key, names::qualified_name, path, errors);
     }
 }
 
@@ -82,7 +86,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn nodes() {
+    fn validates_csi_nodes() {
         let good = r#"{"spec": {"drivers": [{"name": "a.io", "nodeID": "x", "allocatable": {"count": 1}, "topologyKeys": ["k"]}]}}"#;
         check(&CSINode, good, &expect![""]);
         check(

@@ -3,30 +3,35 @@
 use serde_json::Value;
 
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 use crate::names;
 use crate::quantity::Quantity;
+use crate::strategy::RestStrategy;
 
 pub struct CSIStorageCapacity;
 
-impl Kind for CSIStorageCapacity {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for CSIStorageCapacity {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let topology = obj.at("nodeTopology");
-        meta::label_selector(topology, &Path::new("nodeTopology"), SelectorOptions::default(), errors);
+        meta::validate_label_selector(
+            topology,
+            &Path::new("nodeTopology"),
+            SelectorOptions::default(),
+            errors,
+        );
         let class = obj.text("storageClassName");
-        rules::name(class, names::dns1123_subdomain, &Path::new("storageClassName"), errors);
-        if let Some(capacity) = Quantity::read(obj.at("capacity")).filter(Quantity::is_negative) {
+        rules::validate_name(class, names::dns1123_subdomain, &Path::new("storageClassName"), errors);
+        if let Some(capacity) = Quantity::from_value(obj.at("capacity")).filter(Quantity::is_negative) {
             let detail = "must be greater than or equal to 0";
             errors.invalid(&Path::new("capacity"), capacity.to_string(), detail);
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         for field in ["nodeTopology", "storageClassName"] {
-            meta::immutable(new.at(field), old.at(field), &Path::new(field), errors);
+            meta::validate_immutable(new.at(field), old.at(field), &Path::new(field), errors);
         }
     }
 }
@@ -39,7 +44,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn capacities() {
+    fn validates_csi_storage_capacity() {
         let good = r#"{"storageClassName": "a", "capacity": "1Gi"}"#;
         check(&CSIStorageCapacity, good, &expect![""]);
         check(

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::node::deprecated_label;
+use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct StorageClass;
@@ -17,8 +17,8 @@ const MAX_PARAMETERS: usize = 512;
 const MAX_PARAMETER_BYTES: usize = 256 * 1024;
 const BINDING_MODES: &[&str] = &["Immediate", "WaitForFirstConsumer"];
 
-impl Kind for StorageClass {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for StorageClass {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         provisioner(obj.text("provisioner"), &Path::new("provisioner"), errors);
         parameters(obj, errors);
         let policy = obj.at("reclaimPolicy");
@@ -29,19 +29,19 @@ impl Kind for StorageClass {
         topologies(obj.items("allowedTopologies"), errors);
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         for field in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
-            meta::immutable(new.at(field), old.at(field), &Path::new(field), errors);
+            meta::validate_immutable(new.at(field), old.at(field), &Path::new(field), errors);
         }
     }
 
     fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
         let mut warnings = Vec::new();
         for (i, term) in new.items("allowedTopologies").iter().enumerate() {
-            let path = Path::new("allowedTopologies").index(i).at("matchLabelExpressions");
+            let path = Path::new("allowedTopologies").index(i).child("matchLabelExpressions");
             for (j, requirement) in term.items("matchLabelExpressions").iter().enumerate() {
                 if let Some(words) = deprecated_label(requirement.text("key")) {
-                    warnings.push(format!("{}: {words}", path.index(j).at("key")));
+                    warnings.push(format!("{}: {words}", path.index(j).child("key")));
                 }
             }
         }
@@ -50,16 +50,16 @@ impl Kind for StorageClass {
 }
 
 /// The name of a driver or provisioner; case does not matter.
-pub(super) fn provisioner(name: &str, path: &Path, errors: &mut Errors) {
+pub(super) fn provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
     } else {
-        rules::name(&name.to_lowercase(), names::qualified_name, path, errors);
+        rules::validate_name(&name.to_lowercase(), names::qualified_name, path, errors);
     }
 }
 
 /// Opaque to us, but not without bounds. Says whether there were any.
-pub(super) fn parameters(obj: &Value, errors: &mut Errors) -> bool {
+pub(super) fn parameters(obj: &Value, errors: &mut ErrorList) -> bool {
     let path = Path::new("parameters");
     if obj.entries("parameters").count() > MAX_PARAMETERS {
         errors.too_long(&path, MAX_PARAMETERS);
@@ -78,25 +78,25 @@ pub(super) fn parameters(obj: &Value, errors: &mut Errors) -> bool {
     obj.entries("parameters").next().is_some()
 }
 
-fn topologies(terms: &[Value], errors: &mut Errors) {
+fn topologies(terms: &[Value], errors: &mut ErrorList) {
     let mut seen: BTreeSet<BTreeMap<&str, BTreeSet<&str>>> = BTreeSet::new();
     for (i, term) in terms.iter().enumerate() {
-        let path = Path::new("allowedTopologies").index(i).at("matchLabelExpressions");
+        let path = Path::new("allowedTopologies").index(i).child("matchLabelExpressions");
         let mut keys: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (j, requirement) in term.items("matchLabelExpressions").iter().enumerate() {
             let path = path.index(j);
             let key = requirement.text("key");
             let values: Vec<&str> = requirement.items("values").iter().filter_map(Value::as_str).collect();
             if values.is_empty() {
-                errors.required(&path.at("values"), "");
+                errors.required(&path.child("values"), "");
             }
-            let repeated = rules::repeated(values.iter());
+            let repeated = rules::find_duplicates(values.iter());
             for (k, value) in values.iter().enumerate().filter(|(k, _)| repeated[*k]) {
-                errors.duplicate(&path.at("values").index(k), *value);
+                errors.duplicate(&path.child("values").index(k), *value);
             }
-            meta::label_name(key, &path.at("key"), errors);
+            meta::validate_label_name(key, &path.child("key"), errors);
             if keys.insert(key, values.into_iter().collect()).is_some() {
-                errors.duplicate(&path.at("key"), key);
+                errors.duplicate(&path.child("key"), key);
             }
         }
         if !seen.insert(keys) {
@@ -113,7 +113,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn classes() {
+    fn validates_storage_classes() {
         let good = r#"{"provisioner": "Acme.io/disk", "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate",
             "parameters": {"a": "b"}, "allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]}"#;
         check(&StorageClass, good, &expect![""]);

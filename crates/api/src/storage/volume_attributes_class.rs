@@ -3,24 +3,24 @@
 use serde_json::Value;
 
 use super::storage_class::{parameters, provisioner};
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::Kind;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta;
+use crate::strategy::RestStrategy;
 
 pub struct VolumeAttributesClass;
 
-impl Kind for VolumeAttributesClass {
-    fn validate(&self, obj: &Value, errors: &mut Errors) {
+impl RestStrategy for VolumeAttributesClass {
+    fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         provisioner(obj.text("driverName"), &Path::new("driverName"), errors);
         if !parameters(obj, errors) {
             errors.required(&Path::new("parameters"), "must contain at least one key/value pair");
         }
     }
 
-    fn validate_update(&self, new: &Value, old: &Value, errors: &mut Errors) {
+    fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         for field in ["driverName", "parameters"] {
-            if !meta::same(new.at(field), old.at(field)) {
+            if !meta::semantic_equal(new.at(field), old.at(field)) {
                 errors.forbidden(&Path::new(field), &format!("updates to {field} are forbidden."));
             }
         }
@@ -35,7 +35,7 @@ mod tests {
     use crate::core::testing::{check, check_update};
 
     #[test]
-    fn classes() {
+    fn validates_volume_attributes_classes() {
         let good = r#"{"driverName": "acme.io", "parameters": {"a": "b"}}"#;
         check(&VolumeAttributesClass, good, &expect![""]);
         check(

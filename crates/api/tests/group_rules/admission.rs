@@ -1,7 +1,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use super::{check, check_status, fine, with};
+use super::{check, check_status, check_valid, with_value};
 
 fn webhooks() -> Value {
     json!({
@@ -38,9 +38,12 @@ fn policy() -> Value {
 }
 
 #[test]
-fn webhooks_say_what_they_see_and_where_they_are() {
-    fine("ValidatingWebhookConfiguration", webhooks());
-    fine("MutatingWebhookConfiguration", with(webhooks(), "/webhooks/0/reinvocationPolicy", json!("Never")));
+fn validates_webhook_configurations() {
+    check_valid("ValidatingWebhookConfiguration", webhooks());
+    check_valid(
+        "MutatingWebhookConfiguration",
+        with_value(webhooks(), "/webhooks/0/reinvocationPolicy", json!("Never")),
+    );
     check(
         "MutatingWebhookConfiguration",
         json!({"webhooks": [{}]}),
@@ -132,7 +135,7 @@ fn webhooks_say_what_they_see_and_where_they_are() {
 }
 
 #[test]
-fn the_path_of_a_service() {
+fn validates_service_path() {
     for (path, expected) in [
         ("", expect![[r#""#]]),
         (
@@ -163,10 +166,10 @@ fn the_path_of_a_service() {
         "#]],
         ),
     ] {
-        let obj = with(webhooks(), "/webhooks/0/clientConfig/service/path", json!(path));
+        let obj = with_value(webhooks(), "/webhooks/0/clientConfig/service/path", json!(path));
         check("ValidatingWebhookConfiguration", obj, expected);
     }
-    let nothing = with(webhooks(), "/webhooks/0/clientConfig", json!({"service": {"port": 70000}}));
+    let nothing = with_value(webhooks(), "/webhooks/0/clientConfig", json!({"service": {"port": 70000}}));
     check(
         "ValidatingWebhookConfiguration",
         nothing,
@@ -179,9 +182,9 @@ fn the_path_of_a_service() {
 }
 
 #[test]
-fn validating_policies() {
+fn validates_validating_policies() {
     let kind = "ValidatingAdmissionPolicy";
-    fine(kind, policy());
+    check_valid(kind, policy());
     check(
         kind,
         json!({"spec": {"paramKind": {}, "matchConstraints": {}}}),
@@ -243,9 +246,9 @@ fn validating_policies() {
 }
 
 #[test]
-fn bindings() {
+fn validates_policy_bindings() {
     let kind = "ValidatingAdmissionPolicyBinding";
-    fine(kind, json!({"spec": {"policyName": "p", "validationActions": ["Deny", "Audit"]}}));
+    check_valid(kind, json!({"spec": {"policyName": "p", "validationActions": ["Deny", "Audit"]}}));
     check(
         kind,
         json!({"spec": {}}),
@@ -288,15 +291,15 @@ fn bindings() {
 }
 
 #[test]
-fn mutating_policies() {
+fn validates_mutating_policies() {
     let kind = "MutatingAdmissionPolicy";
-    let policy = with(policy(), "/spec/validations", Value::Null);
-    let policy = with(policy, "/spec/reinvocationPolicy", json!("Never"));
+    let policy = with_value(policy(), "/spec/validations", Value::Null);
+    let policy = with_value(policy, "/spec/reinvocationPolicy", json!("Never"));
     let mutations = json!([{"patchType": "JSONPatch", "jsonPatch": {"expression": "[JSONPatch{op: 'remove', path: '/x'}]"}}]);
-    fine(kind, with(policy.clone(), "/spec/mutations", mutations));
+    check_valid(kind, with_value(policy.clone(), "/spec/mutations", mutations));
     check(
         kind,
-        with(policy.clone(), "/spec/reinvocationPolicy", json!("Often")),
+        with_value(policy.clone(), "/spec/reinvocationPolicy", json!("Often")),
         expect![[r#"
         spec.mutations: Required value: mutations must contain at least one item
         spec.reinvocationPolicy: Unsupported value: "Often": supported values: "IfNeeded", "Never"
@@ -308,10 +311,10 @@ fn mutating_policies() {
         {"patchType": "JSONPatch", "applyConfiguration": {"expression": "x"}},
         {"patchType": "ApplyConfiguration", "applyConfiguration": {}, "jsonPatch": {}},
     ]);
-    let policy = with(policy, "/spec/matchConstraints/resourceRules/0/operations", json!(["DELETE"]));
+    let policy = with_value(policy, "/spec/matchConstraints/resourceRules/0/operations", json!(["DELETE"]));
     check(
         kind,
-        with(policy, "/spec/mutations", mutations),
+        with_value(policy, "/spec/mutations", mutations),
         expect![[r#"
         spec.matchConstraints.resourceRules.operations: Unsupported value: "DELETE": supported values: "*", "CONNECT", "CREATE", "UPDATE"
         spec.mutations[0].patchType: Required value

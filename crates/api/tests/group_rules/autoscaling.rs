@@ -1,7 +1,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use super::{check, check_status, check_update, fine, with};
+use super::{check, check_status, check_update, check_valid, with_value};
 
 const HPA: &str = "HorizontalPodAutoscaler";
 
@@ -21,8 +21,8 @@ fn hpa() -> Value {
 }
 
 #[test]
-fn counts_and_target() {
-    fine(HPA, hpa());
+fn validates_replicas_and_scale_target() {
+    check_valid(HPA, hpa());
     check(
         HPA,
         json!({"spec": {"minReplicas": 0}}),
@@ -37,7 +37,7 @@ fn counts_and_target() {
     );
     check(
         HPA,
-        with(hpa(), "/spec/maxReplicas", json!(-1)),
+        with_value(hpa(), "/spec/maxReplicas", json!(-1)),
         expect![[r#"
         spec.maxReplicas: Invalid value: -1: must be greater than or equal to 1
         spec.maxReplicas: Invalid value: -1: must be greater than or equal to `minReplicas`
@@ -45,30 +45,30 @@ fn counts_and_target() {
     );
     check(
         HPA,
-        with(hpa(), "/spec/scaleTargetRef/apiVersion", json!("v1")),
+        with_value(hpa(), "/spec/scaleTargetRef/apiVersion", json!("v1")),
         expect![[r#"
         spec.scaleTargetRef.apiVersion: Invalid value: "v1": apiVersion must specify API group
     "#]],
     );
     check(
         HPA,
-        with(hpa(), "/spec/scaleTargetRef/apiVersion", json!("a/b/c")),
+        with_value(hpa(), "/spec/scaleTargetRef/apiVersion", json!("a/b/c")),
         expect![[r#"
         spec.scaleTargetRef.apiVersion: Invalid value: "a/b/c": unexpected GroupVersion string: a/b/c
     "#]],
     );
     let controller = json!({"apiVersion": "v1", "kind": "ReplicationController", "name": "web"});
-    fine(HPA, with(hpa(), "/spec/scaleTargetRef", controller));
+    check_valid(HPA, with_value(hpa(), "/spec/scaleTargetRef", controller));
 }
 
 #[test]
-fn what_was_stored_stays_acceptable() {
-    let old = with(hpa(), "/spec/scaleTargetRef/apiVersion", json!("v1"));
-    let old = with(old, "/spec/minReplicas", json!(0));
+fn stored_invalid_fields_are_allowed_on_update() {
+    let old = with_value(hpa(), "/spec/scaleTargetRef/apiVersion", json!("v1"));
+    let old = with_value(old, "/spec/minReplicas", json!(0));
     check_update(
         HPA,
         old.clone(),
-        with(old.clone(), "/spec/maxReplicas", json!(9)),
+        with_value(old.clone(), "/spec/maxReplicas", json!(9)),
         expect![[r#"
         spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas
     "#]],
@@ -76,7 +76,7 @@ fn what_was_stored_stays_acceptable() {
     check_update(
         HPA,
         old.clone(),
-        with(old, "/spec/scaleTargetRef/kind", json!("ReplicaSet")),
+        with_value(old, "/spec/scaleTargetRef/kind", json!("ReplicaSet")),
         expect![[r#"
         spec.scaleTargetRef.apiVersion: Invalid value: "v1": apiVersion must specify API group
         spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas
@@ -85,7 +85,7 @@ fn what_was_stored_stays_acceptable() {
 }
 
 #[test]
-fn metrics_have_one_source_and_a_fitting_target() {
+fn validates_metric_source_and_target() {
     let metrics = json!([
         {},
         {"type": "Pods", "object": {}, "external": {}},
@@ -97,7 +97,7 @@ fn metrics_have_one_source_and_a_fitting_target() {
     ]);
     check(
         HPA,
-        with(hpa(), "/spec/metrics", metrics),
+        with_value(hpa(), "/spec/metrics", metrics),
         expect![[r#"
         spec.metrics[0].type: Required value: must specify a metric source type
         spec.metrics[0].type: Unsupported value: "": supported values: "ContainerResource", "External", "Object", "Pods", "Resource"
@@ -128,7 +128,7 @@ fn metrics_have_one_source_and_a_fitting_target() {
 }
 
 #[test]
-fn behavior() {
+fn validates_behavior() {
     let behavior = json!({
         "scaleUp": {"stabilizationWindowSeconds": 3601, "selectPolicy": "Most", "tolerance": "-1"},
         "scaleDown": {"stabilizationWindowSeconds": -1, "policies": [
@@ -138,7 +138,7 @@ fn behavior() {
     });
     check(
         HPA,
-        with(hpa(), "/spec/behavior", behavior),
+        with_value(hpa(), "/spec/behavior", behavior),
         expect![[r#"
         spec.behavior.scaleUp.stabilizationWindowSeconds: Invalid value: 3601: must be less than or equal to 3600
         spec.behavior.scaleUp.selectPolicy: Unsupported value: "Most": supported values: "Disabled", "Max", "Min"
@@ -153,7 +153,7 @@ fn behavior() {
 }
 
 #[test]
-fn status() {
+fn validates_status() {
     check_status(
         HPA,
         json!({"status": {"currentReplicas": -1, "desiredReplicas": 2}}),

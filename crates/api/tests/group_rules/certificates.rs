@@ -1,4 +1,4 @@
-use api::Errors;
+use api::ErrorList;
 use api::certificates::certificate_signing_request::{
     prepare_approval, prepare_status, set_requester, validate_approval,
 };
@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::{check, check_update, fine, lines, rules, with};
+use super::{check, check_update, check_valid, lines, strategy, with_value};
 
 const CSR: &str = "CertificateSigningRequest";
 const NOW: &str = "2026-01-02T03:04:05Z";
@@ -29,8 +29,8 @@ fn certificate() -> Value {
 }
 
 #[test]
-fn requests() {
-    fine(CSR, csr());
+fn validates_requests() {
+    check_valid(CSR, csr());
     check(
         CSR,
         json!({"spec": {}}),
@@ -42,7 +42,7 @@ fn requests() {
     );
     check(
         CSR,
-        with(csr(), "/spec/request", certificate()),
+        with_value(csr(), "/spec/request", certificate()),
         expect![[r#"
         spec.request: Invalid value: "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUJkRENDQVJ1Z0F3SUJBZ0lVU0Y0UGZjNFY2S3krcXV2cmt4L2xueCtYdldNd0NnWUlLb1pJemowRUF3SXcKRHpFTk1Bc0dBMVVFQXd3RWFtRnVaVEFnRncweU5qRXhNVFV5TVRFNE16QmFHQTh5TVRJMk1UQXlNakl4TVRnegpNRm93RHpFTk1Bc0dBMVVFQXd3RWFtRnVaVEJaTUJNR0J5cUdTTTQ5QWdFR0NDcUdTTTQ5QXdFSEEwSUFCRWJPCjhmajBpeWRXazFSTGJSYUdZdm5GbDVzeUhPUXRRK2thZnc4OGpOemR5R2tVS0JaUTNSSHVlR0p4T0pFK3hWNk4KUzFhbmh5QnZGY2pwTjExdHliYWpVekJSTUIwR0ExVWREZ1FXQkJURlNveUFFNytvWm1VWUVGOVpRNHUvSG8yagpOekFmQmdOVkhTTUVHREFXZ0JURlNveUFFNytvWm1VWUVGOVpRNHUvSG8yak56QVBCZ05WSFJNQkFmOEVCVEFECkFRSC9NQW9HQ0NxR1NNNDlCQU1DQTBjQU1FUUNJRWxQaDk5cmNZOWFyd3RWVFZ1RkczYnlJRWczaFVMZ0M4QWIKQ29uZnBXMHBBaUIrUGZ1by9jOC81d1ZGbFB0NElUYTJUNnNiVURSc1V4b2JVRVBIR1czSnFRPT0KLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo=": PEM block type must be CERTIFICATE REQUEST
     "#]],
@@ -50,7 +50,7 @@ fn requests() {
     let usages = json!(["client auth", "fun", "client auth"]);
     check(
         CSR,
-        with(csr(), "/spec/usages", usages),
+        with_value(csr(), "/spec/usages", usages),
         expect![[r#"
         spec.usages[1]: Unsupported value: "fun": supported values: "any", "cert sign", "client auth", "code signing", "content commitment", "crl sign", "data encipherment", "decipher only", "digital signature", "email protection", "encipher only", "ipsec end system", "ipsec tunnel", "ipsec user", "key agreement", "key encipherment", "microsoft sgc", "netscape sgc", "ocsp signing", "s/mime", "server auth", "signing", "timestamping"
         spec.usages[2]: Duplicate value: "client auth"
@@ -58,29 +58,29 @@ fn requests() {
     );
     check(
         CSR,
-        with(csr(), "/spec/expirationSeconds", json!(599)),
+        with_value(csr(), "/spec/expirationSeconds", json!(599)),
         expect![[r#"
         spec.expirationSeconds: Invalid value: 599: may not specify a duration less than 600 seconds (10 minutes)
     "#]],
     );
     for signer in ["kubernetes.io/legacy-unknown", "signer", "local/s", "Example.com/a_b", "a.b/c/d"] {
-        let complaints =
-            |expected: Expect| check(CSR, with(csr(), "/spec/signerName", json!(signer)), expected);
+        let errors =
+            |expected: Expect| check(CSR, with_value(csr(), "/spec/signerName", json!(signer)), expected);
         match signer {
-            "signer" => complaints(expect![[r#"
+            "signer" => errors(expect![[r#"
                 spec.signerName: Invalid value: "signer": must be a fully qualified domain and path of the form 'example.com/signer-name'
             "#]]),
-            "local/s" => complaints(expect![[r#"
+            "local/s" => errors(expect![[r#"
                 spec.signerName: Invalid value: "local": should be a domain with at least two segments separated by dots
             "#]]),
-            "Example.com/a_b" => complaints(expect![[r#"
+            "Example.com/a_b" => errors(expect![[r#"
                 spec.signerName: Invalid value: "Example.com": validating label "Example": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
                 spec.signerName: Invalid value: "a_b": validating label "a_b": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
             "#]]),
-            "a.b/c/d" => complaints(expect![[r#"
+            "a.b/c/d" => errors(expect![[r#"
                 spec.signerName: Invalid value: "a.b/c/d": must be a fully qualified domain and path of the form 'example.com/signer-name'
             "#]]),
-            _ => complaints(expect![[r#"
+            _ => errors(expect![[r#"
                 spec.signerName: Invalid value: "kubernetes.io/legacy-unknown": the legacy signerName is not allowed via this API version
             "#]]),
         }
@@ -88,42 +88,42 @@ fn requests() {
 }
 
 #[test]
-fn the_requester_is_whoever_asks() {
-    let mut new = with(csr(), "/spec/username", json!("root"));
+fn create_sets_requester_from_user() {
+    let mut new = with_value(csr(), "/spec/username", json!("root"));
     new["spec"]["groups"] = json!(["system:masters"]);
     new["status"] = json!({"certificate": "eA=="});
-    rules(CSR).prepare_create(&mut new);
+    strategy(CSR).prepare_for_create(&mut new);
     set_requester(&mut new, "jane", "", &["devs".to_owned()], &serde_json::Map::new());
     new["spec"]["request"] = Value::Null;
     expect![[r#"{"metadata":{"name":"jane"},"spec":{"groups":["devs"],"request":null,"signerName":"kubernetes.io/kube-apiserver-client","usages":["client auth"],"username":"jane"},"status":{}}"#]].assert_eq(&new.to_string());
 }
 
 #[test]
-fn a_request_does_not_change() {
-    check_update(CSR, csr(), with(csr(), "/spec/usages", json!(["any"])), expect![[r#""#]]);
+fn spec_is_immutable() {
+    check_update(CSR, csr(), with_value(csr(), "/spec/usages", json!(["any"])), expect![[r#""#]]);
 }
 
 #[track_caller]
-fn approve(old: Value, conditions: Value, expected: Expect) {
-    let mut new = with(old.clone(), "/status/conditions", conditions);
+fn check_approval(old: Value, conditions: Value, expected: Expect) {
+    let mut new = with_value(old.clone(), "/status/conditions", conditions);
     new["status"]["certificate"] = certificate();
     prepare_approval(&mut new, &old, NOW);
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     validate_approval(&new, &old, &mut errors);
     expected.assert_eq(&format!("{}{}\n", lines(&errors), new["status"]));
 }
 
 #[test]
-fn approval() {
+fn validates_approval() {
     let approved = json!([{"type": "Approved", "status": "True"}]);
-    approve(
+    check_approval(
         csr(),
         approved.clone(),
         expect![[r#"
         {"conditions":[{"lastTransitionTime":"2026-01-02T03:04:05Z","lastUpdateTime":"2026-01-02T03:04:05Z","status":"True","type":"Approved"}]}
     "#]],
     );
-    approve(
+    check_approval(
         csr(),
         json!([{"type": "Approved", "status": "True"}, {"type": "Denied", "status": "False"}]),
         expect![[r#"
@@ -132,8 +132,8 @@ fn approval() {
         {"conditions":[{"lastTransitionTime":"2026-01-02T03:04:05Z","lastUpdateTime":"2026-01-02T03:04:05Z","status":"True","type":"Approved"},{"lastTransitionTime":"2026-01-02T03:04:05Z","lastUpdateTime":"2026-01-02T03:04:05Z","status":"False","type":"Denied"}]}
     "#]],
     );
-    approve(
-        with(csr(), "/status/conditions", approved),
+    check_approval(
+        with_value(csr(), "/status/conditions", approved),
         json!([]),
         expect![[r#"
         status.conditions: Forbidden: updates may not remove a condition of type "Approved"
@@ -143,38 +143,38 @@ fn approval() {
 }
 
 #[track_caller]
-fn sign(old: Value, status: Value, expected: Expect) {
-    let mut new = with(old.clone(), "/status", status);
+fn check_signing(old: Value, status: Value, expected: Expect) {
+    let mut new = with_value(old.clone(), "/status", status);
     prepare_status(&mut new, &old, NOW);
-    let mut errors = Errors::default();
-    rules(CSR).validate_status(&new, &old, &mut errors);
+    let mut errors = ErrorList::default();
+    strategy(CSR).validate_status_update(&new, &old, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 #[test]
-fn signing() {
+fn validates_certificate_update() {
     let approved = json!([{
         "type": "Approved", "status": "True", "reason": "Fine", "lastUpdateTime": NOW, "lastTransitionTime": NOW,
     }]);
-    let old = with(csr(), "/status/conditions", approved.clone());
-    sign(old.clone(), json!({"conditions": approved, "certificate": certificate()}), expect![""]);
-    let forged = json!([{"type": "Approved", "status": "True", "reason": "Forged"}]);
-    sign(
+    let old = with_value(csr(), "/status/conditions", approved.clone());
+    check_signing(old.clone(), json!({"conditions": approved, "certificate": certificate()}), expect![""]);
+    let fake_conditions = json!([{"type": "Approved", "status": "True", "reason": "Forged"}]);
+    check_signing(
         old.clone(),
-        json!({"conditions": forged, "certificate": "eHl6"}),
+        json!({"conditions": fake_conditions, "certificate": "eHl6"}),
         expect![[r#"
         status.certificate: Invalid value: "<certificate data>": must contain at least one CERTIFICATE PEM block
     "#]],
     );
-    sign(
+    check_signing(
         csr(),
         json!({"conditions": approved}),
         expect![[r#"
         status.conditions: Forbidden: updates may not add a condition of type "Approved"
     "#]],
     );
-    let signed = with(old, "/status/certificate", certificate());
-    sign(
+    let signed = with_value(old, "/status/certificate", certificate());
+    check_signing(
         signed,
         json!({"conditions": approved, "certificate": ""}),
         expect![[r#"
@@ -184,8 +184,8 @@ fn signing() {
 }
 
 #[test]
-fn selectable_by_signer() {
-    let fields = rules(CSR).selectable(&csr());
+fn selectable_by_signer_name() {
+    let fields = strategy(CSR).selectable_fields(&csr());
     assert_eq!(fields, [("spec.signerName", "kubernetes.io/kube-apiserver-client".to_owned())]);
-    assert_eq!(rules(CSR).selectable(&Value::Null), [("spec.signerName", String::new())]);
+    assert_eq!(strategy(CSR).selectable_fields(&Value::Null), [("spec.signerName", String::new())]);
 }

@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::{check, check_status, check_update, fine, rules, with};
+use super::{check, check_status, check_update, check_valid, strategy, with_value};
 
 const CRD: &str = "CustomResourceDefinition";
 
@@ -47,20 +47,20 @@ fn crd() -> Value {
 #[track_caller]
 fn check_schema(schema: Value, expected: Expect) {
     let at = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
-    let obj = with(with(crd(), "/spec/versions/0/selectableFields", Value::Null), at, schema);
+    let obj = with_value(with_value(crd(), "/spec/versions/0/selectableFields", Value::Null), at, schema);
     check(CRD, obj, expected);
 }
 
 #[test]
-fn a_whole_definition() {
-    fine(CRD, crd());
+fn validates_complete_definition() {
+    check_valid(CRD, crd());
     let mut obj = crd();
-    rules(CRD).prepare_create(&mut obj);
+    strategy(CRD).prepare_for_create(&mut obj);
     assert_eq!(obj["status"], json!({"storedVersions": ["v1"]}));
 }
 
 #[test]
-fn names_scope_and_group() {
+fn validates_names_scope_and_group() {
     check(
         CRD,
         json!({"metadata": {"name": "x"}, "spec": {}}),
@@ -77,10 +77,10 @@ fn names_scope_and_group() {
     "#]],
     );
     let names = json!({"plural": "Boats", "singular": "bo_at", "kind": "Bo-at.", "listKind": "Bo-at.", "shortNames": ["B"], "categories": ["c!"]});
-    let obj = with(with(crd(), "/spec/names", names), "/spec/group", json!("harbor"));
+    let obj = with_value(with_value(crd(), "/spec/names", names), "/spec/group", json!("harbor"));
     check(
         CRD,
-        with(obj, "/spec/scope", json!("World")),
+        with_value(obj, "/spec/scope", json!("World")),
         expect![[r#"
         metadata.name: Invalid value: "boats.harbor.example.com": must be spec.names.plural+"."+spec.group
         spec.group: Invalid value: "harbor": should be a domain with at least one dot
@@ -97,9 +97,9 @@ fn names_scope_and_group() {
 }
 
 #[test]
-fn groups_of_the_kubernetes_project_need_approval() {
-    let obj = with(crd(), "/spec/group", json!("boats.k8s.io"));
-    let obj = with(obj, "/metadata/name", json!("boats.boats.k8s.io"));
+fn kubernetes_groups_require_approval() {
+    let obj = with_value(crd(), "/spec/group", json!("boats.k8s.io"));
+    let obj = with_value(obj, "/metadata/name", json!("boats.boats.k8s.io"));
     check(
         CRD,
         obj.clone(),
@@ -107,25 +107,26 @@ fn groups_of_the_kubernetes_project_need_approval() {
         metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation "api-approved.kubernetes.io", see https://github.com/kubernetes/enhancements/pull/1111
     "#]],
     );
-    let noted =
-        |note: &str| with(obj.clone(), "/metadata/annotations", json!({"api-approved.kubernetes.io": note}));
+    let with_annotation = |note: &str| {
+        with_value(obj.clone(), "/metadata/annotations", json!({"api-approved.kubernetes.io": note}))
+    };
     check(
         CRD,
-        noted("yes"),
+        with_annotation("yes"),
         expect![[r#"
         metadata.annotations[api-approved.kubernetes.io]: Invalid value: "yes": protected groups must have approval annotation "api-approved.kubernetes.io" with either a URL or a reason starting with "unapproved", see https://github.com/kubernetes/enhancements/pull/1111
     "#]],
     );
-    fine(CRD, noted("https://github.com/kubernetes/kubernetes/pull/78458"));
-    fine(CRD, noted("unapproved, an experiment"));
-    check_update(CRD, noted("yes"), noted("yes, really"), expect![[r#""#]]);
+    check_valid(CRD, with_annotation("https://github.com/kubernetes/kubernetes/pull/78458"));
+    check_valid(CRD, with_annotation("unapproved, an experiment"));
+    check_update(CRD, with_annotation("yes"), with_annotation("yes, really"), expect![[r#""#]]);
 }
 
 #[test]
-fn versions() {
+fn validates_versions() {
     check(
         CRD,
-        with(crd(), "/spec/versions/0/storage", json!(false)),
+        with_value(crd(), "/spec/versions/0/storage", json!(false)),
         expect![[r#"
         spec.versions: Invalid value: [{"Name":"v1","Served":true,"Storage":false,"Deprecated":false,"DeprecationWarning":null,"Schema":null,"Subresources":null,"AdditionalPrinterColumns":null,"SelectableFields":null}]: must have exactly one version marked as storage version
         status.storedVersions: Invalid value: null: must have at least one stored version
@@ -154,7 +155,7 @@ fn versions() {
     );
     check(
         CRD,
-        with(crd(), "/spec/versions/0/name", json!("V_1")),
+        with_value(crd(), "/spec/versions/0/name", json!("V_1")),
         expect![[r#"
         spec.versions[0].name: Invalid value: "V_1": a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')
         spec.version: Invalid value: "V_1": a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')
@@ -162,15 +163,15 @@ fn versions() {
     );
     check(
         CRD,
-        with(crd(), "/spec/versions/0/schema", Value::Null),
+        with_value(crd(), "/spec/versions/0/schema", Value::Null),
         expect![[r#"
         spec.versions[0].schema.openAPIV3Schema: Required value
     "#]],
     );
-    let warned = with(crd(), "/spec/versions/0/deprecationWarning", json!("a\u{7}"));
+    let with_warning = with_value(crd(), "/spec/versions/0/deprecationWarning", json!("a\u{7}"));
     check(
         CRD,
-        with(warned, "/spec/versions/0/deprecated", json!(true)),
+        with_value(with_warning, "/spec/versions/0/deprecated", json!(true)),
         expect![[r#"
         spec.versions[0].deprecationWarning: Invalid value: "a\a": must only contain printable UTF-8 characters; non-printable character found at index 1
     "#]],
@@ -178,14 +179,14 @@ fn versions() {
 }
 
 #[test]
-fn selectable_fields() {
+fn validates_selectable_fields() {
     let fields = json!([
         {}, {"jsonPath": ".spec.rig"}, {"jsonPath": ".spec.rig"}, {"jsonPath": ".spec"}, {"jsonPath": ".spec.no"},
         {"jsonPath": "spec.rig"}, {"jsonPath": ".spec['rig']"}, {"jsonPath": ".metadata.name"}, {"jsonPath": "."},
     ]);
     check(
         CRD,
-        with(crd(), "/spec/versions/0/selectableFields", fields),
+        with_value(crd(), "/spec/versions/0/selectableFields", fields),
         expect![[r#"
         spec.selectableFields[0].jsonPath: Required value
         spec.selectableFields[2].jsonPath: Duplicate value: ".spec.rig"
@@ -200,7 +201,7 @@ fn selectable_fields() {
 }
 
 #[test]
-fn schemas_are_structural() {
+fn rejects_non_structural_schemas() {
     check_schema(
         json!({"properties": {"a": {}, "b": {"type": "array"}, "c": {"type": "array", "items": {}}}}),
         expect![[r#"
@@ -234,13 +235,13 @@ fn schemas_are_structural() {
     "#]],
     );
     let root = |schema: Value| {
-        with(
-            with(crd(), "/spec/versions/0/selectableFields", Value::Null),
+        with_value(
+            with_value(crd(), "/spec/versions/0/selectableFields", Value::Null),
             "/spec/versions/0/schema/openAPIV3Schema",
             schema,
         )
     };
-    let root = |schema: Value| with(root(schema), "/spec/versions/0/subresources", Value::Null);
+    let root = |schema: Value| with_value(root(schema), "/spec/versions/0/subresources", Value::Null);
     check(
         CRD,
         root(json!({})),
@@ -281,7 +282,7 @@ fn schemas_are_structural() {
 }
 
 #[test]
-fn keywords() {
+fn validates_schema_root_fields() {
     check_schema(
         json!({
             "type": "object",
@@ -309,7 +310,7 @@ fn keywords() {
 }
 
 #[test]
-fn lists_and_maps() {
+fn validates_list_and_map_types() {
     check_schema(
         json!({"type": "string", "x-kubernetes-map-type": "loose", "x-kubernetes-list-type": "bag", "x-kubernetes-list-map-keys": ["a"]}),
         expect![[r#"
@@ -345,7 +346,7 @@ fn lists_and_maps() {
 }
 
 #[test]
-fn rules_have_words() {
+fn validates_rule_fields() {
     check_schema(
         json!({"type": "object", "properties": {"m": {"type": "object", "additionalProperties": {"type": "string"}}}, "x-kubernetes-validations": [
             {"rule": " "},
@@ -372,14 +373,17 @@ fn rules_have_words() {
 }
 
 #[test]
-fn status_apart_limits_the_root() {
-    let obj = with(crd(), "/spec/versions/0/schema/openAPIV3Schema/allOf", json!([]));
-    fine(CRD, obj);
-    let obj =
-        with(crd(), "/spec/versions/0/schema/openAPIV3Schema", json!({"type": "object", "maxProperties": 3}));
+fn status_subresource_limits_root_schema() {
+    let obj = with_value(crd(), "/spec/versions/0/schema/openAPIV3Schema/allOf", json!([]));
+    check_valid(CRD, obj);
+    let obj = with_value(
+        crd(),
+        "/spec/versions/0/schema/openAPIV3Schema",
+        json!({"type": "object", "maxProperties": 3}),
+    );
     check(
         CRD,
-        with(obj, "/spec/versions/0/selectableFields", Value::Null),
+        with_value(obj, "/spec/versions/0/selectableFields", Value::Null),
         expect![[r#"
         spec.validation.openAPIV3Schema: Invalid value: {"ID":"","Schema":"","Ref":null,"Description":"","Type":"object","Nullable":false,"Format":"","Title":"","Default":null,"Maximum":null,"ExclusiveMaximum":false,"Minimum":null,"ExclusiveMinimum":false,"MaxLength":null,"MinLength":null,"Pattern":"","MaxItems":null,"MinItems":null,"UniqueItems":false,"MultipleOf":null,"Enum":null,"MaxProperties":3,"MinProperties":null,"Required":null,"Items":null,"AllOf":null,"OneOf":null,"AnyOf":null,"Not":null,"Properties":null,"AdditionalProperties":null,"PatternProperties":null,"Dependencies":null,"AdditionalItems":null,"Definitions":null,"ExternalDocs":null,"Example":null,"XPreserveUnknownFields":null,"XEmbeddedResource":false,"XIntOrString":false,"XListMapKeys":null,"XListType":null,"XMapType":null,"XValidations":null}: only [Description Type Format Title Maximum ExclusiveMaximum Minimum ExclusiveMinimum MaxLength MinLength Pattern MaxItems MinItems UniqueItems MultipleOf Required Items Properties ExternalDocs Example XPreserveUnknownFields XValidations] fields are allowed at the root of the schema if the status subresource is enabled
     "#]],
@@ -387,8 +391,8 @@ fn status_apart_limits_the_root() {
 }
 
 #[test]
-fn conversion() {
-    let converted = |conversion: Value| with(crd(), "/spec/conversion", conversion);
+fn validates_conversion() {
+    let converted = |conversion: Value| with_value(crd(), "/spec/conversion", conversion);
     check(
         CRD,
         converted(json!({})),
@@ -425,7 +429,7 @@ fn conversion() {
     );
     check(
         CRD,
-        with(crd(), "/spec/preserveUnknownFields", json!(true)),
+        with_value(crd(), "/spec/preserveUnknownFields", json!(true)),
         expect![[r#"
         spec.preserveUnknownFields: Invalid value: true: must be false in order to use defaults in the schema
         spec.preserveUnknownFields: Invalid value: true: cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead
@@ -434,8 +438,9 @@ fn conversion() {
 }
 
 #[test]
-fn updates() {
-    let renamed = with(with(crd(), "/spec/names/plural", json!("ships")), "/spec/scope", json!("Cluster"));
+fn validates_updates() {
+    let renamed =
+        with_value(with_value(crd(), "/spec/names/plural", json!("ships")), "/spec/scope", json!("Cluster"));
     check_update(
         CRD,
         crd(),
@@ -444,7 +449,7 @@ fn updates() {
         spec.names.plural: Invalid value: "ships": field is immutable
     "#]],
     );
-    let moved = with(crd(), "/spec/versions/0/name", json!("v2"));
+    let moved = with_value(crd(), "/spec/versions/0/name", json!("v2"));
     check_update(
         CRD,
         crd(),
@@ -463,24 +468,24 @@ fn updates() {
 }
 
 #[test]
-fn formats_nobody_checks_are_warned_of() {
-    let odd = with(
+fn unknown_formats_cause_warnings() {
+    let odd = with_value(
         crd(),
         "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rig/format",
         json!("rig"),
     );
-    assert_eq!(rules(CRD).warnings(&odd, None), ["unrecognized format \"rig\""]);
-    assert!(rules(CRD).warnings(&odd, Some(&odd)).is_empty());
-    let known = with(
+    assert_eq!(strategy(CRD).warnings(&odd, None), ["unrecognized format \"rig\""]);
+    assert!(strategy(CRD).warnings(&odd, Some(&odd)).is_empty());
+    let known = with_value(
         crd(),
         "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rig/format",
         json!("date-time"),
     );
-    assert!(rules(CRD).warnings(&known, None).is_empty());
+    assert!(strategy(CRD).warnings(&known, None).is_empty());
 }
 
 #[test]
-fn defaults_are_values_of_their_schema() {
+fn validates_defaults_with_schema() {
     check_schema(
         json!({"type": "object", "default": {"crew": "two", "cook": 1}, "properties": {
             "crew": {"type": "integer", "minimum": 1, "default": 0},
@@ -496,7 +501,7 @@ fn defaults_are_values_of_their_schema() {
 }
 
 #[test]
-fn rules_are_compiled() {
+fn validates_rule_expressions() {
     check_schema(
         json!({
             "type": "object",
@@ -521,7 +526,7 @@ fn rules_are_compiled() {
 }
 
 #[test]
-fn rules_may_not_cost_too_much() {
+fn rejects_rules_over_cost_limit() {
     let list = |limit: Value| {
         let mut list = json!({"type": "array", "items": {"type": "string", "maxLength": 100}, "x-kubernetes-validations": [
             {"rule": "self.all(a, self.exists(b, a != b))"},
@@ -539,11 +544,11 @@ fn rules_may_not_cost_too_much() {
     "#]],
     );
     // A cheap rule on an item that can be there very often.
-    let often = json!({"type": "object", "properties": {"list": {"type": "array", "items": {
+    let expensive_list = json!({"type": "object", "properties": {"list": {"type": "array", "items": {
         "type": "string", "x-kubernetes-validations": [{"rule": "self != 'a' && oldSelf != 'b'"}],
     }}}});
     check_schema(
-        often,
+        expensive_list,
         expect![[r#"
         spec.validation.openAPIV3Schema.properties[spec].properties[list].items.x-kubernetes-validations[0].rule: Invalid value: "self != 'a' && oldSelf != 'b'": oldSelf cannot be used on the uncorrelatable portion of the schema within spec.validation.openAPIV3Schema.properties[spec].properties[list]
     "#]],
@@ -551,7 +556,7 @@ fn rules_may_not_cost_too_much() {
 }
 
 #[test]
-fn patterns_are_read_as_go_reads_them() {
+fn patterns_use_go_regex_syntax() {
     let pattern = |pattern: &str| json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}});
     check_schema(
         pattern("((a{1000}){1000})"),

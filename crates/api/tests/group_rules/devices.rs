@@ -1,9 +1,9 @@
 use api::resource::resource_claim::prepare_status;
-use api::resource::resource_slice::stamp_taints;
+use api::resource::resource_slice::set_taint_time;
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use super::{check, check_status, check_update, fine, rules, with};
+use super::{check, check_status, check_update, check_valid, strategy, with_value};
 
 fn claim() -> Value {
     json!({
@@ -33,8 +33,8 @@ fn slice() -> Value {
 }
 
 #[test]
-fn claims() {
-    fine("ResourceClaim", claim());
+fn validates_claims() {
+    check_valid("ResourceClaim", claim());
     let devices = json!({
         "requests": [
             {"name": "A"},
@@ -50,7 +50,7 @@ fn claims() {
     });
     check(
         "ResourceClaim",
-        with(claim(), "/spec/devices", devices),
+        with_value(claim(), "/spec/devices", devices),
         expect![[r#"
         spec.devices.requests[0].name: Invalid value: "A": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
         spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required
@@ -80,7 +80,7 @@ fn claims() {
     check_update(
         "ResourceClaim",
         claim(),
-        with(claim(), "/spec/devices/config", json!([])),
+        with_value(claim(), "/spec/devices/config", json!([])),
         expect![[r#"
         spec: Invalid value: {"devices":{"config":[],"constraints":[{"matchAttribute":"gpu.example.com/model","requests":["gpu"]}],"requests":[{"exactly":{"allocationMode":"ExactCount","count":1,"deviceClassName":"gpu.example.com"},"name":"gpu"}]}}: field is immutable
     "#]],
@@ -97,7 +97,7 @@ fn claims() {
 }
 
 #[test]
-fn claim_status() {
+fn validates_claim_status() {
     let mut obj = claim();
     let result = json!({"request": "gpu", "driver": "gpu.example.com", "pool": "node-1", "device": "gpu-0"});
     obj["status"] = json!({
@@ -106,18 +106,18 @@ fn claim_status() {
         "devices": [{"driver": "gpu.example.com", "pool": "node-1", "device": "gpu-0", "networkData": {"ips": ["10.0.0.1/24"]}}],
     });
     check_status("ResourceClaim", obj.clone(), expect![[r#""#]]);
-    let mut gone = obj.clone();
-    gone["status"]["allocation"] = Value::Null;
+    let mut removed = obj.clone();
+    removed["status"]["allocation"] = Value::Null;
     check_status(
         "ResourceClaim",
-        gone.clone(),
+        removed.clone(),
         expect![[r#"
         status.devices[0]: Invalid value: "gpu.example.com/node-1/gpu-0": must be an allocated device in the claim
         status.reservedFor: Forbidden: may not be specified when `allocated` is not set
     "#]],
     );
-    prepare_status(&mut gone, &obj);
-    assert_eq!(gone["status"]["devices"], json!([]));
+    prepare_status(&mut removed, &obj);
+    assert_eq!(removed["status"]["devices"], json!([]));
     let bad = json!({"request": "x", "driver": "", "pool": "A", "device": "", "shareID": "1", "bindingConditions": ["a b"]});
     obj["status"] = json!({
         "allocation": {"devices": {"results": [bad], "config": [{"source": "Air", "opaque": {"driver": "d", "parameters": {}}}]}, "nodeSelector": {}},
@@ -148,8 +148,8 @@ fn claim_status() {
 }
 
 #[test]
-fn classes() {
-    fine(
+fn validates_device_classes() {
+    check_valid(
         "DeviceClass",
         json!({"spec": {"extendedResourceName": "example.com/gpu", "selectors": [{"cel": {"expression": "true"}}]}}),
     );
@@ -174,8 +174,8 @@ fn classes() {
 }
 
 #[test]
-fn slices() {
-    fine("ResourceSlice", slice());
+fn validates_slices() {
+    check_valid("ResourceSlice", slice());
     check(
         "ResourceSlice",
         json!({"spec": {}}),
@@ -196,10 +196,10 @@ fn slices() {
             "c": {"value": "10", "requestPolicy": {"validRange": {"min": "4"}}},
         }},
     ]);
-    let obj = with(slice(), "/spec/devices", devices);
+    let obj = with_value(slice(), "/spec/devices", devices);
     check(
         "ResourceSlice",
-        with(obj, "/spec/allNodes", json!(true)),
+        with_value(obj, "/spec/allNodes", json!(true)),
         expect![[r#"
         spec: Invalid value: "{`nodeName`, `allNodes`}": exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required, but multiple fields are set
         spec.devices[0].name: Invalid value: "A": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
@@ -227,7 +227,7 @@ fn slices() {
         spec.devices[2]: Duplicate value: "a"
     "#]],
     );
-    let moved = with(slice(), "/spec/nodeName", json!("node-2"));
+    let moved = with_value(slice(), "/spec/nodeName", json!("node-2"));
     check_update(
         "ResourceSlice",
         slice(),
@@ -236,13 +236,13 @@ fn slices() {
         spec.nodeName: Invalid value: "node-2": field is immutable
     "#]],
     );
-    let warnings =
-        rules("ResourceSlice").warnings(&with(slice(), "/spec/driver", json!("GPU.example.com")), None);
+    let warnings = strategy("ResourceSlice")
+        .warnings(&with_value(slice(), "/spec/driver", json!("GPU.example.com")), None);
     expect![[
         r#"spec.driver: driver names should be lowercase; "GPU.example.com" contains uppercase characters"#
     ]]
     .assert_eq(&warnings.join("\n"));
-    let fields = rules("ResourceSlice").selectable(&slice());
+    let fields = strategy("ResourceSlice").selectable_fields(&slice());
     assert_eq!(
         fields,
         [("spec.nodeName", "node-1".to_owned()), ("spec.driver", "gpu.example.com".to_owned())]
@@ -250,20 +250,20 @@ fn slices() {
 }
 
 #[test]
-fn alpha_fields_of_a_slice_are_dropped() {
+fn drops_alpha_fields_of_slice() {
     let mut obj = slice();
     obj["spec"]["devices"][0]["attributes"]["model"]["strings"] = json!(["a"]);
     obj["spec"]["devices"][0]["nodeAllocatableResourceMappings"] = json!({});
-    rules("ResourceSlice").prepare_create(&mut obj);
+    strategy("ResourceSlice").prepare_for_create(&mut obj);
     assert_eq!(obj, slice());
 }
 
 #[test]
-fn taints_are_dated() {
+fn sets_time_added_on_taints() {
     let mut obj = slice();
     obj["spec"]["devices"][0]["taints"] =
         json!([{"key": "a"}, {"key": "b", "timeAdded": "2020-01-01T00:00:00Z"}]);
-    stamp_taints(&mut obj, "2026-01-02T03:04:05Z");
+    set_taint_time(&mut obj, "2026-01-02T03:04:05Z");
     let times: Vec<&Value> = (0..2).map(|i| &obj["spec"]["devices"][0]["taints"][i]["timeAdded"]).collect();
     assert_eq!(times, ["2026-01-02T03:04:05Z", "2020-01-01T00:00:00Z"]);
 }

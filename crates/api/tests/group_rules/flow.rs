@@ -1,7 +1,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use super::{check, check_status, fine, with};
+use super::{check, check_status, check_valid, with_value};
 
 fn schema() -> Value {
     json!({
@@ -31,8 +31,8 @@ fn level() -> Value {
 }
 
 #[test]
-fn flow_schemas() {
-    fine("FlowSchema", schema());
+fn validates_flow_schemas() {
+    check_valid("FlowSchema", schema());
     let nothing =
         json!({"spec": {"matchingPrecedence": 1, "distinguisherMethod": {"type": "ByName"}, "rules": [{}]}});
     check(
@@ -61,10 +61,10 @@ fn flow_schemas() {
             {"verbs": ["*"], "nonResourceURLs": ["*", "/x"]},
         ],
     }]);
-    let spec = with(schema(), "/spec/rules", rules);
+    let spec = with_value(schema(), "/spec/rules", rules);
     check(
         "FlowSchema",
-        with(spec, "/spec/matchingPrecedence", json!(10001)),
+        with_value(spec, "/spec/matchingPrecedence", json!(10001)),
         expect![[r#"
         spec.matchingPrecedence: Invalid value: 10001: must not be greater than 10000
         spec.rules[0].subjects[0].user: Required value: user is required when subject kind is 'User'
@@ -92,15 +92,15 @@ fn flow_schemas() {
 }
 
 #[test]
-fn the_schemas_the_server_needs_are_fixed() {
+fn mandatory_flow_schemas_are_immutable() {
     check(
         "FlowSchema",
-        with(schema(), "/metadata/name", json!("catch-all")),
+        with_value(schema(), "/metadata/name", json!("catch-all")),
         expect![[r#"
         spec: Invalid value: {"distinguisherMethod":{"type":"ByUser"},"matchingPrecedence":1000,"priorityLevelConfiguration":{"name":"workload-low"},"rules":[{"nonResourceRules":[{"nonResourceURLs":["/healthz","/logs/*"],"verbs":["*"]}],"resourceRules":[{"apiGroups":["*"],"namespaces":["*"],"resources":["*"],"verbs":["get"]}],"subjects":[{"kind":"ServiceAccount","serviceAccount":{"name":"*","namespace":"shop"}}]}]}: spec of 'catch-all' must equal the fixed value
     "#]],
     );
-    fine(
+    check_valid(
         "FlowSchema",
         json!({
             "metadata": {"name": "exempt"},
@@ -118,9 +118,9 @@ fn the_schemas_the_server_needs_are_fixed() {
 }
 
 #[test]
-fn priority_levels() {
+fn validates_priority_levels() {
     let kind = "PriorityLevelConfiguration";
-    fine(kind, level());
+    check_valid(kind, level());
     check(
         kind,
         json!({"spec": {}}),
@@ -130,7 +130,7 @@ fn priority_levels() {
     );
     check(
         kind,
-        with(level(), "/spec/type", json!("Exempt")),
+        with_value(level(), "/spec/type", json!("Exempt")),
         expect![[r#"
         spec.type: Invalid value: "Exempt": must be 'Exempt' if and only if `name` is 'exempt'
         spec.limited: Forbidden: must be nil if the type is not Limited
@@ -138,7 +138,7 @@ fn priority_levels() {
     );
     check(
         kind,
-        with(level(), "/spec/exempt", json!({})),
+        with_value(level(), "/spec/exempt", json!({})),
         expect![[r#"
         spec.exempt: Forbidden: must be nil if the type is Limited
     "#]],
@@ -146,7 +146,7 @@ fn priority_levels() {
     let queuing = json!({"queues": 10, "handSize": 20, "queueLengthLimit": 0});
     check(
         kind,
-        with(level(), "/spec/limited/limitResponse/queuing", queuing),
+        with_value(level(), "/spec/limited/limitResponse/queuing", queuing),
         expect![[r#"
         spec.limited.limitResponse.queuing.queueLengthLimit: Invalid value: 0: must be positive
         spec.limited.limitResponse.queuing.handSize: Invalid value: 20: should not be greater than queues (10)
@@ -155,14 +155,14 @@ fn priority_levels() {
     let queuing = json!({"queues": 10_000_000, "handSize": 3, "queueLengthLimit": 1});
     check(
         kind,
-        with(level(), "/spec/limited/limitResponse/queuing", queuing),
+        with_value(level(), "/spec/limited/limitResponse/queuing", queuing),
         expect![[r#"
         spec.limited.limitResponse.queuing.handSize: Invalid value: 3: required entropy bits of deckSize 10000000 and handSize 3 should not be greater than 60
     "#]],
     );
     check(
         kind,
-        with(level(), "/spec/limited/limitResponse/type", json!("Reject")),
+        with_value(level(), "/spec/limited/limitResponse/type", json!("Reject")),
         expect![[r#"
         spec.limited.limitResponse.queuing: Forbidden: must be nil if limited.limitResponse.type is not Limited
     "#]],
@@ -170,7 +170,7 @@ fn priority_levels() {
     let limited = json!({"nominalConcurrencyShares": -1, "lendablePercent": 101, "borrowingLimitPercent": -1, "limitResponse": {"type": "Wait"}});
     check(
         kind,
-        with(level(), "/spec/limited", limited),
+        with_value(level(), "/spec/limited", limited),
         expect![[r#"
         spec.limited.nominalConcurrencyShares: Invalid value: -1: must be a non-negative integer
         spec.limited.limitResponse.type: Unsupported value: "Wait": supported values: "Queue", "Reject"
@@ -179,7 +179,7 @@ fn priority_levels() {
     "#]],
     );
     let exempt = json!({"metadata": {"name": "exempt"}, "spec": {"type": "Exempt", "exempt": {"lendablePercent": 50}}});
-    fine(kind, exempt);
+    check_valid(kind, exempt);
     check_status(
         kind,
         json!({"status": {"conditions": [{"type": "A"}, {"type": "A"}, {}]}}),
@@ -191,7 +191,7 @@ fn priority_levels() {
 }
 
 #[test]
-fn api_services() {
+fn validates_api_services() {
     let service = json!({
         "metadata": {"name": "v1.metrics.example.com"},
         "spec": {
@@ -202,7 +202,7 @@ fn api_services() {
             "service": {"name": "metrics", "namespace": "kube-system", "port": 443},
         },
     });
-    fine("APIService", service.clone());
+    check_valid("APIService", service.clone());
     check(
         "APIService",
         json!({"metadata": {"name": "x"}, "spec": {"caBundle": "eHl6", "insecureSkipTLSVerify": true}}),
@@ -216,11 +216,11 @@ fn api_services() {
         spec.insecureSkipTLSVerify: Invalid value: true: local APIServices may not have insecureSkipTLSVerify
     "#]],
     );
-    let bad = with(service, "/spec/service", json!({"port": 0}));
-    let bad = with(bad, "/spec/caBundle", json!("eHl6"));
+    let bad = with_value(service, "/spec/service", json!({"port": 0}));
+    let bad = with_value(bad, "/spec/caBundle", json!("eHl6"));
     check(
         "APIService",
-        with(bad, "/spec/insecureSkipTLSVerify", json!(true)),
+        with_value(bad, "/spec/insecureSkipTLSVerify", json!(true)),
         expect![[r#"
         spec.service.namespace: Required value
         spec.service.name: Required value

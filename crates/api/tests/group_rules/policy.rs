@@ -2,14 +2,14 @@ use api::policy::eviction::delete_options;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::{check, check_status, fine};
+use super::{check, check_status, check_valid};
 
 const PDB: &str = "PodDisruptionBudget";
 
 #[test]
-fn budgets() {
-    fine(PDB, json!({"spec": {"minAvailable": "50%", "selector": {"matchLabels": {"app": "web"}}}}));
-    fine(PDB, json!({"spec": {"maxUnavailable": 1}}));
+fn validates_budgets() {
+    check_valid(PDB, json!({"spec": {"minAvailable": "50%", "selector": {"matchLabels": {"app": "web"}}}}));
+    check_valid(PDB, json!({"spec": {"maxUnavailable": 1}}));
     let both = json!({"spec": {
         "minAvailable": 1,
         "maxUnavailable": "101%",
@@ -50,7 +50,7 @@ fn budgets() {
 }
 
 #[test]
-fn status() {
+fn validates_status() {
     let status =
         json!({"currentHealthy": -1, "conditions": [{"type": "DisruptionAllowed", "status": "Maybe"}]});
     check_status(
@@ -74,7 +74,7 @@ fn evict(eviction: Value, dry_run: &[&str], expected: Expect) {
 }
 
 #[test]
-fn evictions() {
+fn validates_evictions() {
     let named = |options: Value| json!({"metadata": {"name": "web-0"}, "deleteOptions": options});
     evict(named(Value::Null), &[], expect!["{}"]);
     evict(

@@ -1,7 +1,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use super::{check, check_update, fine, with};
+use super::{check, check_update, check_valid, with_value};
 
 fn binding() -> Value {
     json!({
@@ -12,8 +12,8 @@ fn binding() -> Value {
 }
 
 #[test]
-fn rules_name_what_they_allow() {
-    fine("Role", json!({"rules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]}));
+fn validates_policy_rules() {
+    check_valid("Role", json!({"rules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]}));
     check(
         "Role",
         json!({"rules": [{}, {"verbs": ["get"], "nonResourceURLs": ["/x"]}]}),
@@ -24,7 +24,7 @@ fn rules_name_what_they_allow() {
         rules[1].nonResourceURLs: Invalid value: ["/x"]: namespaced rules cannot apply to non-resource URLs
     "#]],
     );
-    fine("ClusterRole", json!({"rules": [{"verbs": ["get"], "nonResourceURLs": ["/x"]}]}));
+    check_valid("ClusterRole", json!({"rules": [{"verbs": ["get"], "nonResourceURLs": ["/x"]}]}));
     let both = json!({"rules": [{"verbs": ["get"], "nonResourceURLs": ["/x"], "resources": ["pods"]}]});
     check(
         "ClusterRole",
@@ -36,8 +36,11 @@ fn rules_name_what_they_allow() {
 }
 
 #[test]
-fn aggregation_needs_selectors() {
-    fine("ClusterRole", json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}}));
+fn aggregation_rule_requires_selectors() {
+    check_valid(
+        "ClusterRole",
+        json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}}),
+    );
     check(
         "ClusterRole",
         json!({"aggregationRule": {}}),
@@ -57,8 +60,8 @@ fn aggregation_needs_selectors() {
 }
 
 #[test]
-fn bindings_name_a_role_and_subjects() {
-    fine("RoleBinding", binding());
+fn validates_role_bindings() {
+    check_valid("RoleBinding", binding());
     check(
         "RoleBinding",
         json!({"roleRef": {}, "subjects": [{}]}),
@@ -82,10 +85,10 @@ fn bindings_name_a_role_and_subjects() {
         {"kind": "User", "name": "jane"},
         {"kind": "Group", "apiGroup": "rbac.authorization.k8s.io"},
     ]);
-    let obj = with(binding(), "/subjects", subjects);
+    let obj = with_value(binding(), "/subjects", subjects);
     check(
         "ClusterRoleBinding",
-        with(obj, "/roleRef/kind", json!("ClusterRole")),
+        with_value(obj, "/roleRef/kind", json!("ClusterRole")),
         expect![[r#"
         subjects[0].name: Invalid value: "Robot": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
         subjects[0].apiGroup: Unsupported value: "x": supported values: ""
@@ -96,7 +99,7 @@ fn bindings_name_a_role_and_subjects() {
     );
     check(
         "RoleBinding",
-        with(binding(), "/roleRef/name", json!("a/b")),
+        with_value(binding(), "/roleRef/name", json!("a/b")),
         expect![[r#"
         roleRef.name: Invalid value: "a/b": may not contain '/'
     "#]],
@@ -104,12 +107,12 @@ fn bindings_name_a_role_and_subjects() {
 }
 
 #[test]
-fn the_role_of_a_binding_stays() {
+fn role_ref_is_immutable() {
     check_update("RoleBinding", binding(), binding(), expect![[r#""#]]);
     check_update(
         "RoleBinding",
         binding(),
-        with(binding(), "/roleRef/name", json!("other")),
+        with_value(binding(), "/roleRef/name", json!("other")),
         expect![[r#"
         roleRef: Invalid value: {"APIGroup":"rbac.authorization.k8s.io","Kind":"Role","Name":"other"}: cannot change roleRef
     "#]],
@@ -118,10 +121,10 @@ fn the_role_of_a_binding_stays() {
 
 /// A few megabytes of nothing must not become gigabytes of complaints, nor take minutes to print.
 #[test]
-fn complaints_have_an_end() {
+fn number_of_errors_is_limited() {
     let obj = json!({"rules": vec![json!({}); 1_000_000]});
-    let mut errors = api::Errors::default();
-    super::rules("Role").validate(&obj, &mut errors);
+    let mut errors = api::ErrorList::default();
+    super::strategy("Role").validate(&obj, &mut errors);
     assert_eq!(errors.0.len(), 10_000);
     assert!(errors.to_string().len() < 2_000_000);
 }

@@ -1,15 +1,15 @@
-use api::Errors;
+use api::ErrorList;
 use api::authentication::{token_request, token_review};
 use api::authorization::self_subject_rules_review;
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use super::{check, fine, lines};
+use super::{check, check_valid, lines};
 
 #[test]
-fn access_reviews_ask_one_thing_about_someone() {
+fn validates_access_reviews() {
     let spec = json!({"user": "jane", "resourceAttributes": {"verb": "get", "resource": "pods"}});
-    fine("SubjectAccessReview", json!({"metadata": {"creationTimestamp": null}, "spec": spec}));
+    check_valid("SubjectAccessReview", json!({"metadata": {"creationTimestamp": null}, "spec": spec}));
     check(
         "SubjectAccessReview",
         json!({"metadata": {"name": "x"}, "spec": {}}),
@@ -43,10 +43,10 @@ fn access_reviews_ask_one_thing_about_someone() {
 }
 
 #[test]
-fn local_reviews_stay_in_their_namespace() {
+fn local_review_rejects_other_namespace() {
     let review = |spec: Value| json!({"metadata": {"namespace": "shop"}, "spec": spec});
     let kind = "LocalSubjectAccessReview";
-    fine(kind, review(json!({"user": "jane", "resourceAttributes": {"namespace": "shop"}})));
+    check_valid(kind, review(json!({"user": "jane", "resourceAttributes": {"namespace": "shop"}})));
     check(
         kind,
         review(json!({"user": "jane", "resourceAttributes": {"namespace": "x"}})),
@@ -64,21 +64,21 @@ fn local_reviews_stay_in_their_namespace() {
 }
 
 #[test]
-fn tokens() {
-    let complaints = |seconds: Value| {
-        let mut errors = Errors::default();
+fn validates_token_requests() {
+    let error_lines = |seconds: Value| {
+        let mut errors = ErrorList::default();
         token_request::validate(&json!({"spec": {"expirationSeconds": seconds}}), &mut errors);
         lines(&errors)
     };
-    expect![[r#""#]].assert_eq(&complaints(Value::Null));
+    expect![[r#""#]].assert_eq(&error_lines(Value::Null));
     expect![[r#"
         spec.expirationSeconds: Invalid value: 599: may not specify a duration less than 10 minutes
     "#]]
-    .assert_eq(&complaints(json!(599)));
+    .assert_eq(&error_lines(json!(599)));
     expect![[r#"
         spec.expirationSeconds: Invalid value: 4294967297: may not specify a duration larger than 2^32 seconds
     "#]]
-    .assert_eq(&complaints(json!(4_294_967_297_i64)));
+    .assert_eq(&error_lines(json!(4_294_967_297_i64)));
     assert_eq!(token_review::token(&json!({"spec": {"token": "t"}})), Ok("t"));
     let missing = token_review::token(&json!({})).expect_err("no token");
     expect!["token is required for TokenReview in authentication"].assert_eq(&missing.message);

@@ -7,36 +7,36 @@
 use std::collections::BTreeMap;
 
 use api::Status;
-use api::field::quoted;
+use api::field::quote;
 use http::HeaderMap;
 
-use super::{ANONYMOUS, AUTHENTICATED, Asks, MASTERS, UNAUTHENTICATED, User};
-use crate::rbac::{Ask, Rbac};
+use super::{ANONYMOUS, AUTHENTICATED, RequestInfo, SYSTEM_PRIVILEGED_GROUP, UNAUTHENTICATED, User};
+use crate::rbac::{Attributes, Rbac};
 
 /// The user that the headers name, where `user` may act as them to do what the request asks.
 pub async fn impersonate(
     rbac: &Rbac,
     user: User,
     headers: &HeaderMap,
-    asks: &Asks<'_>,
+    request_info: &RequestInfo<'_>,
 ) -> Result<User, Status> {
-    let wanted = wanted(headers);
-    if wanted.name.is_empty() {
-        return if wanted == User::default() { Ok(user) } else { Err(nameless(&wanted)) };
+    let requested = requested_user(headers);
+    if requested.name.is_empty() {
+        return if requested == User::default() { Ok(user) } else { Err(missing_user_name(&requested)) };
     }
-    let wish = Wish { rbac, user: &user, wanted: &wanted };
-    let mut refusal = None;
+    let impersonation = ImpersonationRequest { rbac, user: &user, requested: &requested };
+    let mut first_error = None;
     for mode in MODES {
-        if !wish.fits(mode) {
+        if !impersonation.applies(mode) {
             continue;
         }
-        match wish.constrained(mode, asks).await {
+        match impersonation.authorize_constrained(mode, request_info).await {
             Ok(other) => return Ok(other),
-            Err(status) => drop(refusal.get_or_insert(status)),
+            Err(status) => drop(first_error.get_or_insert(status)),
         }
     }
     // The first refusal is told: it names the least that is needed.
-    wish.check("impersonate", false).await.map_err(|status| refusal.unwrap_or(status))
+    impersonation.authorize_all("impersonate", false).await.map_err(|status| first_error.unwrap_or(status))
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -52,7 +52,7 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const GROUP: &str = "authentication.k8s.io";
 
 impl Mode {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Mode::AssociatedNode => "associated-node",
             Mode::ArbitraryNode => "arbitrary-node",
@@ -62,19 +62,19 @@ impl Mode {
     }
 }
 
-struct Wish<'a> {
+struct ImpersonationRequest<'a> {
     rbac: &'a Rbac,
     user: &'a User,
-    wanted: &'a User,
+    requested: &'a User,
 }
 
-impl Wish<'_> {
+impl ImpersonationRequest<'_> {
     /// Whether the mode is about users such as the wanted one.
-    fn fits(&self, mode: Mode) -> bool {
-        let wanted = self.wanted;
-        let only_name = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
-        let node = node(&wanted.name);
-        let account = account(&wanted.name).is_some();
+    fn applies(&self, mode: Mode) -> bool {
+        let requested = self.requested;
+        let only_name = requested.uid.is_empty() && requested.groups.is_empty() && requested.extra.is_empty();
+        let node = node(&requested.name);
+        let account = account(&requested.name).is_some();
         match mode {
             Mode::AssociatedNode => {
                 let own = self.user.extra.get(NODE_NAME).map(Vec::as_slice);
@@ -88,19 +88,23 @@ impl Wish<'_> {
         }
     }
 
-    async fn constrained(&self, mode: Mode, asks: &Asks<'_>) -> Result<User, Status> {
-        let on = format!("impersonate-on:{}:{}", mode.word(), asks.verb());
-        self.rbac.authorize(self.user, &asks.ask(&on)).await?;
-        self.check(&format!("impersonate:{}", mode.word()), true).await
+    async fn authorize_constrained(
+        &self,
+        mode: Mode,
+        request_info: &RequestInfo<'_>,
+    ) -> Result<User, Status> {
+        let verb = format!("impersonate-on:{}:{}", mode.as_str(), request_info.verb());
+        self.rbac.authorize(self.user, &request_info.attributes(&verb)).await?;
+        self.authorize_all(&format!("impersonate:{}", mode.as_str()), true).await
     }
 
     /// The whole user to act as, where every part of them is allowed.
-    async fn check(&self, verb: &str, constrained: bool) -> Result<User, Status> {
-        let wanted = self.wanted;
-        let mut other = wanted.clone();
+    async fn authorize_all(&self, verb: &str, constrained: bool) -> Result<User, Status> {
+        let requested = self.requested;
+        let mut other = requested.clone();
         // In the old way, these are in the core group.
         let group = if constrained { GROUP } else { "" };
-        let ask = |group, resource, subresource, namespace, name| Ask::Resource {
+        let attributes = |group, resource, subresource, namespace, name| Attributes::Resource {
             verb,
             group,
             resource,
@@ -109,44 +113,45 @@ impl Wish<'_> {
             name,
             fields: None,
         };
-        let allow = async |ask: Ask<'_>| self.rbac.authorize(self.user, &ask).await;
-        match (account(&wanted.name), node(&wanted.name)) {
+        let allow = async |attributes: Attributes<'_>| self.rbac.authorize(self.user, &attributes).await;
+        match (account(&requested.name), node(&requested.name)) {
             (Some((namespace, name)), _) => {
-                allow(ask(group, "serviceaccounts", "", namespace, name)).await?;
-                if wanted.groups.is_empty() {
+                allow(attributes(group, "serviceaccounts", "", namespace, name)).await?;
+                if requested.groups.is_empty() {
                     let own = format!("system:serviceaccounts:{namespace}");
                     other.groups = vec!["system:serviceaccounts".into(), own];
                 }
             }
             (None, Some(node)) if constrained => {
                 // Whoever may act as the node they run on may do so on any node.
-                let any = verb.ends_with(Mode::AssociatedNode.word());
-                allow(ask(group, "nodes", "", "", if any { "*" } else { node })).await?;
+                let any = verb.ends_with(Mode::AssociatedNode.as_str());
+                allow(attributes(group, "nodes", "", "", if any { "*" } else { node })).await?;
                 other.groups = vec!["system:nodes".into()];
             }
-            _ => allow(ask(group, "users", "", "", &wanted.name)).await?,
+            _ => allow(attributes(group, "users", "", "", &requested.name)).await?,
         }
-        if !wanted.uid.is_empty() {
-            allow(ask(GROUP, "uids", "", "", &wanted.uid)).await?;
+        if !requested.uid.is_empty() {
+            allow(attributes(GROUP, "uids", "", "", &requested.uid)).await?;
         }
-        let refuse = |ask: Ask<'_>, why: &str| Err(ask.refusal(self.user, why));
-        if constrained && wanted.is_in("") {
-            let why = "impersonating the empty string group is not allowed";
-            return refuse(ask(group, "groups", "", "", ""), why);
+        let refuse =
+            |attributes: Attributes<'_>, reason: &str| Err(attributes.forbidden_status(self.user, reason));
+        if constrained && requested.is_in("") {
+            let reason = "impersonating the empty string group is not allowed";
+            return refuse(attributes(group, "groups", "", "", ""), reason);
         }
-        if constrained && wanted.is_in(MASTERS) {
-            let why = "impersonating the system:masters group is not allowed";
-            return refuse(ask(group, "groups", "", "", MASTERS), why);
+        if constrained && requested.is_in(SYSTEM_PRIVILEGED_GROUP) {
+            let reason = "impersonating the system:masters group is not allowed";
+            return refuse(attributes(group, "groups", "", "", SYSTEM_PRIVILEGED_GROUP), reason);
         }
-        for name in &wanted.groups {
-            allow(ask(group, "groups", "", "", name)).await?;
+        for name in &requested.groups {
+            allow(attributes(group, "groups", "", "", name)).await?;
         }
-        for (key, values) in &wanted.extra {
-            if let (true, Some(why)) = (constrained, bad_extra(key, values)) {
-                return refuse(ask(GROUP, "userextras", "", "", ""), &why);
+        for (key, values) in &requested.extra {
+            if let (true, Some(reason)) = (constrained, validate_extra(key, values)) {
+                return refuse(attributes(GROUP, "userextras", "", "", ""), &reason);
             }
             for value in values {
-                allow(ask(GROUP, "userextras", key, "", value)).await?;
+                allow(attributes(GROUP, "userextras", key, "", value)).await?;
             }
         }
         if other.name == ANONYMOUS {
@@ -161,35 +166,39 @@ impl Wish<'_> {
 }
 
 /// The user as the headers say.
-fn wanted(headers: &HeaderMap) -> User {
-    let texts = |name: &str| -> Vec<String> {
+fn requested_user(headers: &HeaderMap) -> User {
+    let header_values = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
         values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect()
     };
-    let first = |name: &str| texts(name).into_iter().next().unwrap_or_default();
+    let first = |name: &str| header_values(name).into_iter().next().unwrap_or_default();
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix("impersonate-extra-") {
-            extra.entry(stream::escapes::decoded(key)).or_default().extend(texts(name.as_str()));
+            extra
+                .entry(stream::url_encoding::unescape(key))
+                .or_default()
+                .extend(header_values(name.as_str()));
         }
     }
     let (name, uid) = (first("impersonate-user"), first("impersonate-uid"));
-    User { name, uid, groups: texts("impersonate-group"), extra }
+    User { name, uid, groups: header_values("impersonate-group"), extra }
 }
 
 /// Upstream prints its own structure here.
-fn nameless(wanted: &User) -> Status {
-    let list = |texts: &[String]| {
-        let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+fn missing_user_name(requested: &User) -> Status {
+    let list = |strings: &[String]| {
+        let quoted: Vec<String> = strings.iter().map(|text| quote(text)).collect();
         format!("[]string{{{}}}", quoted.join(", "))
     };
-    let groups = if wanted.groups.is_empty() { "[]string(nil)".to_owned() } else { list(&wanted.groups) };
+    let groups =
+        if requested.groups.is_empty() { "[]string(nil)".to_owned() } else { list(&requested.groups) };
     let pairs: Vec<String> =
-        wanted.extra.iter().map(|(key, values)| format!("{}:{}", quoted(key), list(values))).collect();
+        requested.extra.iter().map(|(key, values)| format!("{}:{}", quote(key), list(values))).collect();
     let extra = if pairs.is_empty() { "(nil)".to_owned() } else { format!("{{{}}}", pairs.join(", ")) };
     Status::bad_request(format!(
         "requested &user.DefaultInfo{{Name:\"\", UID:{}, Groups:{groups}, Extra:map[string][]string{extra}}} without impersonating a user name",
-        quoted(&wanted.uid)
+        quote(&requested.uid)
     ))
 }
 
@@ -202,23 +211,23 @@ fn node(name: &str) -> Option<&str> {
 }
 
 /// Why this cannot be part of anybody.
-fn bad_extra(key: &str, values: &[String]) -> Option<String> {
+fn validate_extra(key: &str, values: &[String]) -> Option<String> {
     let prefixed = key
         .split_once('/')
         .is_some_and(|(domain, path)| api::names::dns1123_subdomain(domain).is_empty() && !path.is_empty());
-    let why = if key.is_empty() {
+    let reason = if key.is_empty() {
         "impersonating the empty string key in extra is not allowed".to_owned()
     } else if !prefixed {
         format!(
             "impersonating an invalid key in extra is not allowed: extra.key: Invalid value: {}: must be a domain-prefixed path (such as \"acme.io/foo\")",
-            quoted(key)
+            quote(key)
         )
     } else if key.chars().any(char::is_uppercase) {
-        format!("impersonating a non-lowercase key in extra is not allowed: {}", quoted(key))
+        format!("impersonating a non-lowercase key in extra is not allowed: {}", quote(key))
     } else if values.iter().any(String::is_empty) {
         "impersonating the empty string value in extra is not allowed".to_owned()
     } else {
         return None;
     };
-    Some(why)
+    Some(reason)
 }

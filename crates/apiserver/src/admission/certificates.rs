@@ -2,12 +2,12 @@
 
 use api::Status;
 use api::certificates::certificate_signing_request::organizations;
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
-use crate::rbac::Ask;
+use crate::rbac::Attributes;
 
 const GROUP: &str = "certificates.k8s.io";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
@@ -16,7 +16,7 @@ const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 pub fn approval(request: &Request<'_>, _: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     if changes(request, "approval") {
         let signer = signer(request);
-        return may(request, cluster, "approve", signer);
+        return authorize_signer(request, cluster, "approve", signer);
     }
     Ok(())
 }
@@ -26,7 +26,7 @@ pub fn signing(request: &Request<'_>, csr: &Value, cluster: &dyn Cluster) -> Res
     let old = request.old.unwrap_or(&Value::Null);
     let differs = |field: &str| csr.at("status").get(field) != old.at("status").get(field);
     if changes(request, "status") && (differs("certificate") || differs("conditions")) {
-        return may(request, cluster, "sign", signer(request));
+        return authorize_signer(request, cluster, "sign", signer(request));
     }
     Ok(())
 }
@@ -39,7 +39,7 @@ pub fn subject(request: &Request<'_>, csr: &Value, _: &dyn Cluster) -> Result<()
         return Ok(());
     }
     let groups =
-        organizations(csr).map_err(|why| request.forbidden(format!("failed to parse CSR: {why}")))?;
+        organizations(csr).map_err(|reason| request.forbidden(format!("failed to parse CSR: {reason}")))?;
     if groups.iter().any(|group| group == "system:masters") {
         return Err(request
             .forbidden(format!("use of {CLIENT_SIGNER} signer with system:masters group is not allowed")));
@@ -59,18 +59,30 @@ fn signer<'a>(request: &Request<'a>) -> &'a str {
 }
 
 /// A permission is for a signer, or for all signers of a domain.
-fn may(request: &Request<'_>, cluster: &dyn Cluster, verb: &str, signer: &str) -> Result<(), Status> {
+fn authorize_signer(
+    request: &Request<'_>,
+    cluster: &dyn Cluster,
+    verb: &str,
+    signer: &str,
+) -> Result<(), Status> {
     // The server's own loops approve and sign what they are there for.
     let Some(user) = request.user else { return Ok(()) };
     let domain = format!("{}/*", signer.split('/').next().unwrap_or(""));
     let allowed = [signer, &domain].into_iter().any(|name| {
         let (group, resource) = (GROUP, "signers");
-        let ask = Ask::Resource { verb, group, resource, subresource: "", namespace: "", name, fields: None };
-        cluster.allows(user, &ask)
+        let attributes = Attributes::Resource {
+            verb,
+            group,
+            resource,
+            subresource: "",
+            namespace: "",
+            name,
+            fields: None,
+        };
+        cluster.allows(user, &attributes)
     });
     if allowed {
         return Ok(());
     }
-    Err(request
-        .forbidden(format!("user not permitted to {verb} requests with signerName {}", quoted(signer))))
+    Err(request.forbidden(format!("user not permitted to {verb} requests with signerName {}", quote(signer))))
 }

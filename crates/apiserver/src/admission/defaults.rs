@@ -2,7 +2,7 @@
 //! where a pod is.
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::{Value, json};
 
 use super::service_account::push;
@@ -86,15 +86,20 @@ pub fn ingress_class(
     {
         return Ok(());
     }
-    let marks = &["ingressclass.kubernetes.io/is-default-class"];
-    if let Some(name) = newest_default(cluster, GROUP, "ingressclasses", marks) {
+    let default_annotations = &["ingressclass.kubernetes.io/is-default-class"];
+    if let Some(name) = default_class_name(cluster, GROUP, "ingressclasses", default_annotations) {
         ingress.object_mut("spec").insert("ingressClassName".into(), name.into());
     }
     Ok(())
 }
 
 /// The newest object that one of the annotations `marks` calls the default.
-pub fn newest_default(cluster: &dyn Cluster, group: &str, plural: &str, marks: &[&str]) -> Option<String> {
+pub fn default_class_name(
+    cluster: &dyn Cluster,
+    group: &str,
+    plural: &str,
+    default_annotations: &[&str],
+) -> Option<String> {
     let key = |class: &Value| {
         let metadata = class.at("metadata");
         // Times in this form sort as text; of two just as new the first by name counts.
@@ -104,8 +109,8 @@ pub fn newest_default(cluster: &dyn Cluster, group: &str, plural: &str, marks: &
     let values = classes.iter().map(|class| class.value());
     let defaults = values.filter(|class| {
         let annotations = class.at("metadata").at("annotations");
-        marks.iter().any(|mark| annotations.text(mark) == "true")
+        default_annotations.iter().any(|annotation| annotations.text(annotation) == "true")
     });
-    let newest = defaults.max_by_key(key)?;
-    Some(newest.at("metadata").text("name").to_owned())
+    let latest = defaults.max_by_key(key)?;
+    Some(latest.at("metadata").text("name").to_owned())
 }

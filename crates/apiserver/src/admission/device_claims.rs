@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::Status;
-use api::field::{Errors, Path};
-use api::json::Json as _;
+use api::field::{ErrorList, Path};
+use api::json::JsonExt as _;
 use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
 use crate::access::User;
-use crate::rbac::Ask;
+use crate::rbac::Attributes;
 
 const GROUP: &str = "resource.k8s.io";
 const CLAIMS: &str = "resourceclaims";
@@ -23,7 +23,7 @@ pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) ->
     if request.row.group != GROUP {
         return Ok(());
     }
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     match (request.operation, request.row.plural, request.subresource) {
         (Operation::Create, CLAIMS, "") => admin_request(request, object.at("spec"), cluster, &mut errors),
         (Operation::Create, "resourceclaimtemplates", "") => {
@@ -33,9 +33,9 @@ pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) ->
             let (new, old) = (object.at("status"), request.old.unwrap_or(&Value::Null).at("status"));
             admin_result(request, (new, old), cluster, &mut errors);
             if let Some(user) = request.user {
-                let asking = Asking { request, user, cluster };
-                asking.binding((new, old), &mut errors);
-                asking.drivers((new, old), &mut errors);
+                let authorizer = ClaimAuthorizer { request, user, cluster };
+                authorizer.check_binding((new, old), &mut errors);
+                authorizer.check_drivers((new, old), &mut errors);
             }
         }
         _ => {}
@@ -47,11 +47,11 @@ pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) ->
 }
 
 /// Upstream looks at what is asked for, and names the field without `exactly`.
-fn admin_request(request: &Request<'_>, spec: &Value, cluster: &dyn Cluster, errors: &mut Errors) {
+fn admin_request(request: &Request<'_>, spec: &Value, cluster: &dyn Cluster, errors: &mut ErrorList) {
     let requests = spec.at("devices").items("requests");
     if let Some(at) = requests.iter().position(|one| one.at("exactly").at("adminAccess") == true) {
-        let path = Path::new("spec").at("devices").at("requests").index(at).at("adminAccess");
-        marked(request, cluster, &path, errors);
+        let path = Path::new("spec").child("devices").child("requests").index(at).child("adminAccess");
+        check_admin_namespace(request, cluster, &path, errors);
     }
 }
 
@@ -59,96 +59,97 @@ fn admin_result(
     request: &Request<'_>,
     (new, old): (&Value, &Value),
     cluster: &dyn Cluster,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
-    let granted = |status: &Value| {
+    let admin_result_index = |status: &Value| {
         let results = status.path("allocation.devices").items("results");
         results.iter().position(|one| one.at("adminAccess") == true)
     };
-    if let (None, Some(at)) = (granted(old), granted(new)) {
-        let results = Path::new("status").at("allocation").at("devices").at("results");
-        marked(request, cluster, &results.index(at).at("adminAccess"), errors);
+    if let (None, Some(at)) = (admin_result_index(old), admin_result_index(new)) {
+        let results = Path::new("status").child("allocation").child("devices").child("results");
+        check_admin_namespace(request, cluster, &results.index(at).child("adminAccess"), errors);
     }
 }
 
-fn marked(request: &Request<'_>, cluster: &dyn Cluster, path: &Path, errors: &mut Errors) {
+fn check_admin_namespace(request: &Request<'_>, cluster: &dyn Cluster, path: &Path, errors: &mut ErrorList) {
     let namespace = cluster.get("", "namespaces", "", request.namespace);
     if namespace.is_none_or(|namespace| namespace.label(ADMIN) != Some("true")) {
-        let why =
+        let reason =
             format!("admin access to devices requires the `{ADMIN}: true` label on the containing namespace");
-        errors.forbidden(path, &why);
+        errors.forbidden(path, &reason);
     }
 }
 
-struct Asking<'a> {
+struct ClaimAuthorizer<'a> {
     request: &'a Request<'a>,
     user: &'a User,
     cluster: &'a dyn Cluster,
 }
 
-impl Asking<'_> {
+impl ClaimAuthorizer<'_> {
     fn verb(&self) -> &'static str {
         if self.request.is_patch { "patch" } else { "update" }
     }
 
     /// Nothing where it is allowed, or else why not.
-    fn refusal(&self, verb: &str, subresource: &str, namespace: &str, name: &str) -> Option<String> {
+    fn denied_reason(&self, verb: &str, subresource: &str, namespace: &str, name: &str) -> Option<String> {
         let (group, resource) = (GROUP, CLAIMS);
-        let ask = Ask::Resource { verb, group, resource, subresource, namespace, name, fields: None };
-        let allowed = self.cluster.allows(self.user, &ask);
-        (!allowed).then(|| ask.refusal(self.user, "").message)
+        let attributes =
+            Attributes::Resource { verb, group, resource, subresource, namespace, name, fields: None };
+        let allowed = self.cluster.allows(self.user, &attributes);
+        (!allowed).then(|| attributes.forbidden_status(self.user, "").message)
     }
 
     /// Whoever gives devices to a claim, or a claim to pods, binds it.
-    fn binding(&self, (new, old): (&Value, &Value), errors: &mut Errors) {
-        let same = |field: &str| is_same(new.at(field), old.at(field));
+    fn check_binding(&self, (new, old): (&Value, &Value), errors: &mut ErrorList) {
+        let same = |field: &str| equal_or_both_empty(new.at(field), old.at(field));
         if same("allocation") && same("reservedFor") {
             return;
         }
         let verb = self.verb();
-        if let Some(why) = self.refusal(verb, "binding", "", "") {
-            let why = format!(
-                "changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"{verb}\" permission: {why}"
+        if let Some(reason) = self.denied_reason(verb, "binding", "", "") {
+            let reason = format!(
+                "changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"{verb}\" permission: {reason}"
             );
-            errors.forbidden(&Path::new("status").at("allocation"), &why);
+            errors.forbidden(&Path::new("status").child("allocation"), &reason);
         }
     }
 
     /// Whoever tells of a device speaks for its driver, on the node of the claim or on any.
-    fn drivers(&self, (new, old): (&Value, &Value), errors: &mut Errors) {
+    fn check_drivers(&self, (new, old): (&Value, &Value), errors: &mut ErrorList) {
         if new.at("allocation").is_null() {
             return;
         }
         let any = format!("arbitrary-node:{}", self.verb());
-        let verbs = match self.is_on(node_of(new.at("allocation"))) {
+        let verbs = match self.is_on_node(node_of(new.at("allocation"))) {
             true => vec![format!("associated-node:{}", self.verb()), any],
             false => vec![any],
         };
         for driver in changed_drivers(new, old) {
-            let refusals =
-                verbs.iter().map(|verb| self.refusal(verb, "driver", self.request.namespace, driver));
-            let refusals: Option<Vec<String>> = refusals.collect();
-            if let Some(why) = refusals.and_then(|all| all.into_iter().next()) {
+            let denied_reasons =
+                verbs.iter().map(|verb| self.denied_reason(verb, "driver", self.request.namespace, driver));
+            let denied_reasons: Option<Vec<String>> = denied_reasons.collect();
+            if let Some(reason) = denied_reasons.and_then(|all| all.into_iter().next()) {
                 let verbs = verbs.join(" ");
-                let why = format!(
-                    "changing status.devices requires resource=\"resourceclaims/driver\", verb=\"[{verbs}]\" permission: {why}"
+                let reason = format!(
+                    "changing status.devices requires resource=\"resourceclaims/driver\", verb=\"[{verbs}]\" permission: {reason}"
                 );
-                errors.forbidden(&Path::new("status").at("devices"), &why);
+                errors.forbidden(&Path::new("status").child("devices"), &reason);
             }
         }
     }
 
     /// Whether it is a service account whose pod is on a node.
-    fn is_on(&self, node: &str) -> bool {
+    fn is_on_node(&self, node: &str) -> bool {
         let is_account = self.user.name.strip_prefix("system:serviceaccount:").is_some();
         let own = self.user.extra.get(NODE_NAME).map(Vec::as_slice).unwrap_or_default();
         is_account && !node.is_empty() && matches!(own, [own] if own == node)
     }
 }
 
-fn is_same(one: &Value, other: &Value) -> bool {
-    let is_nothing = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    one == other || is_nothing(one) && is_nothing(other)
+fn equal_or_both_empty(one: &Value, other: &Value) -> bool {
+    let is_empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+    one == other || is_empty(one) && is_empty(other)
 }
 
 /// The one node that a claim's devices are on, if they are on one.

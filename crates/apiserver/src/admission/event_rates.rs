@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::json::Json as _;
-use api::{Errors, Path, Status};
+use api::json::JsonExt as _;
+use api::{ErrorList, Path, Status};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::{Cluster, Operation, Request};
 
 /// Buckets kept of each kind unless the file says otherwise.
-const BUCKETS: usize = 4096;
-const KINDS: [&str; 4] = ["Namespace", "Server", "SourceAndObject", "User"];
+const DEFAULT_CACHE_SIZE: usize = 4096;
+const LIMIT_TYPES: [&str; 4] = ["Namespace", "Server", "SourceAndObject", "User"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -43,7 +43,7 @@ struct File {
 
 /// The limits and what is left in their buckets.
 #[derive(Default)]
-pub struct Rates(Vec<(Limit, Mutex<Buckets>)>);
+pub struct EventRateLimiter(Vec<(Limit, Mutex<Buckets>)>);
 
 #[derive(Default)]
 struct Buckets {
@@ -54,9 +54,9 @@ struct Buckets {
 }
 
 struct Bucket {
-    left: f64,
-    at: Instant,
-    used: u64,
+    tokens: f64,
+    last_update: Instant,
+    last_used: u64,
 }
 
 pub fn validate(request: &Request<'_>, event: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
@@ -75,31 +75,31 @@ pub fn read(value: &Value) -> Result<Vec<Limit>, String> {
     {
         return Err("it must be a Configuration of eventratelimit.admission.k8s.io/v1alpha1".to_owned());
     }
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     let limits = Path::new("limits");
     if file.limits.is_empty() {
         errors.invalid(&limits, Value::Array(Vec::new()), "must not be empty");
     }
     for (i, limit) in file.limits.iter().enumerate() {
         let path = limits.index(i);
-        if !KINDS.contains(&limit.kind.as_str()) {
-            errors.not_supported(&path.at("type"), limit.kind.as_str(), &KINDS);
+        if !LIMIT_TYPES.contains(&limit.kind.as_str()) {
+            errors.not_supported(&path.child("type"), limit.kind.as_str(), &LIMIT_TYPES);
         }
         for (field, number) in [("burst", limit.burst), ("qps", limit.qps)] {
             if number <= 0 {
-                errors.invalid(&path.at(field), number, "must be positive");
+                errors.invalid(&path.child(field), number, "must be positive");
             }
         }
         if limit.kind != "Server" && limit.cache_size < 0 {
-            errors.invalid(&path.at("cacheSize"), limit.cache_size, "must not be negative");
+            errors.invalid(&path.child("cacheSize"), limit.cache_size, "must not be negative");
         }
     }
     if errors.is_empty() { Ok(file.limits) } else { Err(errors.to_string()) }
 }
 
-impl Rates {
-    pub fn new(limits: &[Limit]) -> Rates {
-        Rates(limits.iter().map(|limit| (limit.clone(), Mutex::default())).collect())
+impl EventRateLimiter {
+    pub fn new(limits: &[Limit]) -> EventRateLimiter {
+        EventRateLimiter(limits.iter().map(|limit| (limit.clone(), Mutex::default())).collect())
     }
 
     /// Takes one out of every bucket an event belongs to.
@@ -114,8 +114,8 @@ impl Rates {
         if empty.is_empty() {
             return Ok(());
         }
-        let why = crate::rbac::together(&empty);
-        Err(Status::failure(429, "TooManyRequests", format!("Too many requests: {why}")))
+        let reason = crate::rbac::aggregate_errors(&empty);
+        Err(Status::failure(429, "TooManyRequests", format!("Too many requests: {reason}")))
     }
 }
 
@@ -141,33 +141,34 @@ impl Buckets {
         let (used, burst) = (self.uses, f64::from(limit.burst));
         let key: Arc<str> = match self.by_key.get_key_value(key) {
             Some((key, bucket)) => {
-                self.order.remove(&bucket.used);
+                self.order.remove(&bucket.last_used);
                 key.clone()
             }
             None => {
-                self.make_room(limit);
+                self.evict_oldest(limit);
                 key.into()
             }
         };
         self.order.insert(used, key.clone());
-        let bucket = self.by_key.entry(key).or_insert(Bucket { left: burst, at: now, used });
-        let since: Duration = now.saturating_duration_since(bucket.at);
-        bucket.left = (bucket.left + since.as_secs_f64() * f64::from(limit.qps)).min(burst);
-        (bucket.at, bucket.used) = (now, used);
-        let enough = bucket.left >= 1.0;
+        let bucket =
+            self.by_key.entry(key).or_insert(Bucket { tokens: burst, last_update: now, last_used: used });
+        let since: Duration = now.saturating_duration_since(bucket.last_update);
+        bucket.tokens = (bucket.tokens + since.as_secs_f64() * f64::from(limit.qps)).min(burst);
+        (bucket.last_update, bucket.last_used) = (now, used);
+        let enough = bucket.tokens >= 1.0;
         if enough {
-            bucket.left -= 1.0;
+            bucket.tokens -= 1.0;
         }
         enough
     }
 
     /// A bucket that was not used for long is forgotten, and is full when it comes again.
-    fn make_room(&mut self, limit: &Limit) {
-        let most = match usize::try_from(limit.cache_size) {
-            Ok(0) | Err(_) => BUCKETS,
+    fn evict_oldest(&mut self, limit: &Limit) {
+        let max_buckets = match usize::try_from(limit.cache_size) {
+            Ok(0) | Err(_) => DEFAULT_CACHE_SIZE,
             Ok(size) => size,
         };
-        while self.by_key.len() >= most {
+        while self.by_key.len() >= max_buckets {
             let Some((_, oldest)) = self.order.pop_first() else { return };
             self.by_key.remove(&oldest);
         }
@@ -188,9 +189,9 @@ mod tests {
 
     /// Each of `namespace user object` at a time in milliseconds; the answer to each.
     fn run(limits: &[Limit], events: &[(u64, &str)]) -> Vec<String> {
-        let rates = Rates::new(limits);
+        let rates = EventRateLimiter::new(limits);
         let begin = Instant::now();
-        let row = api::table::find("", "v1", "events").expect("events are in the table");
+        let row = api::resource_table::find_resource("", "v1", "events").expect("events are in the table");
         let each = events.iter().map(|(after, text)| {
             let words: Vec<&str> = text.split(' ').collect();
             let target = Target::collection(row, words[0]);
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_empty_and_fill_again() {
+    fn rejects_events_while_bucket_is_empty() {
         let full = "429 Too many requests: limit reached on type Server for key ";
         let found = run(
             &[limit("Server", 2, 3, 0)],
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_own_bucket() {
+    fn uses_a_separate_bucket_for_each_key() {
         let found = run(&[limit("Namespace", 1, 1, 0)], &[(0, "a u p"), (0, "b u p"), (0, "a v q")]);
         assert_eq!(found, ["ok", "ok", "429 Too many requests: limit reached on type Namespace for key a"]);
         let found = run(&[limit("User", 1, 1, 0)], &[(0, "a u p"), (0, "a v p"), (0, "b u p")]);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_buckets_are_kept() {
+    fn drops_least_recently_used_bucket_at_cache_size() {
         let found = run(
             &[limit("Namespace", 1, 1, 2)],
             &[(0, "a u p"), (0, "b u p"), (0, "a u p"), (0, "c u p"), (0, "a u p"), (0, "b u p")],
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_checked() {
+    fn validates_configuration() {
         let file = |limits: Value| {
             let version = "eventratelimit.admission.k8s.io/v1alpha1";
             read(&json!({"apiVersion": version, "kind": "Configuration", "limits": limits}))

@@ -2,33 +2,36 @@
 
 use std::sync::LazyLock;
 
-use api::admissionregistration::expressions::{self, Names, REQUEST};
-use cel::{Budget, Check, Env, Failure, Library, Program, Question, Type, Variables};
+use api::admissionregistration::expressions::{self, OptionalVariables, REQUEST_DECL};
+use cel::{
+    AuthorizationAttributes, AuthorizerCheck, Budget, Env, EvalError, LibraryValue, Program, Type, Variables,
+};
 use serde_json::Value;
 
-use super::policies::Asking;
+use super::policies::CelAuthorizer;
 use crate::access::User;
 use crate::server::Server;
 
 /// One of `matchConditions`.
-pub struct Condition {
+pub struct MatchCondition {
     program: Result<Program, String>,
 }
 
 /// What conditions on a request can refer to.
-static CONDITIONS: LazyLock<Env> =
-    LazyLock::new(|| expressions::env(Names { authorizer: true, ..Names::default() }));
+static CONDITION_ENV: LazyLock<Env> = LazyLock::new(|| {
+    expressions::base_env(OptionalVariables { authorizer: true, ..OptionalVariables::default() })
+});
 
-impl Condition {
+impl MatchCondition {
     /// One that cannot be compiled never holds, nor does it not.
-    pub fn new(expression: &str) -> Condition {
-        let program = expressions::compile(&CONDITIONS, expression, &[Type::Bool]);
-        Condition { program }
+    pub fn new(expression: &str) -> MatchCondition {
+        let program = expressions::compile(&CONDITION_ENV, expression, &[Type::Bool]);
+        MatchCondition { program }
     }
 }
 
 /// What conditions are about.
-pub struct Subject<'a> {
+pub struct ConditionInput<'a> {
     pub server: &'a Server,
     pub user: &'a User,
     /// An `AdmissionRequest`, its objects aside.
@@ -38,45 +41,45 @@ pub struct Subject<'a> {
 }
 
 /// Whether all conditions hold: one that does not is enough, whatever is wrong with the others.
-pub fn hold(conditions: &[Condition], subject: &Subject<'_>) -> Result<bool, String> {
-    let asking = Asking { server: subject.server, user: subject.user };
-    let text = |name: &str| subject.request[name].as_str().unwrap_or("").to_owned();
-    let resource = &subject.request["resource"];
-    let own = Question {
+pub fn conditions_match(conditions: &[MatchCondition], input: &ConditionInput<'_>) -> Result<bool, String> {
+    let authorizer = CelAuthorizer { server: input.server, user: input.user };
+    let text = |name: &str| input.request[name].as_str().unwrap_or("").to_owned();
+    let resource = &input.request["resource"];
+    let own = AuthorizationAttributes {
         group: resource["group"].as_str().unwrap_or("").to_owned(),
         resource: resource["resource"].as_str().unwrap_or("").to_owned(),
         subresource: text("subResource"),
         namespace: text("namespace"),
         name: text("name"),
-        ..Question::default()
+        ..AuthorizationAttributes::default()
     };
     let mut variables = Variables::new()
-        .with("object", cel::Value::from_json(subject.object))
-        .with("oldObject", cel::Value::from_json(subject.old))
+        .with("object", cel::Value::from_json(input.object))
+        .with("oldObject", cel::Value::from_json(input.old))
         .with("namespaceObject", cel::Value::Null)
-        .with("request", cel::Value::from_declared(subject.request, &REQUEST));
-    variables.set("authorizer", cel::Value::Library(Library::Check(Check::new(&asking))));
-    let own = Check::for_resource(&asking, own);
-    variables.set("authorizer.requestResource", cel::Value::Library(Library::Check(own)));
+        .with("request", cel::Value::from_declared(input.request, &REQUEST_DECL));
+    variables.set("authorizer", cel::Value::Library(LibraryValue::Check(AuthorizerCheck::new(&authorizer))));
+    let own = AuthorizerCheck::for_resource(&authorizer, own);
+    variables.set("authorizer.requestResource", cel::Value::Library(LibraryValue::Check(own)));
     let mut budget = Budget::new(cel::MATCH_CONDITIONS_BUDGET);
-    let mut problems = Vec::new();
+    let mut errors = Vec::new();
     for condition in conditions {
         match &condition.program {
-            Err(why) => problems.push(format!("compilation error: {why}")),
+            Err(reason) => errors.push(format!("compilation error: {reason}")),
             Ok(program) => match program.run(&variables, &mut budget) {
                 Ok(value) if value.as_bool() == Some(false) => return Ok(false),
                 Ok(_) => {}
-                Err(failure @ Failure::Error(_)) => {
-                    problems.push(format!("expression '{}' resulted in error: {failure}", program.source()))
+                Err(failure @ EvalError::Error(_)) => {
+                    errors.push(format!("expression '{}' resulted in error: {failure}", program.source()))
                 }
                 Err(failure) => {
-                    problems.push(failure.to_string());
+                    errors.push(failure.to_string());
                     break;
                 }
             },
         }
     }
-    match problems.as_slice() {
+    match errors.as_slice() {
         [] => Ok(true),
         [one] => Err(one.clone()),
         many => Err(format!("[{}]", many.join(", "))),

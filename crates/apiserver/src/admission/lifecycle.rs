@@ -1,17 +1,19 @@
 //! NamespaceLifecycle: nothing new where there is no namespace or it is going away, and some stay.
 
 use api::Status;
-use api::status::Cause;
+use api::status::StatusCause;
 use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
 
 /// Namespaces that stay, whoever asks.
-const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
+const PROTECTED_NAMESPACES: &[&str] = &["default", "kube-system", "kube-public"];
 
 pub fn admit(request: &Request<'_>, _: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
     if request.is("", "namespaces") {
-        return match request.operation == Operation::Delete && IMMORTAL.contains(&request.name.as_str()) {
+        return match request.operation == Operation::Delete
+            && PROTECTED_NAMESPACES.contains(&request.name.as_str())
+        {
             true => Err(request.forbidden("this namespace may not be deleted")),
             false => Ok(()),
         };
@@ -25,7 +27,9 @@ pub fn admit(request: &Request<'_>, _: &mut Value, cluster: &dyn Cluster) -> Res
         return Err(Status::not_found("", "namespaces", name));
     };
     // A namespace under deletion is in this phase, and fields for selectors are decoded only once.
-    let rules = api::table::find("", "v1", "namespaces").expect("namespaces are in the table").rules;
+    let rules = api::resource_table::find_resource("", "v1", "namespaces")
+        .expect("namespaces are in the table")
+        .strategy;
     let phase = namespace.fields(rules).iter().find(|(field, _)| *field == "status.phase");
     if phase.is_none_or(|(_, phase)| **phase != *"Terminating") {
         return Ok(());
@@ -33,7 +37,7 @@ pub fn admit(request: &Request<'_>, _: &mut Value, cluster: &dyn Cluster) -> Res
     let mut status = request.forbidden(format!(
         "unable to create new content in namespace {name} because it is being terminated"
     ));
-    status.details.get_or_insert_default().causes.push(Cause {
+    status.details.get_or_insert_default().causes.push(StatusCause {
         reason: "NamespaceTerminating".into(),
         message: format!("namespace {name} is being terminated"),
         field: "metadata.namespace".into(),

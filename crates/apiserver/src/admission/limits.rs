@@ -1,8 +1,8 @@
 //! LimitRanger: default resources for containers, and bounds for containers, pods and claims.
 
 use api::Status;
-use api::json::Json as _;
-use api::resources::{ResourceList, list, of_pod};
+use api::json::JsonExt as _;
+use api::resources::{ResourceList, pod_resources, resource_list};
 use schema::quantity::Quantity;
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::{Cluster, Operation, Request};
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
 pub fn admit(request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
-    if !concerns(request) || request.row.plural != "pods" {
+    if !supports(request) || request.row.plural != "pods" {
         return Ok(());
     }
     for range in ranges(request, cluster) {
@@ -21,23 +21,23 @@ pub fn admit(request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -
 }
 
 pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
-    if !concerns(request) {
+    if !supports(request) {
         return Ok(());
     }
     for range in ranges(request, cluster) {
-        let mut complaints = Vec::new();
+        let mut errors = Vec::new();
         for limit in range.at("spec").items("limits") {
-            check_limit(request, limit, object.at("spec"), &mut complaints);
+            check_limit(request, limit, object.at("spec"), &mut errors);
         }
-        if let Some(why) = aggregate(complaints) {
-            return Err(request.forbidden(why));
+        if let Some(reason) = aggregate(errors) {
+            return Err(request.forbidden(reason));
         }
     }
     Ok(())
 }
 
 /// Pods as they come and as they are resized, and claims; nothing that is being deleted.
-fn concerns(request: &Request<'_>) -> bool {
+fn supports(request: &Request<'_>) -> bool {
     let (row, operation) = (request.row, request.operation);
     let kind = match (row.group, row.plural, request.subresource) {
         ("", "pods", "resize") => operation == Operation::Update,
@@ -55,7 +55,7 @@ fn ranges(request: &Request<'_>, cluster: &dyn Cluster) -> Vec<Value> {
 fn set_defaults(range: &Value, pod: &mut Value) {
     let limits = range.at("spec").items("limits");
     let containers: Vec<&Value> = limits.iter().filter(|limit| limit.text("type") == "Container").collect();
-    let mut notes = Vec::new();
+    let mut changes = Vec::new();
     for (field, word) in [("containers", "container"), ("initContainers", "init container")] {
         let list = pod.get_mut("spec").and_then(|spec| spec.get_mut(field)).and_then(Value::as_array_mut);
         for container in list.into_iter().flatten() {
@@ -63,33 +63,34 @@ fn set_defaults(range: &Value, pod: &mut Value) {
             for (from, to, what) in
                 [("defaultRequest", "requests", "request"), ("default", "limits", "limit")]
             {
-                let set = merge(container, to, containers.iter().flat_map(|limit| limit.entries(from)));
+                let set =
+                    merge_defaults(container, to, containers.iter().flat_map(|limit| limit.entries(from)));
                 if !set.is_empty() {
-                    notes.push(format!("{} {what} for {word} {name}", set.join(", ")));
+                    changes.push(format!("{} {what} for {word} {name}", set.join(", ")));
                 }
             }
         }
     }
-    if !notes.is_empty() {
-        let note = format!("LimitRanger plugin set: {}", notes.join("; "));
+    if !changes.is_empty() {
+        let message = format!("LimitRanger plugin set: {}", changes.join("; "));
         let metadata = pod.object_mut("metadata");
         let annotations = metadata.entry("annotations").or_insert(Value::Null);
         if !annotations.is_object() {
             *annotations = Value::Object(serde_json::Map::new());
         }
-        annotations.set(ANNOTATION, note);
+        annotations.set(ANNOTATION, message);
     }
 }
 
 /// Fills in what is missing of `field` and names it; of several defaults the last counts.
-fn merge<'a>(
+fn merge_defaults<'a>(
     container: &mut Value,
     field: &str,
     defaults: impl Iterator<Item = (&'a str, &'a Value)>,
 ) -> Vec<String> {
-    let had = list(container.at("resources"), field);
+    let existing = resource_list(container.at("resources"), field);
     let mut set = Vec::new();
-    for (name, quantity) in defaults.filter(|(name, _)| !had.contains_key(*name)) {
+    for (name, quantity) in defaults.filter(|(name, _)| !existing.contains_key(*name)) {
         container.object_mut("resources");
         container["resources"].object_mut(field).insert(name.to_owned(), quantity.clone());
         set.push(name.to_owned());
@@ -99,56 +100,57 @@ fn merge<'a>(
     set
 }
 
-fn check_limit(request: &Request<'_>, limit: &Value, spec: &Value, complaints: &mut Vec<String>) {
+fn check_limit(request: &Request<'_>, limit: &Value, spec: &Value, errors: &mut Vec<String>) {
     let kind = limit.text("type");
     match (request.row.plural, kind) {
         ("persistentvolumeclaims", "PersistentVolumeClaim") => {
-            let asked = list(spec.at("resources"), "requests");
-            let bounds = Bounds { kind, requests: asked, limits: ResourceList::new() };
-            for (name, min) in list(limit, "min") {
-                complaints.extend(bounds.too_little(&name, min));
+            let requested = resource_list(spec.at("resources"), "requests");
+            let target = LimitTarget { kind, requests: requested, limits: ResourceList::new() };
+            for (name, min) in resource_list(limit, "min") {
+                errors.extend(target.min_constraint(&name, min));
             }
-            for (name, max) in list(limit, "max") {
-                complaints.extend(bounds.request_too_large(&name, max));
+            for (name, max) in resource_list(limit, "max") {
+                errors.extend(target.max_request_constraint(&name, max));
             }
         }
         ("pods", "Container") => {
             let containers = spec.items("containers").iter().chain(spec.items("initContainers"));
             for container in containers {
                 let resources = container.at("resources");
-                let (requests, limits) = (list(resources, "requests"), list(resources, "limits"));
-                Bounds { kind, requests, limits }.check(limit, complaints);
+                let (requests, limits) =
+                    (resource_list(resources, "requests"), resource_list(resources, "limits"));
+                LimitTarget { kind, requests, limits }.check(limit, errors);
             }
         }
         ("pods", "Pod") => {
-            let (requests, limits) = (of_pod(spec, "requests"), of_pod(spec, "limits"));
-            Bounds { kind, requests, limits }.check(limit, complaints);
+            let (requests, limits) = (pod_resources(spec, "requests"), pod_resources(spec, "limits"));
+            LimitTarget { kind, requests, limits }.check(limit, errors);
         }
         _ => {}
     }
 }
 
 /// What something asks for, to be held against a limit.
-struct Bounds<'a> {
+struct LimitTarget<'a> {
     kind: &'a str,
     requests: ResourceList,
     limits: ResourceList,
 }
 
-impl Bounds<'_> {
-    fn check(&self, limit: &Value, complaints: &mut Vec<String>) {
-        for (name, min) in list(limit, "min") {
-            complaints.extend(self.too_little(&name, min));
+impl LimitTarget<'_> {
+    fn check(&self, limit: &Value, errors: &mut Vec<String>) {
+        for (name, min) in resource_list(limit, "min") {
+            errors.extend(self.min_constraint(&name, min));
         }
-        for (name, max) in list(limit, "max") {
-            complaints.extend(self.too_much(&name, max));
+        for (name, max) in resource_list(limit, "max") {
+            errors.extend(self.max_constraint(&name, max));
         }
-        for (name, ratio) in list(limit, "maxLimitRequestRatio") {
-            complaints.extend(self.too_generous(&name, ratio));
+        for (name, ratio) in resource_list(limit, "maxLimitRequestRatio") {
+            errors.extend(self.limit_request_ratio_constraint(&name, ratio));
         }
     }
 
-    fn too_little(&self, name: &str, min: Quantity) -> Option<String> {
+    fn min_constraint(&self, name: &str, min: Quantity) -> Option<String> {
         let bound = format!("minimum {name} usage per {} is {min}", self.kind);
         let Some(request) = self.requests.get(name) else {
             return Some(format!("{bound}.  No request is specified"));
@@ -160,7 +162,7 @@ impl Bounds<'_> {
         Some(format!("{bound}, but limit is {limit}"))
     }
 
-    fn too_much(&self, name: &str, max: Quantity) -> Option<String> {
+    fn max_constraint(&self, name: &str, max: Quantity) -> Option<String> {
         let bound = format!("maximum {name} usage per {} is {max}", self.kind);
         let Some(limit) = self.limits.get(name) else {
             return Some(format!("{bound}.  No limit is specified"));
@@ -173,7 +175,7 @@ impl Bounds<'_> {
     }
 
     /// Claims have no limits.
-    fn request_too_large(&self, name: &str, max: Quantity) -> Option<String> {
+    fn max_request_constraint(&self, name: &str, max: Quantity) -> Option<String> {
         let bound = format!("maximum {name} usage per {} is {max}", self.kind);
         let Some(request) = self.requests.get(name) else {
             return Some(format!("{bound}.  No request is specified"));
@@ -181,8 +183,8 @@ impl Bounds<'_> {
         (*request > max).then(|| format!("{bound}, but request is {request}"))
     }
 
-    fn too_generous(&self, name: &str, most: Quantity) -> Option<String> {
-        let bound = format!("{name} max limit to request ratio per {} is {most}", self.kind);
+    fn limit_request_ratio_constraint(&self, name: &str, max_ratio: Quantity) -> Option<String> {
+        let bound = format!("{name} max limit to request ratio per {} is {max_ratio}", self.kind);
         let Some(request) = self.requests.get(name).filter(|request| !request.is_zero()) else {
             return Some(format!("{bound}, but no request is specified or request is 0"));
         };
@@ -190,21 +192,21 @@ impl Bounds<'_> {
             return Some(format!("{bound}, but no limit is specified or limit is 0"));
         };
         let ratio = limit.to_f64() / request.to_f64();
-        (ratio > most.to_f64()).then(|| format!("{bound}, but provided ratio is {ratio:.6}"))
+        (ratio > max_ratio.to_f64()).then(|| format!("{bound}, but provided ratio is {ratio:.6}"))
     }
 }
 
 /// Several complaints as upstream joins them, each said once.
-fn aggregate(complaints: Vec<String>) -> Option<String> {
-    let mut said: Vec<String> = Vec::new();
-    for complaint in complaints {
-        if !said.contains(&complaint) {
-            said.push(complaint);
+fn aggregate(errors: Vec<String>) -> Option<String> {
+    let mut unique: Vec<String> = Vec::new();
+    for error in errors {
+        if !unique.contains(&error) {
+            unique.push(error);
         }
     }
-    match said.len() {
+    match unique.len() {
         0 => None,
-        1 => said.pop(),
-        _ => Some(format!("[{}]", said.join(", "))),
+        1 => unique.pop(),
+        _ => Some(format!("[{}]", unique.join(", "))),
     }
 }

@@ -6,66 +6,68 @@ use std::collections::BTreeSet;
 
 use api::Status;
 use api::certificates::certificate_signing_request::common_names;
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
-use crate::nodes::references::{MIRROR, ephemeral_claims, forbidden_in_mirror, is_mirror};
-use crate::nodes::{LEASES, node_of};
-use crate::rbac::Ask;
+use crate::node_authorizer::references::{
+    MIRROR_ANNOTATION, ephemeral_claims, forbidden_in_mirror, is_mirror,
+};
+use crate::node_authorizer::{NODE_LEASE_NAMESPACE, node_name_of};
+use crate::rbac::Attributes;
 
 pub fn admit(request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let Some(user) = request.user else { return Ok(()) };
-    let Some(node) = node_of(user) else { return Ok(()) };
+    let Some(node) = node_name_of(user) else { return Ok(()) };
     if node.is_empty() {
-        return Err(request.forbidden(format!("could not determine node from user {}", quoted(&user.name))));
+        return Err(request.forbidden(format!("could not determine node from user {}", quote(&user.name))));
     }
-    let write = Write { request, object, cluster, node };
+    let write = NodeWrite { request, object, cluster, node };
     match (request.row.group, request.row.plural, request.subresource) {
-        ("", "pods", "") => write.pod(),
-        ("", "pods", "status") => write.pod_status(),
-        ("", "pods", "eviction") => write.eviction(),
-        ("", "pods", other) => write.refuse(format!(
+        ("", "pods", "") => write.admit_pod(),
+        ("", "pods", "status") => write.admit_pod_status(),
+        ("", "pods", "eviction") => write.admit_pod_eviction(),
+        ("", "pods", other) => write.deny(format!(
             "unexpected pod subresource {}, only 'status' and 'eviction' are allowed",
-            quoted(other)
+            quote(other)
         )),
-        ("", "nodes", _) => write.node(),
-        ("", "persistentvolumeclaims", "status") => write.claim_status(),
-        ("", "persistentvolumeclaims", _) => write.refuse("may only update PVC status"),
-        ("", "serviceaccounts", "token") => write.token(),
-        ("coordination.k8s.io", "leases", _) => write.lease(),
+        ("", "nodes", _) => write.admit_node(),
+        ("", "persistentvolumeclaims", "status") => write.admit_pvc_status(),
+        ("", "persistentvolumeclaims", _) => write.deny("may only update PVC status"),
+        ("", "serviceaccounts", "token") => write.admit_service_account_token(),
+        ("coordination.k8s.io", "leases", _) => write.admit_lease(),
         ("storage.k8s.io", "csinodes", _) => {
-            write.own_name("can only access CSINode with the same name as the requesting node")
+            write.require_own_name("can only access CSINode with the same name as the requesting node")
         }
-        ("resource.k8s.io", "resourceslices", _) => write.slice(),
-        ("certificates.k8s.io", "certificatesigningrequests", _) => write.certificate(),
+        ("resource.k8s.io", "resourceslices", _) => write.admit_resource_slice(),
+        ("certificates.k8s.io", "certificatesigningrequests", _) => write.admit_csr(),
         _ => Ok(()),
     }
 }
 
 /// What a node wants to write.
-struct Write<'a> {
+struct NodeWrite<'a> {
     request: &'a Request<'a>,
     object: &'a Value,
     cluster: &'a dyn Cluster,
     node: &'a str,
 }
 
-type Answer = Result<(), Status>;
+type AdmitResult = Result<(), Status>;
 
-impl Write<'_> {
-    fn refuse(&self, why: impl AsRef<str>) -> Answer {
-        Err(self.request.forbidden(why))
+impl NodeWrite<'_> {
+    fn deny(&self, reason: impl AsRef<str>) -> AdmitResult {
+        Err(self.request.forbidden(reason))
     }
 
     /// With the node's name in quotes where `why` has `{}`.
-    fn refuse_node(&self, why: &str) -> Answer {
-        self.refuse(why.replace("{}", &quoted(self.node)))
+    fn deny_with_node_name(&self, reason: &str) -> AdmitResult {
+        self.deny(reason.replace("{}", &quote(self.node)))
     }
 
-    fn unexpected(&self) -> Answer {
-        self.refuse(format!("unexpected operation {}", quoted(self.request.operation.word())))
+    fn unexpected(&self) -> AdmitResult {
+        self.deny(format!("unexpected operation {}", quote(self.request.operation.as_str())))
     }
 
     fn old(&self) -> &Value {
@@ -89,111 +91,116 @@ impl Write<'_> {
         }
     }
 
-    fn own_name(&self, why: &str) -> Answer {
-        if self.name() == self.node { Ok(()) } else { self.refuse(why) }
+    fn require_own_name(&self, reason: &str) -> AdmitResult {
+        if self.name() == self.node { Ok(()) } else { self.deny(reason) }
     }
 
-    fn pod(&self) -> Answer {
+    fn admit_pod(&self) -> AdmitResult {
         match self.operation() {
-            Operation::Create => self.mirror(),
+            Operation::Create => self.admit_mirror_pod(),
             Operation::Connect => Ok(()),
             Operation::Delete if self.old().at("spec").text("nodeName") == self.node => Ok(()),
             Operation::Delete => {
-                self.refuse_node("node {} can only delete pods with spec.nodeName set to itself")
+                self.deny_with_node_name("node {} can only delete pods with spec.nodeName set to itself")
             }
-            Operation::Update => self.refuse(format!(
+            Operation::Update => self.deny(format!(
                 "unexpected operation \"UPDATE\", node {} can only create and delete mirror pods",
-                quoted(self.node)
+                quote(self.node)
             )),
         }
     }
 
     /// Nodes make no pods but the copies of those they run by themselves.
-    fn mirror(&self) -> Answer {
+    fn admit_mirror_pod(&self) -> AdmitResult {
         let metadata = self.object.at("metadata");
         if !is_mirror(self.object) {
-            return self.refuse(format!(
+            return self.deny(format!(
                 "pod does not have {} annotation, node {} can only create mirror pods",
-                quoted(MIRROR),
-                quoted(self.node)
+                quote(MIRROR_ANNOTATION),
+                quote(self.node)
             ));
         }
         if self.object.at("spec").text("nodeName") != self.node {
-            return self.refuse_node("node {} can only create pods with spec.nodeName set to itself");
+            return self.deny_with_node_name("node {} can only create pods with spec.nodeName set to itself");
         }
         let owner = match metadata.items("ownerReferences") {
             [owner] => owner,
             [] => {
-                return self
-                    .refuse_node("node {} can only create pods with an owner reference set to itself");
+                return self.deny_with_node_name(
+                    "node {} can only create pods with an owner reference set to itself",
+                );
             }
             _ => {
-                return self
-                    .refuse_node("node {} can only create pods with a single owner reference set to itself");
+                return self.deny_with_node_name(
+                    "node {} can only create pods with a single owner reference set to itself",
+                );
             }
         };
         let (version, kind) = (owner.text("apiVersion"), owner.text("kind"));
         if (version, kind, owner.text("name")) != ("v1", "Node", self.node) {
-            return self.refuse_node("node {} can only create pods with an owner reference set to itself");
+            return self
+                .deny_with_node_name("node {} can only create pods with an owner reference set to itself");
         }
         if !owner.flag("controller") {
-            return self
-                .refuse_node("node {} can only create pods with a controller owner reference set to itself");
+            return self.deny_with_node_name(
+                "node {} can only create pods with a controller owner reference set to itself",
+            );
         }
         if owner.flag("blockOwnerDeletion") {
-            return self.refuse_node("node {} must not set blockOwnerDeletion on an owner reference");
+            return self.deny_with_node_name("node {} must not set blockOwnerDeletion on an owner reference");
         }
         let node = self.get("", "nodes", "", self.node)?;
-        let (said, uid) = (owner.text("uid"), node.at("metadata").text("uid"));
-        if said != uid {
-            return self.refuse(format!("node {} UID mismatch: expected {said} got {uid}", self.node));
+        let (owner_uid, uid) = (owner.text("uid"), node.at("metadata").text("uid"));
+        if owner_uid != uid {
+            return self.deny(format!("node {} UID mismatch: expected {owner_uid} got {uid}", self.node));
         }
         match forbidden_in_mirror(self.object) {
             Ok(None) => Ok(()),
             Ok(Some(what)) => {
-                let why = format!("node {} can not create pods that reference {what}", quoted(self.node));
-                self.refuse(why)
+                let reason = format!("node {} can not create pods that reference {what}", quote(self.node));
+                self.deny(reason)
             }
-            Err(why) => self.refuse(format!("error checking mirror pod for API references: {why}")),
+            Err(reason) => self.deny(format!("error checking mirror pod for API references: {reason}")),
         }
     }
 
-    fn pod_status(&self) -> Answer {
+    fn admit_pod_status(&self) -> AdmitResult {
         if self.operation() != Operation::Update {
             return self.unexpected();
         }
         let (new, old) = (self.object, self.old());
         if old.at("spec").text("nodeName") != self.node {
-            return self
-                .refuse_node("node {} can only update pod status for pods with spec.nodeName set to itself");
+            return self.deny_with_node_name(
+                "node {} can only update pod status for pods with spec.nodeName set to itself",
+            );
         }
-        let differs = |path: &str| !same(new.path(path), old.path(path));
+        let differs = |path: &str| !equal_or_both_empty(new.path(path), old.path(path));
         if differs("metadata.labels") {
-            return self.refuse_node("node {} cannot update labels through pod status");
+            return self.deny_with_node_name("node {} cannot update labels through pod status");
         }
         if differs("status.resourceClaimStatuses") {
-            return self.refuse_node("node {} cannot update resource claim statues");
+            return self.deny_with_node_name("node {} cannot update resource claim statues");
         }
         if differs("status.extendedResourceClaimStatus") {
-            return self.refuse_node("node {} cannot update extended resource claim status");
+            return self.deny_with_node_name("node {} cannot update extended resource claim status");
         }
         Ok(())
     }
 
-    fn eviction(&self) -> Answer {
+    fn admit_pod_eviction(&self) -> AdmitResult {
         let request = self.request;
         if self.operation() != Operation::Create {
-            return self.refuse(format!("unexpected operation {}", self.operation().word()));
+            return self.deny(format!("unexpected operation {}", self.operation().as_str()));
         }
         let pod = self.get("", "pods", request.namespace, &request.name)?;
         if pod.at("spec").text("nodeName") != self.node {
-            let why = format!("node {} can only evict pods with spec.nodeName set to itself", self.node);
-            return self.refuse(why);
+            let reason = format!("node {} can only evict pods with spec.nodeName set to itself", self.node);
+            return self.deny(reason);
         }
         Ok(())
     }
 
-    fn claim_status(&self) -> Answer {
+    fn admit_pvc_status(&self) -> AdmitResult {
         if self.operation() != Operation::Update {
             return self.unexpected();
         }
@@ -209,23 +216,24 @@ impl Write<'_> {
         };
         let (new, old) = (rest(self.object), rest(self.old()));
         let fields = ["metadata", "spec", "status"].into_iter();
-        let changed: Vec<&str> = fields.filter(|field| !same(new.at(field), old.at(field))).collect();
+        let changed: Vec<&str> =
+            fields.filter(|field| !equal_or_both_empty(new.at(field), old.at(field))).collect();
         if changed.is_empty() {
             return Ok(());
         }
-        self.refuse(format!(
+        self.deny(format!(
             "node {} is not allowed to update fields other than status.quantity and status.conditions: {} changed",
-            quoted(self.node),
+            quote(self.node),
             changed.join(", ")
         ))
     }
 
-    fn node(&self) -> Answer {
+    fn admit_node(&self) -> AdmitResult {
         if self.name() != self.node {
-            return self.refuse(format!(
+            return self.deny(format!(
                 "node {} is not allowed to modify node {}",
-                quoted(self.node),
-                quoted(self.name())
+                quote(self.node),
+                quote(self.name())
             ));
         }
         let (new, old) = (self.object, self.old());
@@ -234,26 +242,27 @@ impl Write<'_> {
         match self.operation() {
             Operation::Delete | Operation::Connect => Ok(()),
             Operation::Create if !source.is_null() => {
-                self.refuse_node("node {} is not allowed to create pods with a non-nil configSource")
+                self.deny_with_node_name("node {} is not allowed to create pods with a non-nil configSource")
             }
-            Operation::Create if !labels.is_empty() => {
-                self.refuse_node(&format!("node {{}} is not allowed to set the following labels: {labels}"))
-            }
+            Operation::Create if !labels.is_empty() => self.deny_with_node_name(&format!(
+                "node {{}} is not allowed to set the following labels: {labels}"
+            )),
             Operation::Create => Ok(()),
             Operation::Update => {
-                let differs = |path: &str| !same(new.path(path), old.path(path));
+                let differs = |path: &str| !equal_or_both_empty(new.path(path), old.path(path));
                 if !source.is_null() && differs("spec.configSource") {
-                    let why = "node {} is not allowed to update configSource to a new non-nil configSource";
-                    return self.refuse_node(why);
+                    let reason =
+                        "node {} is not allowed to update configSource to a new non-nil configSource";
+                    return self.deny_with_node_name(reason);
                 }
                 if differs("spec.taints") {
-                    return self.refuse_node("node {} is not allowed to modify taints");
+                    return self.deny_with_node_name("node {} is not allowed to modify taints");
                 }
                 if differs("metadata.ownerReferences") {
-                    return self.refuse_node("node {} is not allowed to modify ownerReferences");
+                    return self.deny_with_node_name("node {} is not allowed to modify ownerReferences");
                 }
                 if !labels.is_empty() {
-                    return self.refuse(format!("is not allowed to modify labels: {labels}"));
+                    return self.deny(format!("is not allowed to modify labels: {labels}"));
                 }
                 Ok(())
             }
@@ -261,51 +270,51 @@ impl Write<'_> {
     }
 
     /// A token for a node is for one of its pods.
-    fn token(&self) -> Answer {
+    fn admit_service_account_token(&self) -> AdmitResult {
         if self.operation() != Operation::Create {
             return Ok(());
         }
         let reference = self.object.path("spec.boundObjectRef");
         let name = reference.text("name");
         if (reference.text("apiVersion"), reference.text("kind")) != ("v1", "Pod") || name.is_empty() {
-            return self.refuse("node requested token not bound to a pod");
+            return self.deny("node requested token not bound to a pod");
         }
         let uid = reference.text("uid");
         if uid.is_empty() {
-            return self.refuse("node requested token with a pod binding without a uid");
+            return self.deny("node requested token with a pod binding without a uid");
         }
         let pod = self.get("", "pods", self.request.namespace, name)?;
         if pod.at("metadata").text("uid") != uid {
-            return self.refuse(format!(
+            return self.deny(format!(
                 "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
             ));
         }
         if pod.at("spec").text("nodeName") != self.node {
-            return self.refuse("node requested token bound to a pod scheduled on a different node");
+            return self.deny("node requested token bound to a pod scheduled on a different node");
         }
         let audience = match self.object.at("spec").items("audiences") {
             [] => "",
             [one] => one.as_str().unwrap_or(""),
-            _ => return self.refuse("node may only request 0 or 1 audiences"),
+            _ => return self.deny("node may only request 0 or 1 audiences"),
         };
         match self.has_audience(&pod, audience) {
             Ok(true) => Ok(()),
-            Ok(false) => self.may_have_audience(audience),
-            Err(why) => self.refuse(format!("error validating audience {}: {why}", quoted(audience))),
+            Ok(false) => self.authorize_audience(audience),
+            Err(reason) => self.deny(format!("error validating audience {}: {reason}", quote(audience))),
         }
     }
 
     /// Whether a volume of the pod, or the driver of one, wants tokens for an audience.
     fn has_audience(&self, pod: &Value, audience: &str) -> Result<bool, String> {
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let mut ephemeral = ephemeral_claims(pod);
         for volume in pod.at("spec").items("volumes") {
             let mut tokens = volume.at("projected").items("sources").iter();
-            let wants = |source: &Value| {
+            let matches_audience = |source: &Value| {
                 source.has("serviceAccountToken")
                     && source.at("serviceAccountToken").text("audience") == audience
             };
-            if tokens.any(wants) {
+            if tokens.any(matches_audience) {
                 return Ok(true);
             }
             let claim = match volume.has("ephemeral") {
@@ -316,21 +325,21 @@ impl Write<'_> {
                 "" => Ok(volume.at("csi").text("driver").to_owned()),
                 claim => self.driver_of(claim),
             };
-            let asked = driver.and_then(|driver| match driver.as_str() {
+            let requested = driver.and_then(|driver| match driver.as_str() {
                 "" => Ok(false),
                 driver => {
                     let driver = self.get("storage.k8s.io", "csidrivers", "", driver)?;
-                    let mut wanted = driver.at("spec").items("tokenRequests").iter();
-                    Ok(wanted.any(|request| request.text("audience") == audience))
+                    let mut token_requests = driver.at("spec").items("tokenRequests").iter();
+                    Ok(token_requests.any(|request| request.text("audience") == audience))
                 }
             });
-            match asked {
+            match requested {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
-                Err(status) => problems.push(status.message),
+                Err(status) => errors.push(status.message),
             }
         }
-        if problems.is_empty() { Ok(false) } else { Err(crate::rbac::together(&problems)) }
+        if errors.is_empty() { Ok(false) } else { Err(crate::rbac::aggregate_errors(&errors)) }
     }
 
     fn driver_of(&self, claim: &str) -> Result<String, Status> {
@@ -340,9 +349,9 @@ impl Write<'_> {
     }
 
     /// Other audiences need a permission of their own.
-    fn may_have_audience(&self, audience: &str) -> Answer {
+    fn authorize_audience(&self, audience: &str) -> AdmitResult {
         let Some(user) = self.request.user else { return Ok(()) };
-        let ask = Ask::Resource {
+        let attributes = Attributes::Resource {
             verb: "request-serviceaccounts-token-audience",
             group: "",
             resource: audience,
@@ -351,24 +360,27 @@ impl Write<'_> {
             name: &self.request.name,
             fields: None,
         };
-        if self.cluster.allows(user, &ask) {
+        if self.cluster.allows(user, &attributes) {
             return Ok(());
         }
-        self.refuse(format!(
+        self.deny(format!(
             "audience {} not found in pod spec volume, {} is not authorized to request tokens for this audience",
-            quoted(audience),
+            quote(audience),
             user.name
         ))
     }
 
-    fn lease(&self) -> Answer {
-        if self.request.namespace != LEASES {
-            return self.refuse(format!("can only access leases in the {} system namespace", quoted(LEASES)));
+    fn admit_lease(&self) -> AdmitResult {
+        if self.request.namespace != NODE_LEASE_NAMESPACE {
+            return self.deny(format!(
+                "can only access leases in the {} system namespace",
+                quote(NODE_LEASE_NAMESPACE)
+            ));
         }
-        self.own_name("can only access node lease with the same name as the requesting node")
+        self.require_own_name("can only access node lease with the same name as the requesting node")
     }
 
-    fn slice(&self) -> Answer {
+    fn admit_resource_slice(&self) -> AdmitResult {
         let (slice, verb) = match self.operation() {
             Operation::Create => (self.object, "create"),
             Operation::Delete => (self.old(), "delete"),
@@ -377,10 +389,10 @@ impl Write<'_> {
         if slice.at("spec").text("nodeName") == self.node {
             return Ok(());
         }
-        self.refuse(format!("can only {verb} ResourceSlice with the same NodeName as the requesting node"))
+        self.deny(format!("can only {verb} ResourceSlice with the same NodeName as the requesting node"))
     }
 
-    fn certificate(&self) -> Answer {
+    fn admit_csr(&self) -> AdmitResult {
         const SIGNERS: [&str; 2] =
             ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
         let signer = self.object.at("spec").text("signerName");
@@ -389,15 +401,15 @@ impl Write<'_> {
         }
         let expected = format!("system:node:{}", self.node);
         match common_names(self.object) {
-            Err(why) => self.refuse(format!("unable to parse csr: {why}")),
+            Err(reason) => self.deny(format!("unable to parse csr: {reason}")),
             Ok(names) if names == [expected.as_str()] => Ok(()),
-            Ok(_) => self.refuse(format!("can only create a node CSR with CN={expected}")),
+            Ok(_) => self.deny(format!("can only create a node CSR with CN={expected}")),
         }
     }
 }
 
 /// Labels that a node may set on itself although they are Kubernetes' own.
-const OWN_LABELS: [&str; 11] = [
+const KUBELET_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
     "beta.kubernetes.io/os",
@@ -424,12 +436,13 @@ fn is_forbidden(label: &str) -> bool {
     let domain = label.split_once('/').map_or("", |(domain, _)| domain);
     let within =
         |suffix: &str| domain.strip_suffix(suffix).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-    let own = OWN_LABELS.contains(&label) || within("kubelet.kubernetes.io") || within("node.kubernetes.io");
+    let own =
+        KUBELET_LABELS.contains(&label) || within("kubelet.kubernetes.io") || within("node.kubernetes.io");
     within("node-restriction.kubernetes.io") || (within("kubernetes.io") || within("k8s.io")) && !own
 }
 
 /// Equal, where what is empty counts as absent.
-fn same(a: &Value, b: &Value) -> bool {
+fn equal_or_both_empty(a: &Value, b: &Value) -> bool {
     let empty = |value: &Value| match value {
         Value::Null => true,
         Value::Object(fields) => fields.is_empty(),
@@ -438,9 +451,11 @@ fn same(a: &Value, b: &Value) -> bool {
     };
     match (a, b) {
         (Value::Object(x), Value::Object(y)) => {
-            x.keys().chain(y.keys()).all(|key| same(a.at(key), b.at(key)))
+            x.keys().chain(y.keys()).all(|key| equal_or_both_empty(a.at(key), b.at(key)))
         }
-        (Value::Array(x), Value::Array(y)) => x.len() == y.len() && x.iter().zip(y).all(|(x, y)| same(x, y)),
+        (Value::Array(x), Value::Array(y)) => {
+            x.len() == y.len() && x.iter().zip(y).all(|(x, y)| equal_or_both_empty(x, y))
+        }
         _ => a == b || empty(a) && empty(b),
     }
 }

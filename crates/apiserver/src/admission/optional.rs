@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::quota::is_extended;
 use serde_json::{Value, json};
 
@@ -30,8 +30,8 @@ pub fn hostname_anti_affinity(request: &Request<'_>, pod: &Value, _: &dyn Cluste
 }
 
 /// AlwaysPullImages: nobody uses an image they may not pull themselves.
-pub fn pull_always(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
-    if !pulls(request, pod) {
+pub fn set_always_pull_images(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
+    if !has_new_images(request, pod) {
         return Ok(());
     }
     let Some(spec) = pod.get_mut("spec") else { return Ok(()) };
@@ -48,8 +48,12 @@ pub fn pull_always(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> R
     Ok(())
 }
 
-pub fn pulls_always(request: &Request<'_>, pod: &Value, _: &dyn Cluster) -> Result<(), Status> {
-    if !pulls(request, pod) {
+pub fn validate_always_pull_images(
+    request: &Request<'_>,
+    pod: &Value,
+    _: &dyn Cluster,
+) -> Result<(), Status> {
+    if !has_new_images(request, pod) {
         return Ok(());
     }
     let spec = pod.at("spec");
@@ -72,7 +76,7 @@ pub fn pulls_always(request: &Request<'_>, pod: &Value, _: &dyn Cluster) -> Resu
 }
 
 /// New pods, and changes that bring other images.
-fn pulls(request: &Request<'_>, pod: &Value) -> bool {
+fn has_new_images(request: &Request<'_>, pod: &Value) -> bool {
     if !request.is("", "pods") || request.operation == Operation::Delete {
         return false;
     }
@@ -109,12 +113,12 @@ pub fn extended_resource_tolerations(
 }
 
 /// DenyServiceExternalIPs: no external IPs beyond those that are there.
-pub fn no_external_ips(request: &Request<'_>, service: &Value, _: &dyn Cluster) -> Result<(), Status> {
+pub fn deny_external_ips(request: &Request<'_>, service: &Value, _: &dyn Cluster) -> Result<(), Status> {
     if !request.is("", "services") || request.operation == Operation::Delete {
         return Ok(());
     }
-    let had = request.old.map_or(&[][..], |old| old.at("spec").items("externalIPs"));
-    match service.at("spec").items("externalIPs").iter().all(|ip| had.contains(ip)) {
+    let existing = request.old.map_or(&[][..], |old| old.at("spec").items("externalIPs"));
+    match service.at("spec").items("externalIPs").iter().all(|ip| existing.contains(ip)) {
         true => Ok(()),
         false => Err(request.forbidden("Use of external IPs is denied by admission control")),
     }

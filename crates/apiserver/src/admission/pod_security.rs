@@ -11,19 +11,19 @@ mod tests;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use api::field::quoted;
-use api::json::Json as _;
-use api::{Errors, Path, Status};
+use api::field::quote;
+use api::json::JsonExt as _;
+use api::{ErrorList, Path, Status};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
-use checks::{Pod, Violation, violations};
-use policy::{Level, MODES, PREFIX, Policy, Strictness, Version};
+use checks::{Pod, Violation, run_checks};
+use policy::{Level, LevelVersion, MODES, PREFIX, Policy, Version};
 
 /// How many of its pods a namespace with a new policy is checked for, and for how long.
-const PODS_CHECKED: usize = 3000;
-const CHECKING_TIME: Duration = Duration::from_secs(1);
+const NAMESPACE_MAX_PODS_TO_CHECK: usize = 3000;
+const NAMESPACE_POD_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What counts where labels are silent, and what is not judged at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ struct File {
 }
 
 /// Where kinds with pods in them keep the template.
-const TEMPLATES: &[(&str, &str, &str)] = &[
+const POD_TEMPLATE_PATHS: &[(&str, &str, &str)] = &[
     ("", "podtemplates", "template"),
     ("", "replicationcontrollers", "spec.template"),
     ("apps", "daemonsets", "spec.template"),
@@ -63,18 +63,22 @@ const TEMPLATES: &[(&str, &str, &str)] = &[
 ];
 
 /// Subresources of pods that change nothing of what is judged.
-const HARMLESS: &[&str] = &["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
+const IGNORED_POD_SUBRESOURCES: &[&str] =
+    &["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
 pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     if request.operation == Operation::Delete {
         return Ok(());
     }
     match (request.row.group, request.row.plural) {
-        ("", "namespaces") if request.subresource.is_empty() => namespace(request, object, cluster),
-        ("", "pods") if !HARMLESS.contains(&request.subresource) => pod(request, object, cluster),
+        ("", "namespaces") if request.subresource.is_empty() => validate_namespace(request, object, cluster),
+        ("", "pods") if !IGNORED_POD_SUBRESOURCES.contains(&request.subresource) => {
+            validate_pod(request, object, cluster)
+        }
         (group, plural) if request.subresource.is_empty() => {
-            if let Some((.., path)) = TEMPLATES.iter().find(|row| (row.0, row.1) == (group, plural)) {
-                template(request, object.path(path), cluster);
+            if let Some((.., path)) = POD_TEMPLATE_PATHS.iter().find(|row| (row.0, row.1) == (group, plural))
+            {
+                validate_pod_template(request, object.path(path), cluster);
             }
             Ok(())
         }
@@ -82,47 +86,47 @@ pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) ->
     }
 }
 
-fn pod(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+fn validate_pod(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let settings = &cluster.settings().pod_security;
     if settings.is_exempt(request) {
         return Ok(());
     }
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     let Some(policy) = settings.policy_of(request.namespace, cluster, &mut errors) else {
-        return Err(Status::internal(format!("failed to lookup namespace {}", quoted(request.namespace))));
+        return Err(Status::internal(format!("failed to lookup namespace {}", quote(request.namespace))));
     };
     if errors.is_empty() && policy.is_privileged() {
         request.annotate(format!("{PREFIX}enforce-policy"), "privileged:latest");
         return Ok(());
     }
-    if request.old.is_some_and(|old| !is_significant(pod, old)) {
+    if request.old.is_some_and(|old| !needs_evaluation(pod, old)) {
         return Ok(());
     }
     let pod = Pod { metadata: pod.at("metadata"), spec: pod.at("spec") };
-    judge(request, settings, (policy, &errors), &pod, true)
+    evaluate_pod(request, settings, (policy, &errors), &pod, true)
 }
 
 /// A workload with forbidden pods in it is let through with a warning.
-fn template(request: &Request<'_>, template: &Value, cluster: &dyn Cluster) {
+fn validate_pod_template(request: &Request<'_>, template: &Value, cluster: &dyn Cluster) {
     let settings = &cluster.settings().pod_security;
     if template.is_null() || settings.is_exempt(request) {
         return;
     }
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     let Some(policy) = settings.policy_of(request.namespace, cluster, &mut errors) else { return };
-    let free = policy.warn.level == Level::Privileged && policy.audit.level == Level::Privileged;
-    if errors.is_empty() && free {
+    let is_privileged = policy.warn.level == Level::Privileged && policy.audit.level == Level::Privileged;
+    if errors.is_empty() && is_privileged {
         return;
     }
     let pod = Pod { metadata: template.at("metadata"), spec: template.at("spec") };
     // Only enforcing can fail.
-    let _ = judge(request, settings, (policy, &errors), &pod, false);
+    let _ = evaluate_pod(request, settings, (policy, &errors), &pod, false);
 }
 
-fn judge(
+fn evaluate_pod(
     request: &Request<'_>,
     settings: &Settings,
-    (policy, errors): (Policy, &Errors),
+    (policy, errors): (Policy, &ErrorList),
     pod: &Pod<'_>,
     enforce: bool,
 ) -> Result<(), Status> {
@@ -134,21 +138,21 @@ fn judge(
     if !errors.is_empty() {
         request.annotate(format!("{PREFIX}error"), format!("Failed to parse policy: {errors}"));
     }
-    let detail = |mode: Strictness, verb: &str| {
-        let found = violations(mode, pod);
-        let level = quoted(&mode.to_string());
+    let detail = |mode: LevelVersion, verb: &str| {
+        let found = run_checks(mode, pod);
+        let level = quote(&mode.to_string());
         (!found.is_empty()).then(|| format!("{verb} PodSecurity {level}: {}", details(&found)))
     };
-    let mut refused = None;
+    let mut enforce_violation = None;
     if enforce {
         request.annotate(format!("{PREFIX}enforce-policy"), policy.enforce.to_string());
-        refused = detail(policy.enforce, "violates");
+        enforce_violation = detail(policy.enforce, "violates");
     }
     if let Some(text) = detail(policy.audit, "would violate") {
         request.annotate(format!("{PREFIX}audit-violations"), text);
     }
-    if let Some(why) = refused {
-        return Err(request.forbidden(why));
+    if let Some(reason) = enforce_violation {
+        return Err(request.forbidden(reason));
     }
     if let Some(text) = detail(policy.warn, "would violate") {
         request.warn(text);
@@ -156,13 +160,13 @@ fn judge(
     Ok(())
 }
 
-fn details(violations: &[Violation]) -> String {
+fn details(found: &[Violation]) -> String {
     let one = |violation: &Violation| format!("{} ({})", violation.reason, violation.detail);
-    violations.iter().map(one).collect::<Vec<_>>().join(", ")
+    found.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Of what can change in a pod, only images matter, and new containers.
-fn is_significant(pod: &Value, old: &Value) -> bool {
+fn needs_evaluation(pod: &Value, old: &Value) -> bool {
     let (spec, old) = (pod.at("spec"), old.at("spec"));
     let image = |container: &Value| container.text("image").to_owned();
     let same = |list: &str| spec.items(list).iter().map(image).eq(old.items(list).iter().map(image));
@@ -175,12 +179,12 @@ fn is_significant(pod: &Value, old: &Value) -> bool {
 }
 
 /// The labels of a namespace must make sense; whoever makes them stricter hears of pods that fall short.
-fn namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+fn validate_namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let settings = &cluster.settings().pod_security;
     let read = |namespace: &Value| {
         let labels = namespace.path("metadata.labels");
-        let mut errors = Errors::default();
-        let policy = settings.defaults.labelled(|name| labels.at(name).as_str(), &mut errors);
+        let mut errors = ErrorList::default();
+        let policy = settings.defaults.with_namespace_labels(|name| labels.at(name).as_str(), &mut errors);
         (policy, errors)
     };
     let (policy, errors) = read(namespace);
@@ -199,11 +203,11 @@ fn namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cluster) ->
     }
     if settings.exempt.namespaces.contains(&request.name) {
         if !policy.is_privileged() && !policy.same_as(&settings.defaults) {
-            request.warn(ignored(namespace, &policy));
+            request.warn(ignored_policy_warning(namespace, &policy));
         }
     } else if before.is_some() {
         let pods = cluster.list("", "pods", &request.name).into_iter().map(|pod| pod.value());
-        for warning in settings.shortcomings(&request.name, new, pods.collect()) {
+        for warning in settings.evaluate_pods_in_namespace(&request.name, new, pods.collect()) {
             request.warn(warning);
         }
     }
@@ -211,16 +215,16 @@ fn namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cluster) ->
 }
 
 /// What labels ask for in vain.
-fn ignored(namespace: &Value, policy: &Policy) -> String {
+fn ignored_policy_warning(namespace: &Value, policy: &Policy) -> String {
     let labels = namespace.path("metadata.labels");
-    let said =
+    let has_label =
         |mode: &str| labels.has(&format!("{PREFIX}{mode}")) || labels.has(&format!("{PREFIX}{mode}-version"));
     let modes = MODES.iter().zip(policy.modes());
-    let strict = modes.filter(|(name, mode)| mode.level != Level::Privileged && said(name));
+    let strict = modes.filter(|(name, mode)| mode.level != Level::Privileged && has_label(name));
     let strict: Vec<String> = strict.map(|(name, mode)| format!("{name}={mode}")).collect();
     format!(
         "namespace {} is exempt from Pod Security, and the policy ({}) will be ignored",
-        quoted(namespace.at("metadata").text("name")),
+        quote(namespace.at("metadata").text("name")),
         strict.join(", ")
     )
 }
@@ -235,32 +239,32 @@ impl Settings {
             return Err(format!(
                 "expected a PodSecurityConfiguration of {}, got {} of {}",
                 known[0],
-                quoted(&file.kind),
-                quoted(&file.api_version)
+                quote(&file.kind),
+                quote(&file.api_version)
             ));
         }
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         let mut defaults = Policy::default();
         let modes = [&mut defaults.enforce, &mut defaults.audit, &mut defaults.warn];
         for (name, mode) in MODES.iter().zip(modes) {
-            let path = |field: &str| Path::new("defaults").at(field);
+            let path = |field: &str| Path::new("defaults").child(field);
             let version = format!("{name}-version");
             if let Some(text) = file.defaults.get(*name).filter(|text| !text.is_empty()) {
                 match Level::parse(text) {
                     Ok(level) => mode.level = level,
-                    Err(why) => errors.invalid(&path(name), text.as_str(), why),
+                    Err(reason) => errors.invalid(&path(name), text.as_str(), reason),
                 }
             }
             if let Some(text) = file.defaults.get(&version).filter(|text| !text.is_empty()) {
                 match Version::parse(text) {
                     Ok(parsed) => mode.version = parsed,
-                    Err(why) => errors.invalid(&path(&version), text.as_str(), why),
+                    Err(reason) => errors.invalid(&path(&version), text.as_str(), reason),
                 }
             }
         }
         for field in file.defaults.keys() {
             if !MODES.contains(&field.strip_suffix("-version").unwrap_or(field)) {
-                errors.forbidden(&Path::new("defaults").at(field), "is no setting");
+                errors.forbidden(&Path::new("defaults").child(field), "is no setting");
             }
         }
         file.exemptions.check(&mut errors);
@@ -285,30 +289,35 @@ impl Settings {
     }
 
     /// `None` where there is no such namespace.
-    fn policy_of(&self, namespace: &str, cluster: &dyn Cluster, errors: &mut Errors) -> Option<Policy> {
+    fn policy_of(&self, namespace: &str, cluster: &dyn Cluster, errors: &mut ErrorList) -> Option<Policy> {
         let namespace = cluster.get("", "namespaces", "", namespace)?;
-        Some(self.defaults.labelled(|name| namespace.label(name), errors))
+        Some(self.defaults.with_namespace_labels(|name| namespace.label(name), errors))
     }
 
     /// Which of a namespace's pods violate a new level, in the words of warnings.
-    fn shortcomings(&self, namespace: &str, level: Strictness, pods: Vec<Value>) -> Vec<String> {
-        let begun = Instant::now();
-        let pods = self.in_order(pods);
+    fn evaluate_pods_in_namespace(
+        &self,
+        namespace: &str,
+        level: LevelVersion,
+        pods: Vec<Value>,
+    ) -> Vec<String> {
+        let started = Instant::now();
+        let pods = self.prioritize_pods(pods);
         // By what they do wrong: the first of them by name, and how many they are.
-        let mut wrongs: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+        let mut pods_by_reasons: BTreeMap<String, (&str, usize)> = BTreeMap::new();
         let mut checked = 0;
-        for pod in pods.iter().take(PODS_CHECKED) {
-            if begun.elapsed() > CHECKING_TIME {
+        for pod in pods.iter().take(NAMESPACE_MAX_PODS_TO_CHECK) {
+            if started.elapsed() > NAMESPACE_POD_CHECK_TIMEOUT {
                 break;
             }
             checked += 1;
-            let found = violations(level, &Pod { metadata: pod.at("metadata"), spec: pod.at("spec") });
+            let found = run_checks(level, &Pod { metadata: pod.at("metadata"), spec: pod.at("spec") });
             if found.is_empty() {
                 continue;
             }
             let reasons = found.iter().map(|violation| violation.reason).collect::<Vec<_>>().join(", ");
             let name = pod.at("metadata").text("name");
-            let entry = wrongs.entry(reasons).or_insert((name, 0));
+            let entry = pods_by_reasons.entry(reasons).or_insert((name, 0));
             entry.0 = entry.0.min(name);
             entry.1 += 1;
         }
@@ -319,14 +328,14 @@ impl Settings {
                 pods.len()
             ));
         }
-        if !wrongs.is_empty() {
+        if !pods_by_reasons.is_empty() {
             warnings.push(format!(
                 "existing pods in namespace {} violate the new PodSecurity enforce level {}",
-                quoted(namespace),
-                quoted(&level.to_string())
+                quote(namespace),
+                quote(&level.to_string())
             ));
         }
-        let mut each: Vec<String> = wrongs
+        let mut pod_warnings: Vec<String> = pods_by_reasons
             .into_iter()
             .map(|(reasons, (name, count))| match count {
                 1 => format!("{name}: {reasons}"),
@@ -334,46 +343,51 @@ impl Settings {
                 _ => format!("{name} (and {} other pods): {reasons}", count - 1),
             })
             .collect();
-        each.sort();
-        warnings.extend(each);
+        pod_warnings.sort();
+        warnings.extend(pod_warnings);
         warnings
     }
 
     /// One pod of each workload first, then the others, which are most likely the same.
-    fn in_order(&self, mut pods: Vec<Value>) -> Vec<Value> {
+    fn prioritize_pods(&self, mut pods: Vec<Value>) -> Vec<Value> {
         pods.retain(|pod| {
             let class = pod.at("spec").text("runtimeClassName");
             !self.exempt.runtime_classes.iter().any(|exempt| exempt == class)
         });
         let mut seen = HashSet::new();
-        let again = |pod: &Value| {
+        let is_duplicate = |pod: &Value| {
             let owners = pod.at("metadata").items("ownerReferences").iter();
             let controller = owners.into_iter().find(|owner| owner.flag("controller"));
             controller.is_some_and(|owner| !seen.insert(owner.text("uid").to_owned()))
         };
-        let (others, mut first): (Vec<Value>, Vec<Value>) = pods.into_iter().partition(again);
+        let (others, mut first): (Vec<Value>, Vec<Value>) = pods.into_iter().partition(is_duplicate);
         first.extend(others);
         first
     }
 }
 
 impl Exemptions {
-    fn check(&self, errors: &mut Errors) {
+    fn check(&self, errors: &mut ErrorList) {
         let namespace = |name: &str| api::names::dns1123_label(name);
         let class = |name: &str| api::names::dns1123_subdomain(name);
         let user = |name: &str| match name {
             "" => vec!["username must not be empty".to_owned()],
             _ => Vec::new(),
         };
-        each("namespaces", &self.namespaces, namespace, errors);
-        each("runtimeClasses", &self.runtime_classes, class, errors);
-        each("usernames", &self.usernames, user, errors);
+        check_exemptions("namespaces", &self.namespaces, namespace, errors);
+        check_exemptions("runtimeClasses", &self.runtime_classes, class, errors);
+        check_exemptions("usernames", &self.usernames, user, errors);
     }
 }
 
-fn each(field: &str, names: &[String], rule: impl Fn(&str) -> Vec<String>, errors: &mut Errors) {
+fn check_exemptions(
+    field: &str,
+    names: &[String],
+    rule: impl Fn(&str) -> Vec<String>,
+    errors: &mut ErrorList,
+) {
     for (i, name) in names.iter().enumerate() {
-        let path = Path::new("exemptions").at(field).index(i);
+        let path = Path::new("exemptions").child(field).index(i);
         let wrong = rule(name);
         if !wrong.is_empty() {
             errors.invalid(&path, name.as_str(), &wrong.join(", "));

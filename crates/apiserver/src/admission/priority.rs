@@ -1,7 +1,7 @@
 //! Priority: a pod's priority is that of its class.
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::{Value, json};
 
 use super::{Cluster, Operation, Request};
@@ -30,9 +30,9 @@ pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> R
         (Operation::Create, _) => set_priority(request, pod, cluster),
         (Operation::Update, Some(old)) => {
             for field in ["priority", "preemptionPolicy"] {
-                let kept = old.at("spec").at(field);
-                if !pod.at("spec").has(field) && !kept.is_null() {
-                    pod.object_mut("spec").insert(field.into(), kept.clone());
+                let old_value = old.at("spec").at(field);
+                if !pod.at("spec").has(field) && !old_value.is_null() {
+                    pod.object_mut("spec").insert(field.into(), old_value.clone());
                 }
             }
             Ok(())
@@ -51,16 +51,16 @@ fn set_priority(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -
         },
     };
     let value = class.int("value").unwrap_or(0);
-    if let Some(said) = pod.at("spec").int("priority").filter(|said| *said != value) {
+    if let Some(provided) = pod.at("spec").int("priority").filter(|provided| *provided != value) {
         return Err(request.forbidden(format!(
-            "the integer value of priority ({said}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name"
+            "the integer value of priority ({provided}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name"
         )));
     }
     let policy = class.text("preemptionPolicy");
-    let said = pod.at("spec").text("preemptionPolicy");
-    if !policy.is_empty() && !said.is_empty() && said != policy {
+    let provided = pod.at("spec").text("preemptionPolicy");
+    if !policy.is_empty() && !provided.is_empty() && provided != policy {
         return Err(request.forbidden(format!(
-            "the string value of PreemptionPolicy ({said}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name"
+            "the string value of PreemptionPolicy ({provided}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name"
         )));
     }
     let spec = pod.object_mut("spec");
@@ -92,7 +92,7 @@ pub fn validate(request: &Request<'_>, class: &Value, cluster: &dyn Cluster) -> 
 /// Should there ever be two defaults, the lower one counts.
 fn default_class(cluster: &dyn Cluster) -> Option<Value> {
     let classes = cluster.list(GROUP, "priorityclasses", "");
-    let marked = classes.iter().filter(|class| class.mentions("\"globalDefault\":true"));
-    let defaults = marked.map(|class| class.value()).filter(|class| class.flag("globalDefault"));
+    let candidates = classes.iter().filter(|class| class.contains_text("\"globalDefault\":true"));
+    let defaults = candidates.map(|class| class.value()).filter(|class| class.flag("globalDefault"));
     defaults.min_by_key(|class| class.int("value").unwrap_or(0))
 }

@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use api::json::Json as _;
-use api::quota::{self, Counted, Facts, usage};
-use api::resources::{ResourceList, add, list};
+use api::json::JsonExt as _;
+use api::quota::{self, QuotaResource, ScopeAttributes, usage};
+use api::resources::{ResourceList, add_resources, resource_list};
 use api::{Resource, Status};
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -18,52 +18,52 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex as Turn;
 
 use super::{Cluster, Operation, Request};
-use crate::options::Version;
+use crate::options::ResourceVersionMatch;
 use crate::request::Target;
 use crate::server::Server;
-use crate::update::Change;
+use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
 pub struct Quotas {
     enforced: bool,
     /// Whose turn it is in each namespace where somebody asks.
-    turns: Mutex<HashMap<String, Arc<Turn<()>>>>,
+    locks: Mutex<HashMap<String, Arc<Turn<()>>>>,
 }
 
 impl Quotas {
     pub fn new(enforced: bool) -> Quotas {
-        Quotas { enforced, turns: Mutex::default() }
+        Quotas { enforced, locks: Mutex::default() }
     }
 
     /// Grants what `object` uses beyond what it replaces, or says which quota is exceeded.
     pub async fn grant(&self, server: &Server, request: &Request<'_>, object: &Value) -> Result<(), Status> {
-        if !self.enforced || !concerns(request) {
+        if !self.enforced || !should_handle(request) {
             return Ok(());
         }
         if server.list("", "resourcequotas", request.namespace).is_empty() {
             return Ok(());
         }
-        let turn = self.turns.lock().entry(request.namespace.to_owned()).or_default().clone();
-        let granted = {
-            let _turn = turn.lock().await;
-            grant_alone(server, request, object).await
+        let namespace_lock = self.locks.lock().entry(request.namespace.to_owned()).or_default().clone();
+        let result = {
+            let _guard = namespace_lock.lock().await;
+            grant_locked(server, request, object).await
         };
-        drop(turn);
-        self.turns.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
-        granted
+        drop(namespace_lock);
+        self.locks.lock().retain(|_, namespace_lock| Arc::strong_count(namespace_lock) > 1);
+        result
     }
 }
 
-async fn grant_alone(server: &Server, request: &Request<'_>, object: &Value) -> Result<(), Status> {
+async fn grant_locked(server: &Server, request: &Request<'_>, object: &Value) -> Result<(), Status> {
     let change = Usage::of(request, object, Timestamp::now());
-    server.fresh(Version::MostRecent).await?;
+    server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
     let quotas = server.list("", "resourcequotas", request.namespace);
     let quotas: Vec<Value> = quotas.iter().map(|quota| quota.value()).collect();
-    let charges = charges(request, object, &change, &quotas)?;
+    let updates = check_request(request, object, &change, &quotas)?;
     if request.dry_run {
         return Ok(());
     }
-    for (name, used) in charges {
+    for (name, used) in updates {
         // Boxed, since a change of an object may itself ask for a grant.
         Box::pin(write_used(server, request.namespace, &name, &used)).await?;
     }
@@ -71,7 +71,7 @@ async fn grant_alone(server: &Server, request: &Request<'_>, object: &Value) -> 
 }
 
 /// Whether quotas could care about a request at all.
-fn concerns(request: &Request<'_>) -> bool {
+fn should_handle(request: &Request<'_>) -> bool {
     let row = request.row;
     if !row.namespaced || (row.group.is_empty() && row.plural == "events") {
         return false;
@@ -88,51 +88,51 @@ fn concerns(request: &Request<'_>) -> bool {
 
 /// What a request adds, where the quota counted what it replaces and where it did not.
 struct Usage {
-    whole: ResourceList,
-    beyond: ResourceList,
+    total: ResourceList,
+    delta: ResourceList,
 }
 
 impl Usage {
     fn of(request: &Request<'_>, object: &Value, now: Timestamp) -> Usage {
-        let kind = Counted::from(request.row);
-        let whole = usage(kind, object, now);
-        let mut beyond = whole.clone();
+        let kind = QuotaResource::from(request.row);
+        let total = usage(kind, object, now);
+        let mut delta = total.clone();
         if let Some(old) = request.old {
             for (name, before) in usage(kind, old, now) {
-                if let Some(quantity) = beyond.get_mut(&name) {
+                if let Some(quantity) = delta.get_mut(&name) {
                     *quantity = (*quantity - before).max(Quantity::ZERO);
                 }
             }
         }
-        Usage { whole, beyond }
+        Usage { total, delta }
     }
 }
 
 /// The quotas a request counts against, each with what is used then of the resources it uses more of.
-fn charges(
+fn check_request(
     request: &Request<'_>,
     object: &Value,
     change: &Usage,
     quotas: &[Value],
 ) -> Result<Vec<(String, ResourceList)>, Status> {
-    let kind = Counted::from(request.row);
-    let facts = Facts::of(kind, object);
-    let facts_before = request.old.map(|old| Facts::of(kind, old));
+    let kind = QuotaResource::from(request.row);
+    let attributes = ScopeAttributes::from_object(kind, object);
+    let old_attributes = request.old.map(|old| ScopeAttributes::from_object(kind, old));
     let mut interested = Vec::new();
-    for quota in quotas.iter().filter(|quota| quota::matches(quota, &facts)) {
+    for quota in quotas.iter().filter(|quota| quota::matches(quota, &attributes)) {
         let name = quota.at("metadata").text("name");
-        let hard = list(quota.at("status"), "hard");
+        let hard = resource_list(quota.at("status"), "hard");
         let restricted: Vec<&str> =
-            hard.keys().map(String::as_str).filter(|name| quota::is_of(kind, name)).collect();
-        if let Some(why) = quota::missing(kind, &restricted, object) {
-            return Err(request.forbidden(format!("failed quota: {name}: {why}")));
+            hard.keys().map(String::as_str).filter(|name| quota::is_used_by(kind, name)).collect();
+        if let Some(reason) = quota::missing_requirements(kind, &restricted, object) {
+            return Err(request.forbidden(format!("failed quota: {name}: {reason}")));
         }
-        let used = list(quota.at("status"), "used");
+        let used = resource_list(quota.at("status"), "used");
         // Not counted yet, since it has only just been made.
         if restricted.iter().any(|name| !used.contains_key(*name)) || !quota.at("status").has("hard") {
-            let known = list(quota.at("spec"), "hard");
+            let known = resource_list(quota.at("spec"), "hard");
             let unknown: Vec<&str> =
-                known.keys().map(String::as_str).filter(|name| quota::is_of(kind, name)).collect();
+                known.keys().map(String::as_str).filter(|name| quota::is_used_by(kind, name)).collect();
             if unknown.is_empty() {
                 continue;
             }
@@ -141,14 +141,14 @@ fn charges(
         }
         interested.push((quota, name, hard, used));
     }
-    if let Some(negative) = change.whole.iter().find(|(_, quantity)| quantity.is_negative()) {
+    if let Some(negative) = change.total.iter().find(|(_, quantity)| quantity.is_negative()) {
         return Err(request.forbidden(format!("quota usage is negative for resource(s): {}", negative.0)));
     }
-    let mut charges = Vec::new();
+    let mut updates = Vec::new();
     for (quota, name, hard, mut used) in interested {
         let counted_before = request.operation == Operation::Update
-            && facts_before.as_ref().is_some_and(|facts| quota::matches(quota, facts));
-        let more = if counted_before { &change.beyond } else { &change.whole };
+            && old_attributes.as_ref().is_some_and(|attributes| quota::matches(quota, attributes));
+        let more = if counted_before { &change.delta } else { &change.total };
         let more: ResourceList = more
             .iter()
             .filter(|(name, quantity)| hard.contains_key(*name) && !quantity.is_zero())
@@ -172,11 +172,11 @@ fn charges(
             )));
         }
         if !more.is_empty() {
-            add(&mut used, &more);
-            charges.push((name.to_owned(), used));
+            add_resources(&mut used, &more);
+            updates.push((name.to_owned(), used));
         }
     }
-    Ok(charges)
+    Ok(updates)
 }
 
 /// Writes what is used into a quota's status.
@@ -188,9 +188,9 @@ async fn write_used(server: &Server, namespace: &str, name: &str, used: &Resourc
     let make = |before: &Value| {
         let mut after = before.clone();
         after.object_mut("status").insert("used".into(), used.clone());
-        Ok(Change::replace(after))
+        Ok(ObjectChange::replace(after))
     };
-    match server.change(&target, &WriteOptions::internal(Timestamp::now()), make).await {
+    match server.update_object(&target, &WriteOptions::internal(Timestamp::now()), make).await {
         // A quota that is gone limits nothing.
         Err(status) if status.code == 404 => Ok(()),
         other => other.map(drop),
@@ -198,5 +198,5 @@ async fn write_used(server: &Server, namespace: &str, name: &str, used: &Resourc
 }
 
 fn quotas_row() -> &'static Resource {
-    api::table::find("", "v1", "resourcequotas").expect("resourcequotas are in the table")
+    api::resource_table::find_resource("", "v1", "resourcequotas").expect("resourcequotas are in the table")
 }

@@ -2,10 +2,10 @@
 //! ways that the node says it knows of (NodeDeclaredFeatureValidator).
 
 use api::Status;
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use api::resources;
-use api::status::Cause;
+use api::status::StatusCause;
 use schema::quantity::Quantity;
 use serde_json::Value;
 
@@ -21,21 +21,21 @@ pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
         return Ok(());
     }
     let Some(node) = cluster.get("", "nodes", "", name) else {
-        return Err(request.forbidden(format!("node {} not found", quoted(name))));
+        return Err(request.forbidden(format!("node {} not found", quote(name))));
     };
-    let refused = |why: String, reason: &str| {
-        let mut status = request.forbidden(why);
-        let cause = Cause { reason: reason.to_owned(), message: String::new(), field: String::new() };
+    let deny = |message: String, reason: &str| {
+        let mut status = request.forbidden(message);
+        let cause = StatusCause { reason: reason.to_owned(), message: String::new(), field: String::new() };
         status.details.get_or_insert_default().causes.push(cause);
         Err(status)
     };
     if let Some(os) = node.label("kubernetes.io/os").filter(|os| *os != "linux") {
-        let why =
-            format!("pod resize is only supported on linux nodes, node {} is {}", quoted(name), quoted(os));
-        return refused(why, "UnsupportedPlatform");
+        let message =
+            format!("pod resize is only supported on linux nodes, node {} is {}", quote(name), quote(os));
+        return deny(message, "UnsupportedPlatform");
     }
-    let room = resources::list(node.value().at("status"), "allocatable");
-    let wanted = resources::of_pod(pod.at("spec"), "requests");
+    let allocatable = resources::resource_list(node.value().at("status"), "allocatable");
+    let requested = resources::pod_resources(pod.at("spec"), "requests");
     let of = |list: &resources::ResourceList, name: &str| {
         list.get(name).copied().unwrap_or_else(|| Quantity::new(0, schema::quantity::Format::DecimalSI))
     };
@@ -43,26 +43,34 @@ pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
         "cpu" => quantity.milli(),
         _ => quantity.value(),
     };
-    let short: Vec<String> = ["cpu", "memory"]
+    let insufficient: Vec<String> = ["cpu", "memory"]
         .into_iter()
-        .filter(|name| of(&wanted, name) > of(&room, name))
+        .filter(|name| of(&requested, name) > of(&allocatable, name))
         .map(|name| {
-            let (wanted, room) = (number(name, of(&wanted, name)), number(name, of(&room, name)));
-            format!("{name}, requested: {wanted}, allocatable: {room}")
+            let (requested, allocatable) =
+                (number(name, of(&requested, name)), number(name, of(&allocatable, name)));
+            format!("{name}, requested: {requested}, allocatable: {allocatable}")
         })
         .collect();
-    if short.is_empty() {
+    if insufficient.is_empty() {
         return Ok(());
     }
-    refused(format!("node didn't have enough allocatable resources: {}", short.join("; ")), "NodeCapacity")
+    deny(
+        format!("node didn't have enough allocatable resources: {}", insufficient.join("; ")),
+        "NodeCapacity",
+    )
 }
 
 /// NodeDeclaredFeatureValidator.
-pub fn declared(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
+pub fn validate_declared_features(
+    request: &Request<'_>,
+    pod: &Value,
+    cluster: &dyn Cluster,
+) -> Result<(), Status> {
     let pods = (request.row.group, request.row.plural) == ("", "pods");
-    let concerns =
+    let applies =
         pods && matches!(request.subresource, "" | "resize") && request.operation == Operation::Update;
-    let Some(old) = request.old.filter(|_| concerns) else { return Ok(()) };
+    let Some(old) = request.old.filter(|_| applies) else { return Ok(()) };
     let (spec, before) = (pod.at("spec"), old.at("spec"));
     let name = spec.text("nodeName");
     // Whatever changes of a pod's spec is counted.
@@ -83,7 +91,7 @@ pub fn declared(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
         return Ok(());
     }
     let Some(node) = cluster.get("", "nodes", "", name) else {
-        return Err(request.forbidden(format!("node {} not found", quoted(name))));
+        return Err(request.forbidden(format!("node {} not found", quote(name))));
     };
     let node = node.value();
     let known = node.at("status").items("declaredFeatures");
@@ -95,6 +103,6 @@ pub fn declared(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
     let missing = missing.join(", ");
     Err(request.forbidden(format!(
         "pod update requires features {missing} which are not available on node {}",
-        quoted(name)
+        quote(name)
     )))
 }

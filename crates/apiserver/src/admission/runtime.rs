@@ -1,23 +1,23 @@
 //! RuntimeClass: a pod carries the overhead of its runtime and goes where the runtime is.
 
 use api::Status;
-use api::json::Json as _;
-use api::resources::list;
+use api::json::JsonExt as _;
+use api::resources::resource_list;
 use serde_json::Value;
 
 use super::{Cluster, Request};
 
-const MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";
+const OVERHEAD_MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";
 
 pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
     if !request.creates("", "pods") {
         return Ok(());
     }
-    let Some(class) = class(request, pod, cluster)? else { return Ok(()) };
+    let Some(class) = runtime_class(request, pod, cluster)? else { return Ok(()) };
     if class.has("overhead") {
-        let said = list(pod.at("spec"), "overhead");
-        if !said.is_empty() && said != list(class.at("overhead"), "podFixed") {
-            return Err(request.forbidden(MISMATCH));
+        let pod_overhead = resource_list(pod.at("spec"), "overhead");
+        if !pod_overhead.is_empty() && pod_overhead != resource_list(class.at("overhead"), "podFixed") {
+            return Err(request.forbidden(OVERHEAD_MISMATCH));
         }
         let overhead = class.at("overhead").at("podFixed");
         if !overhead.is_null() {
@@ -34,9 +34,12 @@ pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
     if !request.creates("", "pods") {
         return Ok(());
     }
-    match class(request, pod, cluster)?.filter(|class| class.has("overhead")) {
-        Some(class) if list(pod.at("spec"), "overhead") != list(class.at("overhead"), "podFixed") => {
-            Err(request.forbidden(MISMATCH))
+    match runtime_class(request, pod, cluster)?.filter(|class| class.has("overhead")) {
+        Some(class)
+            if resource_list(pod.at("spec"), "overhead")
+                != resource_list(class.at("overhead"), "podFixed") =>
+        {
+            Err(request.forbidden(OVERHEAD_MISMATCH))
         }
         None if pod.at("spec").has("overhead") => Err(request
             .forbidden("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead")),
@@ -44,7 +47,7 @@ pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
     }
 }
 
-fn class(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<Option<Value>, Status> {
+fn runtime_class(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<Option<Value>, Status> {
     let Some(name) = pod.at("spec").at("runtimeClassName").as_str() else { return Ok(None) };
     match cluster.get("node.k8s.io", "runtimeclasses", "", name) {
         Some(class) => Ok(Some(class.value())),
@@ -54,11 +57,11 @@ fn class(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<Op
 
 fn schedule(request: &Request<'_>, pod: &mut Value, scheduling: &Value) -> Result<(), Status> {
     for (key, value) in scheduling.entries("nodeSelector") {
-        let said = pod.at("spec").at("nodeSelector").get(key);
-        if let Some(said) = said.filter(|said| *said != value) {
-            let (value, said) = (value.as_str().unwrap_or(""), said.as_str().unwrap_or(""));
+        let existing = pod.at("spec").at("nodeSelector").get(key);
+        if let Some(existing) = existing.filter(|existing| *existing != value) {
+            let (value, existing) = (value.as_str().unwrap_or(""), existing.as_str().unwrap_or(""));
             return Err(request.forbidden(format!(
-                "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; pod.spec.nodeSelector[{key}] = {said}"
+                "conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; pod.spec.nodeSelector[{key}] = {existing}"
             )));
         }
         pod.object_mut("spec");

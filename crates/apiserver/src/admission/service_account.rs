@@ -2,18 +2,18 @@
 //! token of it.
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::{Value, json};
 
 use super::{Cluster, Operation, Request};
-use crate::nodes::references::is_mirror;
+use crate::node_authorizer::references::is_mirror;
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const VOLUME: &str = "kube-api-access-";
+const VOLUME_PREFIX: &str = "kube-api-access-";
 
 const ENFORCE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
 /// An hour for clients that read the token again, and a little to find out about those that do not.
-const TOKEN_SECONDS: i64 = 60 * 60 + 7;
+const TOKEN_EXPIRATION_SECONDS: i64 = 60 * 60 + 7;
 
 pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
     if !request.creates("", "pods") || is_mirror(pod) {
@@ -26,8 +26,8 @@ pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> R
         spec.insert("serviceAccount".into(), "default".into());
     }
     let account = account(request, pod, cluster)?;
-    let wants = |value: &Value| value.at("automountServiceAccountToken").as_bool();
-    if wants(pod.at("spec")).or(wants(&account)).unwrap_or(true) {
+    let automount = |value: &Value| value.at("automountServiceAccountToken").as_bool();
+    if automount(pod.at("spec")).or(automount(&account)).unwrap_or(true) {
         mount_token(pod.object_mut("spec"));
     }
     let secrets = account.items("imagePullSecrets");
@@ -42,38 +42,40 @@ pub fn validate(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
     if (request.row.group, request.row.plural) != ("", "pods") {
         return Ok(());
     }
-    let debugged = request.operation == Operation::Update && request.subresource == "ephemeralcontainers";
-    if !debugged && !request.creates("", "pods") {
+    let is_ephemeral_update =
+        request.operation == Operation::Update && request.subresource == "ephemeralcontainers";
+    if !is_ephemeral_update && !request.creates("", "pods") {
         return Ok(());
     }
-    let refused = |why: String| request.forbidden(why);
-    if !debugged && is_mirror(pod) {
-        return check_mirror(pod).map_err(refused);
+    let to_status = |reason: String| request.forbidden(reason);
+    if !is_ephemeral_update && is_mirror(pod) {
+        return check_mirror(pod).map_err(to_status);
     }
     if pod.at("spec").text("serviceAccountName").is_empty() {
         let name = pod.at("metadata").text("name");
-        return Err(refused(format!("no service account specified for pod {}/{name}", request.namespace)));
+        return Err(to_status(format!("no service account specified for pod {}/{name}", request.namespace)));
     }
     let account = account(request, pod, cluster)?;
     let enforced = account.at("metadata").at("annotations").text(ENFORCE_SECRETS);
     if !matches!(enforced, "1" | "t" | "T" | "true" | "TRUE" | "True") {
         return Ok(());
     }
-    let kinds: &[_] = match debugged {
+    let kinds: &[_] = match is_ephemeral_update {
         true => &[("ephemeralContainers", "ephemeral container")],
         false => &[("initContainers", "init container"), ("containers", "container")],
     };
-    limit_secrets(&account, pod.at("spec"), kinds, debugged).map_err(refused)
+    limit_secrets(&account, pod.at("spec"), kinds, is_ephemeral_update).map_err(to_status)
 }
 
 fn account(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<Value, Status> {
     let name = pod.at("spec").text("serviceAccountName");
     let found = cluster.get("", "serviceaccounts", request.namespace, name);
     found.map(|account| account.value()).ok_or_else(|| {
-        let place = format!("{}/{name}", request.namespace);
+        let namespaced_name = format!("{}/{name}", request.namespace);
         // Upstream names the kind in the singular here.
-        request
-            .forbidden(format!("error looking up service account {place}: serviceaccount {name:?} not found"))
+        request.forbidden(format!(
+            "error looking up service account {namespaced_name}: serviceaccount {name:?} not found"
+        ))
     })
 }
 
@@ -93,15 +95,16 @@ fn check_mirror(pod: &Value) -> Result<(), String> {
     if in_containers || in_volumes || !spec.items("imagePullSecrets").is_empty() {
         return Err("a mirror pod may not reference secrets".into());
     }
-    let projections = spec.items("volumes").iter().flat_map(|volume| volume.at("projected").items("sources"));
-    if projections.into_iter().any(|source| source.has("serviceAccountToken")) {
+    let projected_sources =
+        spec.items("volumes").iter().flat_map(|volume| volume.at("projected").items("sources"));
+    if projected_sources.into_iter().any(|source| source.has("serviceAccountToken")) {
         return Err("a mirror pod may not use ServiceAccountToken volume projections".into());
     }
     Ok(())
 }
 
 fn volume_has_secret(volume: &Value) -> bool {
-    const REFERRING: &[(&str, &[&str])] = &[
+    const SECRET_REFERENCES: &[(&str, &[&str])] = &[
         ("azureFile", &["secretName"]),
         ("cephfs", &["secretRef"]),
         ("cinder", &["secretRef"]),
@@ -114,7 +117,9 @@ fn volume_has_secret(volume: &Value) -> bool {
     ];
     volume.has("secret")
         || volume.at("projected").items("sources").iter().any(|source| source.has("secret"))
-        || REFERRING.iter().any(|(source, fields)| fields.iter().any(|field| volume.at(source).has(field)))
+        || SECRET_REFERENCES
+            .iter()
+            .any(|(source, fields)| fields.iter().any(|field| volume.at(source).has(field)))
 }
 
 /// An account may insist that its pods use only the secrets it lists.
@@ -126,34 +131,34 @@ fn limit_secrets(
 ) -> Result<(), String> {
     let lists = |field: &str, name: &str| account.items(field).iter().any(|entry| entry.text("name") == name);
     let owner = account.at("metadata").text("name");
-    let refused = |what: String| {
+    let deny = |what: String| {
         Err(format!("{what} is not allowed because service account {owner} does not reference that secret"))
     };
     if !only_containers {
         for volume in spec.items("volumes").iter().filter(|volume| volume.has("secret")) {
             let name = volume.at("secret").text("secretName");
             if !lists("secrets", name) {
-                return refused(format!("volume with secret.secretName=\"{name}\""));
+                return deny(format!("volume with secret.secretName=\"{name}\""));
             }
         }
     }
     for (field, word) in kinds {
         for container in spec.items(field) {
-            let who = container.text("name");
+            let container_name = container.text("name");
             for env in container.items("env").iter().filter(|env| env.at("valueFrom").has("secretKeyRef")) {
                 let name = env.path("valueFrom.secretKeyRef").text("name");
                 if !lists("secrets", name) {
                     let env = env.text("name");
-                    return refused(format!(
-                        "{word} {who} with envVar {env} referencing secret.secretName=\"{name}\""
+                    return deny(format!(
+                        "{word} {container_name} with envVar {env} referencing secret.secretName=\"{name}\""
                     ));
                 }
             }
             for from in container.items("envFrom").iter().filter(|from| from.has("secretRef")) {
                 let name = from.at("secretRef").text("name");
                 if !lists("secrets", name) {
-                    return refused(format!(
-                        "{word} {who} with envFrom referencing secret.secretName=\"{name}\""
+                    return deny(format!(
+                        "{word} {container_name} with envFrom referencing secret.secretName=\"{name}\""
                     ));
                 }
             }
@@ -176,10 +181,11 @@ fn limit_secrets(
 /// Adds the token's volume and mounts it where nothing else is mounted in its place.
 fn mount_token(spec: &mut serde_json::Map<String, Value>) {
     let volumes = spec.get("volumes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let there = volumes.iter().map(|volume| volume.text("name")).find(|name| name.starts_with(VOLUME));
-    let there = there.map(str::to_owned);
-    let missing = there.is_none();
-    let name = there.unwrap_or_else(|| format!("{VOLUME}{}", suffix()));
+    let existing_volume =
+        volumes.iter().map(|volume| volume.text("name")).find(|name| name.starts_with(VOLUME_PREFIX));
+    let existing_volume = existing_volume.map(str::to_owned);
+    let missing = existing_volume.is_none();
+    let name = existing_volume.unwrap_or_else(|| format!("{VOLUME_PREFIX}{}", random_suffix()));
     let mut mounted = false;
     for field in ["initContainers", "containers"] {
         for container in spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten() {
@@ -194,7 +200,7 @@ fn mount_token(spec: &mut serde_json::Map<String, Value>) {
         return;
     }
     let volume = json!({"name": name, "projected": {"defaultMode": 420, "sources": [
-        {"serviceAccountToken": {"expirationSeconds": TOKEN_SECONDS, "path": "token"}},
+        {"serviceAccountToken": {"expirationSeconds": TOKEN_EXPIRATION_SECONDS, "path": "token"}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [
             {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}},
@@ -215,7 +221,7 @@ pub fn push(value: &mut Value, field: &str, item: Value) {
 }
 
 /// Five letters that spell no words.
-fn suffix() -> String {
+fn random_suffix() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let bytes = uuid::Uuid::new_v4().into_bytes();
     bytes[..5].iter().map(|byte| LETTERS[usize::from(*byte) % LETTERS.len()] as char).collect()

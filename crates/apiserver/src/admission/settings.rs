@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{event_rates, pod_security};
-use crate::https::Users;
+use crate::https::AuthInfoResolver;
 
 /// How the plugins are set; upstream's defaults unless a file says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Settings {
     pub(super) pod_security: pod_security::Settings,
     pub(super) event_rates: Vec<event_rates::Limit>,
     /// Who we are to webhooks that may change requests, and to those that may only refuse them.
-    pub(super) webhook_users: [Option<Arc<Users>>; 2],
+    pub(super) webhook_users: [Option<Arc<AuthInfoResolver>>; 2],
 }
 
 impl Default for Settings {
@@ -38,10 +38,10 @@ impl Default for Settings {
 pub enum SettingsError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not what it should be: {why}")]
-    Unreadable { path: PathBuf, why: String },
-    #[error("the configuration of admission plugin {plugin:?} in {path} is wrong: {why}")]
-    Plugin { path: PathBuf, plugin: String, why: String },
+    #[error("{path} is not what it should be: {reason}")]
+    Invalid { path: PathBuf, reason: String },
+    #[error("the configuration of admission plugin {plugin:?} in {path} is wrong: {reason}")]
+    Plugin { path: PathBuf, plugin: String, reason: String },
 }
 
 /// `AdmissionConfiguration`, as it is in the file.
@@ -67,15 +67,14 @@ struct Entry {
 impl Settings {
     /// Reads the file and those it names.
     pub fn load(path: &Path) -> Result<Settings, SettingsError> {
-        let unreadable = |why: String| SettingsError::Unreadable { path: path.to_owned(), why };
-        let file: File =
-            Deserialize::deserialize(read(path)?).map_err(|error| unreadable(error.to_string()))?;
+        let invalid = |reason: String| SettingsError::Invalid { path: path.to_owned(), reason };
+        let file: File = Deserialize::deserialize(read(path)?).map_err(|error| invalid(error.to_string()))?;
         let known = matches!(
             file.api_version.as_str(),
             "apiserver.config.k8s.io/v1" | "apiserver.config.k8s.io/v1alpha1" | "apiserver.k8s.io/v1alpha1"
         );
         if !known || file.kind != "AdmissionConfiguration" {
-            return Err(unreadable(
+            return Err(invalid(
                 "it must be an AdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned(),
             ));
         }
@@ -88,10 +87,10 @@ impl Settings {
                 }
                 _ => continue,
             };
-            settings.set(&entry.name, &value).map_err(|why| SettingsError::Plugin {
+            settings.set(&entry.name, &value).map_err(|reason| SettingsError::Plugin {
                 path: path.to_owned(),
                 plugin: entry.name,
-                why,
+                reason,
             })?;
         }
         Ok(settings)
@@ -109,7 +108,7 @@ impl Settings {
     }
 }
 
-fn webhook_users(value: &Value) -> Result<Option<Arc<Users>>, String> {
+fn webhook_users(value: &Value) -> Result<Option<Arc<AuthInfoResolver>>, String> {
     let kind = (value.text("apiVersion"), value.text("kind"));
     let known = [
         ("apiserver.config.k8s.io/v1", "WebhookAdmissionConfiguration"),
@@ -129,7 +128,7 @@ fn webhook_users(value: &Value) -> Result<Option<Arc<Users>>, String> {
             Err(format!("kubeConfigFile: Invalid value: {path:?}: must be an absolute file path"))
         }
         path => {
-            let users = Users::load(Path::new(path));
+            let users = AuthInfoResolver::load(Path::new(path));
             users.map(|users| Some(Arc::new(users))).map_err(|error| error.to_string())
         }
     }
@@ -140,15 +139,16 @@ const WEBHOOK_FIELDS: [&str; 3] = ["apiVersion", "kind", "kubeConfigFile"];
 fn read(path: &Path) -> Result<Value, SettingsError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| SettingsError::Read { path: path.to_owned(), source })?;
-    schema::yaml::value(&text)
-        .map_err(|error| SettingsError::Unreadable { path: path.to_owned(), why: error.to_string() })
+    schema::yaml::parse(&text)
+        .map_err(|error| SettingsError::Invalid { path: path.to_owned(), reason: error.to_string() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n";
+    const CONFIG_HEADER: &str =
+        "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n";
     const POLICY: &str =
         "apiVersion: pod-security.admission.config.k8s.io/v1\nkind: PodSecurityConfiguration\n";
 
@@ -166,32 +166,32 @@ mod tests {
     }
 
     #[test]
-    fn a_file_sets_the_plugins() {
+    fn configuration_file_sets_plugins() {
         check("apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\n", Ok(false));
-        check(&format!("{HEAD}- name: PodSecurity\n  path: own.yaml\n"), Ok(true));
-        check(&format!("{HEAD}- name: PodSecurity\n  path: ''\n"), Ok(false));
+        check(&format!("{CONFIG_HEADER}- name: PodSecurity\n  path: own.yaml\n"), Ok(true));
+        check(&format!("{CONFIG_HEADER}- name: PodSecurity\n  path: ''\n"), Ok(false));
         let inline = POLICY.replace('\n', "\n    ");
         check(
             &format!(
-                "{HEAD}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: restricted}}\n"
+                "{CONFIG_HEADER}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: restricted}}\n"
             ),
             Ok(true),
         );
         check(
             &format!(
-                "{HEAD}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: strict, enforce-version: v2, tell: x}}\n    exemptions: {{usernames: [''], namespaces: [a, a], runtimeClasses: [B]}}\n"
+                "{CONFIG_HEADER}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: strict, enforce-version: v2, tell: x}}\n    exemptions: {{usernames: [''], namespaces: [a, a], runtimeClasses: [B]}}\n"
             ),
             Err(
                 r#"the configuration of admission plugin "PodSecurity" in FILE is wrong: [defaults.enforce-version: Invalid value: "v2": must be "latest" or "v1.x", defaults.warn: Invalid value: "strict": must be one of privileged, baseline, restricted, defaults.tell: Forbidden: is no setting, exemptions.namespaces[1]: Duplicate value: "a", exemptions.runtimeClasses[0]: Invalid value: "B": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'), exemptions.usernames[0]: Invalid value: "": username must not be empty]"#,
             ),
         );
         check(
-            &format!("{HEAD}- name: Priority\n  configuration: {{}}\n"),
+            &format!("{CONFIG_HEADER}- name: Priority\n  configuration: {{}}\n"),
             Err(r#"the configuration of admission plugin "Priority" in FILE is wrong: it takes none here"#),
         );
         let webhook = |file: &str| {
             format!(
-                "{HEAD}- name: ValidatingAdmissionWebhook\n  configuration: {{apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, kubeConfigFile: {file}}}\n"
+                "{CONFIG_HEADER}- name: ValidatingAdmissionWebhook\n  configuration: {{apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, kubeConfigFile: {file}}}\n"
             )
         };
         check(&webhook("''"), Ok(false));

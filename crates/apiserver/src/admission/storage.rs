@@ -1,12 +1,12 @@
 //! The plugins about storage: the default class of a claim, protection of what is in use, and resizing.
 
 use api::Status;
-use api::json::Json as _;
-use api::quota::class_of;
+use api::json::JsonExt as _;
+use api::quota::storage_class;
 use schema::quantity::Quantity;
 use serde_json::{Value, json};
 
-use super::defaults::newest_default;
+use super::defaults::default_class_name;
 use super::service_account::push;
 use super::{Cluster, Operation, Request};
 
@@ -21,9 +21,9 @@ pub fn default_class(request: &Request<'_>, claim: &mut Value, cluster: &dyn Clu
     {
         return Ok(());
     }
-    let marks =
+    let default_annotations =
         &["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-    if let Some(name) = newest_default(cluster, GROUP, "storageclasses", marks) {
+    if let Some(name) = default_class_name(cluster, GROUP, "storageclasses", default_annotations) {
         claim.object_mut("spec").insert("storageClassName".into(), name.into());
     }
     Ok(())
@@ -40,7 +40,7 @@ pub fn protect(request: &Request<'_>, object: &mut Value, _: &dyn Cluster) -> Re
     if request.operation != Operation::Create || !request.subresource.is_empty() {
         return Ok(());
     }
-    if !object.at("metadata").items("finalizers").iter().any(|held| held == finalizer) {
+    if !object.at("metadata").items("finalizers").iter().any(|existing| existing == finalizer) {
         object.object_mut("metadata");
         push(&mut object["metadata"], "finalizers", json!(finalizer));
     }
@@ -56,7 +56,7 @@ pub fn resize(request: &Request<'_>, claim: &Value, cluster: &dyn Cluster) -> Re
         return Ok(());
     };
     let size = |claim: &Value| {
-        Quantity::read(claim.path("spec.resources.requests.storage")).unwrap_or(Quantity::ZERO)
+        Quantity::from_value(claim.path("spec.resources.requests.storage")).unwrap_or(Quantity::ZERO)
     };
     if size(claim) <= size(old) {
         return Ok(());
@@ -64,7 +64,7 @@ pub fn resize(request: &Request<'_>, claim: &Value, cluster: &dyn Cluster) -> Re
     if old.at("status").text("phase") != "Bound" {
         return Err(request.forbidden("Only bound persistent volume claims can be expanded"));
     }
-    let (class, before) = (class_of(claim), class_of(old));
+    let (class, before) = (storage_class(claim), storage_class(old));
     let found =
         cluster.get(GROUP, "storageclasses", "", class).filter(|_| !class.is_empty() && class == before);
     if found.is_some_and(|class| class.value().flag("allowVolumeExpansion")) {

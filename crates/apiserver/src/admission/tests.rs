@@ -12,23 +12,23 @@ mod quotas;
 
 /// A cluster of these objects.
 #[derive(Default)]
-pub struct Fake {
+pub struct FakeCluster {
     objects: Vec<Arc<Object>>,
     settings: Settings,
-    event_rates: event_rates::Rates,
+    event_rates: event_rates::EventRateLimiter,
 }
 
-impl Fake {
+impl FakeCluster {
     /// Each object with the plural of its kind, such as `limitranges`.
-    pub fn of(objects: &[(&str, &str, Value)]) -> Fake {
+    pub fn of(objects: &[(&str, &str, Value)]) -> FakeCluster {
         let store = |(group, plural, value): &(&str, &str, Value)| {
-            let row = api::table::find(group, "v1", plural).expect("a known kind");
+            let row = api::resource_table::find_resource(group, "v1", plural).expect("a known kind");
             let metadata = value.at("metadata");
             let collection = Target::collection(row, metadata.text("namespace"));
             let key = Target { name: metadata.text("name").to_owned(), ..collection }.key();
             Arc::new(Object::new(key.into(), to_stored(value.clone()), 1).expect("an object"))
         };
-        Fake { objects: objects.iter().map(store).collect(), ..Fake::default() }
+        FakeCluster { objects: objects.iter().map(store).collect(), ..FakeCluster::default() }
     }
 
     pub fn set_pod_security(&mut self, settings: pod_security::Settings) {
@@ -36,13 +36,13 @@ impl Fake {
     }
 }
 
-impl Cluster for Fake {
+impl Cluster for FakeCluster {
     fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
         self.list(group, plural, namespace).into_iter().find(|object| object.name() == name)
     }
 
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>> {
-        let row = api::table::find(group, "v1", plural).expect("a known kind");
+        let row = api::resource_table::find_resource(group, "v1", plural).expect("a known kind");
         let prefix = Target::collection(row, namespace).key();
         self.objects.iter().filter(|object| object.key.starts_with(&prefix)).cloned().collect()
     }
@@ -51,12 +51,12 @@ impl Cluster for Fake {
         &self.settings
     }
 
-    fn event_rates(&self) -> &event_rates::Rates {
+    fn event_rates(&self) -> &event_rates::EventRateLimiter {
         &self.event_rates
     }
 
     /// `jo` may do everything, and nobody else anything.
-    fn allows(&self, user: &User, _: &Ask<'_>) -> bool {
+    fn allows(&self, user: &User, _: &Attributes<'_>) -> bool {
         user.name == "jo"
     }
 }
@@ -68,22 +68,22 @@ fn run(
     operation: Operation,
     mut object: Value,
     old: Option<&Value>,
-    cluster: &Fake,
+    cluster: &FakeCluster,
 ) -> Result<Value, String> {
     let plugin = PLUGINS.iter().find(|plugin| plugin.name == name).expect("a known plugin");
-    let row = api::table::find(group, "v1", plural).expect("a known kind");
+    let row = api::resource_table::find_resource(group, "v1", plural).expect("a known kind");
     let target = Target::collection(row, object.at("metadata").text("namespace"));
     let mut request = Request::new(&target, operation, &object, old, None);
     request.name = object.at("metadata").text("name").to_owned();
-    let admitted = plugin.admit.map_or(Ok(()), |admit| admit(&request, &mut object, cluster));
-    let judged = admitted
+    let mutate_result = plugin.admit.map_or(Ok(()), |admit| admit(&request, &mut object, cluster));
+    let validate_result = mutate_result
         .and_then(|()| plugin.validate.map_or(Ok(()), |validate| validate(&request, &object, cluster)));
-    judged.map(|()| object).map_err(|status| format!("{} {}", status.code, status.message))
+    validate_result.map(|()| object).map_err(|status| format!("{} {}", status.code, status.message))
 }
 
 /// The part at `path` of what one plugin makes of a new object, or the complaint.
 #[track_caller]
-fn check(name: &str, kind: (&str, &str), object: Value, cluster: &Fake, path: &str, expected: Value) {
+fn check(name: &str, kind: (&str, &str), object: Value, cluster: &FakeCluster, path: &str, expected: Value) {
     let found = match run(name, kind, Operation::Create, object, None, cluster) {
         Ok(object) => object.pointer(path).cloned().unwrap_or_default(),
         Err(message) => message.into(),
@@ -92,27 +92,41 @@ fn check(name: &str, kind: (&str, &str), object: Value, cluster: &Fake, path: &s
 }
 
 #[track_caller]
-fn check_update(name: &str, kind: (&str, &str), new: Value, old: Value, cluster: &Fake, expected: &str) {
+fn check_update(
+    name: &str,
+    kind: (&str, &str),
+    new: Value,
+    old: Value,
+    cluster: &FakeCluster,
+    expected: &str,
+) {
     let found = run(name, kind, Operation::Update, new, Some(&old), cluster);
     assert_eq!(found.err().unwrap_or_default(), expected);
 }
 
 #[test]
-fn plugins_are_switched_by_name() {
-    let on = |enable: &[&str], disable: &[&str]| {
+fn plugins_can_be_enabled_and_disabled_by_name() {
+    let enabled_plugins = |enable: &[&str], disable: &[&str]| {
         let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Chain::new(&Switches { enable: list(enable), disable: list(disable), ..Switches::default() })
-            .map(|chain| chain.plugins.iter().map(|plugin| plugin.name).collect::<Vec<_>>())
+        Chain::new(&AdmissionOptions {
+            enable: list(enable),
+            disable: list(disable),
+            ..AdmissionOptions::default()
+        })
+        .map(|chain| chain.plugins.iter().map(|plugin| plugin.name).collect::<Vec<_>>())
     };
-    let usual = on(&[], &[]).unwrap();
-    assert_eq!(usual.first(), Some(&"NamespaceLifecycle"));
-    assert_eq!(usual.last(), Some(&"ResourceQuota"));
-    assert!(!usual.contains(&"AlwaysPullImages"));
-    let changed = on(&["AlwaysPullImages", "Priority"], &["LimitRanger"]).unwrap();
-    assert_eq!(changed.len(), usual.len());
+    let default_plugins = enabled_plugins(&[], &[]).unwrap();
+    assert_eq!(default_plugins.first(), Some(&"NamespaceLifecycle"));
+    assert_eq!(default_plugins.last(), Some(&"ResourceQuota"));
+    assert!(!default_plugins.contains(&"AlwaysPullImages"));
+    let changed = enabled_plugins(&["AlwaysPullImages", "Priority"], &["LimitRanger"]).unwrap();
+    assert_eq!(changed.len(), default_plugins.len());
     assert!(changed.contains(&"AlwaysPullImages") && !changed.contains(&"LimitRanger"));
-    assert_eq!(on(&["Nonsense"], &[]), Err(SwitchError::Unknown("Nonsense".into())));
-    assert_eq!(on(&["Priority"], &["Priority"]), Err(SwitchError::Both("Priority".into())));
+    assert_eq!(enabled_plugins(&["Nonsense"], &[]), Err(AdmissionOptionsError::Unknown("Nonsense".into())));
+    assert_eq!(
+        enabled_plugins(&["Priority"], &["Priority"]),
+        Err(AdmissionOptionsError::Both("Priority".into()))
+    );
     let mut names: Vec<_> = PLUGINS.iter().map(|plugin| plugin.name).collect();
     names.sort_unstable();
     names.dedup();
@@ -170,27 +184,33 @@ const ABSENT: &[&str] =
     &["PodGroupProtection", "ClusterTrustBundleAttest", "PodGroupWorkloadExists", "JobValidation"];
 
 /// On here and off there, or the other way round; the table says why.
-const OTHERWISE: &[&str] = &["NodeRestriction"];
+const DIFFERENT_DEFAULTS: &[&str] = &["NodeRestriction"];
 
 #[test]
-fn the_order_and_what_is_on_are_upstreams() {
+fn plugin_order_and_defaults_match_upstream() {
     let name = |entry: &&'static str| entry.trim_start_matches('!');
-    let ours: Vec<&str> = PLUGINS.iter().map(|plugin| plugin.name).collect();
-    let theirs: Vec<&str> = UPSTREAM.iter().map(name).filter(|name| ours.contains(name)).collect();
-    assert_eq!(ours, theirs);
+    let implemented: Vec<&str> = PLUGINS.iter().map(|plugin| plugin.name).collect();
+    let upstream_order: Vec<&str> =
+        UPSTREAM.iter().map(name).filter(|name| implemented.contains(name)).collect();
+    assert_eq!(implemented, upstream_order);
     for plugin in PLUGINS {
-        let on = UPSTREAM.contains(&format!("!{}", plugin.name).as_str());
-        assert_eq!(plugin.on != on, OTHERWISE.contains(&plugin.name), "{}", plugin.name);
+        let default_enabled = UPSTREAM.contains(&format!("!{}", plugin.name).as_str());
+        assert_eq!(
+            plugin.default_enabled != default_enabled,
+            DIFFERENT_DEFAULTS.contains(&plugin.name),
+            "{}",
+            plugin.name
+        );
     }
     for entry in UPSTREAM.iter().filter(|entry| entry.starts_with('!')) {
-        assert_ne!(ours.contains(&name(entry)), ABSENT.contains(&name(entry)), "{entry}");
+        assert_ne!(implemented.contains(&name(entry)), ABSENT.contains(&name(entry)), "{entry}");
     }
 }
 
 #[test]
-fn pods_are_labelled_with_where_they_are() {
+fn copies_topology_labels_from_node_to_pod() {
     let labels = json!({"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r", "x": "y"});
-    let cluster = Fake::of(&[
+    let cluster = FakeCluster::of(&[
         ("", "nodes", json!({"metadata": {"name": "there", "labels": labels}})),
         ("", "nodes", json!({"metadata": {"name": "nowhere"}})),
     ]);
@@ -203,7 +223,7 @@ fn pods_are_labelled_with_where_they_are() {
     for (node, expected) in [("there", &given), ("nowhere", &own), ("none", &own), ("", &own)] {
         check("PodTopologyLabels", ("", "pods"), pod(node), &cluster, "/metadata/labels", expected.clone());
     }
-    let pods = api::table::find("", "v1", "pods").expect("pods are in the table");
+    let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the table");
     let target = Target { name: "p".into(), subresource: "binding".into(), ..Target::collection(pods, "n") };
     for (kind, expected) in [("Node", given), ("Moon", Value::Null)] {
         let mut binding = json!({"metadata": {"name": "p"}, "target": {"kind": kind, "name": "there"}});
@@ -214,55 +234,58 @@ fn pods_are_labelled_with_where_they_are() {
 }
 
 /// Runs a judging plugin on a change through a subresource.
-fn judge_change(
+fn validate_update(
     name: &str,
     (group, plural, subresource): (&str, &str, &str),
-    who: Option<&str>,
+    user_name: Option<&str>,
     (new, old): (Value, Value),
-    cluster: &Fake,
+    cluster: &FakeCluster,
 ) -> String {
     let plugin = PLUGINS.iter().find(|plugin| plugin.name == name).expect("a known plugin");
-    let row = api::table::find(group, "v1", plural).expect("a known kind");
+    let row = api::resource_table::find_resource(group, "v1", plural).expect("a known kind");
     let target = Target { name: "x".into(), subresource: subresource.into(), ..Target::collection(row, "") };
-    let user = who.map(|name| User { name: name.into(), ..User::default() });
+    let user = user_name.map(|name| User { name: name.into(), ..User::default() });
     let request = Request::new(&target, Operation::Update, &new, Some(&old), user.as_ref());
     let answer = plugin.validate.expect("a judge")(&request, &new, cluster);
     answer.map_or_else(|status| status.message, |()| String::new())
 }
 
 #[test]
-fn certificates_are_approved_and_signed_by_who_may() {
+fn requires_signer_permission_for_approval_and_signing() {
     let csr = |signer: &str, certificate: &str| json!({"spec": {"signerName": signer}, "status": {"certificate": certificate}});
-    let refused = |verb: &str| {
+    let permission_error = |verb: &str| {
         format!(
             "certificatesigningrequests.certificates.k8s.io \"x\" is forbidden: user not permitted to {verb} requests with signerName \"example.com/s\""
         )
     };
-    let check = |name: &str, subresource: &str, who: Option<&str>, certificate: &str, expected: &str| {
-        // What an approval says about the signer does not count.
-        let objects = (csr("other.com/s", certificate), csr("example.com/s", ""));
-        let kind = ("certificates.k8s.io", "certificatesigningrequests", subresource);
-        assert_eq!(
-            judge_change(name, kind, who, objects, &Fake::default()),
-            expected,
-            "{name} {subresource}"
-        );
-    };
-    check("CertificateApproval", "approval", Some("al"), "", &refused("approve"));
+    let check =
+        |name: &str, subresource: &str, user_name: Option<&str>, certificate: &str, expected: &str| {
+            // What an approval says about the signer does not count.
+            let objects = (csr("other.com/s", certificate), csr("example.com/s", ""));
+            let kind = ("certificates.k8s.io", "certificatesigningrequests", subresource);
+            assert_eq!(
+                validate_update(name, kind, user_name, objects, &FakeCluster::default()),
+                expected,
+                "{name} {subresource}"
+            );
+        };
+    check("CertificateApproval", "approval", Some("al"), "", &permission_error("approve"));
     check("CertificateApproval", "approval", Some("jo"), "", "");
     check("CertificateApproval", "approval", None, "", "");
     check("CertificateApproval", "status", Some("al"), "x", "");
-    check("CertificateSigning", "status", Some("al"), "x", &refused("sign"));
+    check("CertificateSigning", "status", Some("al"), "x", &permission_error("sign"));
     check("CertificateSigning", "status", Some("al"), "", "");
     check("CertificateSigning", "status", Some("jo"), "x", "");
     check("CertificateSigning", "approval", Some("al"), "x", "");
 }
 
 #[test]
-fn pods_are_changed_only_as_their_node_can() {
+fn rejects_updates_that_need_missing_node_features() {
     let node = |name: &str, features: &[&str]| json!({"metadata": {"name": name}, "status": {"declaredFeatures": features}});
-    let able = ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
-    let cluster = Fake::of(&[("", "nodes", node("old", &[])), ("", "nodes", node("new", &able))]);
+    let resize_features =
+        ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
+    let cluster =
+        FakeCluster::of(&[("", "nodes", node("old", &[])), ("", "nodes", node("new", &resize_features))]);
     let pod = |node: &str, generation: u64, whole: &str, init: &str, sidecar: &str| {
         let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
         json!({"metadata": {"generation": generation}, "spec": {
@@ -272,17 +295,17 @@ fn pods_are_changed_only_as_their_node_can() {
             ],
         }})
     };
-    let check = |new: Value, why: &str| {
+    let check = |new: Value, reason: &str| {
         let node = new["spec"]["nodeName"].as_str().unwrap().to_owned();
         let objects = (new, pod(&node, 1, "1", "1", "1"));
-        let found = judge_change(
+        let found = validate_update(
             "NodeDeclaredFeatureValidator",
             ("", "pods", "resize"),
             Some("al"),
             objects,
             &cluster,
         );
-        assert_eq!(found.trim_start_matches("pods \"x\" is forbidden: "), why);
+        assert_eq!(found.trim_start_matches("pods \"x\" is forbidden: "), reason);
     };
     check(pod("new", 2, "2", "2", "2"), "");
     check(pod("old", 2, "1", "1", "2"), "");
@@ -294,20 +317,21 @@ fn pods_are_changed_only_as_their_node_can() {
 }
 
 #[test]
-fn pods_grow_no_larger_than_their_node() {
+fn rejects_pod_resize_above_node_allocatable() {
     let node = |name: &str, os: &str| {
         json!({"metadata": {"name": name, "labels": {"kubernetes.io/os": os}},
             "status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}})
     };
-    let cluster = Fake::of(&[("", "nodes", node("n", "linux")), ("", "nodes", node("w", "windows"))]);
+    let cluster = FakeCluster::of(&[("", "nodes", node("n", "linux")), ("", "nodes", node("w", "windows"))]);
     let pod = |node: &str, cpu: &str, memory: &str| {
         let requests = json!({"cpu": cpu, "memory": memory});
         json!({"spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": requests}}]}})
     };
-    let check = |node: &str, (cpu, memory): (&str, &str), why: &str| {
+    let check = |node: &str, (cpu, memory): (&str, &str), reason: &str| {
         let objects = (pod(node, cpu, memory), pod(node, "1", "1Mi"));
-        let found = judge_change("PodResizeValidator", ("", "pods", "resize"), Some("al"), objects, &cluster);
-        assert_eq!(found.trim_start_matches("pods \"x\" is forbidden: "), why);
+        let found =
+            validate_update("PodResizeValidator", ("", "pods", "resize"), Some("al"), objects, &cluster);
+        assert_eq!(found.trim_start_matches("pods \"x\" is forbidden: "), reason);
     };
     check("n", ("2", "1Gi"), "");
     check(
@@ -326,8 +350,8 @@ fn pods_grow_no_larger_than_their_node() {
 }
 
 #[test]
-fn namespaces_live_and_end() {
-    let cluster = Fake::of(&[
+fn rejects_creation_in_terminating_namespace() {
+    let cluster = FakeCluster::of(&[
         ("", "namespaces", json!({"metadata": {"name": "n"}, "status": {"phase": "Active"}})),
         ("", "namespaces", json!({"metadata": {"name": "end"}, "status": {"phase": "Terminating"}})),
     ]);
@@ -354,16 +378,23 @@ fn namespaces_live_and_end() {
 }
 
 #[test]
-fn new_nodes_are_not_ready() {
+fn taints_new_nodes_as_not_ready() {
     let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
     for spec in [json!({}), json!({"taints": [taint]})] {
         let node = json!({"metadata": {"name": "n"}, "spec": spec});
-        check("TaintNodesByCondition", ("", "nodes"), node, &Fake::default(), "/spec/taints", json!([taint]));
+        check(
+            "TaintNodesByCondition",
+            ("", "nodes"),
+            node,
+            &FakeCluster::default(),
+            "/spec/taints",
+            json!([taint]),
+        );
     }
 }
 
 #[test]
-fn default_classes() {
+fn sets_default_storage_and_ingress_class() {
     let class = |name: &str, time: &str, default: &str| {
         json!({"metadata": {"name": name, "creationTimestamp": time, "annotations": {
             "storageclass.kubernetes.io/is-default-class": default,
@@ -377,7 +408,7 @@ fn default_classes() {
         class("d", "2026-01-03T00:00:00Z", "false"),
     ];
     let of = |group: &'static str, plural: &'static str| {
-        Fake::of(&classes.clone().map(|class| (group, plural, class)))
+        FakeCluster::of(&classes.clone().map(|class| (group, plural, class)))
     };
     let named = json!({"metadata": {"name": "x", "namespace": "n"}, "spec": {"storageClassName": "", "ingressClassName": "z"}});
     let plain = json!({"metadata": {"name": "x", "namespace": "n"}, "spec": {}});
@@ -389,7 +420,7 @@ fn default_classes() {
         "DefaultStorageClass",
         claims,
         plain.clone(),
-        &Fake::default(),
+        &FakeCluster::default(),
         "/spec/storageClassName",
         json!(null),
     );
@@ -399,14 +430,14 @@ fn default_classes() {
 }
 
 #[test]
-fn storage_in_use_is_held() {
+fn adds_protection_finalizers() {
     let object = json!({"metadata": {"name": "x", "finalizers": ["a/b"]}});
     let check = |kind, expected: Value| {
         check(
             "StorageObjectInUseProtection",
             kind,
             object.clone(),
-            &Fake::default(),
+            &FakeCluster::default(),
             "/metadata/finalizers",
             expected,
         );
@@ -417,8 +448,8 @@ fn storage_in_use_is_held() {
 }
 
 #[test]
-fn claims_grow_where_their_class_allows_it() {
-    let cluster = Fake::of(&[
+fn allows_claim_expansion_only_if_class_allows_it() {
+    let cluster = FakeCluster::of(&[
         (
             "storage.k8s.io",
             "storageclasses",
@@ -430,10 +461,10 @@ fn claims_grow_where_their_class_allows_it() {
         json!({"metadata": {"name": "c", "namespace": "n"}, "status": {"phase": phase},
             "spec": {"storageClassName": class, "resources": {"requests": {"storage": size}}}})
     };
-    let check = |class: &str, phase: &str, sizes: (&str, &str), why: &str| {
-        let expected = match why {
+    let check = |class: &str, phase: &str, sizes: (&str, &str), reason: &str| {
+        let expected = match reason {
             "" => String::new(),
-            why => format!("403 persistentvolumeclaims \"c\" is forbidden: {why}"),
+            reason => format!("403 persistentvolumeclaims \"c\" is forbidden: {reason}"),
         };
         let (new, old) = (claim(class, sizes.1, phase), claim(class, sizes.0, phase));
         check_update(
@@ -454,42 +485,43 @@ fn claims_grow_where_their_class_allows_it() {
 }
 
 #[test]
-fn external_ips_can_be_denied() {
+fn rejects_new_external_ips() {
     let service =
         |ips: &[&str]| json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"externalIPs": ips}});
     let kind = ("", "services");
-    let none = Fake::default();
-    let refused = "403 services \"s\" is forbidden: Use of external IPs is denied by admission control";
-    check("DenyServiceExternalIPs", kind, service(&["1.1.1.1"]), &none, "", json!(refused));
+    let none = FakeCluster::default();
+    let denied = "403 services \"s\" is forbidden: Use of external IPs is denied by admission control";
+    check("DenyServiceExternalIPs", kind, service(&["1.1.1.1"]), &none, "", json!(denied));
     check("DenyServiceExternalIPs", kind, service(&[]), &none, "/metadata/name", json!("s"));
     let old = service(&["1.1.1.1", "2.2.2.2"]);
     check_update("DenyServiceExternalIPs", kind, service(&["2.2.2.2"]), old.clone(), &none, "");
-    check_update("DenyServiceExternalIPs", kind, service(&["3.3.3.3"]), old, &none, refused);
+    check_update("DenyServiceExternalIPs", kind, service(&["3.3.3.3"]), old, &none, denied);
 }
 
 #[test]
-fn nobody_asks_to_be_a_master() {
+fn rejects_client_certificates_for_privileged_group() {
     use base64::Engine as _;
     let csr = |pem: &str, signer: &str| {
         let request = base64::engine::general_purpose::STANDARD.encode(pem);
         json!({"metadata": {"name": "c"}, "spec": {"request": request, "signerName": signer}})
     };
-    let (masters, jane) = (include_str!("tests/masters.csr"), include_str!("tests/jane.csr"));
+    let (privileged_csr, user_csr) = (include_str!("tests/masters.csr"), include_str!("tests/jane.csr"));
     let client = "kubernetes.io/kube-apiserver-client";
-    let refused = |why: &str| {
-        json!(format!("403 certificatesigningrequests.certificates.k8s.io \"c\" is forbidden: {why}"))
+    let forbidden = |reason: &str| {
+        json!(format!("403 certificatesigningrequests.certificates.k8s.io \"c\" is forbidden: {reason}"))
     };
-    let not_allowed =
-        refused("use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed");
-    let unreadable = refused("failed to parse CSR: PEM block type must be CERTIFICATE REQUEST");
+    let not_allowed = forbidden(
+        "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed",
+    );
+    let parse_error = forbidden("failed to parse CSR: PEM block type must be CERTIFICATE REQUEST");
     for (object, expected) in [
-        (csr(jane, client), json!("c")),
-        (csr(masters, client), not_allowed),
-        (csr(masters, "example.com/other"), json!("c")),
-        (csr("nonsense", client), unreadable),
+        (csr(user_csr, client), json!("c")),
+        (csr(privileged_csr, client), not_allowed),
+        (csr(privileged_csr, "example.com/other"), json!("c")),
+        (csr("nonsense", client), parse_error),
     ] {
         let kind = ("certificates.k8s.io", "certificatesigningrequests");
         let name = "CertificateSubjectRestriction";
-        check(name, kind, object, &Fake::default(), "/metadata/name", expected);
+        check(name, kind, object, &FakeCluster::default(), "/metadata/name", expected);
     }
 }

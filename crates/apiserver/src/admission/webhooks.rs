@@ -6,10 +6,10 @@
 //! what it is told and what its answer means, `form` turns objects into versions and back.
 
 mod config;
-mod form;
+mod conversion;
 mod matching;
+mod metrics;
 mod review;
-mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -22,26 +22,26 @@ use serde_json::{Value, json};
 
 use self::config::Hook;
 pub(super) use self::config::{Rule, rule};
-pub(super) use self::form::{kind_of, taken, told};
-pub(super) use self::matching::{equivalent_rows, in_namespace, selects};
-pub(super) use self::review::request_of;
-use self::review::{Answer, Trouble};
-use self::tally::Tally;
+pub(super) use self::conversion::{from_versioned, kind_of, to_versioned};
+pub(super) use self::matching::{equivalent_rows, in_namespace, matches_selector};
+use self::metrics::WebhookMetrics;
+pub(super) use self::review::build_request;
+use self::review::{WebhookError, WebhookResponse};
 use super::{Operation, Request};
-use crate::cache::{Cache, Followed, View};
+use crate::cache::{Cache, IncrementalView, View};
 use crate::object::Object;
 use crate::server::Server;
 
 /// What the audit log calls the patches of webhooks; only told where requests are.
-pub const PATCHES: &str = "patch.webhook.admission.k8s.io/";
-const MUTATIONS: &str = "mutation.webhook.admission.k8s.io/";
-const FAILED_OPEN: &str = "failed-open.";
-const VALIDATIONS: &str = "validating.webhook.admission.k8s.io/";
+pub const PATCH_ANNOTATION_PREFIX: &str = "patch.webhook.admission.k8s.io/";
+const MUTATION_ANNOTATION_PREFIX: &str = "mutation.webhook.admission.k8s.io/";
+const FAILED_OPEN_PREFIX: &str = "failed-open.";
+const VALIDATING_ANNOTATION_PREFIX: &str = "validating.webhook.admission.k8s.io/";
 
 /// Every webhook there is, and what became of asking them.
 pub struct Webhooks {
-    configurations: Followed<Configurations, 2>,
-    tally: Tally,
+    configurations: IncrementalView<Configurations, 2>,
+    metrics: WebhookMetrics,
 }
 
 /// The two kinds of webhooks, each in the order in which they are asked: by the names of their configurations.
@@ -70,60 +70,60 @@ impl View for Configurations {
 /// The two rounds in which a request may be changed: whoever changes it in the first gives those before, if
 /// they want, another look in the second.
 #[derive(Default)]
-pub struct Rounds {
-    second: bool,
-    wanted: bool,
+pub struct WebhookReinvokeContext {
+    is_reinvoke: bool,
+    should_reinvoke: bool,
     changed: bool,
     /// What webhooks made of the object in the first round.
-    made: Value,
+    last_output: Value,
     /// Those asked so far that want another look.
-    asked: HashSet<String>,
+    previously_invoked: HashSet<String>,
     /// Those that get one.
-    again: HashSet<String>,
+    reinvoke_webhooks: HashSet<String>,
 }
 
-impl Rounds {
+impl WebhookReinvokeContext {
     /// Whether there is a second round, which begins with this.
-    pub fn ask_again(&mut self) -> bool {
-        self.second = true;
-        self.wanted
+    pub fn start_reinvocation(&mut self) -> bool {
+        self.is_reinvoke = true;
+        self.should_reinvoke
     }
 
     pub fn changed(&self) -> bool {
         self.changed
     }
 
-    fn number(&self) -> usize {
-        usize::from(self.second)
+    fn round(&self) -> usize {
+        usize::from(self.is_reinvoke)
     }
 
-    fn give_another_look(&mut self) {
-        self.again.extend(self.asked.drain());
+    fn require_reinvocation(&mut self) {
+        self.reinvoke_webhooks.extend(self.previously_invoked.drain());
     }
 }
 
 impl Webhooks {
     pub fn new(cache: &Cache) -> Webhooks {
         let shard = |plural| {
-            let row = api::table::find("admissionregistration.k8s.io", "v1", plural);
+            let row = api::resource_table::find_resource("admissionregistration.k8s.io", "v1", plural);
             cache.shard(&crate::registry::prefix(row.expect("webhooks are in the table")))
         };
         let shards = [shard("mutatingwebhookconfigurations"), shard("validatingwebhookconfigurations")];
-        Webhooks { configurations: Followed::new(shards), tally: Tally::default() }
+        Webhooks { configurations: IncrementalView::new(shards), metrics: WebhookMetrics::default() }
     }
 
     pub fn print(&self, out: &mut String) {
-        self.tally.print(out);
+        self.metrics.print(out);
     }
 
-    pub fn are_none(&self) -> bool {
-        self.configurations.look().hooks.iter().all(|hooks| hooks.is_empty())
+    pub fn is_empty(&self) -> bool {
+        self.configurations.current().hooks.iter().all(|hooks| hooks.is_empty())
     }
 
     /// Those that may have something to say.
     fn hooks(&self, kind: usize, request: &Request<'_>) -> Hooks {
-        match concerns(request) {
-            true => self.configurations.look().hooks[kind].clone(),
+        match should_handle(request) {
+            true => self.configurations.current().hooks[kind].clone(),
             false => Hooks::default(),
         }
     }
@@ -134,41 +134,42 @@ impl Webhooks {
         server: &Server,
         request: &Request<'_>,
         object: &mut Value,
-        rounds: &mut Rounds,
+        reinvocation: &mut WebhookReinvokeContext,
     ) -> Result<(), Status> {
         let hooks = self.hooks(MUTATING, request);
         if hooks.is_empty() {
             return Ok(());
         }
-        if rounds.second && *object != rounds.made {
-            rounds.give_another_look();
+        if reinvocation.is_reinvoke && *object != reinvocation.last_output {
+            reinvocation.require_reinvocation();
         }
         for (index, hook) in hooks.iter().enumerate() {
-            let Some(row) = matching::wanted(server, hook, request, object, &self.tally, "admit")? else {
+            let Some(row) = matching::matching_row(server, hook, request, object, &self.metrics, "admit")?
+            else {
                 continue;
             };
-            if rounds.second && !rounds.again.contains(&hook.uid) {
+            if reinvocation.is_reinvoke && !reinvocation.reinvoke_webhooks.contains(&hook.uid) {
                 continue;
             }
-            let key = format!("round_{}_index_{index}", rounds.number());
-            let changed = self.mutate_by(server, hook, row, request, object, &key).await?;
+            let key = format!("round_{}_index_{index}", reinvocation.round());
+            let changed = self.call_mutating_hook(server, hook, row, request, object, &key).await?;
             if changed {
-                rounds.give_another_look();
-                rounds.wanted = true;
-                rounds.changed = true;
+                reinvocation.require_reinvocation();
+                reinvocation.should_reinvoke = true;
+                reinvocation.changed = true;
             }
             if hook.reinvoke {
-                rounds.asked.insert(hook.uid.clone());
+                reinvocation.previously_invoked.insert(hook.uid.clone());
             }
         }
-        if rounds.wanted && !rounds.second {
-            rounds.made = object.clone();
+        if reinvocation.should_reinvoke && !reinvocation.is_reinvoke {
+            reinvocation.last_output = object.clone();
         }
         Ok(())
     }
 
     /// Whether the webhook has changed the object.
-    async fn mutate_by(
+    async fn call_mutating_hook(
         &self,
         server: &Server,
         hook: &Hook,
@@ -177,54 +178,58 @@ impl Webhooks {
         object: &mut Value,
         key: &str,
     ) -> Result<bool, Status> {
-        let begun = Instant::now();
-        let told = form::told(request, row, object);
-        let asked = review::ask(server, hook, request, row, &told, true).await;
-        let patched =
-            asked.and_then(|answer| self.patched(hook, request, row, (&*object, told), answer, key));
-        let mutated = matches!(&patched, Ok(Some(after)) if after != object);
-        let note = json!({"configuration": hook.configuration, "webhook": hook.name, "mutated": mutated});
-        request.remarks.annotate(format!("{MUTATIONS}{key}"), note.to_string());
-        self.tally.asked(hook, "admit", request.operation, begun.elapsed(), patched.as_ref().err());
+        let started = Instant::now();
+        let versioned_object = conversion::to_versioned(request, row, object);
+        let response = review::call_webhook(server, hook, request, row, &versioned_object, true).await;
+        let patched = response.and_then(|answer| {
+            self.apply_patch(hook, request, row, (&*object, versioned_object), answer, key)
+        });
+        let changed = matches!(&patched, Ok(Some(after)) if after != object);
+        let annotation =
+            json!({"configuration": hook.configuration, "webhook": hook.name, "mutated": changed});
+        request.recorder.annotate(format!("{MUTATION_ANNOTATION_PREFIX}{key}"), annotation.to_string());
+        self.metrics.observe(hook, "admit", request.operation, started.elapsed(), patched.as_ref().err());
         match patched {
             Ok(Some(after)) => {
                 *object = after;
-                Ok(mutated)
+                Ok(changed)
             }
             Ok(None) => Ok(false),
-            Err(trouble) => {
-                let failed_open = format!("{FAILED_OPEN}{MUTATIONS}{key}");
-                self.settle(hook, "admit", request, failed_open, trouble).map(|()| false)
+            Err(error) => {
+                let failed_open = format!("{FAILED_OPEN_PREFIX}{MUTATION_ANNOTATION_PREFIX}{key}");
+                self.handle_failure(hook, "admit", request, failed_open, error).map(|()| false)
             }
         }
     }
 
     /// The object after the patch of an answer; `None` where there is none.
-    fn patched(
+    fn apply_patch(
         &self,
         hook: &Hook,
         request: &Request<'_>,
         row: &'static Resource,
-        (before, mut told): (&Value, Value),
-        answer: Answer,
+        (before, mut versioned_object): (&Value, Value),
+        answer: WebhookResponse,
         key: &str,
-    ) -> Result<Option<Value>, Trouble> {
+    ) -> Result<Option<Value>, WebhookError> {
         let Some(patch) = answer.patch.filter(|patch| !patch.as_array().is_some_and(Vec::is_empty)) else {
             return Ok(None);
         };
         // A connection's options are settled by the time webhooks are asked.
-        if told.is_null() || request.operation == Operation::Connect {
-            return Err(internal(Status::internal(format!(
+        if versioned_object.is_null() || request.operation == Operation::Connect {
+            return Err(internal_error(Status::internal(format!(
                 "admission webhook {:?} attempted to modify the object, which is not supported for this operation",
                 hook.name
             ))));
         }
-        patch::json_patch(&mut told, &patch).map_err(|error| internal(Status::internal(error)))?;
-        let after = form::taken(request, row, before, told).map_err(internal)?;
-        let note = json!({
+        patch::json_patch(&mut versioned_object, &patch)
+            .map_err(|error| internal_error(Status::internal(error)))?;
+        let after =
+            conversion::from_versioned(request, row, before, versioned_object).map_err(internal_error)?;
+        let annotation = json!({
             "configuration": hook.configuration, "webhook": hook.name, "patch": patch, "patchType": "JSONPatch",
         });
-        request.remarks.annotate(format!("{PATCHES}{key}"), note.to_string());
+        request.recorder.annotate(format!("{PATCH_ANNOTATION_PREFIX}{key}"), annotation.to_string());
         Ok(Some(after))
     }
 
@@ -236,58 +241,65 @@ impl Webhooks {
         object: &Value,
     ) -> Result<(), Status> {
         let hooks = self.hooks(VALIDATING, request);
-        let mut concerned = Vec::new();
+        let mut matched_hooks = Vec::new();
         for hook in hooks.iter() {
-            let wanted = matching::wanted(server, hook, request, object, &self.tally, "validating")?;
-            concerned.extend(wanted.map(|row| (hook, row)));
+            let matched_row =
+                matching::matching_row(server, hook, request, object, &self.metrics, "validating")?;
+            matched_hooks.extend(matched_row.map(|row| (hook, row)));
         }
-        let calls = concerned.into_iter().enumerate().map(|(index, (hook, row))| async move {
-            let begun = Instant::now();
-            let told = form::told(request, row, object);
-            let asked = review::ask(server, hook, request, row, &told, false).await;
-            self.tally.asked(hook, "validating", request.operation, begun.elapsed(), asked.as_ref().err());
-            let key = format!("{FAILED_OPEN}{VALIDATIONS}round_0_index_{index}");
-            match asked {
+        let calls = matched_hooks.into_iter().enumerate().map(|(index, (hook, row))| async move {
+            let started = Instant::now();
+            let versioned_object = conversion::to_versioned(request, row, object);
+            let response = review::call_webhook(server, hook, request, row, &versioned_object, false).await;
+            self.metrics.observe(
+                hook,
+                "validating",
+                request.operation,
+                started.elapsed(),
+                response.as_ref().err(),
+            );
+            let key = format!("{FAILED_OPEN_PREFIX}{VALIDATING_ANNOTATION_PREFIX}round_0_index_{index}");
+            match response {
                 Ok(_) => Ok(()),
-                Err(trouble) => self.settle(hook, "validating", request, key, trouble),
+                Err(error) => self.handle_failure(hook, "validating", request, key, error),
             }
         });
         futures_util::future::join_all(calls).await.into_iter().collect()
     }
 
     /// What trouble with a webhook means for the request.
-    fn settle(
+    fn handle_failure(
         &self,
         hook: &Hook,
         step: &'static str,
         request: &Request<'_>,
         key: String,
-        trouble: Trouble,
+        error: WebhookError,
     ) -> Result<(), Status> {
-        let (why, _) = match trouble {
-            Trouble::Rejected(status) | Trouble::Internal(status) => return Err(*status),
-            Trouble::Calling { why, code } => (why, code),
+        let (reason, _) = match error {
+            WebhookError::Rejected(status) | WebhookError::Internal(status) => return Err(*status),
+            WebhookError::CallFailed { reason: why, code } => (why, code),
         };
-        let message = format!("failed calling webhook {:?}: {why}", hook.name);
+        let message = format!("failed calling webhook {:?}: {reason}", hook.name);
         tracing::warn!(
             webhook = hook.name,
             open = hook.fails_open,
-            error = why,
+            error = reason,
             "a webhook could not be asked"
         );
         if !hook.fails_open {
             return Err(Status::internal(message));
         }
-        self.tally.failed_open(hook, step);
-        request.remarks.annotate(key, hook.name.clone());
+        self.metrics.record_failed_open(hook, step);
+        request.recorder.annotate(key, hook.name.clone());
         Ok(())
     }
 }
 
 /// Webhooks see what clients do, except to what rules webhooks: whoever locks themselves out must have a way
 /// back in. What the server does on its own account is nobody's to refuse.
-pub(super) fn concerns(request: &Request<'_>) -> bool {
-    const OWN: [&str; 6] = [
+pub(super) fn should_handle(request: &Request<'_>) -> bool {
+    const ADMISSION_RESOURCES: [&str; 6] = [
         "mutatingwebhookconfigurations",
         "validatingwebhookconfigurations",
         "mutatingadmissionpolicies",
@@ -295,12 +307,13 @@ pub(super) fn concerns(request: &Request<'_>) -> bool {
         "validatingadmissionpolicies",
         "validatingadmissionpolicybindings",
     ];
-    let own = request.row.group == "admissionregistration.k8s.io" && OWN.contains(&request.row.plural);
+    let own = request.row.group == "admissionregistration.k8s.io"
+        && ADMISSION_RESOURCES.contains(&request.row.plural);
     // A binding is asked about when it is made, not as the change of the pod that it leads to.
     let bound = request.operation == Operation::Update && request.subresource == "binding";
     request.user.is_some() && !own && !bound
 }
 
-fn internal(status: Status) -> Trouble {
-    Trouble::Internal(Box::new(status))
+fn internal_error(status: Status) -> WebhookError {
+    WebhookError::Internal(Box::new(status))
 }

@@ -13,74 +13,78 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Entry, Remote};
+use super::{ApiService, ServiceBackend};
 use crate::access::User;
 use crate::body::Body;
-use crate::callout::{certificate_words, shown};
 use crate::endpoints;
-use crate::kubelets::streamed;
+use crate::kubelets::stream_body;
 use crate::server::{Call, Server};
+use crate::webhook_client::{certificate_message, host_port};
 
 /// How long a server may take to take our call.
-const DIAL: Duration = Duration::from_secs(30);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is read of what servers offer: their OpenAPI documents are the largest.
-const OFFER_LIMIT: usize = 32 << 20;
+const MAX_DISCOVERY_BYTES: usize = 32 << 20;
 
 /// Answers a request with what the server behind an APIService says.
-pub async fn answer(server: &Arc<Server>, call: &Call, entry: &Entry) -> Result<Response<Body>, Status> {
+pub async fn proxy_request(
+    server: &Arc<Server>,
+    call: &Call,
+    entry: &ApiService,
+) -> Result<Response<Body>, Status> {
     let Some(remote) = entry.remote.as_ref().filter(|remote| remote.available) else {
-        return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
+        return Ok(plain_text(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
     };
-    let place = match endpoints::resolve(server, &remote.namespace, &remote.service, remote.port) {
-        Ok(place) => place,
-        Err(why) => {
+    let address = match endpoints::resolve(server, &remote.namespace, &remote.service, remote.port) {
+        Ok(address) => address,
+        Err(reason) => {
             tracing::warn!(
                 apiservice = entry.name,
-                error = why,
+                error = reason,
                 "cannot find the server behind an APIService"
             );
-            return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
+            return Ok(plain_text(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
         }
     };
-    let host = shown(&place.0, place.1);
-    let connection = match dial(server, remote, &place).await {
+    let host = host_port(&address.0, address.1);
+    let connection = match dial(server, remote, &address).await {
         Ok(connection) => connection,
-        Err(why) => return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, &why)),
+        Err(reason) => return Ok(plain_text(StatusCode::SERVICE_UNAVAILABLE, &reason)),
     };
-    let upgrade = call.upgrade.clone().filter(|_| stream::wants_upgrade(&call.headers));
+    let upgrade = call.upgrade.clone().filter(|_| stream::is_upgrade_request(&call.headers));
     let query = call.query.encode();
     let path = if query.is_empty() { call.path.clone() } else { format!("{}?{query}", call.path) };
     let mut request = Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
     *request.uri_mut() = path.parse().map_err(|_| Status::bad_request("the path cannot be handed on"))?;
     *request.headers_mut() = headers(call, &host, upgrade.is_some());
-    let answer = match stream::hand_on(connection, request, upgrade).await {
-        Ok(answer) => answer,
-        Err(error) => return Ok(plain(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
+    let response = match stream::proxy_request(connection, request, upgrade).await {
+        Ok(response) => response,
+        Err(error) => return Ok(plain_text(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
     };
-    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(answer.map(|_| Body::empty()));
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(response.map(|_| Body::empty()));
     }
-    if answer.status().is_redirection() && answer.status() != StatusCode::NOT_MODIFIED {
+    if response.status().is_redirection() && response.status() != StatusCode::NOT_MODIFIED {
         const REDIRECT: &str = "the backend attempted to redirect this request, which is not permitted";
-        return Ok(plain(StatusCode::BAD_GATEWAY, REDIRECT));
+        return Ok(plain_text(StatusCode::BAD_GATEWAY, REDIRECT));
     }
-    let (mut parts, body) = answer.into_parts();
-    stream::strip(&mut parts.headers, false);
-    Ok(Response::from_parts(parts, streamed(server, body)))
+    let (mut parts, body) = response.into_parts();
+    stream::strip_hop_by_hop_headers(&mut parts.headers, false);
+    Ok(Response::from_parts(parts, stream_body(server, body)))
 }
 
 /// The headers of the request, without what is nobody else's business and with who asks.
 fn headers(call: &Call, host: &str, upgrade: bool) -> HeaderMap {
     let mut out = call.headers.clone();
-    stream::strip(&mut out, upgrade);
-    let ours = |name: &HeaderName| {
+    stream::strip_hop_by_hop_headers(&mut out, upgrade);
+    let is_reserved = |name: &HeaderName| {
         let name = name.as_str();
         name.starts_with("x-remote-")
             || name.starts_with("impersonate-")
             || matches!(name, "content-length" | "authorization")
     };
-    let names: Vec<HeaderName> = out.keys().filter(|name| ours(name)).cloned().collect();
+    let names: Vec<HeaderName> = out.keys().filter(|name| is_reserved(name)).cloned().collect();
     for name in names {
         out.remove(name);
     }
@@ -93,12 +97,12 @@ fn headers(call: &Call, host: &str, upgrade: bool) -> HeaderMap {
     set("x-forwarded-host", call.header(header::HOST));
     set("x-forwarded-uri", &call.path);
     set("x-forwarded-proto", "https");
-    introduce(&mut out, &call.user);
+    set_user_headers(&mut out, &call.user);
     out
 }
 
 /// Says in whose name a request comes.
-fn introduce(headers: &mut HeaderMap, user: &User) {
+fn set_user_headers(headers: &mut HeaderMap, user: &User) {
     let mut add = |name: &str, text: &str| {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(text)) {
             headers.append(name, value);
@@ -112,13 +116,13 @@ fn introduce(headers: &mut HeaderMap, user: &User) {
         add("x-remote-group", group);
     }
     for (key, values) in &user.extra {
-        let name = format!("x-remote-extra-{}", escape(key));
+        let name = format!("x-remote-extra-{}", escape_header(key));
         values.iter().for_each(|value| add(&name, value));
     }
 }
 
 /// What is no letter of a header's name is written as `%2f`.
-fn escape(key: &str) -> String {
+fn escape_header(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
     for byte in key.bytes() {
         match byte {
@@ -135,10 +139,10 @@ fn escape(key: &str) -> String {
 
 async fn dial(
     server: &Server,
-    remote: &Remote,
+    remote: &ServiceBackend,
     (host, port): &(String, u16),
 ) -> Result<TlsStream<TcpStream>, String> {
-    let tls = remote.tls(server.aggregator.showing.as_ref())?;
+    let tls = remote.tls(server.aggregator.client_certificate.as_ref())?;
     let name = ServerName::try_from(remote.server_name());
     let name = name.map_err(|_| format!("{:?} is no name", remote.server_name()))?;
     let connect = async {
@@ -146,29 +150,29 @@ async fn dial(
         stream.set_nodelay(true)?;
         TlsConnector::from(tls).connect(name, stream).await
     };
-    let place = shown(host, *port);
-    let why = match tokio::time::timeout(DIAL, connect).await {
+    let address = host_port(host, *port);
+    let reason = match tokio::time::timeout(DIAL_TIMEOUT, connect).await {
         Ok(Ok(stream)) => return Ok(stream),
         Ok(Err(error)) => match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            Some(error) => certificate_words(error),
+            Some(error) => certificate_message(error),
             None if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                format!("dial tcp {place}: connect: connection refused")
+                format!("dial tcp {address}: connect: connection refused")
             }
-            None => format!("dial tcp {place}: {error}"),
+            None => format!("dial tcp {address}: {error}"),
         },
-        Err(_) => format!("dial tcp {place}: i/o timeout"),
+        Err(_) => format!("dial tcp {address}: i/o timeout"),
     };
-    Err(why)
+    Err(reason)
 }
 
 /// Gets something from a server in the name of the aggregator itself.
 pub async fn get(
     server: &Server,
-    remote: &Remote,
-    place: &(String, u16),
+    remote: &ServiceBackend,
+    address: &(String, u16),
     path: &str,
 ) -> Result<(u16, Bytes), String> {
-    let connection = dial(server, remote, place).await?;
+    let connection = dial(server, remote, address).await?;
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.method_mut() = Method::GET;
     *request.uri_mut() = path.parse().unwrap_or_default();
@@ -177,20 +181,21 @@ pub async fn get(
         groups: vec!["system:masters".into()],
         ..User::default()
     };
-    introduce(request.headers_mut(), &aggregator);
+    set_user_headers(request.headers_mut(), &aggregator);
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
-    if let Ok(host) = shown(&place.0, place.1).parse() {
+    if let Ok(host) = host_port(&address.0, address.1).parse() {
         request.headers_mut().insert(header::HOST, host);
     }
-    let answer = stream::hand_on(connection, request, None).await.map_err(|error| error.to_string())?;
-    let status = answer.status().as_u16();
-    let body = Limited::new(answer.into_body(), OFFER_LIMIT).collect().await;
+    let response =
+        stream::proxy_request(connection, request, None).await.map_err(|error| error.to_string())?;
+    let status = response.status().as_u16();
+    let body = Limited::new(response.into_body(), MAX_DISCOVERY_BYTES).collect().await;
     let body = body.map_err(|error| error.to_string())?.to_bytes();
     Ok((status, body))
 }
 
 /// A failure as upstream's proxy tells it.
-fn plain(status: StatusCode, text: &str) -> Response<Body> {
+fn plain_text(status: StatusCode, text: &str) -> Response<Body> {
     let mut response = Response::new(Body::from(Bytes::from(format!("{text}\n"))));
     *response.status_mut() = status;
     let headers = response.headers_mut();

@@ -5,40 +5,40 @@ mod streams;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
-use testkit::{Asked, Webhook};
+use testkit::{Webhook, WebhookRequest};
 
 use crate::access::User;
 use crate::authentication::Peer;
-use crate::tests::Rig;
+use crate::tests::TestServer;
 
-struct Behind {
-    rig: Rig,
-    other: Webhook,
+struct AggregatorTest {
+    test_server: TestServer,
+    backend: Webhook,
     ca: String,
     _dir: tempfile::TempDir,
 }
 
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
-impl Behind {
-    async fn start() -> Behind {
+impl AggregatorTest {
+    async fn start() -> AggregatorTest {
         let dir = tempfile::tempdir().unwrap();
-        let (other, ca) = crate::https::tests::webhook(dir.path(), offer);
-        let rig = Rig::start().await;
-        let stop = rig.stop.subscribe();
-        tokio::spawn(super::keep_available(rig.server.clone(), stop.clone()));
-        tokio::spawn(super::keep_registered(rig.server.clone(), stop));
-        Behind { rig, other, ca, _dir: dir }
+        let (backend, ca) = crate::https::tests::webhook(dir.path(), serve_discovery);
+        let test_server = TestServer::start().await;
+        let stop = test_server.stop.subscribe();
+        tokio::spawn(super::keep_available(test_server.server.clone(), stop.clone()));
+        tokio::spawn(super::keep_registered(test_server.server.clone(), stop));
+        AggregatorTest { test_server, backend, ca, _dir: dir }
     }
 
     /// Whoever answers for `flunders` is the other server.
     async fn register(&self, more: Value) {
-        let port: u16 = self.other.url().rsplit(':').next().unwrap().parse().unwrap();
+        let port: u16 = self.backend.url().rsplit(':').next().unwrap().parse().unwrap();
         let mut spec = json!({
             "group": "wardle.example.com", "version": "v1", "groupPriorityMinimum": 2000, "versionPriority": 200,
             "service": {"namespace": "default", "name": "hook", "port": port}, "caBundle": STANDARD.encode(&self.ca),
@@ -47,37 +47,41 @@ impl Behind {
             spec[key] = value.clone();
         }
         let object = json!({"metadata": {"name": "v1.wardle.example.com"}, "spec": spec});
-        let (code, answer) = self.rig.send(&format!("POST {PATH}"), object).await;
+        let (code, answer) = self.test_server.send(&format!("POST {PATH}"), object).await;
         assert_eq!(code, 201, "{answer}");
     }
 
     /// The one kind of Service that leads to a loopback address.
-    async fn serve(&self) {
+    async fn create_service(&self) {
         let spec = json!({"type": "ExternalName", "externalName": "127.0.0.1"});
         let service = json!({"metadata": {"name": "hook"}, "spec": spec});
-        assert_eq!(self.rig.send("POST /api/v1/namespaces/default/services", service).await.0, 201);
+        assert_eq!(self.test_server.send("POST /api/v1/namespaces/default/services", service).await.0, 201);
     }
 
     /// Waits until the condition has this reason.
-    async fn reason(&self, reason: &str) -> Value {
-        let row = api::table::find("apiregistration.k8s.io", "v1", "apiservices").unwrap();
-        let mut news = self.rig.server.shard(row).subscribe();
+    async fn wait_for_reason(&self, reason: &str) -> Value {
+        let row = api::resource_table::find_resource("apiregistration.k8s.io", "v1", "apiservices").unwrap();
+        let mut changes = self.test_server.server.shard(row).subscribe();
         let found = async {
             loop {
-                let found = self.rig.get(&format!("{PATH}/v1.wardle.example.com")).await;
+                let found = self.test_server.get(&format!("{PATH}/v1.wardle.example.com")).await;
                 let condition = found["status"]["conditions"][0].clone();
                 if condition.text("reason") == reason {
                     return condition;
                 }
-                news.changed().await.unwrap();
+                changes.changed().await.unwrap();
             }
         };
         tokio::time::timeout(Duration::from_secs(20), found).await.expect(reason)
     }
 
-    async fn ask(&self, request: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+    async fn send(&self, request: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
         // What was just written is known.
-        self.rig.server.fresh(crate::options::Version::MostRecent).await.unwrap();
+        self.test_server
+            .server
+            .wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent)
+            .await
+            .unwrap();
         let (method, path) = request.split_once(' ').unwrap();
         let mut request = http::Request::builder().method(method).uri(path);
         for (name, value) in headers {
@@ -90,7 +94,7 @@ impl Behind {
             groups: vec!["system:masters".into(), "g".into()],
             extra: [("example.com/key".to_owned(), vec!["v".to_owned()])].into(),
         };
-        let response = self.rig.server.answer(request, Peer::known(user)).await;
+        let response = self.test_server.server.handle_request(request, Peer::known(user)).await;
         let code = response.status().as_u16();
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
         let text = || Value::String(String::from_utf8_lossy(&bytes).into_owned());
@@ -99,8 +103,8 @@ impl Behind {
 }
 
 /// What the other server says.
-fn offer(asked: &Asked) -> (u16, Value) {
-    let path = asked.path.split('?').next().unwrap_or("");
+fn serve_discovery(received: &WebhookRequest) -> (u16, Value) {
+    let path = received.path.split('?').next().unwrap_or("");
     match path {
         "/apis/wardle.example.com/v1" => {
             let verbs = ["get", "list"];
@@ -139,18 +143,18 @@ fn offer(asked: &Asked) -> (u16, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_handed_on_in_the_users_name() {
-    let behind = Behind::start().await;
-    behind.register(json!({})).await;
-    let condition = behind.reason("ServiceNotFound").await;
+async fn proxies_requests_with_user_headers() {
+    let test = AggregatorTest::start().await;
+    test.register(json!({})).await;
+    let condition = test.wait_for_reason("ServiceNotFound").await;
     assert_eq!(condition.text("message"), "service/hook in \"default\" is not present");
-    let unavailable = behind.ask("GET /apis/wardle.example.com/v1/flunders", &[], "").await;
+    let unavailable = test.send("GET /apis/wardle.example.com/v1/flunders", &[], "").await;
     assert_eq!(unavailable, (503, "service unavailable\n".into()));
-    behind.serve().await;
-    let condition = behind.reason("Passed").await;
+    test.create_service().await;
+    let condition = test.wait_for_reason("Passed").await;
     assert_eq!((condition.text("status"), condition.text("message")), ("True", "all checks passed"));
-    let checks = behind.other.asked();
-    let check = checks.iter().find(|asked| asked.path == "/apis/wardle.example.com/v1").unwrap();
+    let checks = test.backend.requests();
+    let check = checks.iter().find(|received| received.path == "/apis/wardle.example.com/v1").unwrap();
     assert_eq!(
         (check.header("x-remote-user"), check.header("x-remote-group")),
         (Some("system:kube-aggregator"), Some("system:masters"))
@@ -164,15 +168,15 @@ async fn requests_are_handed_on_in_the_users_name() {
         ("connection", "keep-alive"),
     ];
     let path = "POST /apis/wardle.example.com/v1/namespaces/n/flunders?b=2&a=1%2F2";
-    let (code, answer) = behind.ask(path, &headers, r#"{"x":1}"#).await;
+    let (code, answer) = test.send(path, &headers, r#"{"x":1}"#).await;
     assert_eq!((code, answer), (200, json!({"asked": "/apis/wardle.example.com/v1/namespaces/n/flunders"})));
-    let asked = behind.other.asked().pop().unwrap();
+    let received = test.backend.requests().pop().unwrap();
     assert_eq!(
-        (asked.method.as_str(), asked.path.as_str()),
+        (received.method.as_str(), received.path.as_str()),
         ("POST", "/apis/wardle.example.com/v1/namespaces/n/flunders?a=1%2F2&b=2")
     );
-    assert_eq!(asked.body, json!({"x": 1}));
-    let mut seen: Vec<String> = asked
+    assert_eq!(received.body, json!({"x": 1}));
+    let mut seen: Vec<String> = received
         .headers
         .iter()
         .map(|(name, value)| format!("{name}: {value}"))
@@ -192,53 +196,53 @@ async fn requests_are_handed_on_in_the_users_name() {
         x-remote-uid: 7
         x-remote-user: bob"#]]
     .assert_eq(&seen.join("\n"));
-    let redirect = behind.ask("GET /apis/wardle.example.com/v1/redirect", &[], "").await;
+    let redirect = test.send("GET /apis/wardle.example.com/v1/redirect", &[], "").await;
     assert_eq!(redirect.0, 502);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_offer_is_listed() {
-    let behind = Behind::start().await;
-    behind.serve().await;
-    behind.register(json!({})).await;
-    behind.reason("Passed").await;
+async fn lists_discovery_and_openapi_of_remote_servers() {
+    let test = AggregatorTest::start().await;
+    test.create_service().await;
+    test.register(json!({})).await;
+    test.wait_for_reason("Passed").await;
     let names = |list: &Value, path: &str| -> Vec<String> {
         let groups = list.as_array().unwrap().iter();
         groups.map(|group| group.pointer(path).and_then(Value::as_str).unwrap().to_owned()).collect()
     };
-    let (_, groups) = behind.ask("GET /apis", &[], "").await;
+    let (_, groups) = test.send("GET /apis", &[], "").await;
     let found = names(&groups["groups"], "/name");
     assert_eq!(
         (found[0].as_str(), found.last().unwrap().as_str()),
         ("apiregistration.k8s.io", "wardle.example.com")
     );
-    let (_, group) = behind.ask("GET /apis/wardle.example.com", &[], "").await;
+    let (_, group) = test.send("GET /apis/wardle.example.com", &[], "").await;
     expect_test::expect![[r#"{"apiVersion":"v1","kind":"APIGroup","name":"wardle.example.com","preferredVersion":{"groupVersion":"wardle.example.com/v1","version":"v1"},"versions":[{"groupVersion":"wardle.example.com/v1","version":"v1"}]}"#]]
     .assert_eq(&group.to_string());
-    let (_, list) = behind.ask("GET /apis/wardle.example.com/v1", &[], "").await;
+    let (_, list) = test.send("GET /apis/wardle.example.com/v1", &[], "").await;
     assert_eq!(list.text("kind"), "APIResourceList");
     let accept = ("accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList");
-    let (code, all) = behind.ask("GET /apis", &[accept], "").await;
+    let (code, all) = test.send("GET /apis", &[accept], "").await;
     assert_eq!(code, 200, "{all}");
     let last = all["items"].as_array().unwrap().last().unwrap();
     expect_test::expect![[r#"{"metadata":{"name":"wardle.example.com"},"versions":[{"freshness":"Current","resources":[{"resource":"flunders","responseKind":{"group":"wardle.example.com","kind":"Flunder","version":"v1"},"scope":"Namespaced","shortNames":["fl"],"singularResource":"flunder","subresources":[{"responseKind":{"group":"wardle.example.com","kind":"Flunder","version":"v1"},"subresource":"status","verbs":["get"]}],"verbs":["get","list"]}],"version":"v1"}]}"#]]
     .assert_eq(&last.to_string());
-    let (_, index) = behind.ask("GET /openapi/v3", &[], "").await;
+    let (_, index) = test.send("GET /openapi/v3", &[], "").await;
     assert!(
         index["paths"].get("apis/wardle.example.com/v1").is_some()
             && index["paths"].get("apis/stolen/v1").is_none()
     );
-    let (_, document) = behind.ask("GET /openapi/v3/apis/wardle.example.com/v1", &[], "").await;
+    let (_, document) = test.send("GET /openapi/v3/apis/wardle.example.com/v1", &[], "").await;
     assert_eq!(document, json!({"openapi": "3.0.0"}));
-    let (_, document) = behind.ask("GET /openapi/v2", &[], "").await;
+    let (_, document) = test.send("GET /openapi/v2", &[], "").await;
     assert!(document["paths"].get("/apis/wardle.example.com/v1/flunders").is_some());
     assert!(document["definitions"].get("Part").is_some() && document["definitions"].get("Unused").is_none());
     assert!(document["definitions"].get("io.k8s.api.core.v1.Pod").is_some());
     // The priority of a group decides where it stands.
     let target = format!("PATCH {PATH}/v1.wardle.example.com");
     let patch = json!({"spec": {"groupPriorityMinimum": 17790}}).to_string();
-    behind.rig.call(&target, "application/merge-patch+json", &patch).await;
-    let (_, groups) = behind.ask("GET /apis", &[], "").await;
+    test.test_server.call(&target, "application/merge-patch+json", &patch).await;
+    let (_, groups) = test.send("GET /apis", &[], "").await;
     assert_eq!(
         names(&groups["groups"], "/name")[..4],
         ["apiregistration.k8s.io", "apps", "wardle.example.com", "events.k8s.io"]
@@ -246,42 +250,42 @@ async fn what_others_offer_is_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_trusted_or_not_well() {
-    let behind = Behind::start().await;
-    behind.serve().await;
+async fn reports_failed_discovery_for_unknown_authority() {
+    let test = AggregatorTest::start().await;
+    test.create_service().await;
     let dir = tempfile::tempdir().unwrap();
     let ca = pki::Authority::load_or_create(dir.path(), "other", jiff::Timestamp::now()).unwrap();
-    behind.register(json!({"caBundle": STANDARD.encode(ca.pem())})).await;
-    let condition = behind.reason("FailedDiscoveryCheck").await;
-    let url = format!("{}/apis/wardle.example.com/v1", behind.other.url());
+    test.register(json!({"caBundle": STANDARD.encode(ca.pem())})).await;
+    let condition = test.wait_for_reason("FailedDiscoveryCheck").await;
+    let url = format!("{}/apis/wardle.example.com/v1", test.backend.url());
     assert_eq!(
         condition.text("message"),
         format!(
             "failing or missing response from {url}: Get \"{url}\": tls: failed to verify certificate: x509: certificate signed by unknown authority"
         )
     );
-    assert!(behind.other.asked().is_empty());
+    assert!(test.backend.requests().is_empty());
     // Whoever says so in so many words gets what they asked for.
     let patch = json!({"spec": {"insecureSkipTLSVerify": true, "caBundle": null}}).to_string();
     let target = format!("PATCH {PATH}/v1.wardle.example.com");
-    behind.rig.call(&target, "application/merge-patch+json", &patch).await;
-    behind.reason("Passed").await;
-    assert_eq!(behind.ask("GET /apis/wardle.example.com/v1/flunders", &[], "").await.0, 200);
+    test.test_server.call(&target, "application/merge-patch+json", &patch).await;
+    test.wait_for_reason("Passed").await;
+    assert_eq!(test.send("GET /apis/wardle.example.com/v1/flunders", &[], "").await.0, 200);
     // Gone again: what it offered goes with it.
-    behind.rig.send(&format!("DELETE {PATH}/v1.wardle.example.com"), json!({})).await;
-    assert_eq!(behind.ask("GET /apis/wardle.example.com/v1/flunders", &[], "").await.0, 404);
+    test.test_server.send(&format!("DELETE {PATH}/v1.wardle.example.com"), json!({})).await;
+    assert_eq!(test.send("GET /apis/wardle.example.com/v1/flunders", &[], "").await.0, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn own_groups_are_registered() {
-    let behind = Behind::start().await;
-    let row = api::table::find("apiregistration.k8s.io", "v1", "apiservices").unwrap();
-    let mut news = behind.rig.server.shard(row).subscribe();
-    let wanted = 21;
-    while behind.rig.server.shard(row).len() < wanted {
-        tokio::time::timeout(Duration::from_secs(20), news.changed()).await.unwrap().unwrap();
+async fn local_groups_are_registered() {
+    let test = AggregatorTest::start().await;
+    let row = api::resource_table::find_resource("apiregistration.k8s.io", "v1", "apiservices").unwrap();
+    let mut changes = test.test_server.server.shard(row).subscribe();
+    let expected_count = 21;
+    while test.test_server.server.shard(row).len() < expected_count {
+        tokio::time::timeout(Duration::from_secs(20), changes.changed()).await.unwrap().unwrap();
     }
-    let apps = behind.rig.get(&format!("{PATH}/v1.apps")).await;
+    let apps = test.test_server.get(&format!("{PATH}/v1.apps")).await;
     assert_eq!(apps["metadata"]["labels"], json!({"kube-aggregator.kubernetes.io/automanaged": "onstart"}));
     assert_eq!(
         apps["spec"],
@@ -289,6 +293,6 @@ async fn own_groups_are_registered() {
     );
     let condition = &apps["status"]["conditions"][0];
     assert_eq!((condition.text("status"), condition.text("reason")), ("True", "Local"));
-    assert_eq!(behind.rig.get(&format!("{PATH}/v1.")).await["spec"]["groupPriorityMinimum"], 18000);
-    let _: &Arc<_> = &behind.rig.server;
+    assert_eq!(test.test_server.get(&format!("{PATH}/v1.")).await["spec"]["groupPriorityMinimum"], 18000);
+    let _: &Arc<_> = &test.test_server.server;
 }

@@ -7,43 +7,47 @@ use bytes::Bytes;
 use futures_util::Stream;
 use http::Response;
 
-use super::{Stage, Trail};
+use super::{AuditRecord, Stage};
 use crate::body::Body;
 
 /// The same answer, which tells of its end.
-pub fn told(response: Response<Body>, trail: Trail, content_type: String) -> Response<Body> {
-    let collected = trail.wants_response().then(Vec::new);
-    let end = End { trail, content_type, collected };
+pub fn record_response_end(
+    response: Response<Body>,
+    record: AuditRecord,
+    content_type: String,
+) -> Response<Body> {
+    let collected = record.wants_response().then(Vec::new);
+    let end = ResponseRecorder { record, content_type, collected };
     response.map(|body| match body {
-        Body::Chunks(chunks) => Body::Chunks(Box::new(Chunks { chunks, end })),
-        Body::Stream(stream) => Body::Stream(Box::pin(Streamed { stream, _end: end })),
+        Body::Chunks(chunks) => Body::Chunks(Box::new(RecordedChunks { chunks, end })),
+        Body::Stream(stream) => Body::Stream(Box::pin(RecordedStream { stream, _end: end })),
         whole => whole,
     })
 }
 
 /// Tells when it is dropped: at the end of the body, or when the client went away.
-struct End {
-    trail: Trail,
+struct ResponseRecorder {
+    record: AuditRecord,
     content_type: String,
     /// What was sent so far, where that is to be told too.
     collected: Option<Vec<u8>>,
 }
 
-impl Drop for End {
+impl Drop for ResponseRecorder {
     fn drop(&mut self) {
         if let Some(bytes) = self.collected.take() {
-            self.trail.answered(&self.content_type, &bytes);
+            self.record.set_response(&self.content_type, &bytes);
         }
-        self.trail.tell_later(Stage::ResponseComplete);
+        self.record.enqueue_stage(Stage::ResponseComplete);
     }
 }
 
-struct Chunks {
+struct RecordedChunks {
     chunks: Box<dyn Iterator<Item = Bytes> + Send>,
-    end: End,
+    end: ResponseRecorder,
 }
 
-impl Iterator for Chunks {
+impl Iterator for RecordedChunks {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
@@ -55,12 +59,12 @@ impl Iterator for Chunks {
     }
 }
 
-struct Streamed {
+struct RecordedStream {
     stream: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
-    _end: End,
+    _end: ResponseRecorder,
 }
 
-impl Stream for Streamed {
+impl Stream for RecordedStream {
     type Item = Bytes;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use api::field::quoted;
+use api::field::quote;
 use http::HeaderMap;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::policy::Stage;
 use crate::access::User;
-use crate::rbac::Ask;
+use crate::rbac::Attributes;
 
 /// In the order in which upstream writes the fields.
 #[derive(Debug, Serialize)]
@@ -113,7 +113,7 @@ impl StatusInfo {
     }
 }
 
-const AGENT_LIMIT: usize = 1024;
+const MAX_USER_AGENT_BYTES: usize = 1024;
 
 impl From<&User> for UserInfo {
     fn from(user: &User) -> UserInfo {
@@ -128,8 +128,10 @@ impl From<&User> for UserInfo {
 
 impl ObjectRef {
     /// What a request is about; paths are about nothing.
-    pub fn of(ask: &Ask<'_>, version: &str) -> Option<ObjectRef> {
-        let Ask::Resource { group, resource, subresource, namespace, name, .. } = *ask else { return None };
+    pub fn of(attributes: &Attributes<'_>, version: &str) -> Option<ObjectRef> {
+        let Attributes::Resource { group, resource, subresource, namespace, name, .. } = *attributes else {
+            return None;
+        };
         Some(ObjectRef {
             resource: resource.to_owned(),
             namespace: namespace.to_owned(),
@@ -142,7 +144,7 @@ impl ObjectRef {
     }
 
     /// What the path left open, from the object that was sent.
-    pub fn complete(&mut self, object: &Value) {
+    pub fn set_object_metadata(&mut self, object: &Value) {
         let metadata = &object["metadata"];
         let from = |field: &mut String, name: &str| {
             if field.is_empty() {
@@ -174,18 +176,18 @@ impl Event {
     /// The event as a line of text, as it was before there were kinds.
     pub fn to_text(&self) -> Vec<u8> {
         let list = |groups: &[String]| {
-            let all: Vec<String> = groups.iter().map(|group| quoted(group)).collect();
-            quoted(&all.join(","))
+            let all: Vec<String> = groups.iter().map(|group| quote(group)).collect();
+            quote(&all.join(","))
         };
-        let or = |text: &str, otherwise: &str| quoted(if text.is_empty() { otherwise } else { text });
+        let or = |text: &str, default: &str| quote(if text.is_empty() { default } else { text });
         let groups = match self.user.groups.as_slice() {
-            [] => quoted("<none>"),
+            [] => quote("<none>"),
             groups => list(groups),
         };
         let (other, other_groups) = match &self.impersonated_user {
-            None => (quoted("<self>"), quoted("<lookup>")),
-            Some(user) if user.groups.is_empty() => (quoted(&user.username), quoted("<lookup>")),
-            Some(user) => (quoted(&user.username), list(&user.groups)),
+            None => (quote("<self>"), quote("<lookup>")),
+            Some(user) if user.groups.is_empty() => (quote(&user.username), quote("<lookup>")),
+            Some(user) => (quote(&user.username), list(&user.groups)),
         };
         let ip = self.source_ips.first().map_or_else(|| "<unknown>".to_owned(), ToString::to_string);
         let namespace = self.object_ref.as_ref().map_or("", |object| &object.namespace);
@@ -194,19 +196,19 @@ impl Event {
         let text = format!(
             "{} AUDIT: id={} stage={} ip={} method={} user={} groups={groups} as={other} asgroups={other_groups} user-agent={} namespace={} uri={} response=\"{response}\"\n",
             self.request_received_timestamp,
-            quoted(&self.audit_id),
-            quoted(self.stage),
-            quoted(&ip),
-            quoted(&self.verb),
+            quote(&self.audit_id),
+            quote(self.stage),
+            quote(&ip),
+            quote(&self.verb),
             or(&self.user.username, "<none>"),
-            quoted(&self.user_agent),
+            quote(&self.user_agent),
             or(namespace, "<none>"),
-            quoted(&self.request_uri),
+            quote(&self.request_uri),
         );
         text.into_bytes()
     }
 
-    pub fn at(&mut self, stage: Stage, now: Timestamp) {
+    pub fn set_stage(&mut self, stage: Stage, now: Timestamp) {
         self.stage = stage.name();
         self.stage_timestamp = match stage {
             Stage::RequestReceived => self.request_received_timestamp,
@@ -222,8 +224,8 @@ fn micros<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Er
 /// What the client says it is, up to a sane length.
 pub fn user_agent(headers: &HeaderMap) -> String {
     let agent = headers.get(http::header::USER_AGENT).map_or(&[][..], |value| value.as_bytes());
-    match agent.get(..AGENT_LIMIT) {
-        Some(start) if agent.len() > AGENT_LIMIT => {
+    match agent.get(..MAX_USER_AGENT_BYTES) {
+        Some(start) if agent.len() > MAX_USER_AGENT_BYTES => {
             format!("{}...TRUNCATED", String::from_utf8_lossy(start))
         }
         _ => String::from_utf8_lossy(agent).into_owned(),

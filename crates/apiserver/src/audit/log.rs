@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use super::Parcel;
+use super::EncodedEvent;
 
 /// Where events are written, and for how long they are kept.
 #[derive(Clone, Debug)]
@@ -26,25 +26,25 @@ pub struct LogOptions {
     pub mode: super::Mode,
 }
 
-const MEGABYTE: u64 = 1 << 20;
+const SIZE_UNIT_BYTES: u64 = 1 << 20;
 /// How many lines are written at once.
-const TOGETHER: usize = 1000;
+const MAX_BATCH_EVENTS: usize = 1000;
 /// How names of files that were moved aside end, before the extension.
-const STAMP: &str = "%Y-%m-%dT%H-%M-%S%.3f";
+const BACKUP_TIME_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
 
 /// Starts the thread; it ends when nobody can send it lines any more.
-pub fn start(options: &LogOptions) -> io::Result<mpsc::Sender<Parcel>> {
-    let mut out: Box<dyn Out> = match options.path.to_str() {
-        Some("-") => Box::new(Plain(io::stdout())),
-        _ => Box::new(Rotating::open(options)?),
+pub fn start(options: &LogOptions) -> io::Result<mpsc::Sender<EncodedEvent>> {
+    let mut out: Box<dyn LogWriter> = match options.path.to_str() {
+        Some("-") => Box::new(PlainWriter(io::stdout())),
+        _ => Box::new(RotatedFile::open(options)?),
     };
-    let (sender, mut lines) = mpsc::channel::<Parcel>(super::BUFFER);
+    let (sender, mut lines) = mpsc::channel::<EncodedEvent>(super::EVENT_BUFFER_SIZE);
     std::thread::Builder::new().name("audit-log".into()).spawn(move || {
         while let Some(first) = lines.blocking_recv() {
             // What came meanwhile is written with it.
-            let more = std::iter::from_fn(|| lines.try_recv().ok()).take(TOGETHER);
-            let batch: Vec<Parcel> = std::iter::once(first).chain(more).collect();
-            let good = out.put(&batch).inspect_err(|error| {
+            let more = std::iter::from_fn(|| lines.try_recv().ok()).take(MAX_BATCH_EVENTS);
+            let batch: Vec<EncodedEvent> = std::iter::once(first).chain(more).collect();
+            let good = out.write_batch(&batch).inspect_err(|error| {
                 tracing::error!(%error, lost = batch.len(), "cannot write the audit log");
             });
             for done in batch.into_iter().filter_map(|line| line.done) {
@@ -55,34 +55,34 @@ pub fn start(options: &LogOptions) -> io::Result<mpsc::Sender<Parcel>> {
     Ok(sender)
 }
 
-trait Out: Send {
-    fn put(&mut self, lines: &[Parcel]) -> io::Result<()>;
+trait LogWriter: Send {
+    fn write_batch(&mut self, lines: &[EncodedEvent]) -> io::Result<()>;
 }
 
-struct Plain<W>(W);
+struct PlainWriter<W>(W);
 
-impl<W: Write + Send> Out for Plain<W> {
-    fn put(&mut self, lines: &[Parcel]) -> io::Result<()> {
+impl<W: Write + Send> LogWriter for PlainWriter<W> {
+    fn write_batch(&mut self, lines: &[EncodedEvent]) -> io::Result<()> {
         lines.iter().try_for_each(|line| self.0.write_all(&line.bytes))?;
         self.0.flush()
     }
 }
 
 /// A file that is moved aside before it would be too large.
-struct Rotating {
+struct RotatedFile {
     options: LogOptions,
     file: File,
     size: u64,
 }
 
-impl Rotating {
-    fn open(options: &LogOptions) -> io::Result<Rotating> {
+impl RotatedFile {
+    fn open(options: &LogOptions) -> io::Result<RotatedFile> {
         if let Some(parent) = options.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
         }
         let file = append(&options.path)?;
         let size = file.metadata()?.len();
-        Ok(Rotating { options: options.clone(), file, size })
+        Ok(RotatedFile { options: options.clone(), file, size })
     }
 
     fn rotate(&mut self, now: Timestamp) -> io::Result<()> {
@@ -97,9 +97,9 @@ impl Rotating {
     }
 }
 
-impl Out for Rotating {
-    fn put(&mut self, lines: &[Parcel]) -> io::Result<()> {
-        let limit = self.options.max_size.saturating_mul(MEGABYTE);
+impl LogWriter for RotatedFile {
+    fn write_batch(&mut self, lines: &[EncodedEvent]) -> io::Result<()> {
+        let limit = self.options.max_size.saturating_mul(SIZE_UNIT_BYTES);
         let mut buffer = Vec::new();
         for line in lines {
             let size = line.bytes.len() as u64;
@@ -120,19 +120,19 @@ fn append(path: &Path) -> io::Result<File> {
 
 /// `audit.log` is moved to `audit-2026-01-02T03-04-05.678.log`.
 fn backup_name(path: &Path, now: Timestamp) -> PathBuf {
-    let (stem, extension) = parts(path);
-    path.with_file_name(format!("{stem}-{}{extension}", now.strftime(STAMP)))
+    let (base, extension) = parts(path);
+    path.with_file_name(format!("{base}-{}{extension}", now.strftime(BACKUP_TIME_FORMAT)))
 }
 
 fn parts(path: &Path) -> (String, String) {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let base = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let extension = path.extension().map_or_else(String::new, |e| format!(".{}", e.to_string_lossy()));
-    (stem, extension)
+    (base, extension)
 }
 
 /// The files that were moved aside and when, newest first.
 fn backups(path: &Path) -> Vec<(Timestamp, PathBuf)> {
-    let (stem, extension) = parts(path);
+    let (base, extension) = parts(path);
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut found: Vec<(Timestamp, PathBuf)> = std::fs::read_dir(parent)
         .into_iter()
@@ -140,8 +140,8 @@ fn backups(path: &Path) -> Vec<(Timestamp, PathBuf)> {
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let stamp = name.strip_prefix(&format!("{stem}-"))?.strip_suffix(&extension)?.to_owned();
-            let time = jiff::civil::DateTime::strptime(STAMP, &stamp).ok()?;
+            let stamp = name.strip_prefix(&format!("{base}-"))?.strip_suffix(&extension)?.to_owned();
+            let time = jiff::civil::DateTime::strptime(BACKUP_TIME_FORMAT, &stamp).ok()?;
             Some((time.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp(), entry.path()))
         })
         .collect();
@@ -151,11 +151,11 @@ fn backups(path: &Path) -> Vec<(Timestamp, PathBuf)> {
 
 /// Those that are too many or too old.
 fn surplus(backups: Vec<(Timestamp, PathBuf)>, options: &LogOptions, now: Timestamp) -> Vec<PathBuf> {
-    let most = if options.max_backups == 0 { usize::MAX } else { options.max_backups };
+    let max = if options.max_backups == 0 { usize::MAX } else { options.max_backups };
     let oldest = Duration::from_secs(options.max_age.saturating_mul(24 * 3600));
     let cutoff = now.checked_sub(oldest).unwrap_or(Timestamp::MIN);
     let too_old = |time: &Timestamp| options.max_age > 0 && *time < cutoff;
-    let surplus = backups.into_iter().enumerate().filter(|(i, (time, _))| *i >= most || too_old(time));
+    let surplus = backups.into_iter().enumerate().filter(|(i, (time, _))| *i >= max || too_old(time));
     surplus.map(|(_, (_, path))| path).collect()
 }
 
@@ -179,35 +179,35 @@ mod tests {
     }
 
     #[test]
-    fn full_files_are_moved_aside_and_old_ones_go() {
+    fn full_file_is_rotated_and_expired_backups_are_deleted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/audit.log");
-        let ancient = dir.path().join("new/audit-2020-01-01T00-00-00.000.log");
+        let expired_backup = dir.path().join("new/audit-2020-01-01T00-00-00.000.log");
         let sender = start(&options(path.clone(), 2)).unwrap();
-        std::fs::write(&ancient, "x").unwrap();
+        std::fs::write(&expired_backup, "x").unwrap();
         std::fs::write(dir.path().join("new/audit-notes.log"), "x").unwrap();
         for i in 0..50 {
             let (written, done) = oneshot::channel();
             let bytes = vec![b'a' + i % 26; 100_000];
-            sender.blocking_send(Parcel { bytes, done: Some(written) }).unwrap();
+            sender.blocking_send(EncodedEvent { bytes, done: Some(written) }).unwrap();
             assert!(done.blocking_recv().unwrap());
         }
-        let kept = backups(&path);
-        assert_eq!(kept.len(), 2, "{kept:?}");
-        assert!(kept.iter().all(|(_, path)| std::fs::metadata(path).unwrap().len() <= MEGABYTE));
-        assert!(!ancient.exists() && dir.path().join("new/audit-notes.log").exists());
-        assert!(std::fs::metadata(&path).unwrap().len() <= MEGABYTE);
+        let remaining = backups(&path);
+        assert_eq!(remaining.len(), 2, "{remaining:?}");
+        assert!(remaining.iter().all(|(_, path)| std::fs::metadata(path).unwrap().len() <= SIZE_UNIT_BYTES));
+        assert!(!expired_backup.exists() && dir.path().join("new/audit-notes.log").exists());
+        assert!(std::fs::metadata(&path).unwrap().len() <= SIZE_UNIT_BYTES);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
-    fn what_was_there_stays() {
+    fn new_events_follow_existing_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.log");
         std::fs::write(&path, "before\n").unwrap();
         let sender = start(&options(path.clone(), 0)).unwrap();
         let (written, done) = oneshot::channel();
-        sender.blocking_send(Parcel { bytes: b"after\n".to_vec(), done: Some(written) }).unwrap();
+        sender.blocking_send(EncodedEvent { bytes: b"after\n".to_vec(), done: Some(written) }).unwrap();
         assert!(done.blocking_recv().unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "before\nafter\n");
         assert!(start(&options(dir.path().join("audit.log/x"), 0)).is_err());

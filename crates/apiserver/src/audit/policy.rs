@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use api::field::{Errors, Path as Field};
+use api::field::{ErrorList, Path as Field};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::access::User;
-use crate::rbac::Ask;
+use crate::rbac::Attributes;
 
 /// How much is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,16 +47,16 @@ pub struct Policy {
 
 /// What a policy says about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct RequestAuditConfig {
     pub level: Level,
     /// One bit for each stage that is left out.
-    omitted: u8,
+    omit_stage_bits: u8,
     pub omit_managed_fields: bool,
 }
 
 #[derive(Debug)]
 struct Rule {
-    verdict: Verdict,
+    audit_config: RequestAuditConfig,
     users: Vec<String>,
     groups: Vec<String>,
     verbs: Vec<String>,
@@ -70,12 +70,12 @@ struct Rule {
 pub enum PolicyError {
     #[error("failed to read file path {path:?}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("failed decoding: {why}: from file {path}")]
-    Decode { path: PathBuf, why: String },
+    #[error("failed decoding: {reason}: from file {path}")]
+    Decode { path: PathBuf, reason: String },
     #[error("unknown group version field {found} in policy: from file {path}")]
     Version { path: PathBuf, found: String },
-    #[error("{why}: from file {path}")]
-    Invalid { path: PathBuf, why: String },
+    #[error("{reason}: from file {path}")]
+    Invalid { path: PathBuf, reason: String },
 }
 
 /// The file, as it is written.
@@ -129,9 +129,9 @@ impl Level {
     }
 }
 
-impl Verdict {
-    pub fn omits(&self, stage: Stage) -> bool {
-        self.omitted & stage.bit() != 0
+impl RequestAuditConfig {
+    pub fn should_omit(&self, stage: Stage) -> bool {
+        self.omit_stage_bits & stage.bit() != 0
     }
 }
 
@@ -143,9 +143,9 @@ impl Policy {
     }
 
     pub fn parse(text: &str, path: &Path) -> Result<Policy, PolicyError> {
-        let decode = |why: String| PolicyError::Decode { path: path.to_owned(), why };
-        let value: Value = schema::yaml::value(text).map_err(|error| decode(error.to_string()))?;
-        for name in unknown(&value) {
+        let decode = |reason: String| PolicyError::Decode { path: path.to_owned(), reason };
+        let value: Value = schema::yaml::parse(text).map_err(|error| decode(error.to_string()))?;
+        for name in unknown_fields(&value) {
             tracing::warn!(path = %path.display(), "the audit policy says {name:?}, which means nothing");
         }
         let file: File = serde_json::from_value(value).map_err(|error| decode(error.to_string()))?;
@@ -153,7 +153,7 @@ impl Policy {
             let found = format!("{}, Kind={}", file.api_version, file.kind);
             return Err(PolicyError::Version { path: path.to_owned(), found });
         }
-        let invalid = |why: String| PolicyError::Invalid { path: path.to_owned(), why };
+        let invalid = |reason: String| PolicyError::Invalid { path: path.to_owned(), reason };
         let errors = file.check();
         if !errors.is_empty() {
             return Err(invalid(errors.to_string()));
@@ -161,12 +161,12 @@ impl Policy {
         if file.rules.is_empty() {
             return Err(invalid("loaded illegal policy with 0 rules".into()));
         }
-        let everywhere = stages(&file.omit_stages);
+        let policy_omit_bits = stage_bits(&file.omit_stages);
         let default = file.omit_managed_fields;
         let rule = |rule: FileRule| Rule {
-            verdict: Verdict {
+            audit_config: RequestAuditConfig {
                 level: LEVELS.iter().find(|(name, _)| *name == rule.level).map_or(Level::None, |(_, l)| *l),
-                omitted: everywhere | stages(&rule.omit_stages),
+                omit_stage_bits: policy_omit_bits | stage_bits(&rule.omit_stages),
                 omit_managed_fields: rule.omit_managed_fields.unwrap_or(default),
             },
             users: rule.users,
@@ -180,19 +180,19 @@ impl Policy {
     }
 
     /// By the first rule that matches; `None` where nothing is told. Nobody is a user who was not known.
-    pub fn judge(&self, user: Option<&User>, ask: &Ask<'_>) -> Option<Verdict> {
-        let rule = self.rules.iter().find(|rule| rule.matches(user, ask))?;
-        (rule.verdict.level > Level::None).then_some(rule.verdict)
+    pub fn evaluate(&self, user: Option<&User>, attributes: &Attributes<'_>) -> Option<RequestAuditConfig> {
+        let rule = self.rules.iter().find(|rule| rule.matches(user, attributes))?;
+        (rule.audit_config.level > Level::None).then_some(rule.audit_config)
     }
 }
 
-fn stages(names: &[String]) -> u8 {
+fn stage_bits(names: &[String]) -> u8 {
     let known = STAGES.iter().filter(|(name, _)| names.iter().any(|other| other == name));
     known.fold(0, |bits, (_, stage)| bits | stage.bit())
 }
 
 /// Fields that no policy has.
-fn unknown(policy: &Value) -> Vec<&str> {
+fn unknown_fields(policy: &Value) -> Vec<&str> {
     const FIELDS: &[&str] = &["apiVersion", "kind", "metadata", "rules", "omitStages", "omitManagedFields"];
     const RULE: &[&str] = &[
         "level",
@@ -222,8 +222,8 @@ fn unknown(policy: &Value) -> Vec<&str> {
 }
 
 impl File {
-    fn check(&self) -> Errors {
-        let mut errors = Errors::default();
+    fn check(&self) -> ErrorList {
+        let mut errors = ErrorList::default();
         check_stages(&self.omit_stages, &Field::new("omitStages"), &mut errors);
         for (i, rule) in self.rules.iter().enumerate() {
             rule.check(&Field::new("rules").index(i), &mut errors);
@@ -232,7 +232,7 @@ impl File {
     }
 }
 
-fn check_stages(stages: &[String], path: &Field, errors: &mut Errors) {
+fn check_stages(stages: &[String], path: &Field, errors: &mut ErrorList) {
     let names = STAGES.map(|(name, _)| name);
     for (i, stage) in stages.iter().enumerate() {
         if !names.contains(&stage.as_str()) {
@@ -243,15 +243,15 @@ fn check_stages(stages: &[String], path: &Field, errors: &mut Errors) {
 }
 
 impl FileRule {
-    fn check(&self, path: &Field, errors: &mut Errors) {
+    fn check(&self, path: &Field, errors: &mut ErrorList) {
         let names = LEVELS.map(|(name, _)| name);
         match self.level.as_str() {
-            "" => errors.required(&path.at("level"), ""),
-            level if !names.contains(&level) => errors.not_supported(&path.at("level"), level, &names),
+            "" => errors.required(&path.child("level"), ""),
+            level if !names.contains(&level) => errors.not_supported(&path.child("level"), level, &names),
             _ => {}
         }
         for (i, url) in self.urls.iter().enumerate().filter(|(_, url)| *url != "*") {
-            let at = path.at("nonResourceURLs").index(i);
+            let at = path.child("nonResourceURLs").index(i);
             if !url.starts_with('/') {
                 errors.invalid(&at, url.as_str(), "non-resource URL rules must begin with a '/' character");
             }
@@ -261,45 +261,45 @@ impl FileRule {
             }
         }
         for resources in &self.resources {
-            let at = path.at("resources");
+            let at = path.child("resources");
             let group = resources.group.as_str();
             if !matches!(group, "" | "*") {
-                let why = api::names::dns1123_subdomain(group);
-                if !why.is_empty() {
-                    errors.invalid(&at.at("group"), group, &why.join(","));
+                let reason = api::names::dns1123_subdomain(group);
+                if !reason.is_empty() {
+                    errors.invalid(&at.child("group"), group, &reason.join(","));
                 }
             }
             if !resources.resource_names.is_empty() && resources.resources.is_empty() {
                 let message = "using resourceNames requires at least one resource";
-                errors.invalid(&at.at("resourceNames"), resources.resource_names.clone(), message);
+                errors.invalid(&at.child("resourceNames"), resources.resource_names.clone(), message);
             }
         }
-        check_stages(&self.omit_stages, &path.at("omitStages"), errors);
+        check_stages(&self.omit_stages, &path.child("omitStages"), errors);
         if !self.urls.is_empty() && (!self.resources.is_empty() || !self.namespaces.is_empty()) {
             let message = "rules cannot apply to both regular resources and non-resource URLs";
-            errors.invalid(&path.at("nonResourceURLs"), self.urls.clone(), message);
+            errors.invalid(&path.child("nonResourceURLs"), self.urls.clone(), message);
         }
     }
 }
 
 impl Rule {
-    fn matches(&self, user: Option<&User>, ask: &Ask<'_>) -> bool {
+    fn matches(&self, user: Option<&User>, attributes: &Attributes<'_>) -> bool {
         let has = |words: &[String], word: &str| words.iter().any(|other| other == word);
         if !self.users.is_empty() && !user.is_some_and(|user| has(&self.users, &user.name)) {
             return false;
         }
-        let grouped = || user.is_some_and(|user| user.groups.iter().any(|group| has(&self.groups, group)));
-        if !self.groups.is_empty() && !grouped() {
+        let in_group = || user.is_some_and(|user| user.groups.iter().any(|group| has(&self.groups, group)));
+        if !self.groups.is_empty() && !in_group() {
             return false;
         }
-        let verb = match ask {
-            Ask::Resource { verb, .. } | Ask::Path { verb, .. } => verb,
+        let verb = match attributes {
+            Attributes::Resource { verb, .. } | Attributes::Path { verb, .. } => verb,
         };
         if !self.verbs.is_empty() && !has(&self.verbs, verb) {
             return false;
         }
-        match *ask {
-            Ask::Resource { group, resource, subresource, namespace, name, .. } => {
+        match *attributes {
+            Attributes::Resource { group, resource, subresource, namespace, name, .. } => {
                 if self.namespaces.is_empty() && self.resources.is_empty() {
                     return self.urls.is_empty();
                 }
@@ -307,7 +307,7 @@ impl Rule {
                     && (self.resources.is_empty()
                         || self.resources.iter().any(|one| one.has(group, resource, subresource, name)))
             }
-            Ask::Path { path, .. } => {
+            Attributes::Path { path, .. } => {
                 let about_paths = self.namespaces.is_empty() && self.resources.is_empty();
                 about_paths && (self.urls.is_empty() || self.urls.iter().any(|url| covers(url, path)))
             }
@@ -354,24 +354,33 @@ mod tests {
 
     /// `verb resource[/sub][.group] [namespace/]name` or `verb /path`.
     #[track_caller]
-    fn check(policy: &Policy, user: &User, ask: &str, expected: &str) {
-        let words: Vec<&str> = ask.split(' ').collect();
-        let question = match words[1].starts_with('/') {
-            true => Ask::Path { verb: words[0], path: words[1] },
+    fn check(policy: &Policy, user: &User, request_line: &str, expected: &str) {
+        let words: Vec<&str> = request_line.split(' ').collect();
+        let attributes = match words[1].starts_with('/') {
+            true => Attributes::Path { verb: words[0], path: words[1] },
             false => {
                 let (what, group) = words[1].split_once('.').unwrap_or((words[1], ""));
                 let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
-                let place = words.get(2).copied().unwrap_or("");
-                let (namespace, name) = place.split_once('/').unwrap_or(("", place));
-                Ask::Resource { verb: words[0], group, resource, subresource, namespace, name, fields: None }
+                let namespaced_name = words.get(2).copied().unwrap_or("");
+                let (namespace, name) = namespaced_name.split_once('/').unwrap_or(("", namespaced_name));
+                Attributes::Resource {
+                    verb: words[0],
+                    group,
+                    resource,
+                    subresource,
+                    namespace,
+                    name,
+                    fields: None,
+                }
             }
         };
-        let found = policy.judge(Some(user), &question).map_or("None", |verdict| verdict.level.name());
-        assert_eq!(found, expected, "{} {ask}", user.name);
+        let found =
+            policy.evaluate(Some(user), &attributes).map_or("None", |audit_config| audit_config.level.name());
+        assert_eq!(found, expected, "{} {request_line}", user.name);
     }
 
     #[test]
-    fn the_first_rule_that_matches_decides() {
+    fn first_matching_rule_applies() {
         let policy = policy(
             r#"
 omitStages: [RequestReceived]
@@ -387,7 +396,7 @@ rules:
         .unwrap();
         let (proxy, node, anna) =
             (user("system:kube-proxy", &[]), user("n", &["system:nodes"]), user("anna", &[]));
-        for (user, ask, expected) in [
+        for (user, request_line, expected) in [
             (&proxy, "watch endpoints a/", "None"),
             (&proxy, "get endpoints kube-system/x", "Request"),
             (&proxy, "watch services/status a/x", "None"),
@@ -406,9 +415,9 @@ rules:
             (&anna, "get nodes node-2", "None"),
             (&anna, "list services a/", "None"),
         ] {
-            check(&policy, user, ask, expected);
+            check(&policy, user, request_line, expected);
         }
-        let ask = Ask::Resource {
+        let attributes = Attributes::Resource {
             verb: "get",
             group: "",
             resource: "pods",
@@ -417,13 +426,13 @@ rules:
             name: "",
             fields: None,
         };
-        let verdict = policy.judge(None, &ask).unwrap();
-        assert!(verdict.omits(Stage::RequestReceived) && verdict.omits(Stage::Panic));
-        assert!(!verdict.omits(Stage::ResponseComplete) && verdict.omit_managed_fields);
+        let audit_config = policy.evaluate(None, &attributes).unwrap();
+        assert!(audit_config.should_omit(Stage::RequestReceived) && audit_config.should_omit(Stage::Panic));
+        assert!(!audit_config.should_omit(Stage::ResponseComplete) && audit_config.omit_managed_fields);
     }
 
     #[test]
-    fn bad_policies_are_refused_in_upstreams_words() {
+    fn rejects_invalid_policies_with_upstream_errors() {
         #[track_caller]
         fn check(rules: &str, expected: &str) {
             assert_eq!(policy(rules).unwrap_err(), format!("{expected}: from file p"));
@@ -446,6 +455,6 @@ rules:
         let expected = "unknown group version field audit.k8s.io/v1beta1, Kind=Policy in policy: from file p";
         assert_eq!(other.unwrap_err().to_string(), expected);
         assert!(Policy::load(Path::new("/nowhere")).is_err());
-        assert_eq!(unknown(&serde_json::json!({"rules": [{"verb": []}], "x": 1})), ["x", "verb"]);
+        assert_eq!(unknown_fields(&serde_json::json!({"rules": [{"verb": []}], "x": 1})), ["x", "verb"]);
     }
 }

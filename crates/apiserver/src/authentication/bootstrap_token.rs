@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
@@ -12,25 +12,29 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::access::User;
-use crate::options::Version;
+use crate::options::ResourceVersionMatch;
 use crate::request::Target;
 use crate::server::Server;
 
-const TYPE: &str = "bootstrap.kubernetes.io/token";
+const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
 const GROUP: &str = "system:bootstrappers";
 
 /// Whose the token is, if it is a bootstrap token that lets anybody in.
-pub async fn owner(server: &Server, token: &str, now: Timestamp) -> Result<Option<User>, Status> {
+pub async fn authenticate_token(
+    server: &Server,
+    token: &str,
+    now: Timestamp,
+) -> Result<Option<User>, Status> {
     let Some((id, secret)) = parse(token) else { return Ok(None) };
-    let resource = api::table::find("", "v1", "secrets").expect("Secrets are in the table");
+    let resource = api::resource_table::find_resource("", "v1", "secrets").expect("Secrets are in the table");
     let collection = Target::collection(resource, "kube-system");
     let target = Target { name: format!("bootstrap-token-{id}"), ..collection };
-    server.fresh(Version::MostRecent).await?;
+    server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
     let Some(object) = server.find(&target) else { return Ok(None) };
-    Ok(match judge(&object.value(), id, secret, now) {
+    Ok(match validate_secret(&object.value(), id, secret, now) {
         Ok(user) => Some(user),
-        Err(why) => {
-            tracing::debug!(id, why, "refused a bootstrap token");
+        Err(reason) => {
+            tracing::debug!(id, reason, "refused a bootstrap token");
             None
         }
     })
@@ -43,11 +47,11 @@ fn parse(token: &str) -> Option<(&str, &str)> {
     (id.len() == 6 && secret.len() == 16 && plain(id) && plain(secret)).then_some((id, secret))
 }
 
-fn judge(object: &Value, id: &str, secret: &str, now: Timestamp) -> Result<User, &'static str> {
+fn validate_secret(object: &Value, id: &str, secret: &str, now: Timestamp) -> Result<User, &'static str> {
     if object.at("metadata").has("deletionTimestamp") {
         return Err("it is being deleted");
     }
-    if object.text("type") != TYPE {
+    if object.text("type") != SECRET_TYPE {
         return Err("its Secret is of another type");
     }
     let data = |key: &str| {
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_some_texts_look_like_bootstrap_tokens() {
+    fn accepts_only_valid_bootstrap_tokens() {
         assert_eq!(parse("abc123.0123456789abcdef"), Some(("abc123", "0123456789abcdef")));
         for other in
             ["", "abc123", "abc12.0123456789abcdef", "abc123.0123456789abcde", "ABC123.0123456789abcdef"]
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_of_bootstrappers() {
+    fn validates_bootstrap_groups() {
         for good in ["system:bootstrappers:foo", "system:bootstrappers:foo:bar-42"] {
             assert!(is_group(good), "{good}");
         }

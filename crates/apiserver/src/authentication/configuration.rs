@@ -6,16 +6,16 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use api::field::quoted;
+use api::field::quote;
 use serde::Deserialize;
 
 use super::Error;
-use super::oidc::expressions::Programs;
-use super::options::Anonymous;
+use super::oidc::expressions::ClaimExpressions;
+use super::options::AnonymousAccess;
 
 const VERSIONS: [&str; 3] =
     ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1beta1", "apiserver.config.k8s.io/v1alpha1"];
-const MOST_ISSUERS: usize = 64;
+const MAX_ISSUERS: usize = 64;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -145,12 +145,12 @@ impl ClaimRule {
 }
 
 impl AnonymousRule {
-    pub fn meaning(&self) -> Anonymous {
+    pub fn to_anonymous_access(&self) -> AnonymousAccess {
         let paths = || self.conditions.iter().map(|condition| condition.path.clone()).collect();
         match (self.enabled, self.conditions.is_empty()) {
-            (false, _) => Anonymous::Nowhere,
-            (true, true) => Anonymous::Everywhere,
-            (true, false) => Anonymous::Paths(paths()),
+            (false, _) => AnonymousAccess::Disabled,
+            (true, true) => AnonymousAccess::AllPaths,
+            (true, false) => AnonymousAccess::Paths(paths()),
         }
     }
 }
@@ -159,40 +159,40 @@ impl Configuration {
     pub fn read(path: &Path) -> Result<Configuration, Error> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        let bad = |why: String| Error::Configuration { path: path.to_owned(), why };
+        let bad = |reason: String| Error::Configuration { path: path.to_owned(), reason };
         Configuration::parse(&text).map_err(bad)
     }
 
     pub fn parse(text: &str) -> Result<Configuration, String> {
-        let configuration: Configuration = schema::yaml::read(text).map_err(|error| error.to_string())?;
+        let configuration: Configuration = schema::yaml::from_str(text).map_err(|error| error.to_string())?;
         if configuration.kind != "AuthenticationConfiguration"
             || !VERSIONS.contains(&configuration.api_version.as_str())
         {
             return Err(format!(
                 "expected AuthenticationConfiguration of {}, not {} of {}",
                 VERSIONS[0],
-                quoted(&configuration.kind),
-                quoted(&configuration.api_version)
+                quote(&configuration.kind),
+                quote(&configuration.api_version)
             ));
         }
         Ok(configuration)
     }
 
     /// What is wrong, in upstream's words; `ours` are the service accounts' issuers.
-    pub fn check(&self, ours: &[String]) -> Result<(), Error> {
-        let mut problems = Vec::new();
-        if self.jwt.len() > MOST_ISSUERS {
-            problems.push(format!("jwt: Too many: {}: must have at most 64 items", self.jwt.len()));
+    pub fn check(&self, service_account_issuers: &[String]) -> Result<(), Error> {
+        let mut errors = Vec::new();
+        if self.jwt.len() > MAX_ISSUERS {
+            errors.push(format!("jwt: Too many: {}: must have at most 64 items", self.jwt.len()));
         }
         let mut seen = BTreeSet::new();
         for (i, jwt) in self.jwt.iter().enumerate() {
-            jwt.check(&format!("jwt[{i}]"), ours, &mut problems);
+            jwt.check(&format!("jwt[{i}]"), service_account_issuers, &mut errors);
             for (field, url) in
                 [("url", Some(&jwt.issuer.url)), ("discoveryURL", jwt.issuer.discovery_url.as_ref())]
             {
                 let Some(url) = url.filter(|url| !url.is_empty()) else { continue };
                 if !seen.insert((field, url)) {
-                    problems.push(format!("jwt[{i}].issuer.{field}: Duplicate value: {}", quoted(url)));
+                    errors.push(format!("jwt[{i}].issuer.{field}: Duplicate value: {}", quote(url)));
                 }
             }
         }
@@ -200,86 +200,89 @@ impl Configuration {
             && !rule.enabled
             && !rule.conditions.is_empty()
         {
-            problems.push(
+            errors.push(
                 "anonymous.conditions: enabled should be set to true when conditions are defined".to_owned(),
             );
         }
-        if problems.is_empty() { Ok(()) } else { Err(Error::Invalid(crate::rbac::together(&problems))) }
+        if errors.is_empty() { Ok(()) } else { Err(Error::Invalid(crate::rbac::aggregate_errors(&errors))) }
     }
 }
 
 impl Jwt {
-    fn check(&self, at: &str, ours: &[String], problems: &mut Vec<String>) {
+    fn check(&self, at: &str, service_account_issuers: &[String], errors: &mut Vec<String>) {
         let issuer = &self.issuer;
-        let invalid = |field: &str, value: &str, why: &str| {
-            format!("{at}.{field}: Invalid value: {}: {why}", quoted(value))
+        let invalid = |field: &str, value: &str, reason: &str| {
+            format!("{at}.{field}: Invalid value: {}: {reason}", quote(value))
         };
         if issuer.url.is_empty() {
-            problems.push(format!("{at}.issuer.url: Required value"));
+            errors.push(format!("{at}.issuer.url: Required value"));
         } else {
-            if ours.contains(&issuer.url) {
-                let why = format!("URL must not overlap with disallowed issuers: [{}]", ours.join(" "));
-                problems.push(invalid("issuer.url", &issuer.url, &why));
+            if service_account_issuers.contains(&issuer.url) {
+                let reason = format!(
+                    "URL must not overlap with disallowed issuers: [{}]",
+                    service_account_issuers.join(" ")
+                );
+                errors.push(invalid("issuer.url", &issuer.url, &reason));
             }
-            problems.extend(url_problems(&issuer.url).map(|why| invalid("issuer.url", &issuer.url, why)));
+            errors.extend(url_errors(&issuer.url).map(|reason| invalid("issuer.url", &issuer.url, reason)));
         }
         if let Some(url) = issuer.discovery_url.as_ref().filter(|url| !url.is_empty()) {
             if url.trim_end_matches('/') == issuer.url.trim_end_matches('/') {
-                problems.push(invalid("issuer.discoveryURL", url, "discoveryURL must be different from URL"));
+                errors.push(invalid("issuer.discoveryURL", url, "discoveryURL must be different from URL"));
             }
-            problems.extend(url_problems(url).map(|why| invalid("issuer.discoveryURL", url, why)));
+            errors.extend(url_errors(url).map(|reason| invalid("issuer.discoveryURL", url, reason)));
         }
         if issuer.audiences.is_empty() {
-            problems.push(format!(
+            errors.push(format!(
                 "{at}.issuer.audiences: Required value: at least one {at}.issuer.audiences is required"
             ));
         }
         let mut seen = BTreeSet::new();
         for (i, audience) in issuer.audiences.iter().enumerate() {
             if audience.is_empty() {
-                problems.push(format!("{at}.issuer.audiences[{i}]: Required value"));
+                errors.push(format!("{at}.issuer.audiences[{i}]: Required value"));
             } else if !seen.insert(audience) {
-                problems.push(format!("{at}.issuer.audiences[{i}]: Duplicate value: {}", quoted(audience)));
+                errors.push(format!("{at}.issuer.audiences[{i}]: Duplicate value: {}", quote(audience)));
             }
         }
         let policy = issuer.audience_match_policy.as_str();
         let field = "issuer.audienceMatchPolicy";
         if issuer.audiences.len() > 1 && policy != "MatchAny" {
-            let why = "audienceMatchPolicy must be MatchAny for multiple audiences";
-            problems.push(invalid(field, policy, why));
+            let reason = "audienceMatchPolicy must be MatchAny for multiple audiences";
+            errors.push(invalid(field, policy, reason));
         }
         if issuer.audiences.len() == 1 && !matches!(policy, "" | "MatchAny") {
-            let why = "audienceMatchPolicy must be empty or MatchAny for single audience";
-            problems.push(invalid(field, policy, why));
+            let reason = "audienceMatchPolicy must be empty or MatchAny for single audience";
+            errors.push(invalid(field, policy, reason));
         }
         if !issuer.egress_selector_type.is_empty() {
-            let why = "there are no egress selectors here";
-            problems.push(invalid("issuer.egressSelectorType", &issuer.egress_selector_type, why));
+            let reason = "there are no egress selectors here";
+            errors.push(invalid("issuer.egressSelectorType", &issuer.egress_selector_type, reason));
         }
-        self.check_claims(at, problems);
+        self.check_claims(at, errors);
     }
 
-    fn check_claims(&self, at: &str, problems: &mut Vec<String>) {
+    fn check_claims(&self, at: &str, errors: &mut Vec<String>) {
         let mappings = &self.claim_mappings;
-        Programs::new(self, at, problems);
+        ClaimExpressions::new(self, at, errors);
         for (name, mapping) in [("username", &mappings.username), ("groups", &mappings.groups)] {
             let field = format!("{at}.claimMappings.{name}");
             match (mapping.claim.is_empty(), mapping.expression.is_empty(), &mapping.prefix) {
-                (false, false, _) => problems
+                (false, false, _) => errors
                     .push(format!("{field}: Invalid value: \"\": claim and expression can't both be set")),
-                (true, false, Some(prefix)) => problems.push(format!(
+                (true, false, Some(prefix)) => errors.push(format!(
                     "{field}.prefix: Invalid value: {}: prefix can't be set when expression is set",
-                    quoted(prefix)
+                    quote(prefix)
                 )),
                 (true, true, _) if name == "username" => {
-                    problems.push(format!("{field}: Required value: claim or expression is required"));
+                    errors.push(format!("{field}: Required value: claim or expression is required"));
                 }
                 (true, true, Some(prefix)) if !prefix.is_empty() => {
-                    problems.push(format!("{field}.claim: Required value: non-empty claim name is required"));
+                    errors.push(format!("{field}.claim: Required value: non-empty claim name is required"));
                 }
                 (false, _, None) => {
-                    let why = "prefix is required when claim is set. It can be set to an empty string to disable prefixing";
-                    problems.push(format!("{field}.prefix: Required value: {why}"));
+                    let reason = "prefix is required when claim is set. It can be set to an empty string to disable prefixing";
+                    errors.push(format!("{field}.prefix: Required value: {reason}"));
                 }
                 _ => {}
             }
@@ -288,19 +291,17 @@ impl Jwt {
         for (i, rule) in self.claim_validation_rules.iter().enumerate() {
             let field = format!("{at}.claimValidationRules[{i}]");
             match (rule.claim.as_str(), rule.expression.as_str()) {
-                ("", "") => {
-                    problems.push(format!("{field}: Required value: claim or expression is required"))
-                }
+                ("", "") => errors.push(format!("{field}: Required value: claim or expression is required")),
                 (claim, "") => {
                     if !rule.message.is_empty() {
-                        let why = "may not be specified when claim is set";
-                        problems.push(format!(
-                            "{field}.message: Invalid value: {}: {why}",
-                            quoted(&rule.message)
+                        let reason = "may not be specified when claim is set";
+                        errors.push(format!(
+                            "{field}.message: Invalid value: {}: {reason}",
+                            quote(&rule.message)
                         ));
                     }
                     if !seen.insert(claim) {
-                        problems.push(format!("{field}.claim: Duplicate value: {}", quoted(claim)));
+                        errors.push(format!("{field}.claim: Duplicate value: {}", quote(claim)));
                     }
                 }
                 _ => {}
@@ -309,39 +310,41 @@ impl Jwt {
     }
 }
 
-fn url_problems(url: &str) -> impl Iterator<Item = &'static str> {
+fn url_errors(url: &str) -> impl Iterator<Item = &'static str> {
     let after = url.split_once("://").map_or("", |(_, rest)| rest);
     let authority = after.split(['/', '?', '#']).next().unwrap_or("");
-    let problems = [
+    let errors = [
         (!url.starts_with("https://"), "URL scheme must be https"),
         (authority.contains('@'), "URL must not contain a username or password"),
         (url.split('#').next().is_some_and(|url| url.contains('?')), "URL must not contain a query"),
         (url.contains('#'), "URL must not contain a fragment"),
     ];
-    problems.into_iter().filter(|(wrong, _)| *wrong).map(|(_, why)| why)
+    errors.into_iter().filter(|(wrong, _)| *wrong).map(|(_, reason)| reason)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n";
+    const CONFIG_HEADER: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n";
 
-    fn problems(text: &str) -> String {
-        let ours = ["https://ours".to_owned()];
-        match Configuration::parse(&format!("{HEAD}{text}")) {
-            Ok(configuration) => configuration.check(&ours).err().map_or(String::new(), |e| e.to_string()),
-            Err(why) => why,
+    fn validation_error(text: &str) -> String {
+        let service_account_issuers = ["https://ours".to_owned()];
+        match Configuration::parse(&format!("{CONFIG_HEADER}{text}")) {
+            Ok(configuration) => {
+                configuration.check(&service_account_issuers).err().map_or(String::new(), |e| e.to_string())
+            }
+            Err(reason) => reason,
         }
     }
 
     #[track_caller]
     fn check(text: &str, expected: expect_test::Expect) {
-        expected.assert_eq(&problems(text));
+        expected.assert_eq(&validation_error(text));
     }
 
     #[test]
-    fn configurations_are_checked() {
+    fn validates_configuration() {
         let good = "jwt:\n- issuer: {url: 'https://i', audiences: [a]}\n  claimMappings: {username: {claim: sub, prefix: ''}}\n";
         check(good, expect_test::expect![""]);
         check("anonymous: {enabled: true, conditions: [{path: /livez}]}\n", expect_test::expect![""]);
@@ -364,7 +367,11 @@ mod tests {
                  | claims.
                  | .......^, jwt[0].claimMappings.extra[0].valueExpression: Invalid value: "1": must evaluate to one of [string list(string)], jwt[0].claimMappings.username.expression: Invalid value: "claims.email": claims.email_verified must be used in claimMappings.username.expression or claimMappings.extra[*].valueExpression or claimValidationRules[*].expression when claims.email is used in claimMappings.username.expression]"#]],
         );
-        assert!(problems("jwts: []\n").contains("unknown field"), "{}", problems("jwts: []\n"));
+        assert!(
+            validation_error("jwts: []\n").contains("unknown field"),
+            "{}",
+            validation_error("jwts: []\n")
+        );
         assert!(Configuration::parse("kind: Other\n").unwrap_err().starts_with("expected Authentication"));
     }
 }

@@ -21,13 +21,13 @@ pub struct FrontProxy {
     pub extra_header_prefixes: Vec<String>,
 }
 
-pub struct Trusted {
+pub struct FrontProxyAuthenticator {
     pub authority: pki::ClientAuthority,
     pub headers: FrontProxy,
 }
 
-impl Trusted {
-    pub fn new(options: FrontProxy) -> Result<Trusted, Error> {
+impl FrontProxyAuthenticator {
+    pub fn new(options: FrontProxy) -> Result<FrontProxyAuthenticator, Error> {
         for (flag, values) in [
             ("requestheader-username-headers", &options.username_headers),
             ("requestheader-uid-headers", &options.uid_headers),
@@ -36,11 +36,11 @@ impl Trusted {
             ("requestheader-allowed-names", &options.allowed_names),
         ] {
             if values.iter().any(|value| value.trim().is_empty()) {
-                return Err(Error::Flag { flag, why: "empty value".to_owned() });
+                return Err(Error::Flag { flag, reason: "empty value".to_owned() });
             }
         }
         let authority = pki::ClientAuthority::new(&options.ca_pem, "the authority of front proxies")?;
-        Ok(Trusted { authority, headers: options })
+        Ok(FrontProxyAuthenticator { authority, headers: options })
     }
 
     pub fn allows(&self, common_name: &str) -> bool {
@@ -51,11 +51,11 @@ impl Trusted {
 
 impl FrontProxy {
     /// The user the headers name, who is then gone from them.
-    pub fn take(&self, headers: &mut HeaderMap) -> Option<User> {
+    pub fn take_user(&self, headers: &mut HeaderMap) -> Option<User> {
         let all = |names: &[String]| -> Vec<String> {
             let values = names.iter().flat_map(|name| headers.get_all(name.trim()));
-            let texts = values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-            texts.filter(|text| !text.is_empty()).collect()
+            let strings = values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+            strings.filter(|text| !text.is_empty()).collect()
         };
         let name = all(&self.username_headers).into_iter().next()?;
         let uid = all(&self.uid_headers).into_iter().next().unwrap_or_default();
@@ -67,7 +67,7 @@ impl FrontProxy {
             for (header, value) in headers.iter() {
                 let Some(key) = header.as_str().strip_prefix(&prefix) else { continue };
                 let text = String::from_utf8_lossy(value.as_bytes()).into_owned();
-                extra.entry(stream::escapes::decoded(key)).or_default().push(text);
+                extra.entry(stream::url_encoding::unescape(key)).or_default().push(text);
                 used.push(header.clone());
             }
         }

@@ -12,8 +12,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use jiff::Timestamp;
 use parking_lot::RwLock;
 use pki::jwk::{ALGORITHMS, KeySet, Unverified};
@@ -24,28 +24,28 @@ use tokio::time::Instant;
 use super::Error;
 use super::configuration::Jwt;
 use crate::access::User;
-use crate::https::{self, Client, Credentials};
+use crate::https::{self, Credentials, HttpsClient};
 
-const BETWEEN_FETCHES: Duration = Duration::from_secs(10);
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 /// How far ahead an issuer's clock may be.
-const NOT_BEFORE_LEEWAY: i64 = 5 * 60;
+const NOT_BEFORE_SKEW_SECONDS: i64 = 5 * 60;
 const WELL_KNOWN: &str = "/.well-known/openid-configuration";
 
 /// An issuer whose tokens are taken.
 pub struct Issuer {
     jwt: Jwt,
-    programs: expressions::Programs,
+    claim_expressions: expressions::ClaimExpressions,
     algorithms: Vec<String>,
-    discovery: Client,
+    discovery: HttpsClient,
     /// `None` before they were first read.
     keys: RwLock<Option<Arc<KeySet>>>,
-    fetching: Mutex<Fetching>,
+    fetch_state: Mutex<KeyFetchState>,
 }
 
 #[derive(Default)]
-struct Fetching {
+struct KeyFetchState {
     /// Where the keys are, once the issuer has told.
-    key_set: Option<Client>,
+    key_set: Option<HttpsClient>,
     last: Option<Instant>,
 }
 
@@ -53,8 +53,8 @@ struct Fetching {
 pub fn algorithms(named: &[String]) -> Result<Vec<String>, Error> {
     for name in named {
         if !ALGORITHMS.contains(&name.as_str()) {
-            let why = format!("oidc: unsupported signing alg: {}", quoted(name));
-            return Err(Error::Flag { flag: "oidc-signing-algs", why });
+            let reason = format!("oidc: unsupported signing alg: {}", quote(name));
+            return Err(Error::Flag { flag: "oidc-signing-algs", reason });
         }
     }
     Ok(if named.is_empty() { vec!["RS256".to_owned()] } else { named.to_vec() })
@@ -71,35 +71,35 @@ impl Issuer {
             None => format!("{}{WELL_KNOWN}", jwt.issuer.url.trim_end_matches('/')),
         };
         // Whatever is wrong with expressions has been told when the configuration was checked.
-        let programs = expressions::Programs::new(&jwt, "jwt", &mut Vec::new());
+        let claim_expressions = expressions::ClaimExpressions::new(&jwt, "jwt", &mut Vec::new());
         Ok(Issuer {
-            programs,
-            discovery: Client::new(&discovery, credentials(&jwt))?,
+            claim_expressions,
+            discovery: HttpsClient::new(&discovery, credentials(&jwt))?,
             jwt,
             algorithms,
             keys: RwLock::default(),
-            fetching: Mutex::default(),
+            fetch_state: Mutex::default(),
         })
     }
 
     /// The user a token is from; `None` where it is another issuer's.
-    pub async fn owner(&self, token: &str, now: Timestamp) -> Result<Option<User>, String> {
+    pub async fn authenticate_token(&self, token: &str, now: Timestamp) -> Result<Option<User>, String> {
         let Some(token) = Unverified::parse(token) else { return Ok(None) };
         if issuer_of(&token.claims) != self.jwt.issuer.url {
             return Ok(None);
         }
         self.verify(&token, now).await?;
-        claims::user(&self.jwt, &self.programs, &token.claims).map(Some)
+        claims::user_from_claims(&self.jwt, &self.claim_expressions, &token.claims).map(Some)
     }
 
     async fn verify(&self, token: &Unverified<'_>, now: Timestamp) -> Result<(), String> {
-        let refused = |why: String| format!("oidc: verify token: {why}");
-        self.check_times_and_audience(&token.claims, now).map_err(refused)?;
+        let verify_error = |reason: String| format!("oidc: verify token: {reason}");
+        self.check_times_and_audience(&token.claims, now).map_err(verify_error)?;
         if !self.algorithms.contains(&token.algorithm) {
-            return Err(refused(format!(
+            return Err(verify_error(format!(
                 "oidc: id token signed with unsupported algorithm, expected {} got {}",
                 list(&self.algorithms),
-                quoted(&token.algorithm)
+                quote(&token.algorithm)
             )));
         }
         let keys = self.keys.read().clone();
@@ -109,38 +109,40 @@ impl Issuer {
         let known = keys.is_some();
         match self.fetch(keys).await {
             Ok(keys) if keys.signed(token) => Ok(()),
-            Err(error) if known => Err(refused(format!("failed to verify signature: fetching keys {error}"))),
+            Err(error) if known => {
+                Err(verify_error(format!("failed to verify signature: fetching keys {error}")))
+            }
             Err(error) => {
                 tracing::warn!(issuer = self.jwt.issuer.url, %error, "cannot read an issuer's keys");
                 Err("oidc: authenticator not initialized".to_owned())
             }
-            Ok(_) => {
-                Err(refused("failed to verify signature: failed to verify id token signature".to_owned()))
-            }
+            Ok(_) => Err(verify_error(
+                "failed to verify signature: failed to verify id token signature".to_owned(),
+            )),
         }
     }
 
     fn check_times_and_audience(&self, claims: &Value, now: Timestamp) -> Result<(), String> {
-        let told = match claims.at("aud") {
+        let token_audiences = match claims.at("aud") {
             Value::String(one) => vec![one.clone()],
             _ => claims.items("aud").iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         };
-        let wanted = &self.jwt.issuer.audiences;
-        if !told.iter().any(|audience| wanted.contains(audience)) {
-            return Err(match wanted.as_slice() {
-                [one] => format!("oidc: expected audience {} got {}", quoted(one), list(&told)),
-                many => format!("oidc: expected audience in {} got {}", list(many), list(&told)),
+        let expected_audiences = &self.jwt.issuer.audiences;
+        if !token_audiences.iter().any(|audience| expected_audiences.contains(audience)) {
+            return Err(match expected_audiences.as_slice() {
+                [one] => format!("oidc: expected audience {} got {}", quote(one), list(&token_audiences)),
+                many => format!("oidc: expected audience in {} got {}", list(many), list(&token_audiences)),
             });
         }
         let expires = seconds(claims.at("exp")).unwrap_or(0);
         if expires < now.as_second() {
-            return Err(format!("oidc: token is expired (Token Expiry: {})", moment(expires)));
+            return Err(format!("oidc: token is expired (Token Expiry: {})", format_time(expires)));
         }
         match seconds(claims.at("nbf")) {
-            Some(begins) if now.as_second() + NOT_BEFORE_LEEWAY < begins => Err(format!(
+            Some(begins) if now.as_second() + NOT_BEFORE_SKEW_SECONDS < begins => Err(format!(
                 "oidc: current time {} before the nbf (not before) time: {}",
-                moment(now.as_second()),
-                moment(begins)
+                format_time(now.as_second()),
+                format_time(begins)
             )),
             _ => Ok(()),
         }
@@ -148,38 +150,38 @@ impl Issuer {
 
     /// Newer keys than `seen`: those that somebody else has fetched meanwhile, or the issuer's.
     async fn fetch(&self, seen: Option<Arc<KeySet>>) -> Result<Arc<KeySet>, FetchError> {
-        let mut fetching = self.fetching.lock().await;
+        let mut fetch_state = self.fetch_state.lock().await;
         let current = self.keys.read().clone();
         match (current, seen) {
             (Some(current), None) => return Ok(current),
             (Some(current), Some(seen)) if !Arc::ptr_eq(&current, &seen) => return Ok(current),
             // A token that nobody signed must not keep the issuer busy.
-            (Some(current), _) if fetching.is_early() => return Ok(current),
-            (None, _) if fetching.is_early() => return Err(FetchError::Early),
+            (Some(current), _) if fetch_state.is_rate_limited() => return Ok(current),
+            (None, _) if fetch_state.is_rate_limited() => return Err(FetchError::RateLimited),
             _ => {}
         }
-        fetching.last = Some(Instant::now());
-        let client = match &fetching.key_set {
+        fetch_state.last = Some(Instant::now());
+        let client = match &fetch_state.key_set {
             Some(client) => client,
-            None => fetching.key_set.insert(self.discover().await?),
+            None => fetch_state.key_set.insert(self.discover().await?),
         };
         let keys = Arc::new(KeySet::parse(&client.get().await?).ok_or(FetchError::NoKeySet)?);
         *self.keys.write() = Some(keys.clone());
         Ok(keys)
     }
 
-    async fn discover(&self) -> Result<Client, FetchError> {
+    async fn discover(&self) -> Result<HttpsClient, FetchError> {
         let document = self.discovery.get().await?;
         if document.text("issuer") != self.jwt.issuer.url {
             return Err(FetchError::OtherIssuer(document.text("issuer").to_owned()));
         }
-        Ok(Client::new(document.text("jwks_uri"), credentials(&self.jwt))?)
+        Ok(HttpsClient::new(document.text("jwks_uri"), credentials(&self.jwt))?)
     }
 }
 
-impl Fetching {
-    fn is_early(&self) -> bool {
-        self.last.is_some_and(|last| last.elapsed() < BETWEEN_FETCHES)
+impl KeyFetchState {
+    fn is_rate_limited(&self) -> bool {
+        self.last.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL)
     }
 }
 
@@ -187,7 +189,7 @@ impl Fetching {
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
     #[error("the last attempt has just failed")]
-    Early,
+    RateLimited,
     #[error(transparent)]
     Https(#[from] https::Error),
     #[error("its jwks_uri cannot be used: {0}")]
@@ -218,14 +220,14 @@ fn seconds(value: &Value) -> Option<i64> {
 }
 
 /// A moment as Go prints it.
-fn moment(seconds: i64) -> String {
+fn format_time(seconds: i64) -> String {
     match Timestamp::from_second(seconds) {
         Ok(at) => at.strftime("%Y-%m-%d %H:%M:%S +0000 UTC").to_string(),
         Err(_) => seconds.to_string(),
     }
 }
 
-fn list(texts: &[String]) -> String {
-    let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+fn list(strings: &[String]) -> String {
+    let quoted: Vec<String> = strings.iter().map(|text| quote(text)).collect();
     format!("[{}]", quoted.join(" "))
 }

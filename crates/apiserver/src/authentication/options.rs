@@ -42,11 +42,11 @@ pub struct Oidc {
 }
 
 /// Issuers of tokens, the algorithms they may use, where requests may be anonymous, and what the file says of it.
-type Settled = (Vec<Jwt>, Vec<String>, Anonymous, Option<AnonymousRule>);
+type IssuerSettings = (Vec<Jwt>, Vec<String>, AnonymousAccess, Option<AnonymousRule>);
 
 impl Options {
     /// What flags and file say together.
-    pub(super) fn issuers(&self, ours: &[String]) -> Result<Settled, Error> {
+    pub(super) fn issuers(&self, service_account_issuers: &[String]) -> Result<IssuerSettings, Error> {
         let mut configuration = match &self.configuration {
             Some(path) => Configuration::read(path)?,
             None => Configuration::default(),
@@ -54,21 +54,21 @@ impl Options {
         let mut algorithms = oidc::all_algorithms();
         if let Some(flags) = &self.oidc {
             if self.configuration.is_some() {
-                let why = "authentication-config file and oidc-* flags are mutually exclusive".to_owned();
-                return Err(Error::Flag { flag: "authentication-config", why });
+                let reason = "authentication-config file and oidc-* flags are mutually exclusive".to_owned();
+                return Err(Error::Flag { flag: "authentication-config", reason });
             }
             algorithms = oidc::algorithms(&flags.signing_algorithms)?;
             configuration.jwt.push(flags.jwt());
         }
-        configuration.check(ours)?;
+        configuration.check(service_account_issuers)?;
         let anonymous = match (&configuration.anonymous, self.anonymous) {
             (Some(_), Some(_)) => {
-                let why = "--anonymous-auth flag cannot be set when anonymous field is configured in authentication configuration file".to_owned();
-                return Err(Error::Flag { flag: "anonymous", why });
+                let reason = "--anonymous-auth flag cannot be set when anonymous field is configured in authentication configuration file".to_owned();
+                return Err(Error::Flag { flag: "anonymous", reason });
             }
-            (Some(rule), None) => rule.meaning(),
-            (None, Some(false)) => Anonymous::Nowhere,
-            (None, _) => Anonymous::Everywhere,
+            (Some(rule), None) => rule.to_anonymous_access(),
+            (None, Some(false)) => AnonymousAccess::Disabled,
+            (None, _) => AnonymousAccess::AllPaths,
         };
         Ok((configuration.jwt, algorithms, anonymous, configuration.anonymous))
     }
@@ -96,20 +96,20 @@ impl Oidc {
 
 /// Where requests without a credential are let in at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Anonymous {
+pub enum AnonymousAccess {
     #[default]
-    Everywhere,
+    AllPaths,
     /// On these paths only.
     Paths(Vec<String>),
-    Nowhere,
+    Disabled,
 }
 
-impl Anonymous {
+impl AnonymousAccess {
     pub fn allows(&self, path: &str) -> bool {
         match self {
-            Anonymous::Everywhere => true,
-            Anonymous::Paths(paths) => paths.iter().any(|allowed| allowed == path),
-            Anonymous::Nowhere => false,
+            AnonymousAccess::AllPaths => true,
+            AnonymousAccess::Paths(paths) => paths.iter().any(|allowed| allowed == path),
+            AnonymousAccess::Disabled => false,
         }
     }
 }
@@ -119,16 +119,16 @@ impl Anonymous {
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("token file {path}, line {line}: {why}")]
-    TokenFile { path: PathBuf, line: usize, why: &'static str },
+    #[error("token file {path}, line {line}: {reason}")]
+    TokenFile { path: PathBuf, line: usize, reason: &'static str },
     #[error("cannot use the certificate authority")]
     Authority(#[from] pki::Error),
     #[error("cannot reach out")]
     Https(#[from] https::ConfigError),
-    #[error("{path} is not an authentication configuration: {why}")]
-    Configuration { path: PathBuf, why: String },
+    #[error("{path} is not an authentication configuration: {reason}")]
+    Configuration { path: PathBuf, reason: String },
     #[error("invalid authentication configuration: {0}")]
     Invalid(String),
-    #[error("{flag}: {why}")]
-    Flag { flag: &'static str, why: String },
+    #[error("{flag}: {reason}")]
+    Flag { flag: &'static str, reason: String },
 }

@@ -11,12 +11,12 @@ use crate::access::User;
 
 /// Judged once for each connection; only the time passes after that.
 #[derive(Clone, Default)]
-pub struct Peer(Option<Arc<Shown>>);
+pub struct Peer(Option<Arc<PeerCertificate>>);
 
 /// A certificate that was shown.
-struct Shown {
+struct PeerCertificate {
     /// Whether an authority for clients vouches for it.
-    vouched: bool,
+    verified: bool,
     /// Whom it names, if it is vouched for and names somebody.
     user: Option<User>,
     /// Whether it may speak for others.
@@ -35,18 +35,18 @@ impl Peer {
             Err(_) => Timestamp::MAX,
         };
         let clients = authenticators.clients.as_ref();
-        let vouched = clients.is_some_and(|clients| clients.vouches_for(chain, now));
+        let verified = clients.is_some_and(|clients| clients.is_trusted(chain, now));
         let name = identity.as_ref().map_or("", |identity| identity.user.as_str());
         let proxy = authenticators.proxy.as_ref();
-        let proxy = proxy.is_some_and(|proxy| proxy.allows(name) && proxy.authority.vouches_for(chain, now));
-        let user = identity.ok().filter(|_| vouched).map(|identity| user(identity, leaf));
-        Peer(Some(Arc::new(Shown { vouched, user, proxy, until })))
+        let proxy = proxy.is_some_and(|proxy| proxy.allows(name) && proxy.authority.is_trusted(chain, now));
+        let user = identity.ok().filter(|_| verified).map(|identity| user(identity, leaf));
+        Peer(Some(Arc::new(PeerCertificate { verified, user, proxy, until })))
     }
 
     /// Somebody known without any certificate: a role in this process.
     pub fn known(user: User) -> Peer {
         let until = Timestamp::MAX;
-        Peer(Some(Arc::new(Shown { vouched: true, user: Some(user), proxy: false, until })))
+        Peer(Some(Arc::new(PeerCertificate { verified: true, user: Some(user), proxy: false, until })))
     }
 
     pub fn user(&self, now: Timestamp) -> Option<User> {
@@ -54,22 +54,22 @@ impl Peer {
     }
 
     /// Whether a certificate was shown, good or not.
-    pub fn is_shown(&self) -> bool {
+    pub fn has_certificate(&self) -> bool {
         self.0.is_some()
     }
 
     /// Whether headers may name the user.
     pub fn is_proxy(&self, now: Timestamp) -> bool {
-        self.valid(now).is_some_and(|shown| shown.proxy)
+        self.valid(now).is_some_and(|certificate| certificate.proxy)
     }
 
     /// Whether a certificate was shown that is no good as a client's.
-    pub fn is_refused(&self, now: Timestamp) -> bool {
-        self.0.is_some() && !self.valid(now).is_some_and(|shown| shown.vouched)
+    pub fn is_rejected(&self, now: Timestamp) -> bool {
+        self.0.is_some() && !self.valid(now).is_some_and(|certificate| certificate.verified)
     }
 
-    fn valid(&self, now: Timestamp) -> Option<&Shown> {
-        self.0.as_deref().filter(|shown| now < shown.until)
+    fn valid(&self, now: Timestamp) -> Option<&PeerCertificate> {
+        self.0.as_deref().filter(|certificate| now < certificate.until)
     }
 }
 

@@ -2,7 +2,7 @@
 //! good, and which proxies may name users in which headers.
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::Authenticators;
 use crate::bootstrap;
 use crate::request::Target;
 use crate::server::Server;
-use crate::update::Change;
+use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
 pub const NAMESPACE: &str = "kube-system";
@@ -18,21 +18,22 @@ pub const NAME: &str = "extension-apiserver-authentication";
 
 /// Makes the ConfigMap, or adds what is missing in it. What other servers have put there stays.
 pub async fn publish(server: &Server) -> Result<(), Status> {
-    let resource = api::table::find("", "v1", "configmaps").expect("ConfigMaps are in the table");
-    let ours = data(&server.authenticators);
-    let map = json!({"data": ours});
+    let resource =
+        api::resource_table::find_resource("", "v1", "configmaps").expect("ConfigMaps are in the table");
+    let own_data = data(&server.authenticators);
+    let map = json!({"data": own_data});
     bootstrap::ensure(server, resource, NAMESPACE, NAME, map).await?;
     let target = Target { name: NAME.into(), ..Target::collection(resource, NAMESPACE) };
     let options = WriteOptions::internal(Timestamp::now());
     let change = |before: &Value| {
         let mut after = before.clone();
-        for (key, value) in &ours {
-            let text = joined(before.at("data").text(key), value);
+        for (key, value) in &own_data {
+            let text = merge_values(before.at("data").text(key), value);
             after.object_mut("data").insert((*key).to_owned(), text.into());
         }
-        Ok(Change::replace(after))
+        Ok(ObjectChange::replace(after))
     };
-    server.change(&target, &options, change).await.map(drop)
+    server.update_object(&target, &options, change).await.map(drop)
 }
 
 fn data(authenticators: &Authenticators) -> std::collections::BTreeMap<&'static str, String> {
@@ -58,18 +59,18 @@ fn data(authenticators: &Authenticators) -> std::collections::BTreeMap<&'static 
 }
 
 /// Lists are joined as lists, certificates as text; what cannot be read is replaced.
-fn joined(before: &str, ours: &str) -> String {
+fn merge_values(before: &str, own_value: &str) -> String {
     let list = |text: &str| serde_json::from_str::<Vec<String>>(text);
-    let Ok(wanted) = list(ours) else {
+    let Ok(names) = list(own_value) else {
         let certificates = before.contains("-----BEGIN CERTIFICATE-----") && before.ends_with('\n');
         return match before {
-            _ if !certificates => ours.to_owned(),
-            _ if before.contains(ours) => before.to_owned(),
-            _ => format!("{before}{ours}"),
+            _ if !certificates => own_value.to_owned(),
+            _ if before.contains(own_value) => before.to_owned(),
+            _ => format!("{before}{own_value}"),
         };
     };
     let mut all = list(before).unwrap_or_default();
-    for name in wanted {
+    for name in names {
         if !all.contains(&name) {
             all.push(name);
         }
@@ -82,13 +83,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_others_is_lost() {
-        assert_eq!(joined("", "[\"a\"]"), "[\"a\"]");
-        assert_eq!(joined("[\"b\",\"a\"]", "[\"a\",\"c\"]"), "[\"b\",\"a\",\"c\"]");
-        assert_eq!(joined("nonsense", "[\"a\"]"), "[\"a\"]");
+    fn preserves_values_of_other_servers() {
+        assert_eq!(merge_values("", "[\"a\"]"), "[\"a\"]");
+        assert_eq!(merge_values("[\"b\",\"a\"]", "[\"a\",\"c\"]"), "[\"b\",\"a\",\"c\"]");
+        assert_eq!(merge_values("nonsense", "[\"a\"]"), "[\"a\"]");
         let (one, two) = ("-----BEGIN CERTIFICATE-----\n1\n", "-----BEGIN CERTIFICATE-----\n2\n");
-        assert_eq!(joined(one, two), format!("{one}{two}"));
-        assert_eq!(joined(&format!("{one}{two}"), two), format!("{one}{two}"));
-        assert_eq!(joined("nonsense", two), two);
+        assert_eq!(merge_values(one, two), format!("{one}{two}"));
+        assert_eq!(merge_values(&format!("{one}{two}"), two), format!("{one}{two}"));
+        assert_eq!(merge_values("nonsense", two), two);
     }
 }

@@ -16,14 +16,14 @@ impl StaticTokens {
     pub fn read(path: &Path) -> Result<StaticTokens, Error> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        StaticTokens::parse(&text).map_err(|(line, why)| Error::TokenFile {
+        StaticTokens::parse(&text).map_err(|(line, reason)| Error::TokenFile {
             path: path.to_owned(),
             line,
-            why,
+            reason,
         })
     }
 
-    pub fn owner(&self, token: &str) -> Option<&User> {
+    pub fn authenticate_token(&self, token: &str) -> Option<&User> {
         // The common case costs nothing.
         if self.0.is_empty() { None } else { self.0.get(&digest(token)) }
     }
@@ -117,17 +117,17 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: &str) {
-        let shown = match records(text) {
+        let rendered = match records(text) {
             Ok(records) => {
                 records.iter().map(|(line, fields)| format!("{line}:{}", fields.join("|"))).collect()
             }
-            Err((line, why)) => vec![format!("{line}! {why}")],
+            Err((line, reason)) => vec![format!("{line}! {reason}")],
         };
-        assert_eq!(shown.join(" "), expected);
+        assert_eq!(rendered.join(" "), expected);
     }
 
     #[test]
-    fn reads_csv() {
+    fn reads_records() {
         check("", "");
         check("a,b,c\nd,e,f", "1:a|b|c 2:d|e|f");
         check("a,b,c\r\n\r\n\nd,,\"x,y\"\r\n", "1:a|b|c 4:d||x,y");
@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn tokens_have_users() {
+    fn maps_tokens_to_users() {
         let tokens = StaticTokens::parse("t1,ann,1\n,nobody,2\nt3,bob,3,\"dev,ops\"\nt1,eve,4\n").unwrap();
-        let user = tokens.owner("t3").unwrap();
+        let user = tokens.authenticate_token("t3").unwrap();
         assert_eq!((user.name.as_str(), user.uid.as_str()), ("bob", "3"));
         assert_eq!(user.groups, ["dev", "ops"]);
-        assert_eq!(tokens.owner("t1").unwrap().name, "eve");
-        assert!(tokens.owner("").is_none() && tokens.owner("t2").is_none());
+        assert_eq!(tokens.authenticate_token("t1").unwrap().name, "eve");
+        assert!(tokens.authenticate_token("").is_none() && tokens.authenticate_token("t2").is_none());
         assert_eq!(
             StaticTokens::parse("secret,ann").err(),
             Some((1, "must have at least 3 columns (token, user name, user uid)"))

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::{Value, json};
 
-use super::{Answers, Error, Owner};
+use super::{Error, ReviewCache, TokenOwner};
 use crate::access::User;
-use crate::https::Client;
+use crate::https::HttpsClient;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -16,80 +16,82 @@ pub struct Options {
     /// `v1` or `v1beta1`.
     pub version: String,
     /// How long answers are kept.
-    pub cache: Duration,
+    pub cache_ttl: Duration,
 }
 
 pub struct Webhook {
-    client: Client,
+    client: HttpsClient,
     version: String,
-    time: Duration,
-    answers: Answers<Option<(User, Vec<String>)>>,
+    cache_ttl: Duration,
+    cache: ReviewCache<Option<(User, Vec<String>)>>,
 }
 
 impl Webhook {
     pub fn new(options: &Options) -> Result<Webhook, Error> {
         if !matches!(options.version.as_str(), "v1" | "v1beta1") {
-            let why = format!(
+            let reason = format!(
                 "unsupported authentication webhook version {:?}, supported versions are \"v1\", \"v1beta1\"",
                 options.version
             );
-            return Err(Error::Flag { flag: "authentication-token-webhook-version", why });
+            return Err(Error::Flag { flag: "authentication-token-webhook-version", reason });
         }
         Ok(Webhook {
-            client: Client::from_kubeconfig(&options.kubeconfig)?,
+            client: HttpsClient::from_kubeconfig(&options.kubeconfig)?,
             version: options.version.clone(),
-            time: options.cache,
-            answers: Answers::default(),
+            cache_ttl: options.cache_ttl,
+            cache: ReviewCache::default(),
         })
     }
 
     /// Whose the token is and for which of the wanted audiences; `ours` are meant where the webhook says none.
-    pub async fn owner(
+    pub async fn authenticate_token(
         &self,
         token: &str,
-        wanted: &[String],
-        ours: &[String],
-    ) -> Result<Option<Owner>, String> {
+        requested_audiences: &[String],
+        server_audiences: &[String],
+    ) -> Result<Option<TokenOwner>, String> {
         let mut question = vec![token.as_bytes()];
-        question.extend(wanted.iter().map(String::as_bytes));
-        let key = self.answers.key(&question);
-        let answer = match self.answers.get(&key) {
+        question.extend(requested_audiences.iter().map(String::as_bytes));
+        let key = self.cache.key(&question);
+        let answer = match self.cache.get(&key) {
             Some(answer) => answer,
             None => {
-                let answer = self.ask(token, wanted, ours).await?;
-                self.answers.keep(key, answer.clone(), self.time);
+                let answer = self.create_token_review(token, requested_audiences, server_audiences).await?;
+                self.cache.insert(key, answer.clone(), self.cache_ttl);
                 answer
             }
         };
-        Ok(answer.map(|(user, audiences)| Owner { user, audiences }))
+        Ok(answer.map(|(user, audiences)| TokenOwner { user, audiences }))
     }
 
-    async fn ask(
+    async fn create_token_review(
         &self,
         token: &str,
-        wanted: &[String],
-        ours: &[String],
+        requested_audiences: &[String],
+        server_audiences: &[String],
     ) -> Result<Option<(User, Vec<String>)>, String> {
         let review = json!({
             "apiVersion": format!("authentication.k8s.io/{}", self.version), "kind": "TokenReview",
             "metadata": {"creationTimestamp": null},
-            "spec": {"token": token, "audiences": wanted},
+            "spec": {"token": token, "audiences": requested_audiences},
             "status": {"user": {}},
         });
-        let answer = self.client.review(&review).await.map_err(|error| {
+        let answer = self.client.post_with_retry(&review).await.map_err(|error| {
             tracing::warn!(%error, "the webhook that knows tokens failed");
             error.to_string()
         })?;
         let status = answer.at("status");
-        let told = texts(status, "audiences");
-        let told = if told.is_empty() { ours.to_vec() } else { told };
-        let audiences: Vec<String> = wanted.iter().filter(|one| told.contains(one)).cloned().collect();
+        let status_audiences = string_list(status, "audiences");
+        let status_audiences =
+            if status_audiences.is_empty() { server_audiences.to_vec() } else { status_audiences };
+        let audiences: Vec<String> =
+            requested_audiences.iter().filter(|one| status_audiences.contains(one)).cloned().collect();
         if audiences.is_empty() {
             return Ok(None);
         }
         if !status.flag("authenticated") {
-            let why = status.text("error");
-            return if why.is_empty() { Ok(None) } else { Err(why.to_owned()) };
+            let reason = status.text("error");
+            return if reason.is_empty() { Ok(None) } else { Err(reason.to_owned()) };
         }
         Ok(Some((user(status.at("user")), audiences)))
     }
@@ -104,11 +106,11 @@ fn user(info: &Value) -> User {
     User {
         name: info.text("username").to_owned(),
         uid: info.text("uid").to_owned(),
-        groups: texts(info, "groups"),
+        groups: string_list(info, "groups"),
         extra: extra.collect(),
     }
 }
 
-fn texts(value: &Value, name: &str) -> Vec<String> {
+fn string_list(value: &Value, name: &str) -> Vec<String> {
     value.items(name).iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }

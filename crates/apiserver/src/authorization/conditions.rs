@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 /// The question, as expressions see it: the spec of a SubjectAccessReview.
 static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
-    let (text, texts) = (json!({"type": "string"}), json!({"type": "array", "items": {"type": "string"}}));
+    let (text, string_array) =
+        (json!({"type": "string"}), json!({"type": "array", "items": {"type": "string"}}));
     let requirement =
-        json!({"type": "object", "properties": {"key": text, "operator": text, "values": texts}});
+        json!({"type": "object", "properties": {"key": text, "operator": text, "values": string_array}});
     let selector = json!({"type": "object", "properties": {
         "rawSelector": text, "requirements": {"type": "array", "items": requirement},
     }});
@@ -20,11 +21,11 @@ static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
     let schema = json!({"type": "object", "properties": {
         "resourceAttributes": resource,
         "nonResourceAttributes": {"type": "object", "properties": {"path": text, "verb": text}},
-        "user": text, "groups": texts, "uid": text,
-        "extra": {"type": "object", "additionalProperties": texts},
+        "user": text, "groups": string_array, "uid": text,
+        "extra": {"type": "object", "additionalProperties": string_array},
     }});
     let decl = Decl::from_schema(&schema, false).expect("an object has a declaration");
-    decl.named("kubernetes.SubjectAccessReviewSpec")
+    decl.with_type_name("kubernetes.SubjectAccessReviewSpec")
 });
 
 static ENV: LazyLock<Env> = LazyLock::new(|| Env::new().variable("request", REQUEST.clone()));
@@ -39,20 +40,21 @@ pub fn compile(expression: &str) -> Result<Program, String> {
 }
 
 /// Whether all conditions hold: one that does not is enough, whatever is wrong with the others.
-pub fn hold(programs: &[Program], spec: &Value) -> Result<bool, String> {
+pub fn conditions_match(conditions: &[Program], spec: &Value) -> Result<bool, String> {
     let mut budget = Budget::new(cel::MATCH_CONDITIONS_BUDGET);
-    let mut problem = None;
-    for program in programs {
+    let mut evaluation_error = None;
+    for program in conditions {
         let variables = Variables::new().with("request", cel::Value::from_declared(spec, &REQUEST));
         match program.run(&variables, &mut budget) {
             Ok(value) if value.as_bool() == Some(false) => return Ok(false),
             Ok(_) => {}
             Err(failure) => {
-                problem = Some(format!("expression '{}' resulted in error: {failure}", program.source()));
+                evaluation_error =
+                    Some(format!("expression '{}' resulted in error: {failure}", program.source()));
             }
         }
     }
-    problem.map_or(Ok(true), Err)
+    evaluation_error.map_or(Ok(true), Err)
 }
 
 #[cfg(test)]
@@ -61,11 +63,11 @@ mod tests {
 
     #[track_caller]
     fn check(expressions: &[&str], expected: Result<bool, &str>) {
-        let programs: Vec<Program> = expressions.iter().map(|text| compile(text).unwrap()).collect();
+        let conditions: Vec<Program> = expressions.iter().map(|text| compile(text).unwrap()).collect();
         let spec = json!({
             "user": "jo", "groups": ["a"], "resourceAttributes": {"verb": "get", "resource": "pods", "namespace": "n"},
         });
-        assert_eq!(hold(&programs, &spec), expected.map_err(str::to_owned));
+        assert_eq!(conditions_match(&conditions, &spec), expected.map_err(str::to_owned));
     }
 
     #[test]

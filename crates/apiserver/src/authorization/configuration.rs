@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::field::quoted;
+use api::field::quote;
 use serde::Deserialize;
 
-use super::{Chain, Error, Step, Webhook, WebhookOptions, conditions};
+use super::{AuthorizerChain, Error, Step, Webhook, WebhookOptions, conditions};
 
 const VERSIONS: [&str; 3] =
     ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1beta1", "apiserver.config.k8s.io/v1alpha1"];
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -77,102 +77,102 @@ fn yes() -> bool {
     true
 }
 
-pub fn read(path: &Path) -> Result<Chain, Error> {
+pub fn read(path: &Path) -> Result<AuthorizerChain, Error> {
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|source| Error::Read { path: path.to_owned(), source })?;
     chain(path, &text)
 }
 
 /// The chain that the text of the file at `path` asks for.
-pub fn chain(path: &Path, text: &str) -> Result<Chain, Error> {
-    let bad = |why: String| Error::Configuration { path: path.to_owned(), why };
-    let wanted = parse(text).map_err(bad)?;
-    let steps = wanted.into_iter().map(|step| {
+pub fn chain(path: &Path, text: &str) -> Result<AuthorizerChain, Error> {
+    let bad = |reason: String| Error::Configuration { path: path.to_owned(), reason };
+    let specs = parse(text).map_err(bad)?;
+    let steps = specs.into_iter().map(|step| {
         Ok(match step {
-            Wanted::Node => Step::Node,
-            Wanted::Rbac => Step::Rbac,
-            Wanted::Webhook(options) => Step::Webhook(Box::new(Webhook::new(&options)?)),
+            AuthorizerSpec::Node => Step::Node,
+            AuthorizerSpec::Rbac => Step::Rbac,
+            AuthorizerSpec::Webhook(options) => Step::Webhook(Box::new(Webhook::new(&options)?)),
         })
     });
-    let chain = Chain { steps: steps.collect::<Result<_, Error>>()? };
-    chain.checked().map_err(bad)
+    let chain = AuthorizerChain { steps: steps.collect::<Result<_, Error>>()? };
+    chain.validate().map_err(bad)
 }
 
 #[derive(Debug)]
-pub enum Wanted {
+pub enum AuthorizerSpec {
     Node,
     Rbac,
     Webhook(WebhookOptions),
 }
 
 /// The authorizers, or all that is wrong, in upstream's words.
-pub fn parse(text: &str) -> Result<Vec<Wanted>, String> {
-    let configuration: Configuration = schema::yaml::read(text).map_err(|error| error.to_string())?;
+pub fn parse(text: &str) -> Result<Vec<AuthorizerSpec>, String> {
+    let configuration: Configuration = schema::yaml::from_str(text).map_err(|error| error.to_string())?;
     if configuration.kind != "AuthorizationConfiguration"
         || !VERSIONS.contains(&configuration.api_version.as_str())
     {
         return Err(format!("expected AuthorizationConfiguration of {}", VERSIONS[0]));
     }
-    let mut problems = Vec::new();
+    let mut errors = Vec::new();
     if configuration.authorizers.is_empty() {
-        problems.push("authorizers: Required value: at least one authorization mode must be defined".into());
+        errors.push("authorizers: Required value: at least one authorization mode must be defined".into());
     }
     let mut names = BTreeSet::new();
-    let mut wanted = Vec::new();
+    let mut specs = Vec::new();
     for (i, authorizer) in configuration.authorizers.into_iter().enumerate() {
         let at = format!("authorizers[{i}]");
         if authorizer.name.is_empty() {
-            problems.push(format!("{at}.name: Required value"));
+            errors.push(format!("{at}.name: Required value"));
         } else if !names.insert(authorizer.name.clone()) {
-            problems.push(format!("{at}.name: Duplicate value: {}", quoted(&authorizer.name)));
+            errors.push(format!("{at}.name: Duplicate value: {}", quote(&authorizer.name)));
         }
         match (authorizer.kind.as_str(), authorizer.webhook) {
-            ("", _) => problems.push(format!("{at}.type: Required value")),
+            ("", _) => errors.push(format!("{at}.type: Required value")),
             ("Webhook", Some(settings)) => {
-                let options = settings.options(&at, authorizer.name, &mut problems);
-                wanted.extend(options.map(Wanted::Webhook));
+                let options = settings.options(&at, authorizer.name, &mut errors);
+                specs.extend(options.map(AuthorizerSpec::Webhook));
             }
             ("Webhook", None) => {
-                problems.push(format!("{at}.webhook: Required value: required when type=Webhook"));
+                errors.push(format!("{at}.webhook: Required value: required when type=Webhook"));
             }
-            ("Node", None) => wanted.push(Wanted::Node),
-            ("RBAC", None) => wanted.push(Wanted::Rbac),
-            ("Node" | "RBAC", Some(_)) => problems.push(format!(
+            ("Node", None) => specs.push(AuthorizerSpec::Node),
+            ("RBAC", None) => specs.push(AuthorizerSpec::Rbac),
+            ("Node" | "RBAC", Some(_)) => errors.push(format!(
                 "{at}.webhook: Invalid value: \"non-null\": may only be specified when type=Webhook"
             )),
-            (other, _) => problems.push(format!(
+            (other, _) => errors.push(format!(
                 "{at}.type: Unsupported value: {}: supported values: \"Node\", \"RBAC\", \"Webhook\"",
-                quoted(other)
+                quote(other)
             )),
         }
     }
-    if problems.is_empty() { Ok(wanted) } else { Err(crate::rbac::together(&problems)) }
+    if errors.is_empty() { Ok(specs) } else { Err(crate::rbac::aggregate_errors(&errors)) }
 }
 
 impl Settings {
-    fn options(self, at: &str, name: String, problems: &mut Vec<String>) -> Option<WebhookOptions> {
-        let before = problems.len();
-        let mut duration = |field: &str, text: &str, most: Option<Duration>| {
+    fn options(self, at: &str, name: String, errors: &mut Vec<String>) -> Option<WebhookOptions> {
+        let before = errors.len();
+        let mut duration = |field: &str, text: &str, max: Option<Duration>| {
             let time = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
-            let range = if most.is_some() { "must be > 0s and <= 30s" } else { "must be > 0s" };
+            let range = if max.is_some() { "must be > 0s and <= 30s" } else { "must be > 0s" };
             match time {
-                _ if text.is_empty() => problems.push(format!("{at}.{field}: Required value")),
-                Some(time) if !time.is_zero() && most.is_none_or(|most| time <= most) => return time,
-                _ => problems.push(format!("{at}.{field}: Invalid value: {}: {range}", quoted(text))),
+                _ if text.is_empty() => errors.push(format!("{at}.{field}: Required value")),
+                Some(time) if !time.is_zero() && max.is_none_or(|max| time <= max) => return time,
+                _ => errors.push(format!("{at}.{field}: Invalid value: {}: {range}", quote(text))),
             }
             Duration::ZERO
         };
-        let timeout = duration("timeout", &self.timeout, Some(LONGEST_TIMEOUT));
+        let timeout = duration("timeout", &self.timeout, Some(MAX_TIMEOUT));
         let authorized = duration("authorizedTTL", &self.authorized_ttl, None);
         let unauthorized = duration("unauthorizedTTL", &self.unauthorized_ttl, None);
         let mut one_of = |field: &str, value: &str, values: &[&str]| {
             if value.is_empty() {
-                problems.push(format!("{at}.{field}: Required value"));
+                errors.push(format!("{at}.{field}: Required value"));
             } else if !values.contains(&value) {
-                let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
-                problems.push(format!(
+                let values: Vec<String> = values.iter().map(|value| quote(value)).collect();
+                errors.push(format!(
                     "{at}.{field}: Unsupported value: {}: supported values: {}",
-                    quoted(value),
+                    quote(value),
                     values.join(", ")
                 ));
             }
@@ -183,29 +183,29 @@ impl Settings {
         let field = "connectionInfo.kubeConfigFile";
         let kubeconfig = self.connection_info.kube_config_file.unwrap_or_default();
         if kubeconfig.as_os_str().is_empty() {
-            problems.push(format!("{at}.{field}: Required value"));
+            errors.push(format!("{at}.{field}: Required value"));
         } else if !kubeconfig.is_absolute() {
-            let shown = quoted(&kubeconfig.display().to_string());
-            problems.push(format!("{at}.{field}: Invalid value: {shown}: must be an absolute path"));
+            let path_text = quote(&kubeconfig.display().to_string());
+            errors.push(format!("{at}.{field}: Invalid value: {path_text}: must be an absolute path"));
         }
         for (i, condition) in self.match_conditions.iter().enumerate() {
-            if let Err(why) = conditions::compile(&condition.expression) {
-                let expression = quoted(&condition.expression);
-                problems.push(format!(
-                    "{at}.matchConditions[{i}].expression: Invalid value: {expression}: {why}"
+            if let Err(reason) = conditions::compile(&condition.expression) {
+                let expression = quote(&condition.expression);
+                errors.push(format!(
+                    "{at}.matchConditions[{i}].expression: Invalid value: {expression}: {reason}"
                 ));
             }
         }
-        let kept = |time, keep| if keep { time } else { Duration::ZERO };
-        (problems.len() == before).then_some(WebhookOptions {
+        let ttl = |time, keep| if keep { time } else { Duration::ZERO };
+        (errors.len() == before).then_some(WebhookOptions {
             name,
             kubeconfig,
             version: self.subject_access_review_version,
-            authorized: kept(authorized, self.cache_authorized_requests),
-            unauthorized: kept(unauthorized, self.cache_unauthorized_requests),
+            authorized: ttl(authorized, self.cache_authorized_requests),
+            unauthorized: ttl(unauthorized, self.cache_unauthorized_requests),
             timeout,
             conditions: self.match_conditions.into_iter().map(|condition| condition.expression).collect(),
-            denies_on_failure: self.failure_policy == "Deny",
+            deny_on_failure: self.failure_policy == "Deny",
         })
     }
 }

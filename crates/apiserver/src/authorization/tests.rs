@@ -1,21 +1,21 @@
 use super::configuration::parse;
 use super::*;
 
-const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n";
+const CONFIG_HEADER: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n";
 const WEBHOOK: &str = "{timeout: 3s, authorizedTTL: 5m, unauthorizedTTL: 30s, subjectAccessReviewVersion: v1, \
     failurePolicy: Deny, cacheUnauthorizedRequests: false, connectionInfo: {type: KubeConfigFile, kubeConfigFile: /x}}";
 
 #[track_caller]
 fn check(authorizers: &str, expected: expect_test::Expect) {
-    let found = match parse(&format!("{HEAD}authorizers: {authorizers}\n")) {
-        Ok(wanted) => format!("{wanted:?}"),
-        Err(why) => why,
+    let found = match parse(&format!("{CONFIG_HEADER}authorizers: {authorizers}\n")) {
+        Ok(specs) => format!("{specs:?}"),
+        Err(reason) => reason,
     };
     expected.assert_eq(&found);
 }
 
 #[test]
-fn configurations_are_checked() {
+fn validates_configuration() {
     check(
         &format!(
             "[{{type: Node, name: n}}, {{type: Webhook, name: w, webhook: {WEBHOOK}}}, {{type: RBAC, name: r}}]"
@@ -44,12 +44,12 @@ fn configurations_are_checked() {
 }
 
 #[test]
-fn roles_cannot_be_switched_off() {
+fn node_and_rbac_are_required() {
     let modes = |modes: &[&str]| {
         let modes = modes.iter().map(ToString::to_string).collect();
-        Chain::new(&Options { modes, ..Options::default() })
+        AuthorizerChain::new(&Options { modes, ..Options::default() })
             .err()
-            .map_or(String::new(), |why| why.to_string())
+            .map_or(String::new(), |reason| reason.to_string())
     };
     assert_eq!(modes(&["Node", "RBAC"]), "");
     assert_eq!(modes(&[]), "");

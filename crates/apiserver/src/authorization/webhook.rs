@@ -1,21 +1,21 @@
 //! Another server that knows who may do what, asked by SubjectAccessReviews.
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::{Value, json};
 
 use super::{Error, Verdict, WebhookOptions, conditions};
 use crate::access::User;
-use crate::authentication::Answers;
-use crate::https::Client;
-use crate::rbac::Ask;
+use crate::authentication::ReviewCache;
+use crate::https::HttpsClient;
+use crate::rbac::Attributes;
 
 /// Longer questions are not worth remembering; they may be made long on purpose.
-const LONGEST_KEPT: usize = 10_000;
+const MAX_CACHED_REVIEW_BYTES: usize = 10_000;
 
 pub struct Webhook {
-    client: Client,
+    client: HttpsClient,
     options: WebhookOptions,
-    answers: Answers<Verdict>,
+    cache: ReviewCache<Verdict>,
     conditions: Vec<cel::Program>,
 }
 
@@ -27,30 +27,30 @@ impl Webhook {
                 options.version
             )));
         }
-        let client = Client::from_kubeconfig(&options.kubeconfig)?.with_timeout(options.timeout);
+        let client = HttpsClient::from_kubeconfig(&options.kubeconfig)?.with_timeout(options.timeout);
         let conditions =
             options.conditions.iter().map(|text| conditions::compile(text).map_err(Error::Flags));
         let conditions = conditions.collect::<Result<_, _>>()?;
-        Ok(Webhook { client, options: options.clone(), answers: Answers::default(), conditions })
+        Ok(Webhook { client, options: options.clone(), cache: ReviewCache::default(), conditions })
     }
 
-    pub async fn judge(&self, user: &User, ask: &Ask<'_>) -> Verdict {
+    pub async fn authorize(&self, user: &User, request_attributes: &Attributes<'_>) -> Verdict {
         if !self.conditions.is_empty() {
-            match conditions::hold(&self.conditions, &spec("groups", user, ask)) {
+            match conditions::conditions_match(&self.conditions, &spec("groups", user, request_attributes)) {
                 Ok(true) => {}
                 Ok(false) => return Verdict::default(),
-                Err(problem) => {
-                    let denied = self.options.denies_on_failure;
-                    return Verdict { denied, problem, ..Verdict::default() };
+                Err(evaluation_error) => {
+                    let denied = self.options.deny_on_failure;
+                    return Verdict { denied, evaluation_error, ..Verdict::default() };
                 }
             }
         }
         // The old version has another word for groups.
         let groups = if self.options.version == "v1beta1" { "group" } else { "groups" };
-        let spec = spec(groups, user, ask);
+        let spec = spec(groups, user, request_attributes);
         let text = spec.to_string();
-        let key = self.answers.key(&[text.as_bytes()]);
-        if let Some(verdict) = self.answers.get(&key) {
+        let key = self.cache.key(&[text.as_bytes()]);
+        if let Some(verdict) = self.cache.get(&key) {
             return verdict;
         }
         let review = json!({
@@ -58,32 +58,37 @@ impl Webhook {
             "kind": "SubjectAccessReview", "metadata": {"creationTimestamp": null},
             "spec": spec, "status": {"allowed": false},
         });
-        let answer = match self.client.review(&review).await {
+        let answer = match self.client.post_with_retry(&review).await {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::warn!(webhook = self.options.name, %error, "an authorization webhook failed");
-                let denied = self.options.denies_on_failure;
-                return Verdict { denied, problem: error.to_string(), ..Verdict::default() };
+                let denied = self.options.deny_on_failure;
+                return Verdict { denied, evaluation_error: error.to_string(), ..Verdict::default() };
             }
         };
         let status = answer.at("status");
         let (allowed, denied) = (status.flag("allowed"), status.flag("denied"));
-        let problem = match (allowed, denied) {
+        let evaluation_error = match (allowed, denied) {
             (true, true) => "webhook subject access review returned both allow and deny response",
             _ => "",
         };
         let reason = status.text("reason").to_owned();
-        let verdict = Verdict { allowed: allowed && !denied, denied, reason, problem: problem.to_owned() };
-        if text.len() <= LONGEST_KEPT {
-            let time = if allowed { self.options.authorized } else { self.options.unauthorized };
-            self.answers.keep(key, verdict.clone(), time);
+        let verdict = Verdict {
+            allowed: allowed && !denied,
+            denied,
+            reason,
+            evaluation_error: evaluation_error.to_owned(),
+        };
+        if text.len() <= MAX_CACHED_REVIEW_BYTES {
+            let ttl = if allowed { self.options.authorized } else { self.options.unauthorized };
+            self.cache.insert(key, verdict.clone(), ttl);
         }
         verdict
     }
 }
 
 /// The question, with the word that the version has for groups.
-fn spec(groups: &str, user: &User, ask: &Ask<'_>) -> Value {
+fn spec(groups: &str, user: &User, request_attributes: &Attributes<'_>) -> Value {
     let mut spec = json!({"user": user.name, groups: user.groups});
     if !user.uid.is_empty() {
         spec.set("uid", user.uid.clone());
@@ -91,13 +96,14 @@ fn spec(groups: &str, user: &User, ask: &Ask<'_>) -> Value {
     if !user.extra.is_empty() {
         spec.set("extra", json!(user.extra));
     }
-    match *ask {
-        Ask::Path { verb, path } => {
+    match *request_attributes {
+        Attributes::Path { verb, path } => {
             spec.set("nonResourceAttributes", json!({"path": path, "verb": verb}));
         }
-        Ask::Resource { verb, group, resource, subresource, namespace, name, .. } => {
-            let version =
-                api::table::RESOURCES.iter().find(|row| row.group == group && row.plural == resource);
+        Attributes::Resource { verb, group, resource, subresource, namespace, name, .. } => {
+            let version = api::resource_table::RESOURCES
+                .iter()
+                .find(|row| row.group == group && row.plural == resource);
             let mut attributes = json!({});
             for (key, value) in [
                 ("namespace", namespace),

@@ -2,49 +2,49 @@
 
 use api::Status;
 use api::apiextensions::values::coerce_embedded;
-use api::custom::Form;
+use api::custom::VersionSchema;
 use schema::{DecodeError, TypeId};
 use serde_json::{Map, Value, json};
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// Reads the JSON of an object. The second part is what strict decoding has against it.
-pub fn decode(form: &Form, json: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
+pub fn decode(version_schema: &VersionSchema, json: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     let mut value: Value = serde_json::from_slice(json).map_err(|error| {
         let text = error.to_string();
         match text.starts_with("recursion limit") {
             true => DecodeError::Depth,
-            false => DecodeError::Syntax(schema::syntax::error(json).unwrap_or(text)),
+            false => DecodeError::Syntax(schema::syntax::syntax_error(json).unwrap_or(text)),
         }
     })?;
     if value.is_null() {
         value = json!({});
     }
-    let mut complaints = crate::patching::strict::complaints(json, false);
-    complaints.extend(normalize(form, &mut value)?);
-    Ok((value, complaints))
+    let mut strict_errors = crate::patch_handler::strict::strict_errors(json, false);
+    strict_errors.extend(normalize(version_schema, &mut value)?);
+    Ok((value, strict_errors))
 }
 
 /// Brings a value into the shape of the kind; answers with the complaints of strict decoding.
-pub fn normalize(form: &Form, value: &mut Value) -> Result<Vec<String>, DecodeError> {
-    let mut complaints = Vec::new();
+pub fn normalize(version_schema: &VersionSchema, value: &mut Value) -> Result<Vec<String>, DecodeError> {
+    let mut strict_errors = Vec::new();
     if let Some(fields) = value.as_object_mut() {
-        metadata(fields, "", &mut complaints)?;
+        decode_metadata(fields, "", &mut strict_errors)?;
     }
-    let unknown = form.prune(value);
-    complaints.extend(unknown.iter().map(|path| format!("unknown field {path:?}")));
-    let mut coerce = |fields: &mut Map<String, Value>, path: &str| {
-        metadata(fields, path, &mut complaints).map_err(|error| error.to_string())
+    let unknown = version_schema.prune(value);
+    strict_errors.extend(unknown.iter().map(|path| format!("unknown field {path:?}")));
+    let mut visit = |fields: &mut Map<String, Value>, path: &str| {
+        decode_metadata(fields, path, &mut strict_errors).map_err(|error| error.to_string())
     };
-    coerce_embedded(&form.schema, value, "", &mut coerce).map_err(DecodeError::Type)?;
-    Ok(complaints)
+    coerce_embedded(&version_schema.schema, value, "", &mut visit).map_err(DecodeError::Type)?;
+    Ok(strict_errors)
 }
 
 /// Reads `metadata` as what it is.
-fn metadata(
+fn decode_metadata(
     fields: &mut Map<String, Value>,
     path: &str,
-    complaints: &mut Vec<String>,
+    strict_errors: &mut Vec<String>,
 ) -> Result<(), DecodeError> {
     let Some(metadata) = fields.get_mut("metadata") else { return Ok(()) };
     if metadata.is_null() {
@@ -52,12 +52,12 @@ fn metadata(
         return Ok(());
     }
     let table = schema::kubernetes();
-    let Some(ty) = table.named(OBJECT_META) else { return Ok(()) };
-    let unknown = by_type(ty, metadata)?;
+    let Some(ty) = table.type_by_name(OBJECT_META) else { return Ok(()) };
+    let unknown = normalize_by_type(ty, metadata)?;
     let inside = if path.is_empty() { "metadata".to_owned() } else { format!("{path}.metadata") };
-    complaints.extend(unknown.into_iter().map(|complaint| match complaint.split_once('"') {
+    strict_errors.extend(unknown.into_iter().map(|error| match error.split_once('"') {
         Some((what, name)) => format!("{what}\"{inside}.{name}"),
-        None => complaint,
+        None => error,
     }));
     // Upstream writes the time of an object that has none as null; ours say nothing.
     if let Some(metadata) = metadata.as_object_mut()
@@ -68,7 +68,7 @@ fn metadata(
     Ok(())
 }
 
-fn by_type(ty: TypeId, metadata: &mut Value) -> Result<Vec<String>, DecodeError> {
+fn normalize_by_type(ty: TypeId, metadata: &mut Value) -> Result<Vec<String>, DecodeError> {
     schema::normalize(schema::kubernetes(), ty, metadata)
 }
 
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn form() -> Arc<Form> {
+    fn test_schema() -> Arc<VersionSchema> {
         let crd = json!({
             "metadata": {"name": "boats.a.b"},
             "spec": {
@@ -100,20 +100,20 @@ mod tests {
                 }}}],
             },
         });
-        Definition::read(crd.to_string().into()).unwrap().form("v1")
+        Definition::parse(crd.to_string().into()).unwrap().version_schema("v1")
     }
 
     #[track_caller]
     fn check(body: &str, expected: &str) {
-        let found = match decode(&form(), body.as_bytes()) {
-            Ok((value, complaints)) => format!("{value} {}", complaints.join(", ")),
+        let found = match decode(&test_schema(), body.as_bytes()) {
+            Ok((value, strict_errors)) => format!("{value} {}", strict_errors.join(", ")),
             Err(error) => error.to_string(),
         };
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn bodies() {
+    fn custom_resource_decoding() {
         check(r#"{"spec":{"n":"x"}}"#, r#"{"spec":{"n":"x"}} "#);
         check(
             r#"{"metadata":{"name":"a"},"spec":{"n":1,"m":2},"x":1}"#,

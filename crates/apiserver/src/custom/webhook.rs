@@ -6,31 +6,31 @@ use std::time::Duration;
 
 use api::Status;
 use api::custom::Definition;
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-use crate::callout::Callout;
 use crate::server::Server;
+use crate::webhook_client::WebhookClient;
 
 /// How long a webhook may take.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const CONVERSION_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many objects it is sent at once.
-const AT_ONCE: usize = 500;
+const MAX_OBJECTS_PER_REVIEW: usize = 500;
 
 /// The webhooks of definitions, with the connections to them, by the names of the definitions.
 #[derive(Default)]
-pub struct Converters(Mutex<HashMap<String, (u32, Arc<Hook>)>>);
+pub struct ConversionWebhooks(Mutex<HashMap<String, (u32, Arc<ConversionWebhook>)>>);
 
-struct Hook {
-    callout: Result<Callout, String>,
+struct ConversionWebhook {
+    client: Result<WebhookClient, String>,
     /// The version of the review the webhook wants; `None` if it wants none that is known.
     version: Option<&'static str>,
 }
 
-impl Converters {
-    fn of(&self, definition: &Definition, webhook: &Value) -> Arc<Hook> {
+impl ConversionWebhooks {
+    fn of(&self, definition: &Definition, webhook: &Value) -> Arc<ConversionWebhook> {
         let mut hooks = self.0.lock();
         if let Some((serial, hook)) = hooks.get(&definition.name)
             && *serial == definition.serial
@@ -43,7 +43,10 @@ impl Converters {
                 Some("v1beta1") => Some("apiextensions.k8s.io/v1beta1"),
                 _ => None,
             });
-        let hook = Arc::new(Hook { callout: Callout::new(webhook.at("clientConfig"), None), version: known });
+        let hook = Arc::new(ConversionWebhook {
+            client: WebhookClient::new(webhook.at("clientConfig"), None),
+            version: known,
+        });
         hooks.insert(definition.name.clone(), (definition.serial, hook.clone()));
         hook
     }
@@ -55,42 +58,50 @@ pub async fn convert(
     definition: &Definition,
     webhook: &Value,
     values: Vec<Value>,
-    wanted: &str,
+    desired_version: &str,
 ) -> Result<Vec<Value>, Status> {
-    let hook = server.converters.of(definition, webhook);
+    let hook = server.conversion_webhooks.of(definition, webhook);
     let mut converted = Vec::with_capacity(values.len());
-    for some in values.chunks(AT_ONCE) {
-        let first = &some[0];
-        let shown = format!("{}, Kind={}", first.text("apiVersion"), first.text("kind"));
-        let answer = ask(server, &hook, some, wanted).await;
-        let answer = answer.map_err(|why| internal(&shown, &format!("failed: {why}")))?;
-        if answer.len() != some.len() {
-            let why = format!("returned {} objects, expected {}", answer.len(), some.len());
-            return Err(internal(&shown, &why));
+    for chunk in values.chunks(MAX_OBJECTS_PER_REVIEW) {
+        let first = &chunk[0];
+        let gvk = format!("{}, Kind={}", first.text("apiVersion"), first.text("kind"));
+        let answer = call_webhook(server, &hook, chunk, desired_version).await;
+        let answer = answer.map_err(|reason| conversion_error(&gvk, &format!("failed: {reason}")))?;
+        if answer.len() != chunk.len() {
+            let reason = format!("returned {} objects, expected {}", answer.len(), chunk.len());
+            return Err(conversion_error(&gvk, &reason));
         }
-        for (i, (before, mut after)) in some.iter().zip(answer).enumerate() {
-            check(before, &mut after, wanted)
-                .map_err(|why| internal(&shown, &format!("returned invalid object at index {i}: {why}")))?;
+        for (i, (before, mut after)) in chunk.iter().zip(answer).enumerate() {
+            validate_converted(before, &mut after, desired_version).map_err(|reason| {
+                conversion_error(&gvk, &format!("returned invalid object at index {i}: {reason}"))
+            })?;
             converted.push(after);
         }
     }
     Ok(converted)
 }
 
-fn internal(shown: &str, why: &str) -> Status {
-    Status::internal(format!("conversion webhook for {shown} {why}"))
+fn conversion_error(gvk: &str, reason: &str) -> Status {
+    Status::internal(format!("conversion webhook for {gvk} {reason}"))
 }
 
-async fn ask(server: &Server, hook: &Hook, values: &[Value], wanted: &str) -> Result<Vec<Value>, String> {
+async fn call_webhook(
+    server: &Server,
+    hook: &ConversionWebhook,
+    values: &[Value],
+    desired_version: &str,
+) -> Result<Vec<Value>, String> {
     let version = hook.version.ok_or("no supported conversion review versions")?;
-    let callout = hook.callout.as_ref().map_err(Clone::clone)?;
+    let client = hook.client.as_ref().map_err(Clone::clone)?;
     let uid = uuid::Uuid::new_v4().to_string();
     let review = json!({
         "kind": "ConversionReview", "apiVersion": version,
-        "request": {"uid": uid, "desiredAPIVersion": wanted, "objects": values},
+        "request": {"uid": uid, "desiredAPIVersion": desired_version, "objects": values},
     });
-    let reply =
-        callout.post(server, review.to_string().into(), TIMEOUT).await.map_err(|failure| failure.message)?;
+    let reply = client
+        .post(server, review.to_string().into(), CONVERSION_TIMEOUT)
+        .await
+        .map_err(|failure| failure.message)?;
     let mut review: Value = serde_json::from_slice(&reply).map_err(|error| error.to_string())?;
     let strict = version.ends_with("/v1");
     if strict && (review.text("kind"), review.text("apiVersion")) != ("ConversionReview", version) {
@@ -106,7 +117,7 @@ async fn ask(server: &Server, hook: &Hook, values: &[Value], wanted: &str) -> Re
         return Err("no response provided".to_owned());
     }
     if strict && response.text("uid") != uid {
-        return Err(format!("expected response.uid={}, got {}", quoted(&uid), quoted(response.text("uid"))));
+        return Err(format!("expected response.uid={}, got {}", quote(&uid), quote(response.text("uid"))));
     }
     let result = response.at("result");
     if result.text("status") != "Success" {
@@ -122,10 +133,10 @@ async fn ask(server: &Server, hook: &Hook, values: &[Value], wanted: &str) -> Re
 }
 
 /// Only labels and annotations of the metadata may have changed.
-fn check(before: &Value, after: &mut Value, wanted: &str) -> Result<(), String> {
-    if after.text("apiVersion") != wanted {
+fn validate_converted(before: &Value, after: &mut Value, desired_version: &str) -> Result<(), String> {
+    if after.text("apiVersion") != desired_version {
         let found = after.text("apiVersion");
-        return Err(format!("invalid groupVersion (expected {wanted}, received {found})"));
+        return Err(format!("invalid groupVersion (expected {desired_version}, received {found})"));
     }
     if before.text("kind") != after.text("kind") {
         let (expected, found) = (before.text("kind"), after.text("kind"));
@@ -141,14 +152,14 @@ fn check(before: &Value, after: &mut Value, wanted: &str) -> Result<(), String> 
             return Err(format!("must have the same {name}: {} != {found}", old.text(field)));
         }
     }
-    let mut kept: Map<String, Value> = old.as_object().cloned().unwrap_or_default();
+    let mut merged_metadata: Map<String, Value> = old.as_object().cloned().unwrap_or_default();
     for field in ["labels", "annotations"] {
         match metadata.get(field) {
-            Some(new) if new.is_object() => drop(kept.insert(field.to_owned(), new.clone())),
-            _ => drop(kept.remove(field)),
+            Some(new) if new.is_object() => drop(merged_metadata.insert(field.to_owned(), new.clone())),
+            _ => drop(merged_metadata.remove(field)),
         }
     }
-    after.set("metadata", kept);
+    after.set("metadata", merged_metadata);
     Ok(())
 }
 
@@ -157,30 +168,33 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn verdict(after: Value, expected: &str) {
+    fn check_metadata(after: Value, expected: &str) {
         let before = json!({
             "apiVersion": "a.b/v1", "kind": "K",
             "metadata": {"name": "n", "uid": "u", "labels": {"l": "1"}, "generation": 3},
         });
         let mut after = after;
-        let found = match check(&before, &mut after, "a.b/v2") {
+        let found = match validate_converted(&before, &mut after, "a.b/v2") {
             Ok(()) => after["metadata"].to_string(),
-            Err(why) => why,
+            Err(reason) => reason,
         };
         assert_eq!(found, expected);
     }
 
     #[test]
     fn a_webhook_changes_no_metadata_but_labels_and_annotations() {
-        let made = |metadata: Value| json!({"apiVersion": "a.b/v2", "kind": "K", "metadata": metadata});
-        verdict(
-            made(json!({"name": "n", "uid": "u", "generation": 9, "annotations": {"a": "1"}})),
+        let object = |metadata: Value| json!({"apiVersion": "a.b/v2", "kind": "K", "metadata": metadata});
+        check_metadata(
+            object(json!({"name": "n", "uid": "u", "generation": 9, "annotations": {"a": "1"}})),
             r#"{"annotations":{"a":"1"},"generation":3,"name":"n","uid":"u"}"#,
         );
-        verdict(made(json!({"name": "m", "uid": "u"})), "must have the same name: n != m");
-        verdict(made(json!({"name": "n", "uid": "v"})), "must have the same UID: u != v");
-        verdict(json!({"apiVersion": "a.b/v2", "kind": "K"}), "missing metadata in converted object");
-        verdict(json!({"apiVersion": "a.b/v1"}), "invalid groupVersion (expected a.b/v2, received a.b/v1)");
-        verdict(json!({"apiVersion": "a.b/v2", "kind": "J"}), "invalid kind (expected K, received J)");
+        check_metadata(object(json!({"name": "m", "uid": "u"})), "must have the same name: n != m");
+        check_metadata(object(json!({"name": "n", "uid": "v"})), "must have the same UID: u != v");
+        check_metadata(json!({"apiVersion": "a.b/v2", "kind": "K"}), "missing metadata in converted object");
+        check_metadata(
+            json!({"apiVersion": "a.b/v1"}),
+            "invalid groupVersion (expected a.b/v2, received a.b/v1)",
+        );
+        check_metadata(json!({"apiVersion": "a.b/v2", "kind": "J"}), "invalid kind (expected K, received J)");
     }
 }

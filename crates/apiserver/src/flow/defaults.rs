@@ -3,24 +3,24 @@
 //! Two of each are mandatory: whoever changes them finds them put right. The others are suggestions that
 //! follow the server's version for as long as their annotation says so. What is deleted comes back.
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::{Resource, Status};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::request::Target;
 use crate::server::Server;
-use crate::update::Change;
+use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
-const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
-const MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
-const MANDATORY: [&str; 2] = ["exempt", "catch-all"];
+const AUTO_UPDATE_ANNOTATION: &str = "apf.kubernetes.io/autoupdate-spec";
+const FIELD_MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
+const MANDATORY_NAMES: [&str; 2] = ["exempt", "catch-all"];
 
 /// Name, shares, percentage that can be lent; number of queues and size of a hand.
-type LevelRow = (&'static str, u64, u64, Option<(u64, u64)>);
-const LEVELS: [LevelRow; 7] = [
+type DefaultLevel = (&'static str, u64, u64, Option<(u64, u64)>);
+const DEFAULT_LEVELS: [DefaultLevel; 7] = [
     ("catch-all", 5, 0, None),
     ("system", 30, 33, Some((64, 6))),
     ("node-high", 40, 25, Some((64, 6))),
@@ -29,133 +29,134 @@ const LEVELS: [LevelRow; 7] = [
     ("workload-low", 100, 90, Some((128, 6))),
     ("global-default", 20, 50, Some((128, 6))),
 ];
-const QUEUE_LENGTH: u64 = 50;
+const QUEUE_LENGTH_LIMIT: u64 = 50;
 
-struct Default {
+struct DefaultFlowSchema {
     name: &'static str,
     level: &'static str,
     precedence: u64,
     /// What tells its flows apart.
-    by: &'static str,
+    distinguisher: &'static str,
     /// `Group name`, `User name`, `ServiceAccount namespace/name`.
     subjects: &'static [&'static str],
-    covers: Covers,
+    scope: RuleScope,
 }
 
-enum Covers {
+enum RuleScope {
     Everything,
-    Paths(&'static [&'static str]),
+    NonResourcePaths(&'static [&'static str]),
     /// Verbs, group, resources, whether also those in no namespace.
     Resources(&'static [(&'static [&'static str], &'static str, &'static [&'static str], bool)]),
 }
 
-const EVERYBODY: &[&str] = &["Group system:unauthenticated", "Group system:authenticated"];
+const ALL_USERS: &[&str] = &["Group system:unauthenticated", "Group system:authenticated"];
 
-const SCHEMAS: [Default; 11] = [
-    Default {
+const DEFAULT_SCHEMAS: [DefaultFlowSchema; 11] = [
+    DefaultFlowSchema {
         name: "exempt",
         level: "exempt",
         precedence: 1,
-        by: "",
+        distinguisher: "",
         subjects: &["Group system:masters"],
-        covers: Covers::Everything,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "probes",
         level: "exempt",
         precedence: 2,
-        by: "",
-        subjects: EVERYBODY,
-        covers: Covers::Paths(&["/healthz", "/readyz", "/livez"]),
+        distinguisher: "",
+        subjects: ALL_USERS,
+        scope: RuleScope::NonResourcePaths(&["/healthz", "/readyz", "/livez"]),
     },
-    Default {
+    DefaultFlowSchema {
         name: "system-leader-election",
         level: "leader-election",
         precedence: 100,
-        by: "ByUser",
+        distinguisher: "ByUser",
         subjects: &[
             "User system:kube-controller-manager",
             "User system:kube-scheduler",
             "ServiceAccount kube-system/*",
         ],
-        covers: Covers::Resources(&[(
+        scope: RuleScope::Resources(&[(
             &["get", "create", "update"],
             "coordination.k8s.io",
             &["leases"],
             false,
         )]),
     },
-    Default {
+    DefaultFlowSchema {
         name: "system-node-high",
         level: "node-high",
         precedence: 400,
-        by: "ByUser",
+        distinguisher: "ByUser",
         subjects: &["Group system:nodes"],
-        covers: Covers::Resources(&[
+        scope: RuleScope::Resources(&[
             (&["*"], "", &["nodes", "nodes/status"], true),
             (&["*"], "coordination.k8s.io", &["leases"], false),
         ]),
     },
-    Default {
+    DefaultFlowSchema {
         name: "system-nodes",
         level: "system",
         precedence: 500,
-        by: "ByUser",
+        distinguisher: "ByUser",
         subjects: &["Group system:nodes"],
-        covers: Covers::Everything,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "kube-controller-manager",
         level: "workload-high",
         precedence: 800,
-        by: "ByNamespace",
+        distinguisher: "ByNamespace",
         subjects: &["User system:kube-controller-manager"],
-        covers: Covers::Everything,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "kube-scheduler",
         level: "workload-high",
         precedence: 800,
-        by: "ByNamespace",
+        distinguisher: "ByNamespace",
         subjects: &["User system:kube-scheduler"],
-        covers: Covers::Everything,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "kube-system-service-accounts",
         level: "workload-high",
         precedence: 900,
-        by: "ByNamespace",
+        distinguisher: "ByNamespace",
         subjects: &["ServiceAccount kube-system/*"],
-        covers: Covers::Everything,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "service-accounts",
         level: "workload-low",
         precedence: 9000,
-        by: "ByUser",
+        distinguisher: "ByUser",
         subjects: &["Group system:serviceaccounts"],
-        covers: Covers::Everything,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "global-default",
         level: "global-default",
         precedence: 9900,
-        by: "ByUser",
-        subjects: EVERYBODY,
-        covers: Covers::Everything,
+        distinguisher: "ByUser",
+        subjects: ALL_USERS,
+        scope: RuleScope::Everything,
     },
-    Default {
+    DefaultFlowSchema {
         name: "catch-all",
         level: "catch-all",
         precedence: 10000,
-        by: "ByUser",
-        subjects: EVERYBODY,
-        covers: Covers::Everything,
+        distinguisher: "ByUser",
+        subjects: ALL_USERS,
+        scope: RuleScope::Everything,
     },
 ];
 
 fn object(kind: &str, name: &str, spec: Value) -> Value {
-    let mut object = json!({"metadata": {"name": name, "annotations": {AUTOUPDATE: "true"}}, "spec": spec});
+    let mut object =
+        json!({"metadata": {"name": name, "annotations": {AUTO_UPDATE_ANNOTATION: "true"}}, "spec": spec});
     crate::codec::set_type_meta(&mut object, GROUP, "v1", kind);
     object
 }
@@ -164,11 +165,11 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
 pub fn levels() -> Vec<Value> {
     let own = json!({"nominalConcurrencyShares": 0, "lendablePercent": 0});
     let exempt = object("PriorityLevelConfiguration", "exempt", json!({"type": "Exempt", "exempt": own}));
-    let limited = LEVELS.map(|(name, shares, lendable, queues)| {
+    let limited = DEFAULT_LEVELS.map(|(name, shares, lendable, queues)| {
         let response = match queues {
             None => json!({"type": "Reject"}),
             Some((queues, hand)) => json!({"type": "Queue", "queuing": {
-                "queues": queues, "handSize": hand, "queueLengthLimit": QUEUE_LENGTH,
+                "queues": queues, "handSize": hand, "queueLengthLimit": QUEUE_LENGTH_LIMIT,
             }}),
         };
         let limited = json!({
@@ -181,10 +182,10 @@ pub fn levels() -> Vec<Value> {
 
 /// The default FlowSchemas, by precedence.
 pub fn schemas() -> Vec<Value> {
-    SCHEMAS.iter().map(Default::value).collect()
+    DEFAULT_SCHEMAS.iter().map(DefaultFlowSchema::value).collect()
 }
 
-impl Default {
+impl DefaultFlowSchema {
     fn value(&self) -> Value {
         let subjects: Vec<Value> = self.subjects.iter().map(|text| subject(text)).collect();
         let resource = |verbs: &[&str], group: &str, resources: &[&str], cluster: bool| {
@@ -196,15 +197,15 @@ impl Default {
             rule
         };
         let mut rule = json!({"subjects": subjects});
-        match self.covers {
-            Covers::Everything => {
+        match self.scope {
+            RuleScope::Everything => {
                 rule.set("resourceRules", vec![resource(&["*"], "*", &["*"], true)]);
                 rule.set("nonResourceRules", json!([{"verbs": ["*"], "nonResourceURLs": ["*"]}]));
             }
-            Covers::Paths(paths) => {
+            RuleScope::NonResourcePaths(paths) => {
                 rule.set("nonResourceRules", json!([{"verbs": ["get"], "nonResourceURLs": paths}]));
             }
-            Covers::Resources(rules) => {
+            RuleScope::Resources(rules) => {
                 let rules =
                     rules.iter().map(|(verbs, group, names, all)| resource(verbs, group, names, *all));
                 rule.set("resourceRules", rules.collect::<Vec<_>>());
@@ -215,8 +216,8 @@ impl Default {
             "matchingPrecedence": self.precedence,
             "rules": [rule],
         });
-        if !self.by.is_empty() {
-            spec.set("distinguisherMethod", json!({"type": self.by}));
+        if !self.distinguisher.is_empty() {
+            spec.set("distinguisherMethod", json!({"type": self.distinguisher}));
         }
         object("FlowSchema", self.name, spec)
     }
@@ -234,41 +235,42 @@ fn subject(text: &str) -> Value {
 }
 
 pub fn row(plural: &str) -> &'static Resource {
-    api::table::find(GROUP, "v1", plural).expect("the kinds of flow control are in the table")
+    api::resource_table::find_resource(GROUP, "v1", plural)
+        .expect("the kinds of flow control are in the table")
 }
 
 /// Makes what is missing, puts right what is not as it should be, and removes what no version wants any
 /// more. `found` are the objects there are.
-pub async fn ensure(server: &Server, plural: &str, wanted: &[Value], found: &[Value]) -> Result<(), Status> {
+pub async fn ensure(server: &Server, plural: &str, desired: &[Value], found: &[Value]) -> Result<(), Status> {
     let collection = Target::collection(row(plural), "");
-    let options = WriteOptions { manager: MANAGER.into(), ..WriteOptions::internal(Timestamp::now()) };
+    let options = WriteOptions { manager: FIELD_MANAGER.into(), ..WriteOptions::internal(Timestamp::now()) };
     let name = |object: &Value| object.at("metadata").text("name").to_owned();
-    let one = |wanted: Value| {
+    let ensure_one = |desired: Value| {
         let (collection, options) = (&collection, &options);
-        let target = Target { name: name(&wanted), ..collection.clone() };
+        let target = Target { name: name(&desired), ..collection.clone() };
         async move {
             let done = match found.iter().find(|found| name(found) == target.name) {
-                None => server.create_object(collection, wanted, options, None).await.map(drop),
-                Some(found) if revised(found, &wanted).is_none() => Ok(()),
+                None => server.create_object(collection, desired, options, None).await.map(drop),
+                Some(found) if updated_object(found, &desired).is_none() => Ok(()),
                 Some(_) => {
                     let change = |before: &Value| {
-                        let after = revised(before, &wanted).unwrap_or_else(|| before.clone());
-                        crate::create::defaulted(collection.resource, after).map(Change::replace)
+                        let after = updated_object(before, &desired).unwrap_or_else(|| before.clone());
+                        crate::create::defaulted(collection.resource, after).map(ObjectChange::replace)
                     };
-                    server.change(&target, options, change).await.map(drop)
+                    server.update_object(&target, options, change).await.map(drop)
                 }
             };
             match done {
                 // Somebody else was quicker; what they did is looked at when the cache knows of it.
                 Err(status) if matches!(status.code, 404 | 409) => Ok(()),
-                other => other,
+                spec_differs => spec_differs,
             }
         }
     };
-    futures_util::future::try_join_all(wanted.iter().cloned().map(one)).await?;
+    futures_util::future::try_join_all(desired.iter().cloned().map(ensure_one)).await?;
     for old in found {
-        let unwanted = !wanted.iter().any(|wanted| name(wanted) == name(old));
-        if unwanted && autoupdate(old) == Some(true) {
+        let is_unused = !desired.iter().any(|desired| name(desired) == name(old));
+        if is_unused && auto_update(old) == Some(true) {
             let target = Target { name: name(old), ..collection.clone() };
             if let Some(object) = server.current(&target).await? {
                 server.remove(&object).await?;
@@ -279,8 +281,8 @@ pub async fn ensure(server: &Server, plural: &str, wanted: &[Value], found: &[Va
 }
 
 /// Whether the object says that it follows the server; `None` where it says nothing clear.
-fn autoupdate(object: &Value) -> Option<bool> {
-    match object.at("metadata").at("annotations").text(AUTOUPDATE) {
+fn auto_update(object: &Value) -> Option<bool> {
+    match object.at("metadata").at("annotations").text(AUTO_UPDATE_ANNOTATION) {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
         _ => None,
@@ -288,13 +290,13 @@ fn autoupdate(object: &Value) -> Option<bool> {
 }
 
 /// The object as it should be, where it is not.
-fn revised(found: &Value, wanted: &Value) -> Option<Value> {
+fn updated_object(found: &Value, desired: &Value) -> Option<Value> {
     let metadata = found.at("metadata");
     let name = metadata.text("name");
-    let mandatory = MANDATORY.contains(&name);
+    let mandatory = MANDATORY_NAMES.contains(&name);
     // Without a word, an object nobody has changed is still the server's.
-    let follow = mandatory || autoupdate(found).unwrap_or(metadata.int("generation") == Some(1));
-    let mut spec = wanted.at("spec").clone();
+    let follows_server = mandatory || auto_update(found).unwrap_or(metadata.int("generation") == Some(1));
+    let mut spec = desired.at("spec").clone();
     if name == "exempt" && found.at("spec").has("exempt") {
         // How much it may lend is for the administrator to say.
         for field in ["nominalConcurrencyShares", "lendablePercent"] {
@@ -302,19 +304,19 @@ fn revised(found: &Value, wanted: &Value) -> Option<Value> {
             spec.object_mut("exempt").insert(field.into(), own);
         }
     }
-    let other = follow && !api::meta::same(&spec, found.at("spec"));
-    let annotate = autoupdate(found) != Some(follow);
-    if !other && !annotate {
+    let spec_differs = follows_server && !api::meta::semantic_equal(&spec, found.at("spec"));
+    let annotate = auto_update(found) != Some(follows_server);
+    if !spec_differs && !annotate {
         return None;
     }
     let mut after = found.clone();
-    if other {
+    if spec_differs {
         after.set("spec", spec);
     }
     if annotate {
         let metadata = after.object_mut("metadata");
         let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        annotations.set(AUTOUPDATE, follow.to_string());
+        annotations.set(AUTO_UPDATE_ANNOTATION, follows_server.to_string());
     }
     Some(after)
 }
@@ -325,26 +327,27 @@ mod tests {
 
     #[track_caller]
     fn check(change: impl Fn(&mut Value), expected: Option<&str>) {
-        let wanted =
+        let desired =
             schemas().into_iter().find(|schema| schema.path("metadata.name") == "global-default").unwrap();
-        let mut found = wanted.clone();
+        let mut found = desired.clone();
         found["metadata"].set("generation", 2);
         change(&mut found);
-        let after = revised(&found, &wanted);
-        let brief = after.as_ref().map(|after| {
-            let annotation = after["metadata"]["annotations"].text(AUTOUPDATE).to_owned();
+        let after = updated_object(&found, &desired);
+        let summary = after.as_ref().map(|after| {
+            let annotation = after["metadata"]["annotations"].text(AUTO_UPDATE_ANNOTATION).to_owned();
             format!("{annotation} {}", after["spec"].int("matchingPrecedence").unwrap_or(0))
         });
-        assert_eq!(brief.as_deref(), expected);
+        assert_eq!(summary.as_deref(), expected);
         if let Some(after) = after {
-            assert_eq!(revised(&after, &wanted), None, "nothing is left to do");
+            assert_eq!(updated_object(&after, &desired), None, "nothing is left to do");
         }
     }
 
     #[test]
-    fn suggestions_follow_while_they_say_so() {
-        let annotate =
-            |object: &mut Value, text: &str| object["metadata"]["annotations"].set(AUTOUPDATE, text);
+    fn suggested_objects_update_while_annotated() {
+        let annotate = |object: &mut Value, text: &str| {
+            object["metadata"]["annotations"].set(AUTO_UPDATE_ANNOTATION, text)
+        };
         check(|_| {}, None);
         check(|object| object["spec"].set("matchingPrecedence", 7), Some("true 9900"));
         check(
@@ -373,14 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn the_mandatory_are_mandatory() {
-        let wanted = levels().remove(0);
-        let mut found = wanted.clone();
-        found["metadata"]["annotations"].set(AUTOUPDATE, "false");
+    fn mandatory_objects_always_update() {
+        let desired = levels().remove(0);
+        let mut found = desired.clone();
+        found["metadata"]["annotations"].set(AUTO_UPDATE_ANNOTATION, "false");
         found["spec"]["exempt"].set("lendablePercent", 50);
-        let after = revised(&found, &wanted).unwrap();
-        assert_eq!(after["metadata"]["annotations"].text(AUTOUPDATE), "true");
+        let after = updated_object(&found, &desired).unwrap();
+        assert_eq!(after["metadata"]["annotations"].text(AUTO_UPDATE_ANNOTATION), "true");
         assert_eq!(after["spec"]["exempt"]["lendablePercent"], 50);
-        assert_eq!(revised(&after, &wanted), None);
+        assert_eq!(updated_object(&after, &desired), None);
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::tests::Rig;
+use crate::tests::TestServer;
 
 fn user(name: &str, groups: &[&str]) -> User {
     let groups = groups.iter().map(|group| (*group).to_owned()).collect();
@@ -20,7 +20,7 @@ fn alice() -> User {
     user("alice", &["system:authenticated"])
 }
 
-const LIST: Ask<'static> = Ask::Resource {
+const GET_POD_ATTRIBUTES: Attributes<'static> = Attributes::Resource {
     verb: "get",
     group: "",
     resource: "pods",
@@ -30,57 +30,60 @@ const LIST: Ask<'static> = Ask::Resource {
     fields: None,
 };
 
-async fn enter(rig: &Rig, user: &User) -> Result<Option<Entered>, Response<Body>> {
+async fn start_request(
+    test_server: &TestServer,
+    user: &User,
+) -> Result<Option<ExecutingRequest>, Response<Body>> {
     let query = Query::default();
-    let limit = Duration::from_secs(60);
-    let asking = Asking { user, ask: LIST, target: None, query: &query, limit };
-    rig.server.flow.enter(&rig.server, asking).await
+    let timeout = Duration::from_secs(60);
+    let request = FlowRequest { user, attributes: GET_POD_ATTRIBUTES, target: None, query: &query, timeout };
+    test_server.server.flow.start_request(&test_server.server, request).await
 }
 
-async fn started() -> Rig {
-    let rig = Rig::start().await;
-    ensure_defaults(&rig.server).await.expect("the defaults");
-    rig
+async fn start_server() -> TestServer {
+    let test_server = TestServer::start().await;
+    ensure_defaults(&test_server.server).await.expect("the defaults");
+    test_server
 }
 
-fn state(rig: &Rig, level: &str) -> String {
-    let levels = rig.server.flow.levels.lock();
+fn state(test_server: &TestServer, level: &str) -> String {
+    let levels = test_server.server.flow.levels.lock();
     let state = levels[level].state();
-    let totals = state.queues.totals;
-    format!("{} of {} running, {} waiting", totals.running_seats, state.queues.limit(), totals.waiting)
+    let counts = state.queues.counts;
+    format!("{} of {} running, {} waiting", counts.running_seats, state.queues.limit(), counts.waiting)
 }
 
 /// Waits until `done`, with a deadline on the real clock.
-async fn eventually(done: impl AsyncFn() -> bool) {
-    let begun = std::time::Instant::now();
+async fn wait_until(done: impl AsyncFn() -> bool) {
+    let start = std::time::Instant::now();
     while !done().await {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it does not happen");
+        assert!(start.elapsed() < Duration::from_secs(20), "it does not happen");
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn the_defaults_are_there_and_come_back() {
-    let rig = started().await;
-    let all = rig.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas").await;
+async fn default_objects_are_created_and_reconciled() {
+    let test_server = start_server().await;
+    let all = test_server.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas").await;
     assert_eq!(all.items("items").len(), 11);
-    let all = rig.get("/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations").await;
+    let all = test_server.get("/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations").await;
     assert_eq!(all.items("items").len(), 8);
-    let keeper = tokio::spawn(keep(rig.server.clone(), rig.stop.subscribe()));
+    let controller = tokio::spawn(run(test_server.server.clone(), test_server.stop.subscribe()));
     let path = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/probes";
     let condition = async || {
-        let schema = rig.get(path).await;
+        let schema = test_server.get(path).await;
         let conditions = schema.at("status").items("conditions").to_vec();
         conditions
             .first()
             .map(|one| format!("{} {} {}", one.text("type"), one.text("status"), one.text("message")))
     };
     let expected = "Dangling False This FlowSchema references the PriorityLevelConfiguration object named \"exempt\" and it exists";
-    eventually(async || condition().await.as_deref() == Some(expected)).await;
-    let uid = rig.get(path).await.path("metadata.uid").clone();
-    rig.send(&format!("DELETE {path}"), json!({})).await;
-    eventually(async || {
-        let again = rig.get(path).await;
+    wait_until(async || condition().await.as_deref() == Some(expected)).await;
+    let uid = test_server.get(path).await.path("metadata.uid").clone();
+    test_server.send(&format!("DELETE {path}"), json!({})).await;
+    wait_until(async || {
+        let again = test_server.get(path).await;
         again.has("metadata") && *again.path("metadata.uid") != uid && !again.path("metadata.uid").is_null()
     })
     .await;
@@ -88,10 +91,10 @@ async fn the_defaults_are_there_and_come_back() {
     let path = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/service-accounts";
     let patch = |annotation: &str| json!({"metadata": {"annotations": {"apf.kubernetes.io/autoupdate-spec": annotation}}, "spec": {"matchingPrecedence": 77}});
     let send = async |patch: Value| {
-        rig.call(&format!("PATCH {path}"), "application/merge-patch+json", &patch.to_string()).await
+        test_server.call(&format!("PATCH {path}"), "application/merge-patch+json", &patch.to_string()).await
     };
     assert_eq!(send(patch("true")).await.0, 200);
-    eventually(async || *rig.get(path).await.path("spec.matchingPrecedence") == 9000).await;
+    wait_until(async || *test_server.get(path).await.path("spec.matchingPrecedence") == 9000).await;
     assert_eq!(send(patch("false")).await.0, 200);
     // A schema of one's own that points nowhere says so, and is removed only if it claims to be a default.
     let own = json!({"metadata": {"name": "own"}, "spec": {
@@ -100,63 +103,67 @@ async fn the_defaults_are_there_and_come_back() {
                    "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}]}],
     }});
     let collection = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
-    assert_eq!(rig.send(&format!("POST {collection}"), own.clone()).await.0, 201);
+    assert_eq!(test_server.send(&format!("POST {collection}"), own.clone()).await.0, 201);
     let mut stale = own;
     stale["metadata"] =
         json!({"name": "stale", "annotations": {"apf.kubernetes.io/autoupdate-spec": "true"}});
-    assert_eq!(rig.send(&format!("POST {collection}"), stale).await.0, 201);
-    eventually(async || {
-        rig.get(&format!("{collection}/own"))
+    assert_eq!(test_server.send(&format!("POST {collection}"), stale).await.0, 201);
+    wait_until(async || {
+        test_server
+            .get(&format!("{collection}/own"))
             .await
             .path("status.conditions")
             .to_string()
             .contains("named \\\"gone\\\" but there is no such object")
     })
     .await;
-    eventually(async || *rig.get(&format!("{collection}/stale")).await.at("code") == 404).await;
-    assert_eq!(*rig.get(path).await.path("spec.matchingPrecedence"), 77);
-    keeper.abort();
+    wait_until(async || *test_server.get(&format!("{collection}/stale")).await.at("code") == 404).await;
+    assert_eq!(*test_server.get(path).await.path("spec.matchingPrecedence"), 77);
+    controller.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_no_seat_waits_and_is_told_to_come_again() {
-    let rig = started().await;
-    let mut inside = Vec::new();
-    let seats = rig.server.flow.levels.lock()["global-default"].state().queues.limit();
+async fn request_without_seat_waits_then_gets_429() {
+    let test_server = start_server().await;
+    let mut executing = Vec::new();
+    let seats = test_server.server.flow.levels.lock()["global-default"].state().queues.limit();
     for _ in 0..seats {
-        inside.push(enter(&rig, &alice()).await.ok().flatten().expect("a seat"));
+        executing.push(start_request(&test_server, &alice()).await.ok().flatten().expect("a seat"));
     }
     // The next waits for a quarter of its time, then is refused.
     let before = Instant::now();
-    let refusal = enter(&rig, &alice()).await.err().expect("no seat");
+    let response = start_request(&test_server, &alice()).await.err().expect("no seat");
     assert_eq!(before.elapsed().as_secs(), 15);
-    assert_eq!(refusal.status(), 429);
-    assert_eq!(refusal.headers()["retry-after"], "1");
-    assert!(refusal.headers()[SCHEMA_UID].len() == 36 && refusal.headers()[LEVEL_UID].len() == 36);
-    let text = refusal.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["retry-after"], "1");
+    assert!(
+        response.headers()[FLOW_SCHEMA_UID_HEADER].len() == 36
+            && response.headers()[PRIORITY_LEVEL_UID_HEADER].len() == 36
+    );
+    let text = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(text, "Too many requests, please try again later.\n");
     // An administrator always finds a seat, and so do others at their own levels.
-    assert!(enter(&rig, &user("admin", &["system:masters"])).await.is_ok());
-    assert!(enter(&rig, &user("system:node:a", &["system:nodes"])).await.is_ok());
+    assert!(start_request(&test_server, &user("admin", &["system:masters"])).await.is_ok());
+    assert!(start_request(&test_server, &user("system:node:a", &["system:nodes"])).await.is_ok());
     // Who goes away while waiting leaves nothing behind.
-    let rig = Arc::new(rig);
+    let test_server = Arc::new(test_server);
     let waiting = |name: &'static str| {
-        let rig = rig.clone();
-        tokio::spawn(
-            async move { enter(&rig, &user(name, &["system:authenticated"])).await.map(drop).is_ok() },
-        )
+        let test_server = test_server.clone();
+        tokio::spawn(async move {
+            start_request(&test_server, &user(name, &["system:authenticated"])).await.map(drop).is_ok()
+        })
     };
-    let (gone, stays) = (waiting("bob"), waiting("carol"));
-    eventually(async || state(&rig, "global-default").ends_with(" 2 waiting")).await;
-    gone.abort();
-    assert!(gone.await.is_err());
-    eventually(async || state(&rig, "global-default").ends_with(" 1 waiting")).await;
-    inside.pop();
-    assert!(stays.await.unwrap());
-    inside.clear();
-    assert_eq!(state(&rig, "global-default"), format!("0 of {seats} running, 0 waiting"));
+    let (canceled, queued) = (waiting("bob"), waiting("carol"));
+    wait_until(async || state(&test_server, "global-default").ends_with(" 2 waiting")).await;
+    canceled.abort();
+    assert!(canceled.await.is_err());
+    wait_until(async || state(&test_server, "global-default").ends_with(" 1 waiting")).await;
+    executing.pop();
+    assert!(queued.await.unwrap());
+    executing.clear();
+    assert_eq!(state(&test_server, "global-default"), format!("0 of {seats} running, 0 waiting"));
     let mut text = String::new();
-    rig.server.flow.print(&mut text);
+    test_server.server.flow.print(&mut text);
     let labels = "flow_schema=\"global-default\",priority_level=\"global-default\"";
     for line in [
         format!("apiserver_flowcontrol_rejected_requests_total{{{labels},reason=\"time-out\"}} 2"),
@@ -170,67 +177,67 @@ async fn who_finds_no_seat_waits_and_is_told_to_come_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_nobody_reads_does_not_keep_its_seats() {
-    let rig = started().await;
+async fn seats_of_a_response_body_without_reader_are_released_after_timeout() {
+    let test_server = start_server().await;
     let chunks = || Body::Chunks(Box::new(vec![Bytes::from_static(b"x"); 3].into_iter()));
     let attach = async |body| {
-        let entered = enter(&rig, &alice()).await.ok().flatten().expect("a seat");
-        entered.attach(Response::new(body))
+        let entered = start_request(&test_server, &alice()).await.ok().flatten().expect("a seat");
+        entered.hold_seats(Response::new(body))
     };
-    let idle = state(&rig, "global-default");
+    let idle = state(&test_server, "global-default");
     let busy = idle.replacen('0', "1", 1);
     // Read to its end.
     let read = attach(chunks()).await;
-    assert_eq!(state(&rig, "global-default"), busy);
+    assert_eq!(state(&test_server, "global-default"), busy);
     read.into_body().collect().await.unwrap();
-    assert_eq!(state(&rig, "global-default"), idle);
+    assert_eq!(state(&test_server, "global-default"), idle);
     // Dropped.
     drop(attach(chunks()).await);
-    assert_eq!(state(&rig, "global-default"), idle);
+    assert_eq!(state(&test_server, "global-default"), idle);
     // Never read.
-    let held = attach(chunks()).await;
-    assert_eq!(state(&rig, "global-default"), busy);
+    let pending_response = attach(chunks()).await;
+    assert_eq!(state(&test_server, "global-default"), busy);
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(state(&rig, "global-default"), idle);
-    drop(held);
+    assert_eq!(state(&test_server, "global-default"), idle);
+    drop(pending_response);
     // A watch gives them back once it waits for news.
     let stream =
         futures_util::stream::iter([Bytes::from_static(b"x")]).chain(futures_util::stream::pending());
     let mut watch = attach(Body::Stream(Box::pin(stream))).await.into_body();
     assert!(watch.frame().await.is_some());
-    assert_eq!(state(&rig, "global-default"), busy);
+    assert_eq!(state(&test_server, "global-default"), busy);
     assert!(futures_util::FutureExt::now_or_never(watch.frame()).is_none());
-    assert_eq!(state(&rig, "global-default"), idle);
+    assert_eq!(state(&test_server, "global-default"), idle);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowded_level_borrows_what_others_do_not_use() {
-    let rig = Arc::new(started().await);
+async fn busy_level_borrows_unused_seats() {
+    let test_server = Arc::new(start_server().await);
     // The stopped clock jumps ahead while anybody waits for the store, so the keeper may find nothing left to write.
-    assert!(keep::follow(&rig.server).await.is_none());
-    let keeper = tokio::spawn(keep(rig.server.clone(), rig.stop.subscribe()));
-    let limit = || rig.server.flow.levels.lock()["global-default"].state().queues.limit();
-    let before = limit();
+    assert!(config_controller::sync(&test_server.server).await.is_none());
+    let controller = tokio::spawn(run(test_server.server.clone(), test_server.stop.subscribe()));
+    let timeout = || test_server.server.flow.levels.lock()["global-default"].state().queues.limit();
+    let before = timeout();
     let waiting: Vec<_> = (0..before + 100)
         .map(|i| {
-            let rig = rig.clone();
+            let test_server = test_server.clone();
             let user = user(&format!("user-{i}"), &["system:authenticated"]);
             tokio::spawn(async move {
-                let seat = enter(&rig, &user).await.ok().flatten();
+                let seat = start_request(&test_server, &user).await.ok().flatten();
                 tokio::time::sleep(Duration::from_secs(25)).await;
                 seat.is_some()
             })
         })
         .collect();
     tokio::time::sleep(Duration::from_secs(11)).await;
-    assert!(limit() > before + 50, "{before} {}", limit());
+    assert!(timeout() > before + 50, "{before} {}", timeout());
     for task in waiting {
         assert!(task.await.unwrap());
     }
     // Long after, everything is as it was.
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert_eq!(limit(), before);
-    keeper.abort();
+    assert_eq!(timeout(), before);
+    controller.abort();
 }
 
 /// What a request pays that finds a seat, by the processor's clock. Prints; judges nothing:
@@ -238,15 +245,15 @@ async fn a_crowded_level_borrows_what_others_do_not_use() {
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn cost_of_a_request() {
-    let rig = started().await;
+    let test_server = start_server().await;
     let node = user("system:node:a", &["system:nodes", "system:authenticated"]);
     for user in [user("admin", &["system:masters", "system:authenticated"]), node, alice()] {
         const TIMES: u32 = 200_000;
-        let begun = cpu_seconds();
+        let start = cpu_seconds();
         for _ in 0..TIMES {
-            drop(enter(&rig, &user).await);
+            drop(start_request(&test_server, &user).await);
         }
-        println!("{}: {:.0} ns of CPU", user.name, (cpu_seconds() - begun) * 1e9 / f64::from(TIMES));
+        println!("{}: {:.0} ns of CPU", user.name, (cpu_seconds() - start) * 1e9 / f64::from(TIMES));
     }
 }
 

@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::{Client, ConfigError, Credentials};
+use super::{ConfigError, Credentials, HttpsClient};
 
-impl Client {
-    pub fn from_kubeconfig(path: &Path) -> Result<Client, ConfigError> {
+impl HttpsClient {
+    pub fn from_kubeconfig(path: &Path) -> Result<HttpsClient, ConfigError> {
         let text = read(path)?;
-        let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
-        let file: Value = schema::yaml::value(&text).map_err(|_| bad("it is not YAML"))?;
+        let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
+        let file: Value = schema::yaml::parse(&text).map_err(|_| bad("it is not YAML"))?;
         let context = named(&file, "contexts", "context", file.text("current-context"));
         let context = context.ok_or_else(|| bad("it has no current context"))?;
         let cluster = named(&file, "clusters", "cluster", context.text("cluster"));
@@ -24,40 +24,40 @@ impl Client {
         }
         let server_name = cluster.text("tls-server-name");
         let credentials = Credentials {
-            authorities: content(path, cluster, "certificate-authority")?,
+            authorities: data_or_file(path, cluster, "certificate-authority")?,
             server_name: (!server_name.is_empty()).then(|| server_name.to_owned()),
-            ..introduced(path, user)?
+            ..user_credentials(path, user)?
         };
-        Client::new(cluster.text("server"), credentials)
+        HttpsClient::new(cluster.text("server"), credentials)
     }
 }
 
 /// Who we are to webhooks that objects name: a kubeconfig whose users are named after servers.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Users {
+pub struct AuthInfoResolver {
     path: PathBuf,
     file: Value,
 }
 
 /// Where it is: what is in it is nobody's business.
-impl std::fmt::Debug for Users {
+impl std::fmt::Debug for AuthInfoResolver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Users").field(&self.path).finish()
     }
 }
 
-impl Users {
-    pub fn load(path: &Path) -> Result<Users, ConfigError> {
-        let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
+impl AuthInfoResolver {
+    pub fn load(path: &Path) -> Result<AuthInfoResolver, ConfigError> {
+        let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
         let file: Value = serde_saphyr::from_str(&read(path)?).map_err(|_| bad("it is not YAML"))?;
-        Ok(Users { path: path.to_owned(), file })
+        Ok(AuthInfoResolver { path: path.to_owned(), file })
     }
 
     /// How to show a server, `host:port`, who we are: as the user of that name, of the domain's, of all, or of the
     /// current context. Whom to trust is not said here.
     pub fn credentials(&self, server: &str) -> Result<Credentials, ConfigError> {
-        let portless = server.strip_suffix(":443");
-        let named_after = [Some(server), portless].into_iter().flatten().flat_map(|server| {
+        let without_port = server.strip_suffix(":443");
+        let candidates = [Some(server), without_port].into_iter().flatten().flat_map(|server| {
             let domains = server.match_indices('.').map(|(at, _)| format!("*{}", &server[at..]));
             std::iter::once(server.to_owned()).chain(domains)
         });
@@ -66,28 +66,28 @@ impl Users {
             let context = named(&self.file, "contexts", "context", self.file.text("current-context"))?;
             user(context.text("user").to_owned())
         };
-        match named_after.chain(["*".to_owned()]).find_map(user).or_else(current) {
-            Some(user) => introduced(&self.path, user),
+        match candidates.chain(["*".to_owned()]).find_map(user).or_else(current) {
+            Some(user) => user_credentials(&self.path, user),
             None => Ok(Credentials::default()),
         }
     }
 }
 
 /// How a user of a kubeconfig shows who it is.
-fn introduced(path: &Path, user: &Value) -> Result<Credentials, ConfigError> {
-    let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
+fn user_credentials(path: &Path, user: &Value) -> Result<Credentials, ConfigError> {
+    let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
     if user.has("exec") || user.has("auth-provider") {
         return Err(bad("its user needs a program to log in, which is not run here"));
     }
-    let part = |name: &'static str| content(path, user, name);
-    let certificate = match (part("client-certificate")?, part("client-key")?) {
+    let credential_data = |name: &'static str| data_or_file(path, user, name);
+    let certificate = match (credential_data("client-certificate")?, credential_data("client-key")?) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
         _ => return Err(bad("a client certificate and its key need each other")),
     };
     let token = match (user.text("token"), user.text("tokenFile")) {
         ("", "") => None,
-        ("", file) => Some(read(&beside(path, file))?.trim().to_owned()),
+        ("", file) => Some(read(&resolve_relative(path, file))?.trim().to_owned()),
         (token, _) => Some(token.to_owned()),
     };
     let basic = || {
@@ -104,11 +104,11 @@ fn named<'a>(file: &'a Value, list: &str, kind: &str, name: &str) -> Option<&'a 
 }
 
 /// What `<name>-data` holds in base64, or the file that `<name>` names.
-fn content(path: &Path, from: &Value, name: &'static str) -> Result<Option<String>, ConfigError> {
-    let bad = |why| ConfigError::Kubeconfig { path: path.to_owned(), why };
+fn data_or_file(path: &Path, from: &Value, name: &'static str) -> Result<Option<String>, ConfigError> {
+    let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
     match (from.text(&format!("{name}-data")), from.text(name)) {
         ("", "") => Ok(None),
-        ("", file) => read(&beside(path, file)).map(Some),
+        ("", file) => read(&resolve_relative(path, file)).map(Some),
         (data, _) => {
             let bytes = STANDARD.decode(data).map_err(|_| bad("some of its data is not base64"))?;
             String::from_utf8(bytes).map(Some).map_err(|_| bad("some of its data is not PEM"))
@@ -117,7 +117,7 @@ fn content(path: &Path, from: &Value, name: &'static str) -> Result<Option<Strin
 }
 
 /// Relative paths start where the kubeconfig is.
-fn beside(kubeconfig: &Path, file: &str) -> PathBuf {
+fn resolve_relative(kubeconfig: &Path, file: &str) -> PathBuf {
     kubeconfig.parent().unwrap_or(Path::new("")).join(file)
 }
 
@@ -138,12 +138,12 @@ mod tests {
         let text =
             format!("users:\n{users}contexts: [{{name: c, context: {{user: mine}}}}]\ncurrent-context: c\n");
         std::fs::write(&path, text).unwrap();
-        let found = Users::load(&path).unwrap().credentials(server).unwrap();
+        let found = AuthInfoResolver::load(&path).unwrap().credentials(server).unwrap();
         assert_eq!(found.authorization.unwrap(), format!("Bearer of {expected}"), "{server}");
     }
 
     #[test]
-    fn users_are_found_by_the_names_of_servers() {
+    fn resolves_credentials_by_server_name() {
         check("hook.ns.svc:8443", "hook.ns.svc:8443");
         check("hook.ns.svc:443", "mine");
         check("a.ns.svc:443", "a.ns.svc");

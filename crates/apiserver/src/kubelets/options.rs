@@ -1,24 +1,24 @@
 //! The options of logs and streams: those of the API, checked, as the kubelet's own.
 
 use api::field::Path;
-use api::{Errors, Status};
-use stream::carry::Wanted;
+use api::{ErrorList, Status};
+use stream::translator::SessionStreams;
 
 use crate::request::Query;
 
 /// The connections that change their protocol.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Stream {
+pub enum StreamSubresource {
     Exec,
     Attach,
     PortForward,
 }
 
-impl Stream {
+impl StreamSubresource {
     /// The kubelet's query for the API's.
     pub fn query(self, query: &Query) -> Result<String, Status> {
-        let mut out = Out::default();
-        if self == Stream::PortForward {
+        let mut out = QueryBuilder::default();
+        if self == StreamSubresource::PortForward {
             let mut ports = Vec::new();
             for text in query.all("ports").flat_map(|text| text.split(',')) {
                 let port: Option<u16> = text.parse().ok().filter(|port| *port > 0);
@@ -30,10 +30,10 @@ impl Stream {
             }
             return Ok(out.0);
         }
-        let Wanted { stdin, stdout, stderr, tty } = wanted(query);
+        let SessionStreams { stdin, stdout, stderr, tty } = requested_streams(query);
         let named = [("input", stdin), ("output", stdout), ("error", stderr), ("tty", tty)];
-        named.iter().filter(|(_, wanted)| *wanted).for_each(|(name, _)| out.add(name, "1"));
-        if self == Stream::Exec {
+        named.iter().filter(|(_, requested)| *requested).for_each(|(name, _)| out.add(name, "1"));
+        if self == StreamSubresource::Exec {
             query.all("command").for_each(|word| out.add("command", word));
         }
         Ok(out.0)
@@ -41,9 +41,9 @@ impl Stream {
 }
 
 /// The streams a client of exec or attach wants.
-pub fn wanted(query: &Query) -> Wanted {
+pub fn requested_streams(query: &Query) -> SessionStreams {
     let tty = query.flag("tty") == Some(true);
-    Wanted {
+    SessionStreams {
         stdin: query.flag("stdin").unwrap_or(false),
         stdout: query.flag("stdout").unwrap_or(true),
         stderr: query.flag("stderr").unwrap_or(!tty),
@@ -52,8 +52,8 @@ pub fn wanted(query: &Query) -> Wanted {
 }
 
 /// The kubelet's query for the options of a log.
-pub fn log(query: &Query, pod: &str) -> Result<String, Status> {
-    let mut out = Out::default();
+pub fn log_query(query: &Query, pod: &str) -> Result<String, Status> {
+    let mut out = QueryBuilder::default();
     for name in ["follow", "previous", "timestamps"] {
         if query.flag(name) == Some(true) {
             out.add(name, "true");
@@ -62,7 +62,7 @@ pub fn log(query: &Query, pod: &str) -> Result<String, Status> {
     let (tail, limit, seconds) =
         (query.int("tailLines")?, query.int("limitBytes")?, query.int("sinceSeconds")?);
     let time = query.get("sinceTime");
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     if let Some(tail) = tail.filter(|tail| *tail < 0) {
         errors.invalid(&Path::new("tailLines"), tail, "must be greater than or equal to 0");
     }
@@ -96,9 +96,9 @@ pub fn log(query: &Query, pod: &str) -> Result<String, Status> {
 
 /// A query being made.
 #[derive(Default)]
-struct Out(String);
+struct QueryBuilder(String);
 
-impl Out {
+impl QueryBuilder {
     fn add(&mut self, name: &str, value: &str) {
         self.0.push(if self.0.is_empty() { '?' } else { '&' });
         self.0.push_str(name);

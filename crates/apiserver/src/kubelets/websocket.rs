@@ -10,77 +10,87 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use stream::carry::{self, Wanted};
-use stream::{Ask, websocket};
+use stream::translator::{self, SessionStreams};
+use stream::{ForwardRequest, websocket};
 
-use super::{COMPLAINT, Place, Stream, dial, handed_back, plain};
+use super::{MAX_ERROR_BODY_BYTES, StreamSubresource, UpstreamAddr, copy_response, dial, plain_error};
 use crate::body::Body;
 use crate::server::Server;
 
 /// Channels that can end by themselves.
-const CHANNELS: &str = "v5.channel.k8s.io";
+const CHANNEL_PROTOCOL: &str = "v5.channel.k8s.io";
 /// SPDY inside of messages.
-const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
 /// What a client says in its messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Spoken {
+pub enum WebSocketProtocol {
     Channels,
     Tunnel,
 }
 
 /// The node's end.
-pub struct Far {
+pub struct KubeletTarget {
     pub server: Arc<Server>,
-    pub place: Place,
+    pub addr: UpstreamAddr,
     /// With its query.
     pub path: String,
 }
 
 /// What is spoken here; `None` leaves it to the node to understand the client.
-pub fn chosen(headers: &HeaderMap, what: Stream) -> Option<Spoken> {
-    if !websocket::is_wanted(headers) {
+pub fn negotiate_protocol(headers: &HeaderMap, kind: StreamSubresource) -> Option<WebSocketProtocol> {
+    if !websocket::is_websocket_request(headers) {
         return None;
     }
-    let offered = websocket::offered(headers);
-    match what {
-        Stream::PortForward => offered.contains(&TUNNEL).then_some(Spoken::Tunnel),
-        Stream::Exec | Stream::Attach => offered.contains(&CHANNELS).then_some(Spoken::Channels),
+    let offered = websocket::requested_protocols(headers);
+    match kind {
+        StreamSubresource::PortForward => {
+            offered.contains(&TUNNEL_PROTOCOL).then_some(WebSocketProtocol::Tunnel)
+        }
+        StreamSubresource::Exec | StreamSubresource::Attach => {
+            offered.contains(&CHANNEL_PROTOCOL).then_some(WebSocketProtocol::Channels)
+        }
     }
 }
 
-impl Far {
+impl KubeletTarget {
     /// Asks the node to go on in SPDY.
-    async fn ask(&self, version: &'static str) -> Result<Response<Incoming>, String> {
-        let connection = dial(&self.server, &self.place).await?;
+    async fn request_upgrade(&self, version: &'static str) -> Result<Response<Incoming>, String> {
+        let connection = dial(&self.server, &self.addr).await?;
         let mut headers = HeaderMap::new();
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("SPDY/3.1"));
         headers.insert("x-stream-protocol-version", HeaderValue::from_static(version));
-        let host = self.place.shown();
-        let ask = Ask { method: Method::POST, path: &self.path, host: &host, headers: &headers };
-        stream::begin(connection, ask).await.map_err(|error| error.to_string())
+        let host = self.addr.host_port();
+        let request =
+            ForwardRequest { method: Method::POST, path: &self.path, host: &host, headers: &headers };
+        stream::forward_upgrade(connection, request).await.map_err(|error| error.to_string())
     }
 
     /// The connection in SPDY; why there is none, as a Status for the client.
     async fn connect(&self) -> Result<Upgraded, String> {
-        let answer = self.ask("v4.channel.k8s.io").await;
-        let answer = answer.map_err(|why| {
-            let why =
-                format!("error sending request: Post \"https://{}{}\": {why}", self.place.shown(), self.path);
-            carry::broken(&why)
+        let answer = self.request_upgrade("v4.channel.k8s.io").await;
+        let answer = answer.map_err(|reason| {
+            let reason = format!(
+                "error sending request: Post \"https://{}{}\": {reason}",
+                self.addr.host_port(),
+                self.path
+            );
+            translator::internal_error_status(&reason)
         })?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return hyper::upgrade::on(answer).await.map_err(|error| carry::broken(&error.to_string()));
+            return hyper::upgrade::on(answer)
+                .await
+                .map_err(|error| translator::internal_error_status(&error.to_string()));
         }
-        let text = match Limited::new(answer.into_body(), COMPLAINT).collect().await {
+        let text = match Limited::new(answer.into_body(), MAX_ERROR_BODY_BYTES).collect().await {
             Ok(collected) => String::from_utf8_lossy(&collected.to_bytes()).trim().to_owned(),
             Err(error) => format!("unable to read error from server response: {error}"),
         };
         let status = serde_json::from_str::<serde_json::Value>(&text).ok();
         Err(match status.filter(|status| status["kind"] == "Status") {
             Some(status) => status.to_string(),
-            None => carry::broken(&format!("unable to upgrade connection: {text}")),
+            None => translator::internal_error_status(&format!("unable to upgrade connection: {text}")),
         })
     }
 }
@@ -89,22 +99,22 @@ impl Far {
 pub fn session(
     headers: &HeaderMap,
     client: OnUpgrade,
-    far: Far,
-    wanted: Wanted,
+    kubelet: KubeletTarget,
+    streams: SessionStreams,
 ) -> Result<Response<Body>, Status> {
-    let response = websocket::accept(headers, Some(CHANNELS)).ok_or_else(no_key)?;
-    let mut shutdown = far.server.shutdown.clone();
+    let response = websocket::accept(headers, Some(CHANNEL_PROTOCOL)).ok_or_else(missing_key_error)?;
+    let mut shutdown = kubelet.server.shutdown.clone();
     tokio::spawn(async move {
-        let carried = async {
+        let relay = async {
             let client = TokioIo::new(client.await.map_err(std::io::Error::other)?);
-            match far.connect().await {
-                Ok(far) => carry::channels(client, TokioIo::new(far), wanted).await,
-                Err(status) => carry::refuse(client, wanted, &status).await,
+            match kubelet.connect().await {
+                Ok(kubelet) => translator::translate(client, TokioIo::new(kubelet), streams).await,
+                Err(status) => translator::reject(client, streams, &status).await,
             }
         };
         let ended = tokio::select! {
-            ended = carried => ended,
-            () = crate::cache::stopped(&mut shutdown) => return,
+            ended = relay => ended,
+            () = crate::cache::wait_for_shutdown(&mut shutdown) => return,
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a session broke");
@@ -114,23 +124,27 @@ pub fn session(
 }
 
 /// Port-forward. Here the node's refusal is the answer.
-pub async fn tunnel(headers: &HeaderMap, client: OnUpgrade, far: Far) -> Result<Response<Body>, Status> {
-    let response = websocket::accept(headers, Some(TUNNEL)).ok_or_else(no_key)?;
-    let answer = far.ask("portforward.k8s.io").await;
-    let answer = answer.map_err(|why| plain(format!("error dialing backend: {why}")))?;
+pub async fn tunnel(
+    headers: &HeaderMap,
+    client: OnUpgrade,
+    kubelet: KubeletTarget,
+) -> Result<Response<Body>, Status> {
+    let response = websocket::accept(headers, Some(TUNNEL_PROTOCOL)).ok_or_else(missing_key_error)?;
+    let answer = kubelet.request_upgrade("portforward.k8s.io").await;
+    let answer = answer.map_err(|reason| plain_error(format!("error dialing backend: {reason}")))?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(handed_back(&far.server, answer));
+        return Ok(copy_response(&kubelet.server, answer));
     }
-    let mut shutdown = far.server.shutdown.clone();
+    let mut shutdown = kubelet.server.shutdown.clone();
     tokio::spawn(async move {
-        let carried = async {
-            let (client, far) =
+        let relay = async {
+            let (client, kubelet) =
                 tokio::try_join!(client, hyper::upgrade::on(answer)).map_err(std::io::Error::other)?;
-            carry::tunnel(TokioIo::new(client), TokioIo::new(far)).await
+            translator::tunnel_spdy(TokioIo::new(client), TokioIo::new(kubelet)).await
         };
         let ended = tokio::select! {
-            ended = carried => ended,
-            () = crate::cache::stopped(&mut shutdown) => return,
+            ended = relay => ended,
+            () = crate::cache::wait_for_shutdown(&mut shutdown) => return,
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a tunnel broke");
@@ -139,6 +153,6 @@ pub async fn tunnel(headers: &HeaderMap, client: OnUpgrade, far: Far) -> Result<
     Ok(response.map(|()| Body::empty()))
 }
 
-fn no_key() -> Status {
+fn missing_key_error() -> Status {
     Status::bad_request("a WebSocket without a key")
 }

@@ -1,8 +1,8 @@
 //! The definitions of custom kinds: what their schemas say, in the words of each version of OpenAPI.
 
 use api::Resource;
-use api::json::Json as _;
-use schema::openapi::{Definitions, Form};
+use api::json::JsonExt as _;
+use schema::openapi::{Definitions, OpenApiVersion};
 use serde_json::{Map, Value, json};
 
 use super::operations::definition_of;
@@ -16,7 +16,7 @@ const EMBEDDED_KIND: &str = "kind is a string value representing the type of thi
 /// Adds the definitions of the custom kinds among `rows`.
 pub fn with_custom(mut definitions: Definitions, rows: &[&'static Resource]) -> Definitions {
     for row in rows.iter().filter(|row| row.custom.is_some()) {
-        let (object, list) = published(&definitions, row);
+        let (object, list) = kind_definitions(&definitions, row);
         definitions.add(definition_of(row, row.kind), object);
         definitions.add(definition_of(row, &row.list_kind()), list);
     }
@@ -24,16 +24,17 @@ pub fn with_custom(mut definitions: Definitions, rows: &[&'static Resource]) -> 
 }
 
 /// The definitions of a kind and of its list.
-fn published(definitions: &Definitions, row: &'static Resource) -> (Value, Value) {
-    let form = definitions.form();
+fn kind_definitions(definitions: &Definitions, row: &'static Resource) -> (Value, Value) {
+    let form = definitions.version();
     // Not kept: a kind that is only looked at needs no form.
-    let described = row.custom.map(|slot| slot.definition().described(row.version)).unwrap_or_default();
-    let schema = described.path("schema.openAPIV3Schema");
-    let opaque = schema.is_null() || form == Form::V2 && schema.flag("x-kubernetes-preserve-unknown-fields");
+    let version_spec = row.custom.map(|slot| slot.definition().version_spec(row.version)).unwrap_or_default();
+    let schema = version_spec.path("schema.openAPIV3Schema");
+    let opaque =
+        schema.is_null() || form == OpenApiVersion::V2 && schema.flag("x-kubernetes-preserve-unknown-fields");
     let mut object = match opaque {
         true => json!({"type": "object"}),
         false => {
-            let mut object = translated(schema, form);
+            let mut object = convert_schema(schema, form);
             add_embedded(&mut object, form);
             let properties = object.object_mut("properties");
             properties.insert("metadata".into(), reference("ObjectMeta", OBJECT_METADATA, form));
@@ -58,7 +59,7 @@ fn published(definitions: &Definitions, row: &'static Resource) -> (Value, Value
         "x-kubernetes-group-version-kind": kind(&row.list_kind()),
     });
     type_meta(definitions, list.object_mut("properties"));
-    let selectable: Vec<Value> = described
+    let selectable: Vec<Value> = version_spec
         .items("selectableFields")
         .iter()
         .map(|field| json!({"fieldPath": field.text("jsonPath").trim_start_matches('.')}))
@@ -77,9 +78,9 @@ fn type_meta(definitions: &Definitions, properties: &mut Map<String, Value>) {
     }
 }
 
-fn reference(name: &str, description: &str, form: Form) -> Value {
+fn reference(name: &str, description: &str, form: OpenApiVersion) -> Value {
     let mut reference = form.reference(&format!("{META}.{name}"));
-    if form == Form::V3 {
+    if form == OpenApiVersion::V3 {
         reference = json!({"allOf": [reference]});
     }
     reference.set("description", description);
@@ -88,23 +89,23 @@ fn reference(name: &str, description: &str, form: Form) -> Value {
 
 /// A schema as it is published. In version 2 much of it cannot be said, and kubectl cannot cope with some of
 /// what could.
-fn translated(schema: &Value, form: Form) -> Value {
+fn convert_schema(schema: &Value, form: OpenApiVersion) -> Value {
     let Value::Object(fields) = schema else { return schema.clone() };
     let mut out = Map::new();
     for (name, value) in fields {
         let value = match (name.as_str(), value) {
             ("properties", Value::Object(properties)) => {
-                properties.iter().map(|(name, inner)| (name.clone(), translated(inner, form))).collect()
+                properties.iter().map(|(name, inner)| (name.clone(), convert_schema(inner, form))).collect()
             }
-            ("items" | "additionalProperties", inner) => translated(inner, form),
+            ("items" | "additionalProperties", inner) => convert_schema(inner, form),
             ("x-kubernetes-preserve-unknown-fields" | "nullable", Value::Bool(false)) => continue,
             (_, value) => value.clone(),
         };
         out.insert(name.clone(), value);
     }
     let mut out = Value::Object(out);
-    if form == Form::V3 {
-        unfold(&mut out);
+    if form == OpenApiVersion::V3 {
+        expand_int_or_string(&mut out);
         return out;
     }
     let nullable = out.flag("nullable");
@@ -141,13 +142,13 @@ fn translated(schema: &Value, form: Form) -> Value {
 }
 
 /// Clients that do not know the extension are told what it means.
-fn unfold(schema: &mut Value) {
+fn expand_int_or_string(schema: &mut Value) {
     let either = json!([{"type": "integer"}, {"type": "string"}]);
-    let said = |schema: &Value| {
+    let is_declared = |schema: &Value| {
         schema.at("anyOf") == &either
             || schema.items("allOf").first().is_some_and(|first| first.at("anyOf") == &either)
     };
-    if !schema.flag("x-kubernetes-int-or-string") || said(schema) {
+    if !schema.flag("x-kubernetes-int-or-string") || is_declared(schema) {
         return;
     }
     if schema.has("anyOf") {
@@ -160,7 +161,7 @@ fn unfold(schema: &mut Value) {
 }
 
 /// Objects inside objects have what all objects have.
-fn add_embedded(schema: &mut Value, form: Form) {
+fn add_embedded(schema: &mut Value, form: OpenApiVersion) {
     let Some(fields) = schema.as_object_mut() else { return };
     if let Some(Value::Object(properties)) = fields.get_mut("properties") {
         properties.values_mut().for_each(|inner| add_embedded(inner, form));
@@ -170,7 +171,7 @@ fn add_embedded(schema: &mut Value, form: Form) {
             add_embedded(inner, form);
         }
     }
-    if form == Form::V2 && schema.flag("x-kubernetes-preserve-unknown-fields")
+    if form == OpenApiVersion::V2 && schema.flag("x-kubernetes-preserve-unknown-fields")
         || !schema.flag("x-kubernetes-embedded-resource")
     {
         return;

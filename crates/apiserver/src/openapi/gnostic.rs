@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 type Object = Map<String, Value>;
 
 /// Strings, lists of strings and booleans of these names under these numbers.
-type Plain = &'static [(&'static str, u32)];
+type FieldNumbers = &'static [(&'static str, u32)];
 
-const INFO: Plain = &[("title", 1), ("version", 2)];
-const OPERATION: Plain = &[
+const INFO: FieldNumbers = &[("title", 1), ("version", 2)];
+const OPERATION: FieldNumbers = &[
     ("tags", 1),
     ("description", 3),
     ("operationId", 5),
@@ -21,8 +21,8 @@ const OPERATION: Plain = &[
     ("schemes", 10),
     ("deprecated", 11),
 ];
-const BODY: Plain = &[("description", 1), ("name", 2), ("in", 3), ("required", 4)];
-const QUERY: Plain = &[
+const BODY: FieldNumbers = &[("description", 1), ("name", 2), ("in", 3), ("required", 4)];
+const QUERY: FieldNumbers = &[
     ("required", 1),
     ("in", 2),
     ("description", 3),
@@ -31,7 +31,7 @@ const QUERY: Plain = &[
     ("format", 7),
     ("uniqueItems", 20),
 ];
-const PATH: Plain = &[
+const PATH: FieldNumbers = &[
     ("required", 1),
     ("in", 2),
     ("description", 3),
@@ -40,19 +40,20 @@ const PATH: Plain = &[
     ("format", 6),
     ("uniqueItems", 19),
 ];
-const SCHEMA: Plain = &[("$ref", 1), ("format", 2), ("title", 3), ("description", 4), ("required", 19)];
-const API_KEY: Plain = &[("type", 1), ("name", 2), ("in", 3), ("description", 4)];
-const METHODS: Plain =
+const SCHEMA: FieldNumbers =
+    &[("$ref", 1), ("format", 2), ("title", 3), ("description", 4), ("required", 19)];
+const API_KEY: FieldNumbers = &[("type", 1), ("name", 2), ("in", 3), ("description", 4)];
+const METHODS: FieldNumbers =
     &[("get", 2), ("put", 3), ("post", 4), ("delete", 5), ("options", 6), ("head", 7), ("patch", 8)];
 
 pub fn document(document: &Value) -> Vec<u8> {
     let mut writer = Writer::default();
     let Some(document) = document.as_object() else { return writer.bytes };
-    plain(document, &[("swagger", 1)], &mut writer);
-    each(document, "info", |info| writer.message(2, |writer| plain(info, INFO, writer)));
-    named(document, "paths", 8, 2, path, &mut writer);
-    named(document, "definitions", 9, 1, schema, &mut writer);
-    named(document, "parameters", 10, 1, parameter, &mut writer);
+    write_fields(document, &[("swagger", 1)], &mut writer);
+    write_nested(document, "info", |info| writer.message(2, |writer| write_fields(info, INFO, writer)));
+    write_named_map(document, "paths", 8, 2, path, &mut writer);
+    write_named_map(document, "definitions", 9, 1, schema, &mut writer);
+    write_named_map(document, "parameters", 10, 1, parameter, &mut writer);
     for requirement in document.get("security").and_then(Value::as_array).into_iter().flatten() {
         let Some(requirement) = requirement.as_object() else { continue };
         writer.message(12, |writer| {
@@ -65,31 +66,33 @@ pub fn document(document: &Value) -> Vec<u8> {
         });
     }
     let api_key = |security: &Object, writer: &mut Writer| {
-        writer.message(2, |writer| plain(security, API_KEY, writer));
+        writer.message(2, |writer| write_fields(security, API_KEY, writer));
     };
-    named(document, "securityDefinitions", 13, 1, api_key, &mut writer);
+    write_named_map(document, "securityDefinitions", 13, 1, api_key, &mut writer);
     writer.bytes
 }
 
 fn path(item: &Object, writer: &mut Writer) {
     for (method, number) in METHODS {
-        each(item, method, |operation| writer.message(*number, |writer| self::operation(operation, writer)));
+        write_nested(item, method, |operation| {
+            writer.message(*number, |writer| self::operation(operation, writer))
+        });
     }
     parameters(item, 9, writer);
 }
 
 fn operation(operation: &Object, writer: &mut Writer) {
-    plain(operation, OPERATION, writer);
+    write_fields(operation, OPERATION, writer);
     parameters(operation, 8, writer);
     let response = |response: &Object, writer: &mut Writer| {
         writer.message(1, |writer| {
-            plain(response, &[("description", 1)], writer);
-            each(response, "schema", |inner| {
+            write_fields(response, &[("description", 1)], writer);
+            write_nested(response, "schema", |inner| {
                 writer.message(2, |writer| writer.message(1, |writer| schema(inner, writer)));
             });
         });
     };
-    named(operation, "responses", 9, 1, response, writer);
+    write_named_map(operation, "responses", 9, 1, response, writer);
     extensions(operation, 13, writer);
 }
 
@@ -97,7 +100,7 @@ fn parameters(owner: &Object, number: u32, writer: &mut Writer) {
     for item in owner.get("parameters").and_then(Value::as_array).into_iter().flatten() {
         let Some(item) = item.as_object() else { continue };
         writer.message(number, |writer| match item.contains_key("$ref") {
-            true => writer.message(2, |writer| plain(item, &[("$ref", 1)], writer)),
+            true => writer.message(2, |writer| write_fields(item, &[("$ref", 1)], writer)),
             false => writer.message(1, |writer| parameter(item, writer)),
         });
     }
@@ -106,28 +109,28 @@ fn parameters(owner: &Object, number: u32, writer: &mut Writer) {
 fn parameter(parameter: &Object, writer: &mut Writer) {
     match parameter.get("in").and_then(Value::as_str) {
         Some("body") => writer.message(1, |writer| {
-            plain(parameter, BODY, writer);
-            each(parameter, "schema", |inner| writer.message(5, |writer| schema(inner, writer)));
+            write_fields(parameter, BODY, writer);
+            write_nested(parameter, "schema", |inner| writer.message(5, |writer| schema(inner, writer)));
         }),
         Some("path") => {
-            writer.message(2, |writer| writer.message(4, |writer| plain(parameter, PATH, writer)));
+            writer.message(2, |writer| writer.message(4, |writer| write_fields(parameter, PATH, writer)));
         }
-        _ => writer.message(2, |writer| writer.message(3, |writer| plain(parameter, QUERY, writer))),
+        _ => writer.message(2, |writer| writer.message(3, |writer| write_fields(parameter, QUERY, writer))),
     }
 }
 
 fn schema(schema: &Object, writer: &mut Writer) {
-    plain(schema, SCHEMA, writer);
-    each(schema, "additionalProperties", |inner| {
+    write_fields(schema, SCHEMA, writer);
+    write_nested(schema, "additionalProperties", |inner| {
         writer.message(21, |writer| writer.message(1, |writer| self::schema(inner, writer)));
     });
     if let Some(kind) = schema.get("type").and_then(Value::as_str) {
         writer.message(22, |writer| writer.bytes(1, kind.as_bytes()));
     }
-    each(schema, "items", |inner| {
+    write_nested(schema, "items", |inner| {
         writer.message(23, |writer| writer.message(1, |writer| self::schema(inner, writer)));
     });
-    named(schema, "properties", 25, 1, self::schema, writer);
+    write_named_map(schema, "properties", 25, 1, self::schema, writer);
     extensions(schema, 31, writer);
 }
 
@@ -141,14 +144,14 @@ fn extensions(owner: &Object, number: u32, writer: &mut Writer) {
     }
 }
 
-fn each(owner: &Object, field: &str, write: impl FnOnce(&Object)) {
+fn write_nested(owner: &Object, field: &str, write: impl FnOnce(&Object)) {
     if let Some(Value::Object(inner)) = owner.get(field) {
         write(inner);
     }
 }
 
 /// A map, as a message (`number`) of named values (`entry`).
-fn named(
+fn write_named_map(
     owner: &Object,
     field: &str,
     number: u32,
@@ -168,7 +171,7 @@ fn named(
     });
 }
 
-fn plain(owner: &Object, fields: Plain, writer: &mut Writer) {
+fn write_fields(owner: &Object, fields: FieldNumbers, writer: &mut Writer) {
     for (name, number) in fields {
         match owner.get(*name) {
             Some(Value::String(text)) => writer.bytes(*number, text.as_bytes()),

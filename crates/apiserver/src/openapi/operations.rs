@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::Resource;
-use api::table::{Subresource, Verbs};
+use api::resource_table::{Subresource, Verbs};
 use schema::kubernetes;
 use schema::openapi::Definitions;
 
@@ -11,27 +11,28 @@ use super::parameters::{Parameter, Parameters};
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-pub const JSON: &[&str] = &["application/json"];
-pub const BODIES: &[&str] = &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
-pub const STREAMS: &[&str] = &[
+pub const JSON_MEDIA_TYPE: &[&str] = &["application/json"];
+pub const BODY_MEDIA_TYPES: &[&str] =
+    &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+pub const STREAM_MEDIA_TYPES: &[&str] = &[
     "application/json",
     "application/yaml",
     "application/vnd.kubernetes.protobuf",
     "application/json;stream=watch",
     "application/vnd.kubernetes.protobuf;stream=watch",
 ];
-const LOGS: &[&str] =
+const LOG_MEDIA_TYPES: &[&str] =
     &["text/plain", "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
-const CUSTOM_BODIES: &[&str] = &["application/json", "application/yaml"];
-const CUSTOM_PATCHES: &[&str] =
+const CUSTOM_RESOURCE_MEDIA_TYPES: &[&str] = &["application/json", "application/yaml"];
+const CUSTOM_RESOURCE_PATCH_MEDIA_TYPES: &[&str] =
     &["application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"];
-const PATCHES: &[&str] = &[
+const PATCH_MEDIA_TYPES: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
 ];
-const ANY: &[&str] = &["*/*"];
+const ANY_MEDIA_TYPE: &[&str] = &["*/*"];
 
 /// The kinds whose deletion answers with the object. Upstream decided so before `Status` was the custom.
 const DELETE_RETURNS_OBJECT: &[&str] = &[
@@ -67,14 +68,14 @@ pub struct Operation {
     pub parameters: Vec<Parameter>,
     /// The body's definition, and whether there must be one.
     pub body: Option<(String, bool)>,
-    pub responses: Vec<(u16, Answer)>,
+    pub responses: Vec<(u16, ResponseSchema)>,
     pub action: Option<&'static str>,
     /// Group, version and kind.
     pub kind: Option<(String, String, String)>,
 }
 
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum ResponseSchema {
     Definition(String),
     Text,
 }
@@ -83,30 +84,31 @@ pub enum Answer {
 pub fn paths(rows: &[&'static Resource], definitions: &Definitions) -> Paths {
     let parameters = Parameters { definitions };
     let mut paths = Paths::new();
-    root("/api/", "getCoreAPIVersions", "get available API versions", "core", "APIVersions", &mut paths);
-    root("/apis/", "getAPIVersions", "get available API versions", "apis", "APIGroupList", &mut paths);
+    add_root("/api/", "getCoreAPIVersions", "get available API versions", "core", "APIVersions", &mut paths);
+    add_root("/apis/", "getAPIVersions", "get available API versions", "apis", "APIGroupList", &mut paths);
     let mut version =
         discovery("getCodeVersion", "get the version information for this server", "version", "");
-    version.consumes = JSON;
-    version.produces = JSON;
-    version.responses = vec![(200, Answer::Definition("io.k8s.apimachinery.pkg.version.Info".into()))];
+    version.consumes = JSON_MEDIA_TYPE;
+    version.produces = JSON_MEDIA_TYPE;
+    version.responses =
+        vec![(200, ResponseSchema::Definition("io.k8s.apimachinery.pkg.version.Info".into()))];
     paths.insert("/version/".into(), vec![version]);
     for row in rows {
-        let names = Names::new(row);
+        let names = GroupVersionNames::new(row);
         if !row.group.is_empty() {
             let id = format!("get{}APIGroup", names.group);
             let path = format!("/apis/{}/", row.group);
-            root(&path, &id, "get information of a group", &names.group_tag(), "APIGroup", &mut paths);
+            add_root(&path, &id, "get information of a group", &names.group_tag(), "APIGroup", &mut paths);
         }
         let id = format!("get{}{}APIResources", names.group, names.version);
         let path = format!("{}/", names.base);
-        root(&path, &id, "get available resources", &names.tag(), "APIResourceList", &mut paths);
-        Builder { row, names, parameters: &parameters, paths: &mut paths }.resource();
+        add_root(&path, &id, "get available resources", &names.tag(), "APIResourceList", &mut paths);
+        OperationBuilder { row, names, parameters: &parameters, paths: &mut paths }.resource();
     }
     paths
 }
 
-fn root(path: &str, id: &str, description: &str, tag: &str, answer: &str, paths: &mut Paths) {
+fn add_root(path: &str, id: &str, description: &str, tag: &str, answer: &str, paths: &mut Paths) {
     paths.entry(path.into()).or_insert_with(|| vec![discovery(id, description, tag, answer)]);
 }
 
@@ -116,25 +118,25 @@ fn discovery(id: &str, description: &str, tag: &str, answer: &str) -> Operation 
         id: id.into(),
         description: description.into(),
         tag: tag.into(),
-        consumes: BODIES,
-        produces: BODIES,
+        consumes: BODY_MEDIA_TYPES,
+        produces: BODY_MEDIA_TYPES,
         parameters: Vec::new(),
         body: None,
-        responses: vec![(200, Answer::Definition(format!("{META}.{answer}")))],
+        responses: vec![(200, ResponseSchema::Definition(format!("{META}.{answer}")))],
         action: None,
         kind: None,
     }
 }
 
 /// How a row's group and version are spelled in paths, identifiers and tags.
-struct Names {
+struct GroupVersionNames {
     base: String,
     group: String,
     version: String,
 }
 
-impl Names {
-    fn new(row: &Resource) -> Names {
+impl GroupVersionNames {
+    fn new(row: &Resource) -> GroupVersionNames {
         let base = match row.group {
             "" => format!("/api/{}", row.version),
             group => format!("/apis/{group}/{}", row.version),
@@ -142,9 +144,9 @@ impl Names {
         // The common suffix goes; what is left of `rbac.authorization.k8s.io` becomes RbacAuthorization.
         let group = match row.group.strip_suffix(".k8s.io").unwrap_or(row.group) {
             "" => "Core".to_owned(),
-            group => group.split('.').map(capitalized).collect(),
+            group => group.split('.').map(to_upper_first).collect(),
         };
-        Names { base, group, version: capitalized(row.version) }
+        GroupVersionNames { base, group, version: to_upper_first(row.version) }
     }
 
     fn group_tag(&self) -> String {
@@ -156,34 +158,34 @@ impl Names {
     }
 }
 
-fn capitalized(text: &str) -> String {
+fn to_upper_first(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-struct Builder<'b> {
+struct OperationBuilder<'b> {
     row: &'static Resource,
-    names: Names,
+    names: GroupVersionNames,
     parameters: &'b Parameters<'b>,
     paths: &'b mut Paths,
 }
 
-impl Builder<'_> {
+impl OperationBuilder<'_> {
     fn resource(mut self) {
         let row = self.row;
         let base = self.names.base.clone();
         let scope = if row.namespaced { "/namespaces/{namespace}" } else { "" };
         let collection = format!("{base}{scope}/{}", row.plural);
         let item = format!("{collection}/{{name}}");
-        let watched = matches!(row.verbs, Verbs::All | Verbs::NoDeleteCollection);
+        let can_watch = matches!(row.verbs, Verbs::All | Verbs::NoDeleteCollection);
         match row.verbs {
             Verbs::CreateOnly => self.create(&collection),
             Verbs::GetList => {
-                self.list(&collection, false, watched);
+                self.list(&collection, false, can_watch);
                 self.get(&item);
             }
             Verbs::All | Verbs::NoDeleteCollection => {
-                self.list(&collection, false, watched);
+                self.list(&collection, false, can_watch);
                 self.create(&collection);
                 if row.verbs == Verbs::All {
                     self.delete_collection(&collection);
@@ -194,15 +196,15 @@ impl Builder<'_> {
                 self.patch(&item);
             }
         }
-        let watched_by_path = watched && row.custom.is_none();
-        if watched_by_path {
+        let has_watch_path = can_watch && row.custom.is_none();
+        if has_watch_path {
             self.watch(&format!("{base}/watch{scope}/{}", row.plural), "watchlist", false);
             self.watch(&format!("{base}/watch{scope}/{}/{{name}}", row.plural), "watch", false);
         }
-        if watched && row.namespaced {
-            self.list(&format!("{base}/{}", row.plural), true, watched);
+        if can_watch && row.namespaced {
+            self.list(&format!("{base}/{}", row.plural), true, can_watch);
         }
-        if watched_by_path && row.namespaced {
+        if has_watch_path && row.namespaced {
             self.watch(&format!("{base}/watch/{}", row.plural), "watchlist", true);
         }
         for sub in row.subresources {
@@ -216,12 +218,12 @@ impl Builder<'_> {
         method: &'static str,
         action: &'static str,
         (verb, suffix): (&str, &str),
-        everywhere: bool,
+        all_namespaces: bool,
     ) -> Operation {
         let row = self.row;
-        let scope = if row.namespaced && !everywhere { "Namespaced" } else { "" };
+        let scope = if row.namespaced && !all_namespaces { "Namespaced" } else { "" };
         let mut parameters = vec![Parameters::pretty()];
-        if row.namespaced && !everywhere {
+        if row.namespaced && !all_namespaces {
             parameters.push(Parameters::namespace());
         }
         let collection = if action == "deletecollection" { "Collection" } else { "" };
@@ -233,8 +235,8 @@ impl Builder<'_> {
             ),
             description: String::new(),
             tag: self.names.tag(),
-            consumes: ANY,
-            produces: BODIES,
+            consumes: ANY_MEDIA_TYPE,
+            produces: BODY_MEDIA_TYPES,
             parameters,
             body: None,
             responses: Vec::new(),
@@ -245,8 +247,12 @@ impl Builder<'_> {
 
     fn add(&mut self, path: &str, mut operation: Operation) {
         if self.row.custom.is_some() {
-            operation.produces = CUSTOM_BODIES;
-            operation.consumes = if operation.method == "patch" { CUSTOM_PATCHES } else { CUSTOM_BODIES };
+            operation.produces = CUSTOM_RESOURCE_MEDIA_TYPES;
+            operation.consumes = if operation.method == "patch" {
+                CUSTOM_RESOURCE_PATCH_MEDIA_TYPES
+            } else {
+                CUSTOM_RESOURCE_MEDIA_TYPES
+            };
             // Custom kinds answer to a patch with what there was.
             if operation.method == "patch" {
                 operation.responses.truncate(1);
@@ -259,24 +265,24 @@ impl Builder<'_> {
         definition_of(self.row, self.row.kind)
     }
 
-    fn list(&mut self, path: &str, everywhere: bool, watched: bool) {
-        let suffix = if everywhere { "ForAllNamespaces" } else { "" };
-        let mut operation = self.operation("get", "list", ("list", suffix), everywhere);
-        let verb = if watched && self.row.custom.is_none() { "list or watch" } else { "list" };
+    fn list(&mut self, path: &str, all_namespaces: bool, can_watch: bool) {
+        let suffix = if all_namespaces { "ForAllNamespaces" } else { "" };
+        let mut operation = self.operation("get", "list", ("list", suffix), all_namespaces);
+        let verb = if can_watch && self.row.custom.is_none() { "list or watch" } else { "list" };
         operation.description = format!("{verb} objects of kind {}", self.row.kind);
-        operation.produces = STREAMS;
+        operation.produces = STREAM_MEDIA_TYPES;
         operation.parameters.extend(self.parameters.list());
         let list = definition_of(self.row, &self.row.list_kind());
-        operation.responses = vec![(200, Answer::Definition(list))];
+        operation.responses = vec![(200, ResponseSchema::Definition(list))];
         self.add(path, operation);
     }
 
     fn create(&mut self, path: &str) {
         let mut operation = self.operation("post", "post", ("create", ""), false);
-        operation.description = format!("create{}{}", article(self.row.kind), self.row.kind);
+        operation.description = format!("create{}{}", a_or_an(self.row.kind), self.row.kind);
         operation.parameters.extend(self.parameters.create());
         operation.body = Some((self.definition(), true));
-        operation.responses = answers(&[200, 201, 202], &self.definition());
+        operation.responses = schema_responses(&[200, 201, 202], &self.definition());
         self.add(path, operation);
     }
 
@@ -285,7 +291,7 @@ impl Builder<'_> {
         operation.description = format!("delete collection of {}", self.row.kind);
         operation.parameters.extend(self.parameters.delete_collection());
         operation.body = Some((format!("{META}.DeleteOptions"), false));
-        operation.responses = answers(&[200], &format!("{META}.Status"));
+        operation.responses = schema_responses(&[200], &format!("{META}.Status"));
         self.add(path, operation);
     }
 
@@ -293,7 +299,7 @@ impl Builder<'_> {
         let mut operation = self.operation("get", "get", ("read", ""), false);
         operation.description = format!("read the specified {}", self.row.kind);
         operation.parameters.push(Parameters::name_of(self.row.kind));
-        operation.responses = answers(&[200], &self.definition());
+        operation.responses = schema_responses(&[200], &self.definition());
         self.add(path, operation);
     }
 
@@ -303,24 +309,24 @@ impl Builder<'_> {
         operation.parameters.push(Parameters::name_of(self.row.kind));
         operation.parameters.extend(self.parameters.update());
         operation.body = Some((self.definition(), true));
-        operation.responses = answers(&[200, 201], &self.definition());
+        operation.responses = schema_responses(&[200, 201], &self.definition());
         self.add(path, operation);
     }
 
     fn patch(&mut self, path: &str) {
         let mut operation = self.operation("patch", "patch", ("patch", ""), false);
         operation.description = format!("partially update the specified {}", self.row.kind);
-        operation.consumes = PATCHES;
+        operation.consumes = PATCH_MEDIA_TYPES;
         operation.parameters.push(Parameters::name_of(self.row.kind));
         operation.parameters.extend(self.parameters.patch());
         operation.body = Some((format!("{META}.Patch"), true));
-        operation.responses = answers(&[200, 201], &self.definition());
+        operation.responses = schema_responses(&[200, 201], &self.definition());
         self.add(path, operation);
     }
 
     fn delete(&mut self, path: &str) {
         let mut operation = self.operation("delete", "delete", ("delete", ""), false);
-        operation.description = format!("delete{}{}", article(self.row.kind), self.row.kind);
+        operation.description = format!("delete{}{}", a_or_an(self.row.kind), self.row.kind);
         operation.parameters.push(Parameters::name_of(self.row.kind));
         operation.parameters.extend(self.parameters.delete());
         operation.body = Some((format!("{META}.DeleteOptions"), false));
@@ -328,17 +334,17 @@ impl Builder<'_> {
             true => self.definition(),
             false => format!("{META}.Status"),
         };
-        operation.responses = answers(&[200, 202], &answer);
+        operation.responses = schema_responses(&[200, 202], &answer);
         self.add(path, operation);
     }
 
-    fn watch(&mut self, path: &str, action: &'static str, everywhere: bool) {
-        let suffix = match (action, everywhere) {
+    fn watch(&mut self, path: &str, action: &'static str, all_namespaces: bool) {
+        let suffix = match (action, all_namespaces) {
             ("watchlist", true) => "ListForAllNamespaces",
             ("watchlist", false) => "List",
             _ => "",
         };
-        let mut operation = self.operation("get", action, ("watch", suffix), everywhere);
+        let mut operation = self.operation("get", action, ("watch", suffix), all_namespaces);
         operation.description = match action {
             "watchlist" => format!(
                 "watch individual changes to a list of {}. deprecated: use the 'watch' parameter with a list \
@@ -351,12 +357,12 @@ impl Builder<'_> {
                 self.row.kind
             ),
         };
-        operation.produces = STREAMS;
+        operation.produces = STREAM_MEDIA_TYPES;
         operation.parameters.extend(self.parameters.list());
         if action == "watch" {
             operation.parameters.push(Parameters::name_of(self.row.kind));
         }
-        operation.responses = answers(&[200], &format!("{META}.WatchEvent"));
+        operation.responses = schema_responses(&[200], &format!("{META}.WatchEvent"));
         self.add(path, operation);
     }
 
@@ -378,7 +384,7 @@ impl Builder<'_> {
             Some((group, version)) => definition(group, version, kind),
             None => definition_of(self.row, kind),
         };
-        let suffix = capitalized(name);
+        let suffix = to_upper_first(name);
         let mut operation = match verb {
             "get" => self.operation("get", "get", ("read", &suffix), false),
             "update" => self.operation("put", "put", ("replace", &suffix), false),
@@ -395,22 +401,22 @@ impl Builder<'_> {
             }
             "patch" => {
                 operation.parameters.extend(self.parameters.patch());
-                operation.consumes = PATCHES;
+                operation.consumes = PATCH_MEDIA_TYPES;
                 let body = format!("{META}.Patch");
                 (format!("partially update {name} of the specified {owner}"), Some(body), &[200, 201])
             }
             _ => {
                 operation.parameters.extend(self.parameters.create());
-                let description = format!("create {name} of{}{owner}", article(owner));
+                let description = format!("create {name} of{}{owner}", a_or_an(owner));
                 (description, Some(definition.clone()), &[200, 201, 202])
             }
         };
         operation.description = description;
         operation.body = body.map(|body| (body, true));
-        operation.responses = answers(codes, &definition);
+        operation.responses = schema_responses(codes, &definition);
         if name == "log" {
-            operation.produces = LOGS;
-            operation.responses = vec![(200, Answer::Text)];
+            operation.produces = LOG_MEDIA_TYPES;
+            operation.responses = vec![(200, ResponseSchema::Text)];
             operation.parameters.extend(self.parameters.options("io.k8s.api.core.v1.PodLogOptions"));
         }
         operation
@@ -433,26 +439,26 @@ impl Builder<'_> {
     }
 
     fn connect_operation(&self, method: &'static str, sub: &Subresource, suffix: &str) -> Operation {
-        let suffix = format!("{}{suffix}", capitalized(sub.name));
+        let suffix = format!("{}{suffix}", to_upper_first(sub.name));
         let mut operation = self.operation(method, "connect", ("connect", &suffix), false);
         // The method stands between the version and the rest.
         let (prefix, rest) = operation.id.split_at(7 + self.names.group.len() + self.names.version.len());
-        operation.id = format!("{prefix}{}{rest}", capitalized(method));
+        operation.id = format!("{prefix}{}{rest}", to_upper_first(method));
         operation.description =
             format!("connect {} requests to {} of {}", method.to_uppercase(), sub.name, self.row.kind);
-        operation.produces = ANY;
+        operation.produces = ANY_MEDIA_TYPE;
         operation.parameters.retain(|parameter| parameter.name != "pretty");
         operation.parameters.push(Parameters::name_of(sub.kind));
         let options = definition(self.row.group, self.row.version, sub.kind);
         operation.parameters.extend(self.parameters.options(&options));
         operation.kind = Some((self.row.group.into(), self.row.version.into(), sub.kind.into()));
-        operation.responses = vec![(200, Answer::Text)];
+        operation.responses = vec![(200, ResponseSchema::Text)];
         operation
     }
 }
 
-fn answers(codes: &[u16], definition: &str) -> Vec<(u16, Answer)> {
-    codes.iter().map(|code| (*code, Answer::Definition(definition.to_owned()))).collect()
+fn schema_responses(codes: &[u16], definition: &str) -> Vec<(u16, ResponseSchema)> {
+    codes.iter().map(|code| (*code, ResponseSchema::Definition(definition.to_owned()))).collect()
 }
 
 /// The name of the definition of a row's kind, or of its list.
@@ -466,14 +472,14 @@ pub fn definition_of(row: &Resource, kind: &str) -> String {
 
 /// The name of the definition of a kind.
 fn definition(group: &str, version: &str, kind: &str) -> String {
-    match kubernetes().kind(group, version, kind) {
+    match kubernetes().type_by_kind(group, version, kind) {
         Some(id) => kubernetes().get(id).name.to_string(),
         None => String::new(),
     }
 }
 
 /// With a space on either side; plurals have none.
-fn article(noun: &str) -> &'static str {
+fn a_or_an(noun: &str) -> &'static str {
     match noun.chars().next() {
         _ if noun.ends_with('s') && !noun.ends_with("ss") => " ",
         Some('A' | 'E' | 'I' | 'O' | 'U') => " an ",
@@ -482,7 +488,7 @@ fn article(noun: &str) -> &'static str {
 }
 
 /// What an answer's code is called.
-pub fn reason(code: u16) -> &'static str {
+pub fn status_reason(code: u16) -> &'static str {
     match code {
         200 => "OK",
         201 => "Created",
@@ -492,12 +498,14 @@ pub fn reason(code: u16) -> &'static str {
 }
 
 /// The parameters that all of a path's operations have, which belong to the path; both parts sorted.
-pub fn shared(operations: &mut [Operation]) -> Vec<Parameter> {
-    let key = |parameter: &Parameter| (parameter.name.clone(), parameter.place);
+pub fn take_shared_parameters(operations: &mut [Operation]) -> Vec<Parameter> {
+    let key = |parameter: &Parameter| (parameter.name.clone(), parameter.location);
     let mut shared: Vec<Parameter> =
         operations.first().map(|first| first.parameters.clone()).unwrap_or_default();
-    shared.retain(|wanted| {
-        operations.iter().all(|operation| operation.parameters.iter().any(|found| key(found) == key(wanted)))
+    shared.retain(|candidate| {
+        operations
+            .iter()
+            .all(|operation| operation.parameters.iter().any(|found| key(found) == key(candidate)))
     });
     for operation in operations {
         operation.parameters.retain(|parameter| !shared.iter().any(|common| key(common) == key(parameter)));

@@ -8,22 +8,22 @@ const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     pub name: String,
-    pub place: Place,
+    pub location: ParameterLocation,
     pub description: String,
     pub kind: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum ParameterLocation {
     Path,
     Query,
 }
 
-impl Place {
-    pub fn word(self) -> &'static str {
+impl ParameterLocation {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Place::Path => "path",
-            Place::Query => "query",
+            ParameterLocation::Path => "path",
+            ParameterLocation::Query => "query",
         }
     }
 }
@@ -49,7 +49,7 @@ impl Parameters<'_> {
     pub fn pretty() -> Parameter {
         Parameter {
             name: "pretty".into(),
-            place: Place::Query,
+            location: ParameterLocation::Query,
             description: "If 'true', then the output is pretty printed. Defaults to 'false' unless the \
                           user-agent indicates a browser or command-line HTTP tool (curl and wget)."
                 .into(),
@@ -86,18 +86,18 @@ impl Parameters<'_> {
 
     /// The fields of an options type that fit into a query.
     pub fn options(&self, name: &str) -> Vec<Parameter> {
-        let Some(id) = kubernetes().named(name) else { return Vec::new() };
+        let Some(id) = kubernetes().type_by_name(name) else { return Vec::new() };
         let fields = kubernetes().get(id).fields.iter();
         let fields = fields.filter(|field| &*field.name != "kind" && &*field.name != "apiVersion");
         fields
             .filter_map(|field| {
                 let kind = match &field.shape {
-                    Shape::List { item, .. } => word(item)?,
-                    shape => word(shape)?,
+                    Shape::List { item, .. } => type_name(item)?,
+                    shape => type_name(shape)?,
                 };
                 Some(Parameter {
                     name: field.name.to_string(),
-                    place: Place::Query,
+                    location: ParameterLocation::Query,
                     description: self.definitions.describe(name, Some(&field.name)),
                     kind,
                 })
@@ -106,7 +106,7 @@ impl Parameters<'_> {
     }
 }
 
-fn word(shape: &Shape) -> Option<&'static str> {
+fn type_name(shape: &Shape) -> Option<&'static str> {
     Some(match shape {
         Shape::String => "string",
         Shape::Bool => "boolean",
@@ -116,5 +116,10 @@ fn word(shape: &Shape) -> Option<&'static str> {
 }
 
 fn path(name: &str, description: &str) -> Parameter {
-    Parameter { name: name.into(), place: Place::Path, description: description.into(), kind: "string" }
+    Parameter {
+        name: name.into(),
+        location: ParameterLocation::Path,
+        description: description.into(),
+        kind: "string",
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::*;
 
 /// What differs from upstream and is meant to.
-const DIFFERENCES: &[&str] = &[
+const EXPECTED_DIFF: &[&str] = &[
     // Not served.
     "/.well-known/openid-configuration/",
     "/apis/internal.apiserver.k8s.io/",
@@ -36,88 +36,89 @@ fn reference() -> Option<Value> {
 }
 
 /// Without the media types that are alpha upstream, and with recurring parameters in their places.
-fn flattened(value: &Value, parameters: &Value) -> Value {
+fn flatten(value: &Value, parameters: &Value) -> Value {
     match value {
         Value::Array(list) => list
             .iter()
             .filter(|item| !item.as_str().is_some_and(|text| text.contains("cbor")))
-            .map(|item| flattened(item, parameters))
+            .map(|item| flatten(item, parameters))
             .collect(),
         Value::Object(map) => {
             match map.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix("#/parameters/")) {
                 Some(name) => parameters[name].clone(),
-                None => map.iter().map(|(key, value)| (key.clone(), flattened(value, parameters))).collect(),
+                None => map.iter().map(|(key, value)| (key.clone(), flatten(value, parameters))).collect(),
             }
         }
         other => other.clone(),
     }
 }
 
-fn compare(path: &str, ours: &Value, theirs: &Value, differences: &mut Vec<String>) {
-    match (ours, theirs) {
-        (Value::Object(ours), Value::Object(theirs)) => {
-            for (key, theirs) in theirs {
-                compare(&format!("{path} {key}"), ours.get(key).unwrap_or(&Value::Null), theirs, differences);
+fn compare(path: &str, actual: &Value, expected: &Value, diff: &mut Vec<String>) {
+    match (actual, expected) {
+        (Value::Object(actual), Value::Object(expected)) => {
+            for (key, expected) in expected {
+                compare(&format!("{path} {key}"), actual.get(key).unwrap_or(&Value::Null), expected, diff);
             }
-            differences.extend(
-                ours.keys().filter(|key| !theirs.contains_key(*key)).map(|key| format!("{path} +{key}")),
+            diff.extend(
+                actual.keys().filter(|key| !expected.contains_key(*key)).map(|key| format!("{path} +{key}")),
             );
         }
-        (Value::Array(ours), Value::Array(theirs)) if ours.len() == theirs.len() => {
-            for (at, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-                let name = theirs["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
-                compare(&format!("{path} {name}"), ours, theirs, differences);
+        (Value::Array(actual), Value::Array(expected)) if actual.len() == expected.len() => {
+            for (at, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+                let name = expected["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
+                compare(&format!("{path} {name}"), actual, expected, diff);
             }
         }
-        _ if ours != theirs => differences.push(path.to_owned()),
+        _ if actual != expected => diff.push(path.to_owned()),
         _ => {}
     }
 }
 
 #[test]
-fn paths_are_those_upstream_publishes() {
+fn paths_match_upstream() {
     let Some(reference) = reference() else { return };
     let document = v2::document(&rows());
-    let ours = flattened(&document["paths"], &document["parameters"]);
-    let theirs = flattened(&reference["paths"], &reference["parameters"]);
-    let mut differences = Vec::new();
-    for (path, theirs) in theirs.as_object().expect("paths") {
+    let actual = flatten(&document["paths"], &document["parameters"]);
+    let expected = flatten(&reference["paths"], &reference["parameters"]);
+    let mut diff = Vec::new();
+    for (path, expected) in expected.as_object().expect("paths") {
         if !path.contains("alpha") && !path.contains("beta") {
-            compare(path, &ours[path], theirs, &mut differences);
+            compare(path, &actual[path], expected, &mut diff);
         }
     }
-    differences
-        .extend(ours.as_object().expect("paths").keys().filter(|path| theirs.get(path).is_none()).cloned());
+    diff.extend(
+        actual.as_object().expect("paths").keys().filter(|path| expected.get(path).is_none()).cloned(),
+    );
     // Hundreds of operations share a parameter, so what is said of one is said once.
-    let mut counted: BTreeSet<String> = BTreeSet::new();
-    for difference in differences {
-        counted.insert(match difference.split_once(" parameters ") {
+    let mut unique_lines: BTreeSet<String> = BTreeSet::new();
+    for line in diff {
+        unique_lines.insert(match line.split_once(" parameters ") {
             Some((_, parameter)) => format!("parameter {parameter}"),
-            None => difference,
+            None => line,
         });
     }
-    assert_eq!(counted.into_iter().collect::<Vec<_>>().join("\n"), DIFFERENCES.join("\n"));
+    assert_eq!(unique_lines.into_iter().collect::<Vec<_>>().join("\n"), EXPECTED_DIFF.join("\n"));
 }
 
 #[test]
-fn recurring_parameters_have_upstreams_names() {
+fn shared_parameter_names_match_upstream() {
     let Some(reference) = reference() else { return };
     let document = v2::document(&rows());
-    let theirs = reference["parameters"].as_object().expect("parameters");
-    let ours = document["parameters"].as_object().expect("parameters");
+    let expected = reference["parameters"].as_object().expect("parameters");
+    let actual = document["parameters"].as_object().expect("parameters");
     let missing: Vec<&str> =
-        theirs.keys().filter(|name| !ours.contains_key(*name)).map(String::as_str).collect();
+        expected.keys().filter(|name| !actual.contains_key(*name)).map(String::as_str).collect();
     // Those whose descriptions differ, and that of a path that is not served.
     assert_eq!(missing.join(" "), "logpath-Noq7euwC sendInitialEvents-rLXlEK_k shardSelector-Kgyki_3_");
 }
 
 #[test]
-fn definitions_are_those_that_are_referred_to() {
+fn includes_only_referenced_definitions() {
     let document = v2::document(&rows());
     let definitions = document["definitions"].as_object().expect("definitions");
     let mut names = Vec::new();
-    schema::openapi::references(&document["paths"], &mut names);
-    schema::openapi::references(&document["definitions"], &mut names);
+    schema::openapi::collect_references(&document["paths"], &mut names);
+    schema::openapi::collect_references(&document["definitions"], &mut names);
     names.retain(|name| name.starts_with("io.k8s."));
     assert!(names.iter().all(|name| definitions.contains_key(name)));
     assert!(definitions.contains_key("io.k8s.api.core.v1.Pod"));
@@ -125,14 +126,14 @@ fn definitions_are_those_that_are_referred_to() {
 }
 
 #[test]
-fn the_index_leads_to_documents() {
+fn every_index_entry_has_a_document() {
     let index = v3_index(&rows());
     for (name, entry) in index["paths"].as_object().expect("paths") {
         let document = v3_document(&rows(), name).expect("what the index names is there");
         assert_eq!(entry["serverRelativeURL"], format!("/openapi/v3/{name}?hash={}", document.hash));
         let value: Value = serde_json::from_slice(&document.bytes).expect("a document is JSON");
         let mut names = Vec::new();
-        schema::openapi::references(&value, &mut names);
+        schema::openapi::collect_references(&value, &mut names);
         assert!(names.iter().all(|name| value["components"]["schemas"].get(name).is_some()), "{name}");
         assert!(!value["paths"].as_object().expect("paths").is_empty(), "{name}");
     }
@@ -140,8 +141,8 @@ fn the_index_leads_to_documents() {
 }
 
 #[test]
-fn an_operation_of_version_three() {
-    let document = v3::document(&rows(), "apis/apps/v1", &Definitions::new(Form::V3));
+fn v3_operation_has_request_body() {
+    let document = v3::document(&rows(), "apis/apps/v1", &Definitions::new(OpenApiVersion::V3));
     let patch = &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
     let schema = json!({"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.Patch"});
     assert_eq!(patch["requestBody"]["content"]["application/merge-patch+json"]["schema"], schema);
@@ -157,7 +158,7 @@ fn an_operation_of_version_three() {
 }
 
 #[test]
-fn the_protobuf_form_is_gnostics() {
+fn protobuf_encoding_matches_upstream() {
     let document = json!({
         "swagger": "2.0",
         "info": {"title": "K", "version": "v"},

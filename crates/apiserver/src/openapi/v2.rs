@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use api::Resource;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
-use schema::openapi::{Definitions, Form, references};
+use schema::openapi::{Definitions, OpenApiVersion, collect_references};
 use serde_json::{Map, Value, json};
 
-use super::operations::{Answer, Operation, paths, reason, shared};
-use super::parameters::{Parameter, Place};
+use super::operations::{Operation, ResponseSchema, paths, status_reason, take_shared_parameters};
+use super::parameters::{Parameter, ParameterLocation};
 
 pub fn document(rows: &[&'static Resource]) -> Value {
-    let definitions = super::custom::with_custom(Definitions::new(Form::V2), rows);
+    let definitions = super::custom::with_custom(Definitions::new(OpenApiVersion::V2), rows);
     let mut named = BTreeMap::new();
     let paths: Map<String, Value> = paths(rows, &definitions)
         .into_iter()
         .map(|(path, mut operations)| {
             let mut item = Map::new();
-            let shared = shared(&mut operations);
+            let shared = take_shared_parameters(&mut operations);
             if !shared.is_empty() {
                 item.insert(
                     "parameters".to_owned(),
@@ -33,13 +33,13 @@ pub fn document(rows: &[&'static Resource]) -> Value {
         .collect();
     let parameters: Value = named.into_iter().collect();
     let mut roots = Vec::new();
-    paths.values().for_each(|item| references(item, &mut roots));
-    references(&parameters, &mut roots);
+    paths.values().for_each(|item| collect_references(item, &mut roots));
+    collect_references(&parameters, &mut roots);
     json!({
         "swagger": "2.0",
         "info": info(),
         "paths": paths,
-        "definitions": definitions.closure(roots.iter().map(String::as_str)),
+        "definitions": definitions.definitions_with_references(roots.iter().map(String::as_str)),
         "parameters": parameters,
         "securityDefinitions": {"BearerToken": bearer_token()},
         "security": [{"BearerToken": []}],
@@ -67,14 +67,14 @@ fn operation(operation: &Operation, named: &mut BTreeMap<String, Value>) -> Valu
         "produces": operation.produces,
         "schemes": ["https"],
         "tags": [operation.tag],
-        "responses": {"401": {"description": reason(401)}},
+        "responses": {"401": {"description": status_reason(401)}},
     });
     for (code, answer) in &operation.responses {
         let schema = match answer {
-            Answer::Definition(name) => Form::V2.reference(name),
-            Answer::Text => json!({"type": "string"}),
+            ResponseSchema::Definition(name) => OpenApiVersion::V2.reference(name),
+            ResponseSchema::Text => json!({"type": "string"}),
         };
-        value["responses"][code.to_string()] = json!({"description": reason(*code), "schema": schema});
+        value["responses"][code.to_string()] = json!({"description": status_reason(*code), "schema": schema});
     }
     let body = operation.body.as_ref().map(|(name, required)| body(name, *required, named));
     let parameters: Vec<Value> =
@@ -94,7 +94,7 @@ fn operation(operation: &Operation, named: &mut BTreeMap<String, Value>) -> Valu
 /// Bodies of the machinery's own types recur; those of kinds do not.
 fn body(name: &str, required: bool, named: &mut BTreeMap<String, Value>) -> Value {
     let mut text = r#"{"name":"body","in":"body""#.to_owned();
-    let mut value = json!({"in": "body", "name": "body", "schema": Form::V2.reference(name)});
+    let mut value = json!({"in": "body", "name": "body", "schema": OpenApiVersion::V2.reference(name)});
     if required {
         text.push_str(r#","required":true"#);
         value["required"] = true.into();
@@ -102,14 +102,14 @@ fn body(name: &str, required: bool, named: &mut BTreeMap<String, Value>) -> Valu
     if !name.starts_with("io.k8s.apimachinery") {
         return value;
     }
-    text.push_str(&format!(r#","schema":{}}}"#, Form::V2.reference(name)));
-    set_apart("body", &text, value, named)
+    text.push_str(&format!(r#","schema":{}}}"#, OpenApiVersion::V2.reference(name)));
+    add_shared_parameter("body", &text, value, named)
 }
 
 fn parameter(parameter: &Parameter, named: &mut BTreeMap<String, Value>) -> Value {
     let mut value = json!({
         "name": parameter.name,
-        "in": parameter.place.word(),
+        "in": parameter.location.as_str(),
         "type": parameter.kind,
         "uniqueItems": true,
     });
@@ -119,8 +119,8 @@ fn parameter(parameter: &Parameter, named: &mut BTreeMap<String, Value>) -> Valu
         value["description"] = parameter.description.clone().into();
         text.push_str(&format!(r#","description":{}"#, value["description"]));
     }
-    text.push_str(&format!(r#","name":"{}","in":"{}""#, parameter.name, parameter.place.word()));
-    if parameter.place == Place::Path {
+    text.push_str(&format!(r#","name":"{}","in":"{}""#, parameter.name, parameter.location.as_str()));
+    if parameter.location == ParameterLocation::Path {
         value["required"] = true.into();
         text.push_str(r#","required":true"#);
     }
@@ -128,11 +128,11 @@ fn parameter(parameter: &Parameter, named: &mut BTreeMap<String, Value>) -> Valu
     // Old clients look for these two where they are used.
     match parameter.name.as_str() {
         "name" | "dryRun" | "fieldValidation" => value,
-        name => set_apart(name, &text, value, named),
+        name => add_shared_parameter(name, &text, value, named),
     }
 }
 
-fn set_apart(name: &str, text: &str, value: Value, named: &mut BTreeMap<String, Value>) -> Value {
+fn add_shared_parameter(name: &str, text: &str, value: Value, named: &mut BTreeMap<String, Value>) -> Value {
     let name = format!("{name}-{}", URL_SAFE.encode(&fnv(text).to_be_bytes()[..6]));
     let reference = json!({ "$ref": format!("#/parameters/{name}") });
     named.insert(name, value);

@@ -1,11 +1,11 @@
 //! OpenAPI 3: a document for every group and version.
 
 use api::Resource;
-use schema::openapi::{Definitions, Form, references};
+use schema::openapi::{Definitions, OpenApiVersion, collect_references};
 use serde_json::{Map, Value, json};
 
-use super::operations::{Answer, Operation, paths, reason, shared};
-use super::parameters::{Parameter, Place};
+use super::operations::{Operation, ResponseSchema, paths, status_reason, take_shared_parameters};
+use super::parameters::{Parameter, ParameterLocation};
 use super::v2::{bearer_token, info};
 
 /// `name` is one of the index: `api`, `api/v1`, `apis/apps`, `apis/apps/v1`, `version`.
@@ -28,10 +28,10 @@ pub fn document(rows: &[&'static Resource], name: &str, definitions: &Definition
         .map(|(path, operations)| (path, item(operations)))
         .collect();
     let mut roots = Vec::new();
-    paths.values().for_each(|item| references(item, &mut roots));
-    let mut schemas = definitions.closure(roots.iter().map(String::as_str));
+    paths.values().for_each(|item| collect_references(item, &mut roots));
+    let mut schemas = definitions.definitions_with_references(roots.iter().map(String::as_str));
     if let Some((group, version)) = group_version {
-        schemas.values_mut().for_each(|schema| keep_kinds_of(schema, group, version));
+        schemas.values_mut().for_each(|schema| retain_group_version_kinds(schema, group, version));
     }
     json!({
         "openapi": "3.0.0",
@@ -49,7 +49,7 @@ fn group_version(name: &str) -> Option<(&str, &str)> {
 }
 
 /// Of a kind that is known in every group, such as DeleteOptions, only what concerns this one is said.
-fn keep_kinds_of(schema: &mut Value, group: &str, version: &str) {
+fn retain_group_version_kinds(schema: &mut Value, group: &str, version: &str) {
     let Some(Value::Array(kinds)) = schema.get_mut("x-kubernetes-group-version-kind") else { return };
     if kinds.len() > 1 {
         kinds.retain(|kind| {
@@ -61,7 +61,7 @@ fn keep_kinds_of(schema: &mut Value, group: &str, version: &str) {
 
 fn item(mut operations: Vec<Operation>) -> Value {
     let mut item = Map::new();
-    let shared = shared(&mut operations);
+    let shared = take_shared_parameters(&mut operations);
     if !shared.is_empty() {
         item.insert("parameters".to_owned(), shared.iter().map(parameter).collect());
     }
@@ -76,21 +76,23 @@ fn operation(operation: &Operation) -> Value {
         "description": operation.description,
         "operationId": operation.id,
         "tags": [operation.tag],
-        "responses": {"401": {"description": reason(401)}},
+        "responses": {"401": {"description": status_reason(401)}},
     });
     let content = |types: &[&str], schema: &Value| -> Map<String, Value> {
         types.iter().map(|media| ((*media).to_owned(), json!({ "schema": schema }))).collect()
     };
     for (code, answer) in &operation.responses {
         let schema = match answer {
-            Answer::Definition(name) => Form::V3.reference(name),
-            Answer::Text => json!({"type": "string"}),
+            ResponseSchema::Definition(name) => OpenApiVersion::V3.reference(name),
+            ResponseSchema::Text => json!({"type": "string"}),
         };
         let content = content(operation.produces, &schema);
-        value["responses"][code.to_string()] = json!({"description": reason(*code), "content": content});
+        value["responses"][code.to_string()] =
+            json!({"description": status_reason(*code), "content": content});
     }
     if let Some((name, required)) = &operation.body {
-        value["requestBody"] = json!({"content": content(operation.consumes, &Form::V3.reference(name))});
+        value["requestBody"] =
+            json!({"content": content(operation.consumes, &OpenApiVersion::V3.reference(name))});
         if *required {
             value["requestBody"]["required"] = true.into();
         }
@@ -110,13 +112,13 @@ fn operation(operation: &Operation) -> Value {
 fn parameter(parameter: &Parameter) -> Value {
     let mut value = json!({
         "name": parameter.name,
-        "in": parameter.place.word(),
+        "in": parameter.location.as_str(),
         "schema": {"type": parameter.kind, "uniqueItems": true},
     });
     if !parameter.description.is_empty() {
         value["description"] = parameter.description.clone().into();
     }
-    if parameter.place == Place::Path {
+    if parameter.location == ParameterLocation::Path {
         value["required"] = true.into();
     }
     value

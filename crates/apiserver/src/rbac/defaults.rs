@@ -4,43 +4,43 @@
 //! not want to be looked after.
 
 use api::Status;
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use store::Revision;
 
 use super::row;
-use super::rule::{Rule, missing};
+use super::rule::{PolicyRule, missing};
 use crate::codec::set_type_meta;
 use crate::request::Target;
 use crate::server::Server;
-use crate::update::Change;
-use crate::write::{Outcome, WriteOptions};
+use crate::update::ObjectChange;
+use crate::write::{WriteOptions, WriteResult};
 
-pub const TABLE: &str = include_str!("defaults.txt");
-const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
-const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+pub const DEFAULT_POLICY: &str = include_str!("defaults.txt");
+const AUTO_UPDATE_ANNOTATION: &str = "rbac.authorization.kubernetes.io/autoupdate";
+const AGGREGATE_LABEL_PREFIX: &str = "rbac.authorization.k8s.io/aggregate-to-";
 
 /// The rules of one of the default ClusterRoles.
-pub fn default_rules(name: &str) -> Vec<Rule> {
+pub fn default_rules(name: &str) -> Vec<PolicyRule> {
     let is =
         |object: &&Value| object.text("kind") == "ClusterRole" && object.at("metadata").text("name") == name;
-    objects(TABLE).iter().find(is).map(Rule::all_of).unwrap_or_default()
+    objects(DEFAULT_POLICY).iter().find(is).map(PolicyRule::all_of).unwrap_or_default()
 }
 
 /// Makes what is missing and repairs what is there; afterwards decisions know of it.
 pub async fn ensure_defaults(server: &Server) -> Result<(), Status> {
     // Together, so that the store can write them together.
-    let all = objects(TABLE).into_iter().map(|wanted| ensure(server, wanted));
+    let all = objects(DEFAULT_POLICY).into_iter().map(|desired| ensure(server, desired));
     let revisions = futures_util::future::try_join_all(all).await?;
-    let newest = revisions.into_iter().max().unwrap_or(0);
-    server.cache.reached(newest).await.map_err(Status::internal)
+    let latest_revision = revisions.into_iter().max().unwrap_or(0);
+    server.cache.wait_until_fresh(latest_revision).await.map_err(Status::internal)
 }
 
 /// The revision of the object as it shall be.
-async fn ensure(server: &Server, wanted: Value) -> Result<Revision, Status> {
-    let metadata = wanted.at("metadata");
-    let resource = row(match wanted.text("kind") {
+async fn ensure(server: &Server, desired: Value) -> Result<Revision, Status> {
+    let metadata = desired.at("metadata");
+    let resource = row(match desired.text("kind") {
         "ClusterRole" => "clusterroles",
         "Role" => "roles",
         "ClusterRoleBinding" => "clusterrolebindings",
@@ -51,34 +51,37 @@ async fn ensure(server: &Server, wanted: Value) -> Result<Revision, Status> {
     let options = WriteOptions::internal(Timestamp::now());
     if let Some(object) = server.current(&target).await? {
         let found = object.value();
-        if found.at("metadata").at("annotations").text(AUTOUPDATE) == "false" {
+        if found.at("metadata").at("annotations").text(AUTO_UPDATE_ANNOTATION) == "false" {
             return Ok(object.revision);
         }
-        if found.at("roleRef") == wanted.at("roleRef") {
-            let repair = |before: &Value| Ok(Change::replace(repaired(before, &wanted)));
-            return server.change(&target, &options, repair).await.map(|(outcome, _)| revision(&outcome));
+        if found.at("roleRef") == desired.at("roleRef") {
+            let update = |before: &Value| Ok(ObjectChange::replace(add_missing(before, &desired)));
+            return server
+                .update_object(&target, &options, update)
+                .await
+                .map(|(result, _)| revision(&result));
         }
         // A binding cannot be pointed elsewhere, only made anew.
         server.remove(&object).await?;
     }
-    match server.create_object(&collection, wanted, &options, None).await {
+    match server.create_object(&collection, desired, &options, None).await {
         Err(status) if status.reason == "AlreadyExists" => Ok(0),
-        other => other.map(|(outcome, _)| revision(&outcome)),
+        other => other.map(|(result, _)| revision(&result)),
     }
 }
 
-fn revision(outcome: &Outcome) -> Revision {
-    match outcome {
-        Outcome::Stored(object) => object.revision,
-        Outcome::Imagined(_) => 0,
+fn revision(result: &WriteResult) -> Revision {
+    match result {
+        WriteResult::Stored(object) => object.revision,
+        WriteResult::DryRun(_) => 0,
     }
 }
 
 /// `found` with everything that `wanted` has and it lacks.
-fn repaired(found: &Value, wanted: &Value) -> Value {
+fn add_missing(found: &Value, desired: &Value) -> Value {
     let mut after = found.clone();
     for field in ["annotations", "labels"] {
-        for (name, value) in wanted.at("metadata").entries(field) {
+        for (name, value) in desired.at("metadata").entries(field) {
             let metadata = after.object_mut("metadata");
             let map = metadata.entry(field).or_insert_with(|| json!({}));
             if !map.has(name) {
@@ -86,23 +89,23 @@ fn repaired(found: &Value, wanted: &Value) -> Value {
             }
         }
     }
-    let lacking = missing(&Rule::all_of(found), &Rule::all_of(wanted));
-    extend(&mut after, "rules", lacking.iter().map(Rule::to_value));
-    let subjects = wanted.items("subjects").iter();
-    let lacking = subjects.filter(|subject| !found.items("subjects").contains(subject));
-    extend(&mut after, "subjects", lacking.cloned());
-    if !wanted.has("aggregationRule") {
+    let to_add = missing(&PolicyRule::all_of(found), &PolicyRule::all_of(desired));
+    extend(&mut after, "rules", to_add.iter().map(PolicyRule::to_value));
+    let subjects = desired.items("subjects").iter();
+    let to_add = subjects.filter(|subject| !found.items("subjects").contains(subject));
+    extend(&mut after, "subjects", to_add.cloned());
+    if !desired.has("aggregationRule") {
         if let Some(fields) = after.as_object_mut() {
             fields.remove("aggregationRule");
         }
         return after;
     }
     const SELECTORS: &str = "clusterRoleSelectors";
-    let there = found.at("aggregationRule").items(SELECTORS);
-    let selectors = wanted.at("aggregationRule").items(SELECTORS).iter();
-    let lacking: Vec<Value> = selectors.filter(|selector| !there.contains(selector)).cloned().collect();
-    if !lacking.is_empty() {
-        let all: Vec<Value> = there.iter().cloned().chain(lacking).collect();
+    let existing = found.at("aggregationRule").items(SELECTORS);
+    let selectors = desired.at("aggregationRule").items(SELECTORS).iter();
+    let to_add: Vec<Value> = selectors.filter(|selector| !existing.contains(selector)).cloned().collect();
+    if !to_add.is_empty() {
+        let all: Vec<Value> = existing.iter().cloned().chain(to_add).collect();
         after.set("aggregationRule", json!({SELECTORS: all}));
     }
     after
@@ -122,7 +125,7 @@ pub fn objects(table: &str) -> Vec<Value> {
         match (line.strip_prefix("  "), objects.last_mut()) {
             (Some(line), Some(object)) if object.has("roleRef") => push(object, "subjects", subject(line)),
             (Some(line), Some(object)) => push(object, "rules", rule(line).to_value()),
-            _ => objects.push(heading(line)),
+            _ => objects.push(parse_object_line(line)),
         }
     }
     objects
@@ -132,14 +135,14 @@ fn push(object: &mut Value, list: &str, item: Value) {
     extend(object, list, std::iter::once(item));
 }
 
-fn heading(line: &str) -> Value {
+fn parse_object_line(line: &str) -> Value {
     let mut words = line.split(' ');
     let kind = words.next().unwrap_or_default();
     let namespace = if kind.starts_with("Cluster") { None } else { words.next() };
     let name = words.next().unwrap_or_default();
     let mut object = json!({"metadata": {
         "name": name,
-        "annotations": {AUTOUPDATE: "true"},
+        "annotations": {AUTO_UPDATE_ANNOTATION: "true"},
         "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"},
     }});
     set_type_meta(&mut object, super::GROUP, "v1", kind);
@@ -148,16 +151,18 @@ fn heading(line: &str) -> Value {
         metadata.insert("namespace".into(), namespace.into());
     }
     let mut role = name;
-    let mut gathered = None;
+    let mut aggregation_label = None;
     for word in words {
         match word.split_once(':') {
-            Some(("into", other)) => metadata["labels"].set(&format!("{AGGREGATE}{other}"), "true"),
-            Some(("from", other)) => gathered = Some(format!("{AGGREGATE}{other}")),
+            Some(("into", other)) => {
+                metadata["labels"].set(&format!("{AGGREGATE_LABEL_PREFIX}{other}"), "true")
+            }
+            Some(("from", other)) => aggregation_label = Some(format!("{AGGREGATE_LABEL_PREFIX}{other}")),
             Some(("of", other)) => role = other,
             _ => {}
         }
     }
-    if let Some(label) = gathered {
+    if let Some(label) = aggregation_label {
         let selector = json!({"matchLabels": {label: "true"}});
         object.set("aggregationRule", json!({"clusterRoleSelectors": [selector]}));
     }
@@ -167,7 +172,7 @@ fn heading(line: &str) -> Value {
     object
 }
 
-fn rule(line: &str) -> Rule {
+fn rule(line: &str) -> PolicyRule {
     let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
     let (verbs, what) = line.split_once(": ").unwrap_or((line, ""));
     let verbs = match verbs {
@@ -177,19 +182,19 @@ fn rule(line: &str) -> Rule {
         other => words(other),
     };
     let Some((resources, groups)) = what.split_once(" @ ") else {
-        return Rule { verbs, urls: words(what), ..Rule::default() };
+        return PolicyRule { verbs, urls: words(what), ..PolicyRule::default() };
     };
     let (groups, names) = match groups.split_once(" = ") {
         Some((groups, names)) => (groups, words(names)),
         None => (groups, Vec::new()),
     };
     let group = |word: &str| if word == "core" { String::new() } else { word.to_owned() };
-    Rule {
+    PolicyRule {
         verbs,
         resources: words(resources),
         groups: groups.split(',').map(group).collect(),
         names,
-        ..Rule::default()
+        ..PolicyRule::default()
     }
 }
 
@@ -208,13 +213,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_holds_upstreams_policy() {
-        let objects = objects(TABLE);
+    fn default_policy_matches_upstream_counts() {
+        let objects = objects(DEFAULT_POLICY);
         let count = |kind: &str| objects.iter().filter(|object| object.text("kind") == kind).count();
         let counts = ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"].map(count);
         expect_test::expect!["[69, 50, 7, 7]"].assert_eq(&format!("{counts:?}"));
         for object in &objects {
-            for rule in Rule::all_of(object) {
+            for rule in PolicyRule::all_of(object) {
                 let resources = !rule.groups.is_empty() && !rule.resources.is_empty();
                 assert!(!rule.verbs.is_empty() && resources == rule.urls.is_empty(), "{object}");
             }
@@ -230,15 +235,15 @@ mod tests {
     }
 
     #[test]
-    fn repairing_adds_what_lacks_and_keeps_the_rest() {
-        let wanted = objects("ClusterRole a into:b\n  get list: pods @ core\n  get: /x\n").remove(0);
+    fn missing_rules_are_added_and_others_retained() {
+        let desired = objects("ClusterRole a into:b\n  get list: pods @ core\n  get: /x\n").remove(0);
         let found = json!({
-            "metadata": {"name": "a", "labels": {"own": "1"}, "annotations": {AUTOUPDATE: "yes"}},
+            "metadata": {"name": "a", "labels": {"own": "1"}, "annotations": {AUTO_UPDATE_ANNOTATION: "yes"}},
             "rules": [{"verbs": ["get", "delete"], "apiGroups": [""], "resources": ["pods"]}],
         });
-        let after = repaired(&found, &wanted);
+        let after = add_missing(&found, &desired);
         expect_test::expect![[r#"{"metadata":{"annotations":{"rbac.authorization.kubernetes.io/autoupdate":"yes"},"labels":{"kubernetes.io/bootstrapping":"rbac-defaults","own":"1","rbac.authorization.k8s.io/aggregate-to-b":"true"},"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get","delete"]},{"apiGroups":[""],"resources":["pods"],"verbs":["list"]},{"nonResourceURLs":["/x"],"verbs":["get"]}]}"#]].assert_eq(&after.to_string());
-        assert_eq!(repaired(&after, &wanted), after);
-        assert_eq!(repaired(&wanted, &wanted), wanted);
+        assert_eq!(add_missing(&after, &desired), after);
+        assert_eq!(add_missing(&desired, &desired), desired);
     }
 }

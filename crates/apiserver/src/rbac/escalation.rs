@@ -1,13 +1,13 @@
 //! Nobody grants what they do not have: the checks on writing roles and bindings.
 
 use api::Status;
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
-use super::rule::{Rule, compact, missing, quoted_list};
-use super::{Ask, GROUP, Rbac};
-use crate::access::{MASTERS, User};
+use super::rule::{PolicyRule, compact, missing, quoted_list};
+use super::{Attributes, GROUP, Rbac};
+use crate::access::{SYSTEM_PRIVILEGED_GROUP, User};
 use crate::request::Target;
 
 /// Whether `user` may store `value` (in place of `before`) at `target`. Anything but roles and bindings is
@@ -20,30 +20,30 @@ pub async fn check(
     before: Option<&Value>,
 ) -> Result<(), Status> {
     let resource = target.resource;
-    if resource.group != GROUP || !target.subresource.is_empty() || user.is_in(MASTERS) {
+    if resource.group != GROUP || !target.subresource.is_empty() || user.is_in(SYSTEM_PRIVILEGED_GROUP) {
         return Ok(());
     }
-    if before.is_some_and(|before| only_collection_differs(value, before)) {
+    if before.is_some_and(|before| is_only_gc_change(value, before)) {
         return Ok(());
     }
-    let wish = Wish { rbac, user, target, value };
+    let request = EscalationRequest { rbac, user, target, value };
     match resource.plural {
-        "roles" | "clusterroles" => wish.role(before).await,
-        "rolebindings" | "clusterrolebindings" => wish.binding().await,
+        "roles" | "clusterroles" => request.check_role(before).await,
+        "rolebindings" | "clusterrolebindings" => request.check_binding().await,
         _ => Ok(()),
     }
 }
 
-struct Wish<'a> {
+struct EscalationRequest<'a> {
     rbac: &'a Rbac,
     user: &'a User,
     target: &'a Target,
     value: &'a Value,
 }
 
-impl Wish<'_> {
-    async fn role(&self, before: Option<&Value>) -> Result<(), Status> {
-        let ask = Ask::Resource {
+impl EscalationRequest<'_> {
+    async fn check_role(&self, before: Option<&Value>) -> Result<(), Status> {
+        let attributes = Attributes::Resource {
             verb: "escalate",
             group: GROUP,
             resource: self.target.resource.plural,
@@ -52,31 +52,32 @@ impl Wish<'_> {
             name: &self.target.name,
             fields: None,
         };
-        if self.rbac.judge(self.user, &ask).await.allowed {
+        if self.rbac.evaluate(self.user, &attributes).await.allowed {
             return Ok(());
         }
-        self.confirm(&Rule::all_of(self.value))?;
-        let aggregates = |role: &Value| !role.at("aggregationRule").items("clusterRoleSelectors").is_empty();
-        let gathers = aggregates(self.value) || before.is_some_and(aggregates);
+        self.confirm_no_escalation(&PolicyRule::all_of(self.value))?;
+        let has_aggregation_rule =
+            |role: &Value| !role.at("aggregationRule").items("clusterRoleSelectors").is_empty();
+        let uses_aggregation = has_aggregation_rule(self.value) || before.is_some_and(has_aggregation_rule);
         // What is gathered may be anything, so whoever gathers must have everything.
-        if gathers && self.confirm(&everything()).is_err() {
-            return Err(self.refused("must have cluster-admin privileges to use the aggregationRule"));
+        if uses_aggregation && self.confirm_no_escalation(&full_access_rules()).is_err() {
+            return Err(self.forbidden("must have cluster-admin privileges to use the aggregationRule"));
         }
         Ok(())
     }
 
-    async fn binding(&self) -> Result<(), Status> {
+    async fn check_binding(&self) -> Result<(), Status> {
         let reference = self.value.at("roleRef");
         let name = reference.text("name");
         let (plural, namespace) = match reference.text("kind") {
             "ClusterRole" => ("clusterroles", ""),
             "Role" => ("roles", self.target.namespace.as_str()),
             kind => {
-                let why = format!("unsupported role reference kind: {}", quoted(kind));
-                return Err(Status::failure(500, "", why));
+                let message = format!("unsupported role reference kind: {}", quote(kind));
+                return Err(Status::failure(500, "", message));
             }
         };
-        let ask = Ask::Resource {
+        let attributes = Attributes::Resource {
             verb: "bind",
             group: reference.text("apiGroup"),
             resource: plural,
@@ -85,7 +86,7 @@ impl Wish<'_> {
             name,
             fields: None,
         };
-        if self.rbac.judge(self.user, &ask).await.allowed {
+        if self.rbac.evaluate(self.user, &attributes).await.allowed {
             return Ok(());
         }
         // A Role is not found from a binding without a namespace.
@@ -94,45 +95,45 @@ impl Wish<'_> {
             _ => self.rbac.rules_of(namespace, name),
         };
         let rules = found.ok_or_else(|| Status::not_found(GROUP, plural, name))?;
-        self.confirm(&rules)
+        self.confirm_no_escalation(&rules)
     }
 
     /// The user has all of `rules` where the object is.
-    fn confirm(&self, rules: &[Rule]) -> Result<(), Status> {
-        let held = self.rbac.held(self.user, &self.target.namespace);
-        let missing = missing(&held.rules, rules);
+    fn confirm_no_escalation(&self, rules: &[PolicyRule]) -> Result<(), Status> {
+        let resolved = self.rbac.resolve_rules(self.user, &self.target.namespace);
+        let missing = missing(&resolved.rules, rules);
         if missing.is_empty() {
             return Ok(());
         }
-        let mut lines: Vec<String> = compact(missing).iter().map(Rule::to_string).collect();
+        let mut lines: Vec<String> = compact(missing).iter().map(PolicyRule::to_string).collect();
         lines.sort();
         lines.dedup();
-        let mut why = format!(
+        let mut message = format!(
             "user {} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
-            quoted(&self.user.name),
+            quote(&self.user.name),
             quoted_list(&self.user.groups),
             lines.join("\n")
         );
-        if !held.problems.is_empty() {
-            why += &format!("; resolution errors: [{}]", super::together(&held.problems));
+        if !resolved.errors.is_empty() {
+            message += &format!("; resolution errors: [{}]", super::aggregate_errors(&resolved.errors));
         }
-        Err(self.refused(&why))
+        Err(self.forbidden(&message))
     }
 
-    fn refused(&self, why: &str) -> Status {
+    fn forbidden(&self, message: &str) -> Status {
         let name = self.value.at("metadata").text("name");
-        Status::forbidden(GROUP, self.target.resource.plural, name, why)
+        Status::forbidden(GROUP, self.target.resource.plural, name, message)
     }
 }
 
-fn everything() -> [Rule; 2] {
+fn full_access_rules() -> [PolicyRule; 2] {
     let all = || vec!["*".to_owned()];
-    let resources = Rule { verbs: all(), groups: all(), resources: all(), ..Rule::default() };
-    [resources, Rule { verbs: all(), urls: all(), ..Rule::default() }]
+    let resources = PolicyRule { verbs: all(), groups: all(), resources: all(), ..PolicyRule::default() };
+    [resources, PolicyRule { verbs: all(), urls: all(), ..PolicyRule::default() }]
 }
 
 /// The change is one that only garbage collection cares about.
-fn only_collection_differs(value: &Value, before: &Value) -> bool {
+fn is_only_gc_change(value: &Value, before: &Value) -> bool {
     let rest = |value: &Value| {
         let mut value = value.clone();
         let metadata = value.object_mut("metadata");

@@ -1,13 +1,13 @@
 //! One rule of a role: what it allows, and which other rules it covers.
 
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use serde_json::{Map, Value};
 
-use super::Ask;
+use super::Attributes;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rule {
+pub struct PolicyRule {
     pub verbs: Vec<String>,
     pub groups: Vec<String>,
     pub resources: Vec<String>,
@@ -15,23 +15,23 @@ pub struct Rule {
     pub urls: Vec<String>,
 }
 
-impl Rule {
-    pub fn parse(value: &Value) -> Rule {
-        let texts = |name: &str| {
+impl PolicyRule {
+    pub fn parse(value: &Value) -> PolicyRule {
+        let string_list = |name: &str| {
             value.items(name).iter().map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
         };
-        Rule {
-            verbs: texts("verbs"),
-            groups: texts("apiGroups"),
-            resources: texts("resources"),
-            names: texts("resourceNames"),
-            urls: texts("nonResourceURLs"),
+        PolicyRule {
+            verbs: string_list("verbs"),
+            groups: string_list("apiGroups"),
+            resources: string_list("resources"),
+            names: string_list("resourceNames"),
+            urls: string_list("nonResourceURLs"),
         }
     }
 
     /// The rules of a role.
-    pub fn all_of(role: &Value) -> Vec<Rule> {
-        role.items("rules").iter().map(Rule::parse).collect()
+    pub fn all_of(role: &Value) -> Vec<PolicyRule> {
+        role.items("rules").iter().map(PolicyRule::parse).collect()
     }
 
     pub fn to_value(&self) -> Value {
@@ -42,58 +42,63 @@ impl Rule {
             ("resources", &self.resources),
             ("verbs", &self.verbs),
         ];
-        let present = fields.into_iter().filter(|(name, texts)| *name == "verbs" || !texts.is_empty());
+        let present =
+            fields.into_iter().filter(|(name, string_list)| *name == "verbs" || !string_list.is_empty());
         Value::Object(
-            present.map(|(name, texts)| (name.to_owned(), Value::from(texts.clone()))).collect::<Map<_, _>>(),
+            present
+                .map(|(name, string_list)| (name.to_owned(), Value::from(string_list.clone())))
+                .collect::<Map<_, _>>(),
         )
     }
 
-    pub fn allows(&self, ask: &Ask<'_>) -> bool {
-        match ask {
-            Ask::Resource { verb, group, resource, subresource, name, .. } => {
+    pub fn allows(&self, attributes: &Attributes<'_>) -> bool {
+        match attributes {
+            Attributes::Resource { verb, group, resource, subresource, name, .. } => {
                 matches(&self.verbs, verb)
                     && matches(&self.groups, group)
                     && self.resources.iter().any(|rule| resource_matches(rule, resource, subresource))
                     && (self.names.is_empty() || has(&self.names, name))
             }
-            Ask::Path { verb, path } => {
+            Attributes::Path { verb, path } => {
                 matches(&self.verbs, verb) && self.urls.iter().any(|url| url == "*" || url_covers(url, path))
             }
         }
     }
 
     /// A rule of one group, resource, verb and name (or path) for each that this one allows.
-    pub fn atoms(&self) -> Vec<Rule> {
+    pub fn expand(&self) -> Vec<PolicyRule> {
         let one = |text: &String| vec![text.clone()];
-        let mut atoms = Vec::new();
+        let mut expanded = Vec::new();
         for group in &self.groups {
             for resource in &self.resources {
                 for verb in &self.verbs {
-                    let whole = Rule {
+                    let whole = PolicyRule {
                         verbs: one(verb),
                         groups: one(group),
                         resources: one(resource),
-                        ..Rule::default()
+                        ..PolicyRule::default()
                     };
                     if self.names.is_empty() {
-                        atoms.push(whole.clone());
+                        expanded.push(whole.clone());
                     }
-                    atoms.extend(self.names.iter().map(|name| Rule { names: one(name), ..whole.clone() }));
+                    expanded.extend(
+                        self.names.iter().map(|name| PolicyRule { names: one(name), ..whole.clone() }),
+                    );
                 }
             }
         }
         for url in &self.urls {
-            atoms.extend(self.verbs.iter().map(|verb| Rule {
+            expanded.extend(self.verbs.iter().map(|verb| PolicyRule {
                 verbs: one(verb),
                 urls: one(url),
-                ..Rule::default()
+                ..PolicyRule::default()
             }));
         }
-        atoms
+        expanded
     }
 
     /// How many atoms there are.
-    fn size(&self) -> usize {
+    fn expanded_count(&self) -> usize {
         let names = self.names.len().max(1);
         let resources = [self.resources.len(), self.verbs.len(), names];
         let of_resources = resources.iter().fold(self.groups.len(), |size, n| size.saturating_mul(*n));
@@ -101,12 +106,13 @@ impl Rule {
     }
 
     /// Everything `other` allows, this rule allows too. Exact for atoms.
-    fn covers(&self, other: &Rule) -> bool {
-        let all =
-            |owned: &[String], asked: &[String]| has(owned, "*") || asked.iter().all(|one| has(owned, one));
-        let resource_covered = |asked: &String| {
-            has(&self.resources, asked)
-                || asked.split_once('/').is_some_and(|(_, subresource)| {
+    fn covers(&self, other: &PolicyRule) -> bool {
+        let all = |owned: &[String], requested: &[String]| {
+            has(owned, "*") || requested.iter().all(|one| has(owned, one))
+        };
+        let resource_covered = |requested: &String| {
+            has(&self.resources, requested)
+                || requested.split_once('/').is_some_and(|(_, subresource)| {
                     self.resources.iter().any(|own| own.strip_prefix("*/") == Some(subresource))
                 })
         };
@@ -118,12 +124,12 @@ impl Rule {
             && other
                 .urls
                 .iter()
-                .all(|asked| self.urls.iter().any(|own| own == asked || url_covers(own, asked)))
+                .all(|requested| self.urls.iter().any(|own| own == requested || url_covers(own, requested)))
     }
 }
 
 /// As upstream prints it in refusals: `{APIGroups:["apps"], Resources:["deployments"], Verbs:["get"]}`.
-impl std::fmt::Display for Rule {
+impl std::fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let fields = [
             ("APIGroups", &self.groups),
@@ -132,46 +138,46 @@ impl std::fmt::Display for Rule {
             ("ResourceNames", &self.names),
             ("Verbs", &self.verbs),
         ];
-        let shown = fields.into_iter().filter(|(_, texts)| !texts.is_empty());
+        let present = fields.into_iter().filter(|(_, string_list)| !string_list.is_empty());
         let parts: Vec<String> =
-            shown.map(|(name, texts)| format!("{name}:{}", quoted_list(texts))).collect();
+            present.map(|(name, string_list)| format!("{name}:{}", quoted_list(string_list))).collect();
         write!(f, "{{{}}}", parts.join(", "))
     }
 }
 
 /// A list of strings as Go's `%q` prints it.
-pub fn quoted_list(texts: &[String]) -> String {
-    let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+pub fn quoted_list(string_list: &[String]) -> String {
+    let quoted: Vec<String> = string_list.iter().map(|text| quote(text)).collect();
     format!("[{}]", quoted.join(" "))
 }
 
 /// How many atoms are looked at one by one. A few long lists multiply to more than memory holds.
-const ATOMS: usize = 20_000;
+const MAX_EXPANDED_RULES: usize = 20_000;
 
 /// The atoms of `asked` that no rule of `owned` covers.
 ///
 /// A rule that goes beyond the limit must be covered by a single one, or is missing as a whole.
-pub fn missing(owned: &[Rule], asked: &[Rule]) -> Vec<Rule> {
-    let mut left = ATOMS;
+pub fn missing(owned: &[PolicyRule], requested: &[PolicyRule]) -> Vec<PolicyRule> {
+    let mut left = MAX_EXPANDED_RULES;
     let mut missing = Vec::new();
-    let uncovered = |rule: &Rule| !owned.iter().any(|own| own.covers(rule));
-    for rule in asked {
-        let size = rule.size();
+    let is_missing = |rule: &PolicyRule| !owned.iter().any(|own| own.covers(rule));
+    for rule in requested {
+        let size = rule.expanded_count();
         if size > left {
-            missing.extend(uncovered(rule).then(|| rule.clone()));
+            missing.extend(is_missing(rule).then(|| rule.clone()));
         } else {
             left -= size;
-            missing.extend(rule.atoms().into_iter().filter(uncovered));
+            missing.extend(rule.expand().into_iter().filter(is_missing));
         }
     }
     missing
 }
 
 /// Atoms that differ only in their verb become one rule.
-pub fn compact(atoms: Vec<Rule>) -> Vec<Rule> {
-    let mut rules: Vec<Rule> = Vec::new();
-    for atom in atoms {
-        let same = |rule: &&mut Rule| {
+pub fn compact(expanded: Vec<PolicyRule>) -> Vec<PolicyRule> {
+    let mut rules: Vec<PolicyRule> = Vec::new();
+    for atom in expanded {
+        let same = |rule: &&mut PolicyRule| {
             atom.urls.is_empty()
                 && rule.urls.is_empty()
                 && (&rule.groups, &rule.resources, &rule.names)
@@ -185,12 +191,12 @@ pub fn compact(atoms: Vec<Rule>) -> Vec<Rule> {
     rules
 }
 
-fn has(texts: &[String], wanted: &str) -> bool {
-    texts.iter().any(|text| text == wanted)
+fn has(string_list: &[String], expected: &str) -> bool {
+    string_list.iter().any(|text| text == expected)
 }
 
-fn matches(allowed: &[String], asked: &str) -> bool {
-    allowed.iter().any(|text| text == "*" || text == asked)
+fn matches(allowed: &[String], requested: &str) -> bool {
+    allowed.iter().any(|text| text == "*" || text == requested)
 }
 
 fn resource_matches(rule: &str, resource: &str, subresource: &str) -> bool {

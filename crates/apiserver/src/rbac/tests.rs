@@ -4,23 +4,23 @@ mod escalation;
 mod impersonation;
 mod requests;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use expect_test::expect;
 use futures_util::FutureExt as _;
 use serde_json::Value;
 
-use super::view::View;
-use super::{Ask, KINDS, Rbac, defaults};
+use super::index::RbacIndex;
+use super::{Attributes, RBAC_RESOURCES, Rbac, defaults};
 use crate::access::User;
 
 /// The rules a role gathers from the others, as the controller does it.
-fn gathered(role: &Value, roles: &[Value]) -> Vec<Value> {
+fn aggregated_rules(role: &Value, roles: &[Value]) -> Vec<Value> {
     let mut rules: Vec<Value> = Vec::new();
     for selector in role.at("aggregationRule").items("clusterRoleSelectors") {
-        let selects = |labels: &Value| {
+        let is_selected = |labels: &Value| {
             selector.entries("matchLabels").all(|(name, value)| labels.get(name) == Some(value))
         };
-        let others = roles.iter().filter(|other| selects(other.at("metadata").at("labels")));
+        let others = roles.iter().filter(|other| is_selected(other.at("metadata").at("labels")));
         for rule in others.flat_map(|other| other.items("rules")) {
             if !rules.contains(rule) {
                 rules.push(rule.clone());
@@ -44,13 +44,13 @@ fn objects(policy: &str) -> Vec<Value> {
         let roles: Vec<Value> =
             objects.iter().filter(|object| object.text("kind") == "ClusterRole").cloned().collect();
         for object in objects.iter_mut().filter(|object| object.has("aggregationRule")) {
-            object.set("rules", gathered(object, &roles));
+            object.set("rules", aggregated_rules(object, &roles));
         }
     }
     objects
 }
 
-fn put(view: &mut View, object: &Value) {
+fn put(view: &mut RbacIndex, object: &Value) {
     let metadata = object.at("metadata");
     let (namespace, name) = (metadata.text("namespace"), metadata.text("name"));
     match object.text("kind") {
@@ -61,7 +61,7 @@ fn put(view: &mut View, object: &Value) {
 
 /// An authorizer that knows a policy and nothing else.
 fn rbac(policy: &str) -> Rbac {
-    Rbac::knowing(|view| objects(policy).iter().for_each(|object| put(view, object)))
+    Rbac::with_view(|view| objects(policy).iter().for_each(|object| put(view, object)))
 }
 
 /// `name group group…`; service accounts and everybody else are also in the groups they always are in.
@@ -80,35 +80,35 @@ fn user(text: &str) -> User {
 }
 
 /// `verb resource/sub.group namespace:name` or `verb /path`.
-fn ask(text: &str) -> Ask<'_> {
+fn parse_attributes(text: &str) -> Attributes<'_> {
     let mut words = text.split_whitespace();
     let verb = words.next().expect("a verb");
     let what = words.next().expect("a resource or a path");
     if what.starts_with('/') {
-        return Ask::Path { verb, path: what };
+        return Attributes::Path { verb, path: what };
     }
     let (what, group) = what.split_once('.').unwrap_or((what, ""));
     let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
-    let place = words.next().unwrap_or("");
-    let (namespace, name) = place.split_once(':').unwrap_or((place, ""));
-    Ask::Resource { verb, group, resource, subresource, namespace, name, fields: None }
+    let scope = words.next().unwrap_or("");
+    let (namespace, name) = scope.split_once(':').unwrap_or((scope, ""));
+    Attributes::Resource { verb, group, resource, subresource, namespace, name, fields: None }
 }
 
 /// Each user is a line, followed by indented `yes` or `no` and what they ask.
 #[track_caller]
 fn check_all(rbac: &Rbac, table: &str) -> usize {
-    let mut who = User::default();
+    let mut subject = User::default();
     let mut count = 0;
     let mut wrong = Vec::new();
     for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let Some(line) = line.strip_prefix("  ") else {
-            who = user(line);
+            subject = user(line);
             continue;
         };
-        let (expected, asked) = line.trim().split_once(' ').expect("an expectation and a question");
+        let (expected, request) = line.trim().split_once(' ').expect("an expectation and a question");
         count += 1;
-        if rbac.allows(&who, &ask(asked.trim())) != (expected == "yes") {
-            wrong.push(format!("{}: {line}", who.name));
+        if rbac.allows(&subject, &parse_attributes(request.trim())) != (expected == "yes") {
+            wrong.push(format!("{}: {line}", subject.name));
         }
     }
     assert!(wrong.is_empty(), "decided otherwise:\n{}", wrong.join("\n"));
@@ -116,10 +116,10 @@ fn check_all(rbac: &Rbac, table: &str) -> usize {
 }
 
 #[test]
-fn the_default_policy_decides_as_upstreams() {
+fn default_policy_allows_what_upstream_allows() {
     let policy = format!(
         "{}{}",
-        defaults::TABLE,
+        defaults::DEFAULT_POLICY,
         "
 RoleBinding team owners of:^admin
   Group owners
@@ -136,12 +136,12 @@ ClusterRoleBinding auditors of:view
 }
 
 #[test]
-fn rules_match_as_upstreams() {
+fn rule_matching_follows_upstream() {
     let count = check_all(&rbac(include_str!("tests/policy.txt")), include_str!("tests/decisions.txt"));
     assert!(count > 100);
 }
 
-const BROKEN: &str = "
+const POLICY_WITH_MISSING_ROLES: &str = "
 ClusterRole read
   get: pods @ core
 ClusterRoleBinding everywhere of:read
@@ -161,22 +161,23 @@ RoleBinding a lost4 of:^nowhere
 
 /// A decision that needs nobody else.
 #[track_caller]
-fn now<T>(deciding: impl Future<Output = T>) -> T {
-    deciding.now_or_never().expect("only webhooks are waited for")
+fn poll_now<T>(future: impl Future<Output = T>) -> T {
+    future.now_or_never().expect("only webhooks are waited for")
 }
 
 #[track_caller]
-fn check_reason(who: &str, asked: &str, expected: expect_test::Expect) {
-    let (rbac, user, ask) = (rbac(BROKEN), user(who), ask(asked));
-    let text = match now(rbac.authorize(&user, &ask)) {
-        Ok(()) => rbac.decide(&user, &ask).reason(&user),
+fn check_reason(subject: &str, request: &str, expected: expect_test::Expect) {
+    let (rbac, user, attributes) =
+        (rbac(POLICY_WITH_MISSING_ROLES), user(subject), parse_attributes(request));
+    let text = match poll_now(rbac.authorize(&user, &attributes)) {
+        Ok(()) => rbac.authorize_local(&user, &attributes).reason(&user),
         Err(status) => format!("{} {}", status.code, status.message),
     };
     expected.assert_eq(&text);
 }
 
 #[test]
-fn reasons_are_told_in_upstreams_words() {
+fn reasons_match_upstream_text() {
     check_reason(
         "ann",
         "get pods b:x",
@@ -220,11 +221,11 @@ fn reasons_are_told_in_upstreams_words() {
 }
 
 #[test]
-fn roles_and_bindings_come_change_and_go() {
-    let mut view = View::default();
-    let bob = user("bob");
-    let get = ask("get pods a");
-    let may = |view: &View| view.decide(&bob, &get).is_ok();
+fn view_follows_role_and_binding_changes() {
+    let mut view = RbacIndex::default();
+    let user_in_binding = user("bob");
+    let get = parse_attributes("get pods a");
+    let may = |view: &RbacIndex| view.find_binding(&user_in_binding, &get).is_ok();
     let [role, binding] = <[Value; 2]>::try_from(objects(
         "Role a r\n  get: pods @ core\nRoleBinding a b of:r\n  User bob\n  User bob\n",
     ))
@@ -252,34 +253,37 @@ fn roles_and_bindings_come_change_and_go() {
 
 /// Many roles and bindings: everybody still has their own rights only.
 #[test]
-fn a_thousand_roles_and_five_thousand_bindings() {
-    let mut view = View::default();
+fn bindings_stay_separate_at_scale() {
+    let mut view = RbacIndex::default();
     for i in 0..1_000 {
         put(&mut view, &objects(&format!("Role n{} r{i}\n  get list: kind{i} pods/log @ core\n", i % 50))[0]);
     }
     for i in 0..5_000 {
-        let (role, place) = (i % 1_000, i % 50);
-        let text = format!("RoleBinding n{place} b{i} of:r{role}\n  User u{i}\n  Group g{}\n", i % 100);
+        let (role, namespace_index) = (i % 1_000, i % 50);
+        let text =
+            format!("RoleBinding n{namespace_index} b{i} of:r{role}\n  User u{i}\n  Group g{}\n", i % 100);
         put(&mut view, &objects(&text)[0]);
     }
-    let decide = |view: &View, who: &str, asked: &str| view.decide(&user(who), &ask(asked)).is_ok();
-    let may = |who: &str, asked: &str| decide(&view, who, asked);
+    let is_allowed = |view: &RbacIndex, subject: &str, request: &str| {
+        view.find_binding(&user(subject), &parse_attributes(request)).is_ok()
+    };
+    let may = |subject: &str, request: &str| is_allowed(&view, subject, request);
     for i in (0..5_000).step_by(7) {
-        let (role, place) = (i % 1_000, i % 50);
-        assert!(may(&format!("u{i}"), &format!("get kind{role} n{place}:x")));
-        assert!(may(&format!("x g{}", i % 100), &format!("list kind{role} n{place}")));
-        assert!(!may(&format!("u{i}"), &format!("get kind{role} n{}:x", (place + 1) % 50)));
-        assert!(!may(&format!("u{i}"), &format!("get kind{} n{place}:x", (role + 50) % 1_000)));
-        assert!(!may(&format!("u{i}"), &format!("delete kind{role} n{place}:x")));
+        let (role, namespace_index) = (i % 1_000, i % 50);
+        assert!(may(&format!("u{i}"), &format!("get kind{role} n{namespace_index}:x")));
+        assert!(may(&format!("x g{}", i % 100), &format!("list kind{role} n{namespace_index}")));
+        assert!(!may(&format!("u{i}"), &format!("get kind{role} n{}:x", (namespace_index + 1) % 50)));
+        assert!(!may(&format!("u{i}"), &format!("get kind{} n{namespace_index}:x", (role + 50) % 1_000)));
+        assert!(!may(&format!("u{i}"), &format!("delete kind{role} n{namespace_index}:x")));
     }
     for i in 0..5_000 {
         view.remove_binding(&format!("n{}", i % 50), &format!("b{i}"));
     }
-    assert!(!decide(&view, "u1", "get kind1 n1:x"));
+    assert!(!is_allowed(&view, "u1", "get kind1 n1:x"));
 }
 
 #[test]
-fn the_kinds_are_in_the_order_that_applying_them_expects() {
-    let namespaced = KINDS.map(|plural| super::row(plural).namespaced);
+fn resource_order_matches_apply() {
+    let namespaced = RBAC_RESOURCES.map(|plural| super::row(plural).namespaced);
     assert_eq!(namespaced, [false, true, false, true]);
 }

@@ -2,56 +2,56 @@
 
 use std::sync::Arc;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::{InOrder, Include, ListMeta, Renderer, list_meta, respond, write_partial};
+use super::{IncludeObject, ListMeta, OrderedJson, Renderer, build_response, list_meta, write_partial};
 use crate::body::Body;
 use crate::codec::to_yaml;
-use crate::negotiate::{Form, Media};
-use crate::object::{Object, Place};
+use crate::negotiate::{MediaType, OutputKind};
+use crate::object::{Object, ObjectPosition};
 use crate::registry::stored_as;
 
 /// How much of a list is put together at a time.
-const CHUNK: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 /// How much of a list in protobuf is kept while its length is found out; what is beyond is encoded twice.
-const KEPT: usize = 8 << 20;
+const MAX_BUFFERED_BYTES: usize = 8 << 20;
 
 type Chunks = Box<dyn Iterator<Item = Bytes> + Send>;
 
 /// What stands around the items.
-struct Frame {
+struct ListFrame {
     head: String,
     before_first: &'static str,
     between: &'static str,
     tail: String,
     /// Instead of the tail where there are no items.
-    tail_of_none: String,
+    empty_tail: String,
 }
 
 impl Renderer {
     pub async fn list(&self, mut objects: Vec<Arc<Object>>, meta: &ListMeta) -> Response<Body> {
-        if self.format.form == Form::Table && self.resource.plural == "flowschemas" {
+        if self.format.output_kind == OutputKind::Table && self.resource.plural == "flowschemas" {
             // The one kind whose table is not sorted by name, but by which schema is tried first.
             objects.sort_by_cached_key(|object| object.value().at("spec").int("matchingPrecedence"));
         }
         let renderer = self.clone();
         let media = self.format.media;
         let chunks = match media {
-            Media::Protobuf => protobuf(renderer, objects, meta).await,
-            Media::Json if self.format.pretty => {
+            MediaType::Protobuf => protobuf(renderer, objects, meta).await,
+            MediaType::Json if self.format.pretty => {
                 chunks(self.pretty_frame(meta), objects, move |object, out| {
                     let item = renderer.item_value(object);
-                    let text = serde_json::to_string_pretty(&renderer.in_order(&item)).unwrap_or_default();
+                    let text = serde_json::to_string_pretty(&renderer.ordered(&item)).unwrap_or_default();
                     out.extend_from_slice(text.replace('\n', "\n    ").as_bytes());
                 })
             }
-            Media::Json => {
+            MediaType::Json => {
                 chunks(self.frame(meta), objects, move |object, out| renderer.write_item(object, out))
             }
-            Media::Yaml => chunks(self.yaml_frame(meta), objects, move |object, out| {
+            MediaType::Yaml => chunks(self.yaml_frame(meta), objects, move |object, out| {
                 for (i, line) in to_yaml(&renderer.item_value(object)).lines().enumerate() {
                     let indent = if i == 0 { "- " } else { "  " };
                     out.extend_from_slice(if line.is_empty() { "" } else { indent }.as_bytes());
@@ -60,63 +60,66 @@ impl Renderer {
                 }
             }),
         };
-        respond(StatusCode::OK, media, body(chunks))
+        build_response(StatusCode::OK, media, list_body(chunks))
     }
 
     /// The kind and version of the list, and the name of its items.
     fn names(&self) -> (String, String, &'static str) {
         let meta_version = self.format.meta_version().to_owned();
-        match self.format.form {
-            Form::Object => (self.resource.list_kind(), self.resource.api_version(), "items"),
-            Form::Metadata => ("PartialObjectMetadataList".into(), meta_version, "items"),
-            Form::Table => ("Table".into(), meta_version, "rows"),
+        match self.format.output_kind {
+            OutputKind::Object => (self.resource.list_kind(), self.resource.api_version(), "items"),
+            OutputKind::Metadata => ("PartialObjectMetadataList".into(), meta_version, "items"),
+            OutputKind::Table => ("Table".into(), meta_version, "rows"),
         }
     }
 
-    fn frame(&self, meta: &ListMeta) -> Frame {
+    fn frame(&self, meta: &ListMeta) -> ListFrame {
         let (kind, api_version, items) = self.names();
-        let columns = match self.format.form {
-            Form::Table => {
+        let columns = match self.format.output_kind {
+            OutputKind::Table => {
                 let columns = self.columns();
-                format!(",\"columnDefinitions\":{}", text(&InOrder::meta(&columns, "TableColumnDefinition")))
+                format!(
+                    ",\"columnDefinitions\":{}",
+                    text(&OrderedJson::meta(&columns, "TableColumnDefinition"))
+                )
             }
             _ => String::new(),
         };
         let metadata = list_meta(meta);
         let head = format!(
             "{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{}{columns},\"{items}\":[",
-            text(&InOrder::meta(&metadata, "ListMeta"))
+            text(&OrderedJson::meta(&metadata, "ListMeta"))
         );
-        Frame { head, before_first: "", between: ",", tail: "]}\n".into(), tail_of_none: "]}\n".into() }
+        ListFrame { head, before_first: "", between: ",", tail: "]}\n".into(), empty_tail: "]}\n".into() }
     }
 
-    fn pretty_frame(&self, meta: &ListMeta) -> Frame {
+    fn pretty_frame(&self, meta: &ListMeta) -> ListFrame {
         let (_, _, items) = self.names();
         let before = self.without_items(meta);
-        let mut head = serde_json::to_string_pretty(&InOrder::object(&before)).unwrap_or_default();
+        let mut head = serde_json::to_string_pretty(&OrderedJson::object(&before)).unwrap_or_default();
         head.truncate(head.len().saturating_sub("\n}".len()));
-        Frame {
+        ListFrame {
             head: format!("{head},\n  \"{items}\": ["),
             before_first: "\n    ",
             between: ",\n    ",
             tail: "\n  ]\n}\n".into(),
-            tail_of_none: "]\n}\n".into(),
+            empty_tail: "]\n}\n".into(),
         }
     }
 
     /// Sorted by name, as upstream's YAML is.
-    fn yaml_frame(&self, meta: &ListMeta) -> Frame {
+    fn yaml_frame(&self, meta: &ListMeta) -> ListFrame {
         let (_, _, items) = self.names();
         let mut before = self.without_items(meta);
         let fields = before.as_object_mut().map(std::mem::take).unwrap_or_default();
         let (before, after): (serde_json::Map<_, _>, serde_json::Map<_, _>) =
             fields.into_iter().partition(|(name, _)| name.as_str() < items);
         let after = if after.is_empty() { String::new() } else { to_yaml(&Value::Object(after)) };
-        Frame {
+        ListFrame {
             head: format!("{}{items}:", to_yaml(&Value::Object(before))),
             before_first: "\n",
             between: "",
-            tail_of_none: format!(" []\n{after}"),
+            empty_tail: format!(" []\n{after}"),
             tail: after,
         }
     }
@@ -124,34 +127,36 @@ impl Renderer {
     fn without_items(&self, meta: &ListMeta) -> Value {
         let (kind, api_version, _) = self.names();
         let mut list = json!({"kind": kind, "apiVersion": api_version, "metadata": list_meta(meta)});
-        if self.format.form == Form::Table {
+        if self.format.output_kind == OutputKind::Table {
             list["columnDefinitions"] = self.columns();
         }
         list
     }
 
     fn write_item(&self, object: &Object, out: &mut Vec<u8>) {
-        match self.format.form {
-            Form::Object if self.is_stored_form() => object.write_json(Place::Item, object.revision, out),
-            Form::Metadata => write_partial(self.format.meta_version(), object, object.revision, out),
-            Form::Table if self.include != Include::Object && self.resource.custom.is_none() => {
+        match self.format.output_kind {
+            OutputKind::Object if self.is_stored_form() => {
+                object.write_json(ObjectPosition::ListItem, object.revision, out)
+            }
+            OutputKind::Metadata => write_partial(self.format.meta_version(), object, object.revision, out),
+            OutputKind::Table if self.include != IncludeObject::Object && self.resource.custom.is_none() => {
                 self.write_row(object, out)
             }
             _ => {
                 let item = self.item_value(object);
                 // Writing into a Vec cannot fail.
-                let _ = serde_json::to_writer(out, &self.in_order(&item));
+                let _ = serde_json::to_writer(out, &self.ordered(&item));
             }
         }
     }
 
     /// An item as `item_value` makes it.
-    fn in_order<'a>(&self, item: &'a Value) -> InOrder<'a> {
+    fn ordered<'a>(&self, item: &'a Value) -> OrderedJson<'a> {
         let row = self.resource;
-        match self.format.form {
-            Form::Table => InOrder::meta(item, "TableRow"),
-            Form::Metadata => InOrder::object(item),
-            Form::Object => InOrder::of_kind(item, row.group, row.version, row.kind),
+        match self.format.output_kind {
+            OutputKind::Table => OrderedJson::meta(item, "TableRow"),
+            OutputKind::Metadata => OrderedJson::object(item),
+            OutputKind::Object => OrderedJson::of_kind(item, row.group, row.version, row.kind),
         }
     }
 
@@ -162,19 +167,19 @@ impl Renderer {
         object.row(stored).write(self.now, out);
         out.extend_from_slice(b",\"object\":");
         match self.include {
-            Include::Nothing => out.extend_from_slice(b"null"),
+            IncludeObject::Nothing => out.extend_from_slice(b"null"),
             _ => write_partial(self.format.meta_version(), object, object.revision, out),
         }
         out.push(b'}');
     }
 
     fn item_value(&self, object: &Object) -> Value {
-        if self.format.form == Form::Table {
+        if self.format.output_kind == OutputKind::Table {
             return self.row(object.value());
         }
-        let mut value = self.converted(object, object.revision);
-        match self.format.form {
-            Form::Object => {
+        let mut value = self.convert(object, object.revision);
+        match self.format.output_kind {
+            OutputKind::Object => {
                 if let Some(fields) = value.as_object_mut() {
                     fields.remove("kind");
                     fields.remove("apiVersion");
@@ -186,23 +191,23 @@ impl Renderer {
     }
 }
 
-fn text(value: &InOrder<'_>) -> String {
+fn text(value: &OrderedJson<'_>) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
 fn chunks(
-    frame: Frame,
+    frame: ListFrame,
     objects: Vec<Arc<Object>>,
     write: impl Fn(&Object, &mut Vec<u8>) + Send + 'static,
 ) -> Chunks {
     let mut buffer = frame.head.into_bytes();
     let mut objects = objects.into_iter();
     let mut before = frame.before_first;
-    let mut tail = frame.tail_of_none;
+    let mut tail = frame.empty_tail;
     let mut full_tail = Some(frame.tail);
     let mut done = false;
     Box::new(std::iter::from_fn(move || {
-        while !done && buffer.len() < CHUNK {
+        while !done && buffer.len() < CHUNK_BYTES {
             match objects.next() {
                 Some(object) => {
                     tail = full_tail.take().unwrap_or_else(|| std::mem::take(&mut tail));
@@ -216,16 +221,16 @@ fn chunks(
                 }
             }
         }
-        let room = if done { 0 } else { CHUNK + CHUNK / 4 };
-        let chunk = std::mem::replace(&mut buffer, Vec::with_capacity(room));
+        let capacity = if done { 0 } else { CHUNK_BYTES + CHUNK_BYTES / 4 };
+        let chunk = std::mem::replace(&mut buffer, Vec::with_capacity(capacity));
         (!chunk.is_empty()).then(|| chunk.into())
     }))
 }
 
 /// A short list is sent whole, with its length and as it is; only a long one is worth streaming or packing.
-fn body(mut chunks: Chunks) -> Body {
+fn list_body(mut chunks: Chunks) -> Body {
     let mut first: Vec<Bytes> = Vec::new();
-    while first.iter().map(Bytes::len).sum::<usize>() < crate::server::GZIP_FROM {
+    while first.iter().map(Bytes::len).sum::<usize>() < crate::server::MIN_GZIP_BYTES {
         match chunks.next() {
             Some(chunk) => first.push(chunk),
             None => return first.concat().into(),
@@ -240,30 +245,30 @@ async fn protobuf(renderer: Renderer, mut objects: Vec<Arc<Object>>, meta: &List
     let table = schema::kubernetes();
     let (kind, api_version, _) = renderer.names();
     let row = renderer.resource;
-    let item = match renderer.format.form {
-        Form::Metadata => table.named(&format!("{META}.PartialObjectMetadata")),
-        _ => table.kind(row.group, row.version, row.kind),
+    let item = match renderer.format.output_kind {
+        OutputKind::Metadata => table.type_by_name(&format!("{META}.PartialObjectMetadata")),
+        _ => table.type_by_kind(row.group, row.version, row.kind),
     };
     let write = move |object: &Object, out: &mut Vec<u8>| {
         let value = renderer.item_value(object);
         let message = item.map(|ty| schema::protobuf::to_protobuf(table, ty, &value));
         write_field(2, &message.unwrap_or_default(), out);
     };
-    let mut buffer = Vec::with_capacity(CHUNK);
-    if let Some(ty) = table.named(&format!("{META}.ListMeta")) {
+    let mut buffer = Vec::with_capacity(CHUNK_BYTES);
+    if let Some(ty) = table.type_by_name(&format!("{META}.ListMeta")) {
         write_field(1, &schema::protobuf::to_protobuf(table, ty, &list_meta(meta)), &mut buffer);
     }
-    let mut kept: Vec<Bytes> = Vec::new();
-    let mut kept_objects = 0;
+    let mut buffered: Vec<Bytes> = Vec::new();
+    let mut buffered_objects = 0;
     let mut length = 0;
     for (i, object) in objects.iter().enumerate() {
         write(object, &mut buffer);
         let last = i + 1 == objects.len();
-        if buffer.len() >= CHUNK || last {
+        if buffer.len() >= CHUNK_BYTES || last {
             length += buffer.len();
-            if length <= KEPT {
-                kept.push(Bytes::copy_from_slice(&buffer));
-                kept_objects = i + 1;
+            if length <= MAX_BUFFERED_BYTES {
+                buffered.push(Bytes::copy_from_slice(&buffer));
+                buffered_objects = i + 1;
             }
             buffer.clear();
             // This may take a while; let others run meanwhile.
@@ -272,13 +277,13 @@ async fn protobuf(renderer: Renderer, mut objects: Vec<Arc<Object>>, meta: &List
     }
     if objects.is_empty() {
         length = buffer.len();
-        kept.push(buffer.into());
+        buffered.push(buffer.into());
     }
-    let rest = objects.split_off(kept_objects);
+    let rest = objects.split_off(buffered_objects);
     let (head, tail) = envelope(&api_version, &kind, length);
     let frame =
-        Frame { head: String::new(), before_first: "", between: "", tail_of_none: tail.clone(), tail };
-    Box::new(std::iter::once(head).chain(kept).chain(chunks(frame, rest, write)))
+        ListFrame { head: String::new(), before_first: "", between: "", empty_tail: tail.clone(), tail };
+    Box::new(std::iter::once(head).chain(buffered).chain(chunks(frame, rest, write)))
 }
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
@@ -286,9 +291,9 @@ const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 /// What comes before and after a message of `length` bytes.
 fn envelope(api_version: &str, kind: &str, length: usize) -> (Bytes, String) {
     // An empty message ends in a length of zero, and two empty fields of two bytes each.
-    const AFTER: usize = 4;
-    let mut head = schema::protobuf::seal(api_version, kind, b"");
-    let tail = head.split_off(head.len().saturating_sub(AFTER));
+    const TRAILER_BYTES: usize = 4;
+    let mut head = schema::protobuf::encode_envelope(api_version, kind, b"");
+    let tail = head.split_off(head.len().saturating_sub(TRAILER_BYTES));
     head.pop();
     write_varint(length, &mut head);
     (head.into(), String::from_utf8_lossy(&tail).into_owned())
@@ -321,7 +326,7 @@ mod tests {
 
     fn renderer(plural: &str, format: Format) -> Renderer {
         let resource = Registry::new(&[]).unwrap().find("", "v1", plural).unwrap();
-        Renderer { resource, format, include: Include::Metadata, now: Timestamp::UNIX_EPOCH }
+        Renderer { resource, format, include: IncludeObject::Metadata, now: Timestamp::UNIX_EPOCH }
     }
 
     fn objects(count: usize, padding: usize) -> Vec<Arc<Object>> {
@@ -346,17 +351,17 @@ mod tests {
             String::from_utf8(bytes(&renderer("configmaps", format), objects(count, 1)).await).unwrap();
         expected.assert_eq(&text);
         match format.media {
-            Media::Yaml => drop(serde_saphyr::from_str::<Value>(&text).unwrap()),
+            MediaType::Yaml => drop(serde_saphyr::from_str::<Value>(&text).unwrap()),
             _ => drop(serde_json::from_str::<Value>(&text).unwrap()),
         }
     }
 
     const PRETTY: Format = Format { pretty: true, ..Format::JSON };
-    const YAML: Format = Format { media: Media::Yaml, ..Format::JSON };
-    const PROTOBUF: Format = Format { media: Media::Protobuf, ..Format::JSON };
+    const YAML: Format = Format { media: MediaType::Yaml, ..Format::JSON };
+    const PROTOBUF: Format = Format { media: MediaType::Protobuf, ..Format::JSON };
 
     #[tokio::test]
-    async fn forms() {
+    async fn encodes_lists_in_each_format() {
         check(
             Format::JSON,
             0,
@@ -368,7 +373,7 @@ mod tests {
         check(Format::JSON, 2, expect![[r#"
             {"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"},"data":{"text":"x\ny: z"}},{"metadata":{"resourceVersion":"6","name":"m1","namespace":"ns"},"data":{"text":"x\ny: z"}}]}
         "#]]).await;
-        check(Format { form: Form::Metadata, ..Format::JSON }, 1, expect![[r#"
+        check(Format { output_kind: OutputKind::Metadata, ..Format::JSON }, 1, expect![[r#"
             {"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"9"},"items":[{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"5","name":"m0","namespace":"ns"}}]}
         "#]]).await;
         check(
@@ -465,8 +470,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tables_of_old() {
-        let format = Format { form: Form::Table, beta: true, ..Format::JSON };
+    async fn v1beta1_tables_use_v1beta1_kinds() {
+        let format = Format { output_kind: OutputKind::Table, beta: true, ..Format::JSON };
         let list = bytes(&renderer("configmaps", format), objects(1, 1)).await;
         let list: Value = serde_json::from_slice(&list).unwrap();
         assert_eq!((list.text("kind"), list.text("apiVersion")), ("Table", "meta.k8s.io/v1beta1"));
@@ -476,9 +481,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_written_without_decoding_are_the_same() {
-        for include in [Include::Metadata, Include::Nothing] {
-            let format = Format { form: Form::Table, ..Format::JSON };
+    fn written_row_matches_decoded_row() {
+        for include in [IncludeObject::Metadata, IncludeObject::Nothing] {
+            let format = Format { output_kind: OutputKind::Table, ..Format::JSON };
             let renderer = Renderer { include, ..renderer("configmaps", format) };
             let object = &objects(1, 1)[0];
             let mut row = Vec::new();
@@ -488,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_long_lists_are_streamed() {
+    async fn short_lists_are_not_chunked() {
         let meta = ListMeta::default();
         for (count, expected) in [(0, true), (3, true), (300, false)] {
             let response = renderer("configmaps", Format::JSON).list(objects(count, 100), &meta).await;
@@ -497,9 +502,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn flow_schemas_are_shown_in_the_order_they_are_tried() {
-        let resource = api::table::find("flowcontrol.apiserver.k8s.io", "v1", "flowschemas").unwrap();
-        let format = Format { form: Form::Table, ..Format::JSON };
+    async fn flow_schema_tables_are_sorted_by_precedence() {
+        let resource =
+            api::resource_table::find_resource("flowcontrol.apiserver.k8s.io", "v1", "flowschemas").unwrap();
+        let format = Format { output_kind: OutputKind::Table, ..Format::JSON };
         let renderer = Renderer { resource, ..renderer("configmaps", format) };
         let schema = |name: &str, precedence: i64| {
             let value = json!({
@@ -516,15 +522,15 @@ mod tests {
 
     /// Short lists and those longer than what is kept come out as one encoding of the whole would.
     #[tokio::test]
-    async fn protobuf_of_any_length() {
+    async fn protobuf_lists_match_single_encoding() {
         let table = schema::kubernetes();
         for (count, padding) in [(0, 1), (1, 1), (3, 20_000), (200, 10_000)] {
             let renderer = renderer("configmaps", PROTOBUF);
             let items: Vec<Value> = objects(count, padding).iter().map(|o| renderer.item_value(o)).collect();
             let list = json!({"metadata": {"resourceVersion": "9"}, "items": items});
-            let ty = table.kind("", "v1", "ConfigMapList").unwrap();
+            let ty = table.type_by_kind("", "v1", "ConfigMapList").unwrap();
             let whole = schema::protobuf::to_protobuf(table, ty, &list);
-            let sealed = schema::protobuf::seal("v1", "ConfigMapList", &whole);
+            let sealed = schema::protobuf::encode_envelope("v1", "ConfigMapList", &whole);
             assert!(bytes(&renderer, objects(count, padding)).await == sealed, "{count} items");
         }
     }

@@ -9,24 +9,24 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::*;
-use crate::tests::Rig;
+use crate::tests::TestServer;
 
-const SHORT: Patience = Patience {
+const SHORT_TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts {
     handshake: Duration::from_millis(300),
-    first: Duration::from_millis(300),
-    next: Duration::from_millis(600),
+    first_headers: Duration::from_millis(300),
+    next_headers: Duration::from_millis(600),
 };
 /// Far longer than any of those on a busy machine, far shorter than for ever.
-const DEADLINE: Duration = Duration::from_secs(20);
+const TEST_DEADLINE: Duration = Duration::from_secs(20);
 
-struct Listening {
-    rig: Rig,
+struct TestListener {
+    test_server: TestServer,
     address: SocketAddr,
     authority: String,
     _dir: tempfile::TempDir,
 }
 
-async fn listen() -> Listening {
+async fn listen() -> TestListener {
     let dir = tempfile::tempdir().unwrap();
     let now = Timestamp::now();
     let ca = pki::Authority::load_or_create(dir.path(), "ca", now).unwrap();
@@ -38,22 +38,22 @@ async fn listen() -> Listening {
         usage: pki::Usage::Server,
         lifetime: Duration::from_secs(3600),
     };
-    let serving = pki::Serving::new(&ca.issue(&leaf, now).unwrap()).unwrap();
+    let serving = pki::ServingCertificate::new(&ca.issue(&leaf, now).unwrap()).unwrap();
     let tls = pki::server_config(serving, &[]).unwrap();
-    let rig = Rig::start().await;
+    let test_server = TestServer::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve_with(
-        rig.server.clone(),
+        test_server.server.clone(),
         Connections::new(listener, None),
         tls,
-        rig.stop.subscribe(),
-        SHORT,
+        test_server.stop.subscribe(),
+        SHORT_TIMEOUTS,
     ));
-    Listening { rig, address, authority: ca.pem().to_owned(), _dir: dir }
+    TestListener { test_server, address, authority: ca.pem().to_owned(), _dir: dir }
 }
 
-impl Listening {
+impl TestListener {
     async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.authority.as_bytes()).unwrap()).unwrap();
@@ -81,55 +81,59 @@ impl Listening {
 async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
     let mut read = Vec::new();
     // An end without a goodbye is an end too.
-    let end = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut read)).await;
+    let end = tokio::time::timeout(TEST_DEADLINE, stream.read_to_end(&mut read)).await;
     assert!(end.is_ok(), "the connection stays open");
     read
 }
 
 #[tokio::test]
-async fn whoever_says_nothing_is_sent_away() {
-    let listening = listen().await;
+async fn closes_idle_connections() {
+    let listener = listen().await;
     // Not even a handshake.
-    let mut stream = TcpStream::connect(listening.address).await.unwrap();
+    let mut stream = TcpStream::connect(listener.address).await.unwrap();
     assert!(closed(&mut stream).await.is_empty());
     // A handshake, and then nothing: not a byte of HTTP, or half of HTTP/2's greeting.
     for (protocol, bytes) in [("http/1.1", ""), ("h2", ""), ("h2", "PRI * HTTP/2.0\r\n")] {
-        let mut stream = listening.connect(protocol).await;
+        let mut stream = listener.connect(protocol).await;
         stream.write_all(bytes.as_bytes()).await.unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         closed(&mut stream).await;
-        assert!(begun.elapsed() >= SHORT.first / 2, "{protocol}: after {:?}", begun.elapsed());
+        assert!(
+            start.elapsed() >= SHORT_TIMEOUTS.first_headers / 2,
+            "{protocol}: after {:?}",
+            start.elapsed()
+        );
     }
 }
 
 #[tokio::test]
-async fn headers_that_trickle_in_end_with_the_connection() {
-    let listening = listen().await;
-    let (mut reader, mut writer) = tokio::io::split(listening.connect("http/1.1").await);
+async fn closes_connections_with_slow_headers() {
+    let listener = listen().await;
+    let (mut reader, mut writer) = tokio::io::split(listener.connect("http/1.1").await);
     writer.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();
-    let trickle = tokio::spawn(async move {
+    let slow_writer = tokio::spawn(async move {
         while writer.write_all(b"x-a: b\r\n").await.is_ok() && writer.flush().await.is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
     closed(&mut reader).await;
     drop(reader);
-    tokio::time::timeout(DEADLINE, trickle).await.unwrap().unwrap();
+    tokio::time::timeout(TEST_DEADLINE, slow_writer).await.unwrap().unwrap();
     // And a second request on a connection that was good once.
-    let mut stream = listening.connect("http/1.1").await;
+    let mut stream = listener.connect("http/1.1").await;
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HT").await.unwrap();
     let answer = closed(&mut stream).await;
     assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
 }
 
 #[tokio::test]
-async fn headers_are_limited_in_number_and_size() {
-    let listening = listen().await;
+async fn limits_header_count_and_size() {
+    let listener = listen().await;
     let many: String = (0..200).map(|i| format!("x-{i}: y\r\n")).collect();
-    let answer = listening.answer(&format!("GET /healthz HTTP/1.1\r\nhost: x\r\n{many}\r\n")).await;
+    let answer = listener.answer(&format!("GET /healthz HTTP/1.1\r\nhost: x\r\n{many}\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    let mut stream = listening.connect("http/1.1").await;
-    let large = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}", "y".repeat(2 * BUFFER));
+    let mut stream = listener.connect("http/1.1").await;
+    let large = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}", "y".repeat(2 * CONNECTION_BUFFER_BYTES));
     // The server may well close before it has heard all of that.
     let _ = stream.write_all(large.as_bytes()).await;
     let answer = closed(&mut stream).await;
@@ -141,19 +145,19 @@ async fn headers_are_limited_in_number_and_size() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_ends_with_the_requests_time() {
-    let listening = listen().await;
-    let mut stream = listening.connect("http/1.1").await;
+async fn closes_connection_without_request_body() {
+    let listener = listen().await;
+    let mut stream = listener.connect("http/1.1").await;
     // Anonymous, so refused before its body is read; the connection is not kept for it.
     let head = "POST /api/v1/namespaces/default/configmaps?timeout=1s HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let answer = String::from_utf8(closed(&mut stream).await).unwrap();
     assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
-    drop(listening.rig);
+    drop(listener.test_server);
 }
 
 #[test]
-fn only_modern_tls_is_spoken() {
+fn accepts_only_authenticated_cipher_suites() {
     let dir = tempfile::tempdir().unwrap();
     let ca = pki::Authority::load_or_create(dir.path(), "ca", Timestamp::now()).unwrap();
     let leaf = pki::Leaf {
@@ -164,7 +168,7 @@ fn only_modern_tls_is_spoken() {
         usage: pki::Usage::Server,
         lifetime: Duration::from_secs(3600),
     };
-    let serving = pki::Serving::new(&ca.issue(&leaf, Timestamp::now()).unwrap()).unwrap();
+    let serving = pki::ServingCertificate::new(&ca.issue(&leaf, Timestamp::now()).unwrap()).unwrap();
     let config = pki::server_config(serving, &[]).unwrap();
     for suite in &config.crypto_provider().cipher_suites {
         let name = format!("{:?}", suite.suite());

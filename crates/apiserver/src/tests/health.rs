@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http_body_util::BodyExt as _;
 use store::log::Config;
 
-use super::Rig;
+use super::TestServer;
 use crate::access::User;
 use crate::negotiate::negotiate;
 use crate::request::Query;
@@ -16,7 +16,7 @@ use crate::server::Call;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-async fn get(rig: &Rig, path: &str) -> (u16, String) {
+async fn get(test_server: &TestServer, path: &str) -> (u16, String) {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let (headers, query) = (http::HeaderMap::new(), Query::parse(query));
     let call = Call {
@@ -31,46 +31,48 @@ async fn get(rig: &Rig, path: &str) -> (u16, String) {
         user: User::default(),
         now: jiff::Timestamp::now(),
         upgrade: None,
-        remarks: Arc::default(),
+        recorder: Arc::default(),
     };
-    let response = crate::other::answer(&rig.server, &call).await.expect("a response");
+    let response = crate::nonresource::handle(&test_server.server, &call).await.expect("a response");
     let code = response.status().as_u16();
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     (code, String::from_utf8(body.into()).expect("text"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readyz_fails_while_the_store_refuses_writes() {
+async fn readyz_fails_while_the_store_is_not_writable() {
     let is_full = Arc::new(AtomicBool::new(false));
     let switch = is_full.clone();
-    let faults: store::log::Faults = Arc::new(move |_| match switch.load(Ordering::SeqCst) {
+    let faults: store::log::FaultHook = Arc::new(move |_| match switch.load(Ordering::SeqCst) {
         true => Err(io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error())),
         false => Ok(()),
     });
-    let rig = Rig::start_with(Config { faults, ..Config::default() }).await;
-    assert_eq!(get(&rig, "/readyz").await, (200, "ok".to_owned()));
-    let verbose = get(&rig, "/readyz?verbose").await.1;
+    let test_server = TestServer::start_with(Config { faults, ..Config::default() }).await;
+    assert_eq!(get(&test_server, "/readyz").await, (200, "ok".to_owned()));
+    let verbose = get(&test_server, "/readyz?verbose").await.1;
     assert!(verbose.contains("[+]store-writable ok\n"), "{verbose}");
 
     is_full.store(true, Ordering::SeqCst);
     let map = serde_json::json!({"metadata": {"name": "a"}});
-    rig.call("POST /api/v1/namespaces/default/configmaps", "application/json", &map.to_string()).await;
+    test_server
+        .call("POST /api/v1/namespaces/default/configmaps", "application/json", &map.to_string())
+        .await;
     for path in ["/readyz", "/readyz?verbose"] {
-        let (code, text) = get(&rig, path).await;
+        let (code, text) = get(&test_server, path).await;
         assert_eq!(code, 500, "{text}");
         assert!(text.contains("[-]store-writable failed: reason withheld\n"), "{text}");
         assert!(text.ends_with("readyz check failed\n"), "{text}");
     }
-    let (code, text) = get(&rig, "/readyz/store-writable").await;
+    let (code, text) = get(&test_server, "/readyz/store-writable").await;
     assert_eq!(code, 500);
     assert!(text.starts_with("internal server error: cannot write to "), "{text}");
     assert!(text.contains("No space left on device"), "{text}");
-    assert_eq!(get(&rig, "/livez").await.0, 200, "a restart would not help");
+    assert_eq!(get(&test_server, "/livez").await.0, 200, "a restart would not help");
 
     // No write comes, yet it becomes ready once the disk accepts them again.
     is_full.store(false, Ordering::SeqCst);
     let started = Instant::now();
-    while get(&rig, "/readyz").await.0 != 200 {
+    while get(&test_server, "/readyz").await.0 != 200 {
         assert!(started.elapsed() < DEADLINE);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

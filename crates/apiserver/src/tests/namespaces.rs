@@ -1,29 +1,30 @@
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::json;
 
-use super::{Rig, brief};
+use super::{TestServer, summary};
 
 #[tokio::test]
-async fn some_namespaces_stay() {
-    let rig = Rig::start().await;
-    let answer = rig.call("DELETE /api/v1/namespaces/default", "", "").await;
+async fn default_namespace_cannot_be_deleted() {
+    let test_server = TestServer::start().await;
+    let answer = test_server.call("DELETE /api/v1/namespaces/default", "", "").await;
     assert_eq!(
-        brief(&answer, &[]),
+        summary(&answer, &[]),
         "403 namespaces \"default\" is forbidden: this namespace may not be deleted"
     );
 }
 
 #[tokio::test]
-async fn finalize_lets_an_empty_namespace_go() {
-    let rig = Rig::start().await;
-    rig.send("POST /api/v1/namespaces", json!({"metadata": {"name": "n"}})).await;
-    rig.call("DELETE /api/v1/namespaces/n", "", "").await;
-    let repeated = rig.call("DELETE /api/v1/namespaces/n", "", "").await;
-    assert_eq!(brief(&repeated, &["spec.finalizers"]), "200 [\"kubernetes\"]");
+async fn empty_namespace_is_removed_by_finalize() {
+    let test_server = TestServer::start().await;
+    test_server.send("POST /api/v1/namespaces", json!({"metadata": {"name": "n"}})).await;
+    test_server.call("DELETE /api/v1/namespaces/n", "", "").await;
+    let repeated = test_server.call("DELETE /api/v1/namespaces/n", "", "").await;
+    assert_eq!(summary(&repeated, &["spec.finalizers"]), "200 [\"kubernetes\"]");
     let body = json!({"metadata": {"name": "n"}, "spec": {"finalizers": ["x"]}});
-    let wrong = rig.send("PUT /api/v1/namespaces/n/finalize", body).await;
+    let wrong = test_server.send("PUT /api/v1/namespaces/n/finalize", body).await;
     assert_eq!(wrong.0, 422, "{}", wrong.1);
-    let done = rig.send("PUT /api/v1/namespaces/n/finalize", json!({"metadata": {"name": "n"}})).await;
-    assert_eq!(brief(&done, &["metadata.name"]), "200 n");
-    assert_eq!(rig.get("/api/v1/namespaces/n").await.int("code"), Some(404));
+    let done =
+        test_server.send("PUT /api/v1/namespaces/n/finalize", json!({"metadata": {"name": "n"}})).await;
+    assert_eq!(summary(&done, &["metadata.name"]), "200 n");
+    assert_eq!(test_server.get("/api/v1/namespaces/n").await.int("code"), Some(404));
 }

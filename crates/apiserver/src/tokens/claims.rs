@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 use crate::access::User;
 
 /// How far clocks may be apart.
-pub const LEEWAY: i64 = 60;
+pub const CLOCK_SKEW_SECONDS: i64 = 60;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Claims {
     #[serde(rename = "aud")]
     pub audiences: Vec<String>,
     #[serde(rename = "exp")]
-    pub expires: i64,
+    pub expires_at: i64,
     #[serde(rename = "iat")]
-    pub issued: i64,
+    pub issued_at: i64,
     #[serde(rename = "iss")]
     pub issuer: String,
     #[serde(rename = "jti")]
     pub id: String,
     #[serde(rename = "kubernetes.io")]
-    pub kubernetes: Bound,
+    pub kubernetes: BoundObjects,
     #[serde(rename = "nbf")]
-    pub begins: i64,
+    pub not_before: i64,
     #[serde(rename = "sub")]
     pub subject: String,
 }
 
 /// The objects a token stands and falls with.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Bound {
+pub struct BoundObjects {
     pub namespace: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<Reference>,
@@ -53,30 +53,30 @@ pub struct Reference {
 
 /// Where a moment is, seen from a token's life.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Window {
-    Before,
-    Within,
-    After,
+pub enum TokenValidity {
+    NotYetValid,
+    Valid,
+    Expired,
     /// The token comes from the future.
-    Future,
+    IssuedInFuture,
 }
 
 impl Claims {
-    pub fn window(&self, now: Timestamp) -> Window {
+    pub fn validity(&self, now: Timestamp) -> TokenValidity {
         let now = now.as_second();
-        if now + LEEWAY < self.begins {
-            Window::Before
-        } else if now - LEEWAY > self.expires {
-            Window::After
-        } else if now + LEEWAY < self.issued {
-            Window::Future
+        if now + CLOCK_SKEW_SECONDS < self.not_before {
+            TokenValidity::NotYetValid
+        } else if now - CLOCK_SKEW_SECONDS > self.expires_at {
+            TokenValidity::Expired
+        } else if now + CLOCK_SKEW_SECONDS < self.issued_at {
+            TokenValidity::IssuedInFuture
         } else {
-            Window::Within
+            TokenValidity::Valid
         }
     }
 
     pub fn user(&self) -> User {
-        let Bound { namespace, node, pod, serviceaccount, .. } = &self.kubernetes;
+        let BoundObjects { namespace, node, pod, serviceaccount, .. } = &self.kubernetes;
         let mut user = User {
             name: subject(namespace, &serviceaccount.name),
             uid: serviceaccount.uid.clone(),
@@ -87,20 +87,20 @@ impl Claims {
             ],
             ..User::default()
         };
-        let mut tell = |what: &str, text: String| {
+        let mut add_extra = |what: &str, text: String| {
             user.extra.insert(format!("authentication.kubernetes.io/{what}"), vec![text]);
         };
         if !self.id.is_empty() {
-            tell("credential-id", format!("JTI={}", self.id));
+            add_extra("credential-id", format!("JTI={}", self.id));
         }
         if let Some(pod) = pod {
-            tell("pod-name", pod.name.clone());
-            tell("pod-uid", pod.uid.clone());
+            add_extra("pod-name", pod.name.clone());
+            add_extra("pod-uid", pod.uid.clone());
         }
         if let Some(node) = node {
-            tell("node-name", node.name.clone());
+            add_extra("node-name", node.name.clone());
             if !node.uid.is_empty() {
-                tell("node-uid", node.uid.clone());
+                add_extra("node-uid", node.uid.clone());
             }
         }
         user
@@ -117,23 +117,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_may_differ_by_a_minute() {
+    fn allows_one_minute_of_clock_skew() {
         let claims = Claims {
             audiences: Vec::new(),
-            expires: 2_000,
-            issued: 1_000,
+            expires_at: 2_000,
+            issued_at: 1_000,
             issuer: String::new(),
             id: String::new(),
-            kubernetes: Bound::default(),
-            begins: 1_000,
+            kubernetes: BoundObjects::default(),
+            not_before: 1_000,
             subject: String::new(),
         };
-        let at = |second| claims.window(Timestamp::from_second(second).unwrap());
-        assert_eq!(at(939), Window::Before);
-        assert_eq!(at(940), Window::Within);
-        assert_eq!(at(2_060), Window::Within);
-        assert_eq!(at(2_061), Window::After);
-        let future = Claims { issued: 1_500, ..claims };
-        assert_eq!(future.window(Timestamp::from_second(1_000).unwrap()), Window::Future);
+        let at = |second| claims.validity(Timestamp::from_second(second).unwrap());
+        assert_eq!(at(939), TokenValidity::NotYetValid);
+        assert_eq!(at(940), TokenValidity::Valid);
+        assert_eq!(at(2_060), TokenValidity::Valid);
+        assert_eq!(at(2_061), TokenValidity::Expired);
+        let future = Claims { issued_at: 1_500, ..claims };
+        assert_eq!(future.validity(Timestamp::from_second(1_000).unwrap()), TokenValidity::IssuedInFuture);
     }
 }

@@ -5,16 +5,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderMap, HeaderValue, header};
 
-const PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+const BEARER_PROTOCOL_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// A token is meant to be there, but cannot be read.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unreadable;
+pub struct MalformedToken;
 
 /// Takes the token out of the headers, so that nothing further in ever sees it.
-pub fn take(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
-    let bearer = headers.remove(header::AUTHORIZATION).as_ref().and_then(bearer);
-    let protocol = if is_websocket(headers) { protocol(headers) } else { Ok(None) };
+pub fn take_token(headers: &mut HeaderMap) -> Result<Option<String>, MalformedToken> {
+    let bearer = headers.remove(header::AUTHORIZATION).as_ref().and_then(bearer_token);
+    let protocol = if is_websocket(headers) { protocol_token(headers) } else { Ok(None) };
     match bearer {
         Some(token) => Ok(Some(token)),
         None => protocol,
@@ -22,7 +22,7 @@ pub fn take(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
 }
 
 /// The token of an `Authorization` header. Without one, other credentials count.
-pub fn bearer(value: &HeaderValue) -> Option<String> {
+pub fn bearer_token(value: &HeaderValue) -> Option<String> {
     // Bytes that are no text make no good token, but were meant as one.
     let text = String::from_utf8_lossy(value.as_bytes());
     let mut words = text.trim().split(' ');
@@ -39,7 +39,7 @@ fn is_websocket(headers: &HeaderMap) -> bool {
 }
 
 /// The token among the subprotocols. There must be another one, for the server to choose.
-fn protocol(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
+fn protocol_token(headers: &mut HeaderMap) -> Result<Option<String>, MalformedToken> {
     let sent: Vec<String> = headers
         .get_all(header::SEC_WEBSOCKET_PROTOCOL)
         .iter()
@@ -47,7 +47,7 @@ fn protocol(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
         .map(|protocol| protocol.trim().to_owned())
         .collect();
     let (tokens, others): (Vec<String>, Vec<String>) =
-        sent.into_iter().partition(|protocol| protocol.starts_with(PROTOCOL));
+        sent.into_iter().partition(|protocol| protocol.starts_with(BEARER_PROTOCOL_PREFIX));
     if tokens.is_empty() {
         return Ok(None);
     }
@@ -55,12 +55,12 @@ fn protocol(headers: &mut HeaderMap) -> Result<Option<String>, Unreadable> {
     if let (false, Ok(value)) = (others.is_empty(), others.join(",").parse()) {
         headers.insert(header::SEC_WEBSOCKET_PROTOCOL, value);
     }
-    let [token] = tokens.as_slice() else { return Err(Unreadable) };
-    let bytes = URL_SAFE_NO_PAD.decode(&token[PROTOCOL.len()..]).map_err(|_| Unreadable)?;
+    let [token] = tokens.as_slice() else { return Err(MalformedToken) };
+    let bytes = URL_SAFE_NO_PAD.decode(&token[BEARER_PROTOCOL_PREFIX.len()..]).map_err(|_| MalformedToken)?;
     match String::from_utf8(bytes) {
         Ok(token) if token.is_empty() => Ok(None),
         Ok(token) if !others.is_empty() => Ok(Some(token)),
-        _ => Err(Unreadable),
+        _ => Err(MalformedToken),
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(protocols: &[&str], token: Result<Option<&str>, Unreadable>, left: &str) {
+    fn check(protocols: &[&str], token: Result<Option<&str>, MalformedToken>, left: &str) {
         let mut headers = HeaderMap::new();
         headers.insert(header::UPGRADE, HeaderValue::from_static("WebSocket"));
         headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
@@ -78,23 +78,27 @@ mod tests {
         }
         let mut plain = headers.clone();
         plain.remove(header::UPGRADE);
-        assert_eq!(take(&mut plain), Ok(None), "no WebSocket");
-        assert_eq!(take(&mut headers).as_ref().map(Option::as_deref), token.as_ref().copied());
+        assert_eq!(take_token(&mut plain), Ok(None), "no WebSocket");
+        assert_eq!(take_token(&mut headers).as_ref().map(Option::as_deref), token.as_ref().copied());
         let found = headers.get(header::SEC_WEBSOCKET_PROTOCOL).map_or("", |value| value.to_str().unwrap());
         assert_eq!(found, left);
     }
 
     #[test]
-    fn browsers_send_tokens_as_a_subprotocol() {
-        let token = format!("{PROTOCOL}{}", URL_SAFE_NO_PAD.encode("abc"));
+    fn reads_token_from_websocket_protocol() {
+        let token = format!("{BEARER_PROTOCOL_PREFIX}{}", URL_SAFE_NO_PAD.encode("abc"));
         check(&[], Ok(None), "");
         check(&["v4.channel.k8s.io"], Ok(None), "v4.channel.k8s.io");
         check(&[&format!("a, {token} ,b")], Ok(Some("abc")), "a,b");
         check(&["a", &token, "b"], Ok(Some("abc")), "a,b");
-        check(&[&token], Err(Unreadable), "");
-        check(&["a", &token, &token], Err(Unreadable), "a");
-        check(&["a", &format!("{PROTOCOL}?")], Err(Unreadable), "a");
-        check(&["a", &format!("{PROTOCOL}{}", URL_SAFE_NO_PAD.encode([0xff]))], Err(Unreadable), "a");
-        check(&["a", PROTOCOL], Ok(None), "a");
+        check(&[&token], Err(MalformedToken), "");
+        check(&["a", &token, &token], Err(MalformedToken), "a");
+        check(&["a", &format!("{BEARER_PROTOCOL_PREFIX}?")], Err(MalformedToken), "a");
+        check(
+            &["a", &format!("{BEARER_PROTOCOL_PREFIX}{}", URL_SAFE_NO_PAD.encode([0xff]))],
+            Err(MalformedToken),
+            "a",
+        );
+        check(&["a", BEARER_PROTOCOL_PREFIX], Ok(None), "a");
     }
 }

@@ -1,22 +1,22 @@
 //! `POST serviceaccounts/<name>/token`: a token for a service account.
 
 use api::field::Path;
-use api::json::Json as _;
-use api::{Errors, Status};
+use api::json::JsonExt as _;
+use api::{ErrorList, Status};
 use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::claims::{Bound, Claims, Reference, subject};
-use super::{Tokens, named};
+use super::claims::{BoundObjects, Claims, Reference, subject};
+use super::{Tokens, core_target};
 use crate::body::Body;
 use crate::codec;
-use crate::render::encoded;
+use crate::render::encode_response;
 use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::write::{WriteOptions, with_warnings};
 
-const KIND: (&str, &str, &str) = ("authentication.k8s.io", "v1", "TokenRequest");
+const TOKEN_REQUEST_KIND: (&str, &str, &str) = ("authentication.k8s.io", "v1", "TokenRequest");
 /// What pods ask for whose programs may not know that tokens expire; they get a year.
 const WARN_ONLY_SECONDS: i64 = 60 * 60 + 7;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 60 * 60;
@@ -24,55 +24,60 @@ const EXTENDED_SECONDS: i64 = 365 * 24 * 60 * 60;
 pub async fn issue(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
-    let decoded = codec::decode(media, &call.body, KIND, options.validation)?;
+    let decoded = codec::decode(media, &call.body, TOKEN_REQUEST_KIND, options.validation)?;
     let mut request = decoded.value;
-    let ty = codec::type_of(KIND.0, KIND.1, KIND.2)?;
+    let ty = codec::type_of(TOKEN_REQUEST_KIND.0, TOKEN_REQUEST_KIND.1, TOKEN_REQUEST_KIND.2)?;
     api::defaults::set_defaults(schema::kubernetes(), ty, &mut request);
     check_name(&request, target)?;
-    crate::create::place(&mut request, target)?;
-    server.admit_only(target, &mut request, &options).await?;
-    let writer = patch::apply::Writer {
+    crate::create::set_namespace(&mut request, target)?;
+    server.admit_subresource_create(target, &mut request, &options).await?;
+    let writer = patch::apply::FieldManager {
         manager: &options.manager,
-        api_version: &codec::api_version(KIND.0, KIND.1),
+        api_version: &codec::api_version(TOKEN_REQUEST_KIND.0, TOKEN_REQUEST_KIND.1),
         subresource: "token",
         now: &options.timestamp(),
         ignore: &[],
     };
     patch::apply::track(schema::kubernetes(), ty, None, &mut request, &writer);
 
-    let account = current(server, &named("serviceaccounts", &target.namespace, &target.name)).await?;
+    let account =
+        current_object(server, &core_target("serviceaccounts", &target.namespace, &target.name)).await?;
     let uid = account.at("metadata").text("uid");
     complete(&mut request, target, uid, &server.tokens)?;
     request.object_mut("metadata").insert("creationTimestamp".into(), options.timestamp().into());
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     api::authentication::token_request::validate(&request, &mut errors);
     if !errors.is_empty() {
-        return Err(Status::invalid(KIND.0, KIND.2, "", &errors));
+        return Err(Status::invalid(TOKEN_REQUEST_KIND.0, TOKEN_REQUEST_KIND.2, "", &errors));
     }
     let mut bound = bound_object(server, target, request.at("spec").at("boundObjectRef")).await?;
     bound.namespace = target.namespace.clone();
     bound.serviceaccount = Reference { name: target.name.clone(), uid: uid.to_owned() };
 
-    let asked = api::authentication::token_request::expiration_seconds(&request);
-    if let Some(most) = server.tokens.max_seconds.filter(|most| asked > *most) {
-        call.remarks.warn(format!("requested expiration of {asked} seconds shortened to {most} seconds"));
-        request["spec"]["expirationSeconds"] = most.into();
+    let requested_seconds = api::authentication::token_request::expiration_seconds(&request);
+    if let Some(max_seconds) =
+        server.tokens.max_expiration_seconds.filter(|max_seconds| requested_seconds > *max_seconds)
+    {
+        call.recorder.warn(format!(
+            "requested expiration of {requested_seconds} seconds shortened to {max_seconds} seconds"
+        ));
+        request["spec"]["expirationSeconds"] = max_seconds.into();
     }
-    let (claims, expires) = claims(&request, bound, &server.tokens, call.now);
+    let (claims, expires_at) = build_claims(&request, bound, &server.tokens, call.now);
     let claims = serde_json::to_value(&claims).map_err(Status::internal)?;
     let token = server.tokens.keys.sign(&claims);
     let token = token.map_err(|error| Status::internal(format!("failed to generate token: {error}")))?;
-    request["status"] = json!({"token": token, "expirationTimestamp": api::time::rfc3339(expires)});
-    Ok(with_warnings(encoded(StatusCode::CREATED, &call.format, request), &decoded.warnings))
+    request["status"] = json!({"token": token, "expirationTimestamp": api::time::rfc3339(expires_at)});
+    Ok(with_warnings(encode_response(StatusCode::CREATED, &call.format, request), &decoded.warnings))
 }
 
 fn check_name(request: &Value, target: &Target) -> Result<(), Status> {
     let name = request.at("metadata").text("name");
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     if !name.is_empty() && name != target.name {
         let path = Path::new("metadata.name");
         errors.invalid(&path, name, "must match the service account name if specified");
-        return Err(Status::invalid(KIND.0, KIND.2, &target.name, &errors));
+        return Err(Status::invalid(TOKEN_REQUEST_KIND.0, TOKEN_REQUEST_KIND.2, &target.name, &errors));
     }
     Ok(())
 }
@@ -82,12 +87,12 @@ fn complete(request: &mut Value, target: &Target, uid: &str, tokens: &Tokens) ->
     let metadata = request.object_mut("metadata");
     match metadata.get("uid").and_then(Value::as_str).unwrap_or("") {
         "" => {}
-        said if said == uid => {}
-        said => {
-            let why = format!(
-                "the UID in the token request ({said}) does not match the UID of the service account ({uid})"
+        requested_uid if requested_uid == uid => {}
+        requested_uid => {
+            let message = format!(
+                "the UID in the token request ({requested_uid}) does not match the UID of the service account ({uid})"
             );
-            return Err(Status::conflict(KIND.0, KIND.2, &target.name, &why));
+            return Err(Status::conflict(TOKEN_REQUEST_KIND.0, TOKEN_REQUEST_KIND.2, &target.name, &message));
         }
     }
     metadata.insert("uid".into(), uid.into());
@@ -99,8 +104,8 @@ fn complete(request: &mut Value, target: &Target, uid: &str, tokens: &Tokens) ->
 }
 
 /// The object the token shall depend on, which must be there.
-async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Result<Bound, Status> {
-    let mut bound = Bound::default();
+async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Result<BoundObjects, Status> {
+    let mut bound = BoundObjects::default();
     if !reference.is_object() {
         return Ok(bound);
     }
@@ -110,37 +115,37 @@ async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Re
         text => text.split_once('/').unwrap_or(("", text)),
     };
     let object = match (group, kind) {
-        ("", "Pod") => named("pods", &target.namespace, name),
-        ("", "Secret") => named("secrets", &target.namespace, name),
-        ("", "Node") => named("nodes", "", name),
+        ("", "Pod") => core_target("pods", &target.namespace, name),
+        ("", "Secret") => core_target("secrets", &target.namespace, name),
+        ("", "Node") => core_target("nodes", "", name),
         _ => {
             let kind = format!("{group}/{version}, Kind={kind}");
             return Err(Status::bad_request(format!("cannot bind token to object of type {kind}")));
         }
     };
-    let found = current(server, &object).await?;
+    let found = current_object(server, &object).await?;
     if kind == "Pod" {
         let spec = found.at("spec");
         if spec.text("serviceAccountName") != target.name {
             return Err(Status::bad_request(format!(
                 "cannot bind token for serviceaccount {} to pod running with different serviceaccount name.",
-                api::field::quoted(&target.name)
+                api::field::quote(&target.name)
             )));
         }
         bound.node = Some(spec.text("nodeName")).filter(|node| !node.is_empty()).map(|node| {
             // A node nobody knows (any more) is told by its name alone.
-            let object = server.find(&named("nodes", "", node)).map(|node| node.value());
+            let object = server.find(&core_target("nodes", "", node)).map(|node| node.value());
             let uid = object.as_ref().map_or("", |object| object.at("metadata").text("uid"));
             Reference { name: node.to_owned(), uid: uid.to_owned() }
         });
     }
     let uid = found.at("metadata").text("uid");
-    let said = reference.text("uid");
-    if !said.is_empty() && said != uid {
-        let why = format!(
-            "the UID in the bound object reference ({said}) does not match the UID in record. The object might have been deleted and then recreated"
+    let requested_uid = reference.text("uid");
+    if !requested_uid.is_empty() && requested_uid != uid {
+        let message = format!(
+            "the UID in the bound object reference ({requested_uid}) does not match the UID in record. The object might have been deleted and then recreated"
         );
-        return Err(Status::conflict(group, kind, name, &why));
+        return Err(Status::conflict(group, kind, name, &message));
     }
     let reference = Some(Reference { name: name.to_owned(), uid: uid.to_owned() });
     match kind {
@@ -152,36 +157,41 @@ async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Re
 }
 
 /// The claims, and when the client is told that the token ends.
-fn claims(request: &Value, mut bound: Bound, tokens: &Tokens, now: Timestamp) -> (Claims, Timestamp) {
+fn build_claims(
+    request: &Value,
+    mut bound: BoundObjects,
+    tokens: &Tokens,
+    now: Timestamp,
+) -> (Claims, Timestamp) {
     let spec = request.at("spec");
     let audiences: Vec<String> =
         spec.items("audiences").iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    let asked = api::authentication::token_request::expiration_seconds(request);
-    let issued = now.as_second();
-    let ours = tokens.audiences();
-    let mut seconds = asked;
-    if tokens.extend
+    let requested_seconds = api::authentication::token_request::expiration_seconds(request);
+    let issued_at = now.as_second();
+    let own_audiences = tokens.audiences();
+    let mut seconds = requested_seconds;
+    if tokens.extend_expiration
         && bound.pod.is_some()
-        && asked == WARN_ONLY_SECONDS
-        && audiences.iter().all(|audience| ours.contains(audience))
+        && requested_seconds == WARN_ONLY_SECONDS
+        && audiences.iter().all(|audience| own_audiences.contains(audience))
     {
-        bound.warnafter = Some(issued.saturating_add(asked));
+        bound.warnafter = Some(issued_at.saturating_add(requested_seconds));
         seconds = EXTENDED_SECONDS;
     }
     let claims = Claims {
         audiences,
-        expires: issued.saturating_add(seconds),
-        issued,
+        expires_at: issued_at.saturating_add(seconds),
+        issued_at,
         issuer: tokens.issuer().to_owned(),
         id: uuid::Uuid::new_v4().to_string(),
         subject: subject(&bound.namespace, &bound.serviceaccount.name),
         kubernetes: bound,
-        begins: issued,
+        not_before: issued_at,
     };
-    (claims, now.checked_add(SignedDuration::from_secs(asked)).unwrap_or(Timestamp::MAX))
+    (claims, now.checked_add(SignedDuration::from_secs(requested_seconds)).unwrap_or(Timestamp::MAX))
 }
 
-async fn current(server: &Server, target: &Target) -> Result<Value, Status> {
+async fn current_object(server: &Server, target: &Target) -> Result<Value, Status> {
     let found = server.current(target).await?;
     Ok(found.ok_or_else(|| target.not_found())?.value())
 }

@@ -1,17 +1,17 @@
 //! Tokens of old: they stand in a Secret, never expire, and are good for as long as the Secret has them.
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::Value;
 
-use super::{Refused, named};
+use super::{TokenError, core_target};
 use crate::access::User;
-use crate::options::Version;
+use crate::options::ResourceVersionMatch;
 use crate::server::Server;
-use crate::update::Change;
+use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
 /// In whose name they are made.
@@ -20,13 +20,13 @@ const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 
 /// The service account of a token with these claims, whose signature has been checked.
-pub async fn owner(
+pub async fn authenticate(
     server: &Server,
     token: &str,
     claims: &Value,
-    wanted: &[String],
+    expected: &[String],
     now: Timestamp,
-) -> Result<(User, Vec<String>), Refused> {
+) -> Result<(User, Vec<String>), TokenError> {
     let claim = |name: &str| claims.text(&format!("kubernetes.io/serviceaccount/{name}")).to_owned();
     let (namespace, name) = (claim("namespace"), claim("service-account.name"));
     let (uid, secret) = (claim("service-account.uid"), claim("secret.name"));
@@ -34,36 +34,41 @@ pub async fn owner(
     if [&namespace, &name, &uid, &secret].iter().any(|part| part.is_empty())
         || claims.text("sub") != user_name
     {
-        return Err(Refused::Unknown);
+        return Err(TokenError::Unknown);
     }
     // They say nothing of whom they are for, so they are for this server.
     let own = server.tokens.audiences();
-    let audiences: Vec<String> = own.iter().filter(|audience| wanted.contains(audience)).cloned().collect();
+    let audiences: Vec<String> = own.iter().filter(|audience| expected.contains(audience)).cloned().collect();
     if audiences.is_empty() {
-        return Err(Refused::Audience { token: own, wanted: wanted.to_vec() });
+        return Err(TokenError::Audience { token: own, expected: expected.to_vec() });
     }
-    server.fresh(Version::MostRecent).await.map_err(|status| Refused::Server(Box::new(status)))?;
-    let place = named("secrets", &namespace, &secret);
-    let kept = server.find(&place).map(|object| object.value()).ok_or(Refused::NoSecret)?;
-    if kept.at("metadata").has("deletionTimestamp") {
-        return Err(Refused::NoSecret);
+    server
+        .wait_until_fresh(ResourceVersionMatch::MostRecent)
+        .await
+        .map_err(|status| TokenError::Server(Box::new(status)))?;
+    let target = core_target("secrets", &namespace, &secret);
+    let stored_secret =
+        server.find(&target).map(|object| object.value()).ok_or(TokenError::SecretNotFound)?;
+    if stored_secret.at("metadata").has("deletionTimestamp") {
+        return Err(TokenError::SecretNotFound);
     }
-    if !is_kept(&kept, token) {
-        return Err(Refused::OtherToken);
+    if !matches_secret(&stored_secret, token) {
+        return Err(TokenError::TokenMismatch);
     }
-    let account = named("serviceaccounts", &namespace, &name);
-    let found = server.find(&account).ok_or_else(|| Refused::Server(Box::new(account.not_found())))?.value();
+    let account = core_target("serviceaccounts", &namespace, &name);
+    let found =
+        server.find(&account).ok_or_else(|| TokenError::Server(Box::new(account.not_found())))?.value();
     let found = found.at("metadata");
     if found.has("deletionTimestamp") {
-        return Err(Refused::LegacyAccountDeleted(namespace, name));
+        return Err(TokenError::LegacyAccountDeleted(namespace, name));
     }
     if found.text("uid") != uid {
-        return Err(Refused::LegacyAccount { found: found.text("uid").to_owned(), claimed: uid });
+        return Err(TokenError::LegacyAccount { found: found.text("uid").to_owned(), claimed: uid });
     }
-    let marked = !kept.path("metadata.labels").text(INVALID_SINCE).is_empty();
-    note_use(server, &place, &kept, now).await;
-    if marked {
-        return Err(Refused::Marked {
+    let has_invalid_label = !stored_secret.path("metadata.labels").text(INVALID_SINCE).is_empty();
+    record_last_used(server, &target, &stored_secret, now).await;
+    if has_invalid_label {
+        return Err(TokenError::InvalidLabel {
             secret: format!("{namespace}/{secret}"),
             account: format!("{namespace}/{name}"),
         });
@@ -76,30 +81,30 @@ pub async fn owner(
     Ok((User { name: user_name, uid, groups: groups.into(), ..User::default() }, audiences))
 }
 
-fn is_kept(secret: &Value, token: &str) -> bool {
-    let kept = STANDARD.decode(secret.at("data").text("token")).unwrap_or_default();
+fn matches_secret(secret: &Value, token: &str) -> bool {
+    let stored_token = STANDARD.decode(secret.at("data").text("token")).unwrap_or_default();
     // All of it, so that how long it takes tells nothing of the token.
-    let difference = kept.iter().zip(token.as_bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
-    kept.len() == token.len() && difference == 0
+    let difference = stored_token.iter().zip(token.as_bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
+    stored_token.len() == token.len() && difference == 0
 }
 
 /// Writes down once a day that a token is used, so that others can be taken away.
-async fn note_use(server: &Server, place: &crate::request::Target, secret: &Value, now: Timestamp) {
-    let today = now.to_zoned(TimeZone::UTC).date();
-    let tomorrow = today.tomorrow().unwrap_or(today);
-    let noted = secret.path("metadata.labels").text(LAST_USED).to_owned();
-    if noted == today.to_string() || noted == tomorrow.to_string() {
+async fn record_last_used(server: &Server, target: &crate::request::Target, secret: &Value, now: Timestamp) {
+    let current_date = now.to_zoned(TimeZone::UTC).date();
+    let next_date = current_date.tomorrow().unwrap_or(current_date);
+    let last_used = secret.path("metadata.labels").text(LAST_USED).to_owned();
+    if last_used == current_date.to_string() || last_used == next_date.to_string() {
         return;
     }
     let make = |before: &Value| {
         let mut after = before.clone();
         after.object_mut("metadata");
-        after["metadata"].object_mut("labels").insert(LAST_USED.into(), today.to_string().into());
-        Ok(Change::replace(after))
+        after["metadata"].object_mut("labels").insert(LAST_USED.into(), current_date.to_string().into());
+        Ok(ObjectChange::replace(after))
     };
     // Boxed, since writing asks for much that asks who somebody is.
-    let written = Box::pin(server.change(place, &WriteOptions::internal(now), make)).await;
-    if let Err(status) = written {
-        tracing::warn!(secret = place.name, error = status.message, "cannot note that a token was used");
+    let result = Box::pin(server.update_object(target, &WriteOptions::internal(now), make)).await;
+    if let Err(status) = result {
+        tracing::warn!(secret = target.name, error = status.message, "cannot note that a token was used");
     }
 }

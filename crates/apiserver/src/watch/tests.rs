@@ -4,34 +4,34 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::negotiate::{Form, Format};
-use crate::render::Include;
+use crate::negotiate::{Format, OutputKind};
+use crate::render::IncludeObject;
 use crate::request::{Query, Route, route};
-use crate::tests::Rig;
+use crate::tests::TestServer;
 
-struct Open {
+struct TestWatch {
     body: Body,
     rest: Vec<u8>,
 }
 
-async fn open_as(rig: &Rig, path: &str, format: Format) -> Result<Open, Status> {
+async fn open_as(test_server: &TestServer, path: &str, format: Format) -> Result<TestWatch, Status> {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let query = Query::parse(&format!("watch=1&{query}"));
-    let Ok(Route::Resource(target)) = route(&rig.server.registry, path) else {
+    let Ok(Route::Resource(target)) = route(&test_server.server.registry, path) else {
         panic!("{path} is no resource")
     };
     let options = ListOptions::parse(&query, &target)?;
     let now = Timestamp::now();
-    let renderer = Renderer { resource: target.resource, format, include: Include::Metadata, now };
-    let response = watch(&rig.server, &target, options, renderer).await?;
-    Ok(Open { body: response.into_body(), rest: Vec::new() })
+    let renderer = Renderer { resource: target.resource, format, include: IncludeObject::Metadata, now };
+    let response = watch(&test_server.server, &target, options, renderer).await?;
+    Ok(TestWatch { body: response.into_body(), rest: Vec::new() })
 }
 
-async fn open(rig: &Rig, path: &str) -> Open {
-    open_as(rig, path, Format::JSON).await.expect("a watch")
+async fn open(test_server: &TestServer, path: &str) -> TestWatch {
+    open_as(test_server, path, Format::JSON).await.expect("a watch")
 }
 
-impl Open {
+impl TestWatch {
     async fn next_value(&mut self) -> Option<Value> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -52,21 +52,21 @@ impl Open {
     }
 }
 
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// Writes a ConfigMap and returns its resourceVersion.
-async fn put(rig: &Rig, name: &str, label: &str, text: &str) -> u64 {
+async fn put(test_server: &TestServer, name: &str, label: &str, text: &str) -> u64 {
     let map = json!({"metadata": {"name": name, "labels": {"l": label}}, "data": {"text": text}});
-    let (code, value) = match rig.send(&format!("PUT {MAPS}/{name}"), map.clone()).await {
-        (404, _) => rig.send(&format!("POST {MAPS}"), map).await,
+    let (code, value) = match test_server.send(&format!("PUT {CONFIG_MAPS}/{name}"), map.clone()).await {
+        (404, _) => test_server.send(&format!("POST {CONFIG_MAPS}"), map).await,
         other => other,
     };
     assert!(code < 300, "{value}");
     value["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).expect("a revision")
 }
 
-async fn delete(rig: &Rig, name: &str) {
-    assert_eq!(rig.send(&format!("DELETE {MAPS}/{name}"), json!({})).await.0, 200);
+async fn delete(test_server: &TestServer, name: &str) {
+    assert_eq!(test_server.send(&format!("DELETE {CONFIG_MAPS}/{name}"), json!({})).await.0, 200);
 }
 
 fn revision(event: &Value) -> u64 {
@@ -75,16 +75,16 @@ fn revision(event: &Value) -> u64 {
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_where_a_list_ended() {
-    let rig = Rig::start().await;
-    put(&rig, "a", "x", "1").await;
-    let list = rig.get(MAPS).await;
+async fn watch_starts_after_list_revision() {
+    let test_server = TestServer::start().await;
+    put(&test_server, "a", "x", "1").await;
+    let list = test_server.get(CONFIG_MAPS).await;
     let version = list["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
-    let mut early = open(&rig, &format!("{MAPS}?resourceVersion={version}")).await;
-    put(&rig, "a", "x", "2").await;
-    put(&rig, "b", "x", "1").await;
-    delete(&rig, "a").await;
-    let mut late = open(&rig, &format!("{MAPS}?resourceVersion={version}")).await;
+    let mut early = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion={version}")).await;
+    put(&test_server, "a", "x", "2").await;
+    put(&test_server, "b", "x", "1").await;
+    delete(&test_server, "a").await;
+    let mut late = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion={version}")).await;
     for watch in [&mut early, &mut late] {
         let mut last = version.parse().unwrap();
         for expected in ["MODIFIED a", "ADDED b", "DELETED a"] {
@@ -102,50 +102,51 @@ async fn a_watch_goes_on_where_a_list_ended() {
 }
 
 #[tokio::test]
-async fn the_present_comes_first_where_no_version_is_named() {
-    let rig = Rig::start().await;
-    put(&rig, "b", "x", "1").await;
-    put(&rig, "a", "y", "1").await;
+async fn watch_without_version_starts_with_current_objects() {
+    let test_server = TestServer::start().await;
+    put(&test_server, "b", "x", "1").await;
+    put(&test_server, "a", "y", "1").await;
     for query in ["labelSelector=l", "labelSelector=l&resourceVersion=0"] {
-        let mut watch = open(&rig, &format!("{MAPS}?{query}")).await;
+        let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?{query}")).await;
         assert_eq!([watch.next().await, watch.next().await], ["ADDED a", "ADDED b"]);
-        put(&rig, "b", "x", query).await;
+        put(&test_server, "b", "x", query).await;
         assert_eq!(watch.next().await, "MODIFIED b");
     }
     // By name, as `kubectl get -w NAME` asks; `bb` only begins like it.
-    let mut watch = open(&rig, &format!("{MAPS}?fieldSelector=metadata.name%3Db")).await;
+    let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Db")).await;
     assert_eq!(watch.next().await, "ADDED b");
-    put(&rig, "bb", "x", "1").await;
-    delete(&rig, "b").await;
+    put(&test_server, "bb", "x", "1").await;
+    delete(&test_server, "b").await;
     assert_eq!(watch.next().await, "DELETED b");
 }
 
 #[tokio::test]
-async fn selectors_turn_changes_into_additions_and_deletions() {
-    let rig = Rig::start().await;
-    let start = put(&rig, "a", "x", "1").await;
-    let mut watch = open(&rig, &format!("{MAPS}?labelSelector=l%3Dy&resourceVersion={start}")).await;
-    put(&rig, "a", "x", "2").await;
-    put(&rig, "a", "y", "2").await;
-    put(&rig, "a", "y", "3").await;
-    let gone = put(&rig, "a", "z", "3").await;
-    put(&rig, "b", "y", "1").await;
+async fn selector_changes_become_added_and_deleted_events() {
+    let test_server = TestServer::start().await;
+    let start = put(&test_server, "a", "x", "1").await;
+    let mut watch =
+        open(&test_server, &format!("{CONFIG_MAPS}?labelSelector=l%3Dy&resourceVersion={start}")).await;
+    put(&test_server, "a", "x", "2").await;
+    put(&test_server, "a", "y", "2").await;
+    put(&test_server, "a", "y", "3").await;
+    let change_revision = put(&test_server, "a", "z", "3").await;
+    put(&test_server, "b", "y", "1").await;
     assert_eq!([watch.next().await, watch.next().await], ["ADDED a", "MODIFIED a"]);
     let event = watch.next_value().await.unwrap();
     // The object as it last matched, with the revision of the change.
-    assert_eq!((event["type"].as_str(), revision(&event)), (Some("DELETED"), gone));
+    assert_eq!((event["type"].as_str(), revision(&event)), (Some("DELETED"), change_revision));
     assert_eq!(event["object"]["metadata"]["labels"]["l"], "y");
     assert_eq!(watch.next().await, "ADDED b");
 }
 
 #[tokio::test]
 async fn initial_events_end_with_a_bookmark() {
-    let rig = Rig::start().await;
-    let written = put(&rig, "a", "x", "1").await;
+    let test_server = TestServer::start().await;
+    let written = put(&test_server, "a", "x", "1").await;
     let common =
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&labelSelector=l";
     for version in ["", "&resourceVersion=0", &format!("&resourceVersion={written}")] {
-        let mut watch = open(&rig, &format!("{MAPS}?{common}{version}")).await;
+        let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?{common}{version}")).await;
         assert_eq!(watch.next().await, "ADDED a", "{version}");
         let end = watch.next_value().await.unwrap();
         assert_eq!(end["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
@@ -154,17 +155,17 @@ async fn initial_events_end_with_a_bookmark() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn bookmarks_come_in_time_and_tell_of_other_kinds_too() {
-    let rig = Rig::start().await;
-    let start = put(&rig, "a", "x", "1").await;
+async fn bookmarks_follow_interval_and_cache_revision() {
+    let test_server = TestServer::start().await;
+    let start = put(&test_server, "a", "x", "1").await;
     // Nothing ever happens to PodTemplates here.
     let path =
         format!("/api/v1/podtemplates?resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=90");
-    let mut watch = open(&rig, &path).await;
-    let written = put(&rig, "a", "x", "2").await;
-    rig.server.cache.reached(written).await.unwrap();
+    let mut watch = open(&test_server, &path).await;
+    let written = put(&test_server, "a", "x", "2").await;
+    test_server.server.cache.wait_until_fresh(written).await.unwrap();
     tokio::time::pause();
-    let begun = Instant::now();
+    let paused_at = Instant::now();
     for seconds in [60.0, 88.0] {
         let event = watch.next_value().await.unwrap();
         assert_eq!(
@@ -172,54 +173,55 @@ async fn bookmarks_come_in_time_and_tell_of_other_kinds_too() {
             (Some("BOOKMARK"), true),
             "{event}"
         );
-        assert_eq!(begun.elapsed().as_secs_f64().round(), seconds);
+        assert_eq!(paused_at.elapsed().as_secs_f64().round(), seconds);
     }
     assert_eq!(watch.next().await, "end");
-    assert_eq!(begun.elapsed().as_secs_f64().round(), 90.0);
+    assert_eq!(paused_at.elapsed().as_secs_f64().round(), 90.0);
 }
 
 #[tokio::test]
-async fn versions_out_of_reach_are_told_in_the_stream() {
-    let rig = Rig::start().await;
-    let written = put(&rig, "a", "x", "1").await;
-    let mut watch = open(&rig, &format!("{MAPS}?resourceVersion=1")).await;
+async fn expired_versions_return_an_error_event() {
+    let test_server = TestServer::start().await;
+    let written = put(&test_server, "a", "x", "1").await;
+    let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion=1")).await;
     // From the first revision on everything is known.
     assert_eq!(watch.next().await, "ADDED a");
-    rig.server
-        .shard(api::table::find("", "v1", "configmaps").unwrap())
-        .forget(Duration::ZERO, crate::cache::Kept::default());
-    let mut at_floor = open(&rig, &format!("{MAPS}?resourceVersion={written}")).await;
-    let mut too_old = open(&rig, &format!("{MAPS}?resourceVersion=1")).await;
+    test_server
+        .server
+        .shard(api::resource_table::find_resource("", "v1", "configmaps").unwrap())
+        .expire_events(Duration::ZERO, crate::cache::EventRetention::default());
+    let mut at_floor = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion={written}")).await;
+    let mut too_old = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion=1")).await;
     assert_eq!(too_old.next().await, format!("ERROR too old resource version: 1 ({written})"));
     assert_eq!(too_old.next().await, "end");
     // What is yet to come is waited for, and what comes before it left out.
-    let mut future = open(&rig, &format!("{MAPS}?resourceVersion={}", written + 1)).await;
-    put(&rig, "a", "x", "2").await;
+    let mut future = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion={}", written + 1)).await;
+    put(&test_server, "a", "x", "2").await;
     assert_eq!(at_floor.next().await, "MODIFIED a");
-    put(&rig, "b", "x", "1").await;
+    put(&test_server, "b", "x", "1").await;
     assert_eq!(future.next().await, "ADDED b");
 }
 
 #[tokio::test]
 async fn tables_name_their_columns_once() {
-    let rig = Rig::start().await;
-    put(&rig, "a", "x", "1").await;
-    let format = Format { form: Form::Table, ..Format::JSON };
-    let mut watch = open_as(&rig, &format!("{MAPS}?labelSelector=l"), format).await.unwrap();
-    put(&rig, "b", "x", "1").await;
+    let test_server = TestServer::start().await;
+    put(&test_server, "a", "x", "1").await;
+    let format = Format { output_kind: OutputKind::Table, ..Format::JSON };
+    let mut watch = open_as(&test_server, &format!("{CONFIG_MAPS}?labelSelector=l"), format).await.unwrap();
+    put(&test_server, "b", "x", "1").await;
     let (first, second) = (watch.next_value().await.unwrap(), watch.next_value().await.unwrap());
     assert_eq!(first["object"]["columnDefinitions"][0]["name"], "Name");
     assert_eq!(first["object"]["rows"][0]["cells"][0], "a");
     assert!(second["object"]["columnDefinitions"].is_null(), "{second}");
     assert_eq!(second["object"]["rows"][0]["object"]["kind"], "PartialObjectMetadata");
-    let yaml = Format { media: Media::Yaml, ..Format::JSON };
-    assert_eq!(open_as(&rig, MAPS, yaml).await.err().map(|status| status.code), Some(406));
+    let yaml = Format { media: MediaType::Yaml, ..Format::JSON };
+    assert_eq!(open_as(&test_server, CONFIG_MAPS, yaml).await.err().map(|status| status.code), Some(406));
 }
 
 #[tokio::test]
-async fn a_stop_ends_every_watch() {
-    let rig = Rig::start().await;
-    let mut watch = open(&rig, &format!("{MAPS}?labelSelector=l")).await;
-    rig.stop.send_replace(true);
+async fn shutdown_closes_every_watch() {
+    let test_server = TestServer::start().await;
+    let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?labelSelector=l")).await;
+    test_server.stop.send_replace(true);
     assert_eq!(watch.next().await, "end");
 }

@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Decl, Field, LARGEST_REQUEST, ListType};
+use super::{Decl, Field, ListType, MAX_REQUEST_SIZE_BYTES};
 use crate::escape::escape;
 use crate::types::Type;
 
 /// Schemas nest no deeper than JSON does; below this nothing is exposed.
-const DEEPEST: u32 = 128;
+const MAX_SCHEMA_DEPTH: u32 = 128;
 
-const DURATION_LENGTH: u64 = 32;
-const TIME_LENGTH: u64 = 32;
-const DATE_LENGTH: u64 = 12;
+const MAX_DURATION_SIZE: u64 = 32;
+const MAX_DATETIME_SIZE: u64 = 32;
+const MAX_DATE_SIZE: u64 = 12;
 
 pub(super) fn decl(schema: &Value, root: bool, depth: u32) -> Option<Decl> {
-    if depth > DEEPEST {
+    if depth > MAX_SCHEMA_DEPTH {
         return None;
     }
     if schema.get("x-kubernetes-int-or-string").and_then(Value::as_bool) == Some(true)
         || schema.get("format").and_then(Value::as_str) == Some("int-or-string")
     {
-        let max = text_length(schema).unwrap_or(LARGEST_REQUEST - 2);
+        let max = text_length(schema).unwrap_or(MAX_REQUEST_SIZE_BYTES - 2);
         return Some(Decl { max, ..Decl::new(Type::Dyn) });
     }
     match schema.get("type").and_then(Value::as_str) {
@@ -40,8 +40,8 @@ pub(super) fn decl(schema: &Value, root: bool, depth: u32) -> Option<Decl> {
 
 fn list(schema: &Value, depth: u32) -> Option<Decl> {
     let items = schema.get("items")?;
-    let item = decl(items, embedded(items), depth + 1)?;
-    let max = limit(schema, "maxItems").unwrap_or((LARGEST_REQUEST - 2) / (item.min_size + 1));
+    let item = decl(items, is_embedded_resource(items), depth + 1)?;
+    let max = limit(schema, "maxItems").unwrap_or((MAX_REQUEST_SIZE_BYTES - 2) / (item.min_size + 1));
     let list_type = match schema.get("x-kubernetes-list-type").and_then(Value::as_str) {
         Some("set") => ListType::Set,
         Some("map") => {
@@ -56,8 +56,9 @@ fn list(schema: &Value, depth: u32) -> Option<Decl> {
 
 fn object(schema: &Value, root: bool, depth: u32) -> Option<Decl> {
     if let Some(values) = schema.get("additionalProperties").filter(|values| values.is_object()) {
-        let item = decl(values, embedded(values), depth + 1)?;
-        let max = limit(schema, "maxProperties").unwrap_or((LARGEST_REQUEST - 2) / (item.min_size + 6));
+        let item = decl(values, is_embedded_resource(values), depth + 1)?;
+        let max =
+            limit(schema, "maxProperties").unwrap_or((MAX_REQUEST_SIZE_BYTES - 2) / (item.min_size + 6));
         let ty = Type::map(Type::String, item.ty.clone());
         let list_type = ListType::Atomic;
         return Some(Decl { ty, max, min_size: 2, items: Some(Arc::new(item)), list_type });
@@ -72,7 +73,7 @@ fn object(schema: &Value, root: bool, depth: u32) -> Option<Decl> {
     let mut fields = BTreeMap::new();
     let mut min_size = 2;
     for (name, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
-        let Some(field) = decl(property, embedded(property), depth + 1) else { continue };
+        let Some(field) = decl(property, is_embedded_resource(property), depth + 1) else { continue };
         if required.contains(&name.as_str()) && property.get("default").is_none() {
             min_size += name.len() as u64 + field.min_size + 4;
         }
@@ -91,10 +92,10 @@ fn add_object_meta(fields: &mut BTreeMap<String, Field>) {
     let text = || string(&Value::Null);
     let is_text = |field: Option<&Field>| field.is_some_and(|field| matches!(field.decl.ty, Type::String));
     let meta = fields.get("metadata").map(|field| &field.decl);
-    let whole = is_text(fields.get("kind"))
+    let has_object_meta = is_text(fields.get("kind"))
         && is_text(fields.get("apiVersion"))
         && meta.is_some_and(|meta| is_text(meta.field("name")) && is_text(meta.field("generateName")));
-    if whole {
+    if has_object_meta {
         return;
     }
     let field = |name: &str, decl: Decl| (name.to_owned(), Field { property: name.to_owned(), decl });
@@ -108,16 +109,16 @@ fn add_object_meta(fields: &mut BTreeMap<String, Field>) {
 
 fn string(schema: &Value) -> Decl {
     let (ty, max, min_size) = match schema.get("format").and_then(Value::as_str) {
-        Some("byte") => (Type::Bytes, limit(schema, "maxLength").unwrap_or(LARGEST_REQUEST - 2), 2),
-        Some("duration") => (Type::Duration, DURATION_LENGTH, 3),
-        Some("date") => (Type::Timestamp, DATE_LENGTH, 12),
-        Some("date-time") => (Type::Timestamp, TIME_LENGTH, 21),
+        Some("byte") => (Type::Bytes, limit(schema, "maxLength").unwrap_or(MAX_REQUEST_SIZE_BYTES - 2), 2),
+        Some("duration") => (Type::Duration, MAX_DURATION_SIZE, 3),
+        Some("date") => (Type::Timestamp, MAX_DATE_SIZE, 12),
+        Some("date-time") => (Type::Timestamp, MAX_DATETIME_SIZE, 21),
         _ => {
             let allowed = schema.get("enum").and_then(Value::as_array).filter(|allowed| !allowed.is_empty());
-            let longest = allowed.map(|allowed| {
+            let max_enum_length = allowed.map(|allowed| {
                 allowed.iter().filter_map(Value::as_str).map(|text| text.len() as u64).max().unwrap_or(0)
             });
-            (Type::String, text_length(schema).or(longest).unwrap_or(LARGEST_REQUEST - 2), 2)
+            (Type::String, text_length(schema).or(max_enum_length).unwrap_or(MAX_REQUEST_SIZE_BYTES - 2), 2)
         }
     };
     Decl { max, min_size, ..Decl::new(ty) }
@@ -133,6 +134,6 @@ fn limit(schema: &Value, name: &str) -> Option<u64> {
     value.as_u64().or_else(|| value.as_f64().map(|value| value.max(0.0) as u64))
 }
 
-fn embedded(schema: &Value) -> bool {
+fn is_embedded_resource(schema: &Value) -> bool {
     schema.get("x-kubernetes-embedded-resource").and_then(Value::as_bool) == Some(true)
 }

@@ -2,35 +2,35 @@
 
 /// Between `min` and `max`, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub struct Estimate {
     /// The least.
     pub min: u64,
     /// The most; `u64::MAX` stands for no limit.
     pub max: u64,
 }
 
-impl Range {
-    pub(crate) const ZERO: Range = Range::fixed(0);
-    pub(crate) const UNKNOWN: Range = Range { min: 0, max: u64::MAX };
+impl Estimate {
+    pub(crate) const ZERO: Estimate = Estimate::fixed(0);
+    pub(crate) const UNKNOWN: Estimate = Estimate { min: 0, max: u64::MAX };
 
-    pub(crate) const fn fixed(value: u64) -> Range {
-        Range { min: value, max: value }
+    pub(crate) const fn fixed(value: u64) -> Estimate {
+        Estimate { min: value, max: value }
     }
 
-    pub(crate) fn add(self, other: Range) -> Range {
-        Range { min: self.min.saturating_add(other.min), max: self.max.saturating_add(other.max) }
+    pub(crate) fn add(self, other: Estimate) -> Estimate {
+        Estimate { min: self.min.saturating_add(other.min), max: self.max.saturating_add(other.max) }
     }
 
-    pub(crate) fn multiply(self, other: Range) -> Range {
-        Range { min: self.min.saturating_mul(other.min), max: self.max.saturating_mul(other.max) }
+    pub(crate) fn multiply(self, other: Estimate) -> Estimate {
+        Estimate { min: self.min.saturating_mul(other.min), max: self.max.saturating_mul(other.max) }
     }
 
-    pub(crate) fn union(self, other: Range) -> Range {
-        Range { min: self.min.min(other.min), max: self.max.max(other.max) }
+    pub(crate) fn union(self, other: Estimate) -> Estimate {
+        Estimate { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
 
     /// Rounded up.
-    pub(crate) fn scaled(self, factor: f64) -> Range {
+    pub(crate) fn scaled(self, factor: f64) -> Estimate {
         // A float that is too large becomes the largest integer.
         let scale = |value: u64| {
             if value > 0 && value as f64 > u64::MAX as f64 / factor {
@@ -38,6 +38,6 @@ impl Range {
             }
             (value as f64 * factor).ceil() as u64
         };
-        Range { min: scale(self.min), max: scale(self.max) }
+        Estimate { min: scale(self.min), max: scale(self.max) }
     }
 }

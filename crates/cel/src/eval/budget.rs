@@ -10,26 +10,26 @@ pub const RUNTIME_BUDGET: u64 = 10_000_000;
 pub const MATCH_CONDITIONS_BUDGET: u64 = 2_500_000;
 
 /// Elements compared or copied in one evaluation.
-pub(crate) const MOST_STEPS: u64 = 20_000_000;
+pub(crate) const MAX_STEPS: u64 = 20_000_000;
 /// Bytes made in one evaluation, also those that are gone again.
-const MOST_BYTES: u64 = 128 << 20;
+const MAX_ALLOCATED_BYTES: u64 = 128 << 20;
 /// How deep evaluation nests, through variables that are computed when they are read too.
-const DEEPEST: u32 = 400;
+const MAX_EVAL_DEPTH: u32 = 400;
 
 /// Why an expression has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum EvalError {
     /// As the language says: no such key, a division by zero, and so on.
     #[error("{0}")]
     Error(String),
     /// It would have cost too much.
     #[error("operation cancelled: actual cost limit exceeded")]
-    Cost,
+    CostLimitExceeded,
 }
 
-impl Failure {
-    pub(crate) fn error(words: impl Into<String>) -> Failure {
-        Failure::Error(words.into())
+impl EvalError {
+    pub(crate) fn new(words: impl Into<String>) -> EvalError {
+        EvalError::Error(words.into())
     }
 }
 
@@ -57,14 +57,14 @@ impl Budget {
     }
 
     /// Takes `cost` away.
-    pub fn spend(&mut self, cost: u64) {
+    pub fn subtract(&mut self, cost: u64) {
         self.remaining = self.remaining.and_then(|remaining| remaining.checked_sub(cost));
     }
 
-    pub(crate) fn enter(&mut self) -> Result<(), Failure> {
+    pub(crate) fn enter(&mut self) -> Result<(), EvalError> {
         self.depth += 1;
-        if self.depth > DEEPEST {
-            return Err(Failure::error("max recursion depth exceeded"));
+        if self.depth > MAX_EVAL_DEPTH {
+            return Err(EvalError::new("max recursion depth exceeded"));
         }
         Ok(())
     }
@@ -76,38 +76,38 @@ impl Budget {
 
 /// What the evaluation under way has used.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct CostTracker {
     pub cost: u64,
     limit: u64,
     steps: u64,
     bytes: u64,
 }
 
-impl Meter {
-    pub fn new(limit: u64) -> Meter {
-        Meter { cost: 0, limit, steps: 0, bytes: 0 }
+impl CostTracker {
+    pub fn new(limit: u64) -> CostTracker {
+        CostTracker { cost: 0, limit, steps: 0, bytes: 0 }
     }
 
-    pub fn charge(&mut self, cost: u64) -> Result<(), Failure> {
+    pub fn add_cost(&mut self, cost: u64) -> Result<(), EvalError> {
         self.cost = self.cost.saturating_add(cost);
-        if self.cost > self.limit { Err(Failure::Cost) } else { Ok(()) }
+        if self.cost > self.limit { Err(EvalError::CostLimitExceeded) } else { Ok(()) }
     }
 
     /// Says how many elements are about to be looked at.
-    pub fn steps(&mut self, steps: u64) -> Result<(), Failure> {
+    pub fn add_steps(&mut self, steps: u64) -> Result<(), EvalError> {
         self.steps = self.steps.saturating_add(steps);
-        if self.steps > MOST_STEPS { Err(Failure::Cost) } else { Ok(()) }
+        if self.steps > MAX_STEPS { Err(EvalError::CostLimitExceeded) } else { Ok(()) }
     }
 
     /// Says how many bytes are about to be made.
-    pub fn bytes(&mut self, bytes: usize) -> Result<(), Failure> {
+    pub fn add_bytes(&mut self, bytes: usize) -> Result<(), EvalError> {
         self.bytes = self.bytes.saturating_add(bytes as u64);
-        if self.bytes > MOST_BYTES { Err(Failure::Cost) } else { Ok(()) }
+        if self.bytes > MAX_ALLOCATED_BYTES { Err(EvalError::CostLimitExceeded) } else { Ok(()) }
     }
 
     /// Says how many values are about to be put in a list or map.
-    pub fn values(&mut self, count: usize) -> Result<(), Failure> {
-        self.steps(count as u64)?;
-        self.bytes(count.saturating_mul(size_of::<crate::Value<'_>>()))
+    pub fn add_values(&mut self, count: usize) -> Result<(), EvalError> {
+        self.add_steps(count as u64)?;
+        self.add_bytes(count.saturating_mul(size_of::<crate::Value<'_>>()))
     }
 }

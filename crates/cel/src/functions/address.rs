@@ -3,110 +3,110 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Native, no_such_overload};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
-use crate::value::{Library, Value};
+use super::{FunctionOp, overload_error};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
+use crate::value::{LibraryValue, Value};
 
 /// An address; IPv4 in the clothes of IPv6 is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Address(IpAddr);
+pub struct IpAddress(IpAddr);
 
 /// A network: an address and how many of its bits count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
+pub struct CidrBlock {
     address: IpAddr,
     bits: u8,
 }
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "ip" => |_, args| match args {
-            [Value::String(text)] => parse(text).map(ip_value).map_err(Failure::error),
-            [Value::Library(Library::Cidr(block))] => Ok(ip_value(Address(block.address))),
-            _ => no_such_overload(),
+            [Value::String(text)] => parse(text).map(ip_value).map_err(EvalError::new),
+            [Value::Library(LibraryValue::Cidr(block))] => Ok(ip_value(IpAddress(block.address))),
+            _ => overload_error(),
         },
         "isIP" => |_, args| match args {
             [Value::String(text)] => Ok(Value::Bool(parse(text).is_ok())),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "ip.isCanonical" => |_, args| match args {
             [Value::String(text)] => {
-                parse(text).map(|address| Value::Bool(address.to_string() == **text)).map_err(Failure::error)
+                parse(text).map(|address| Value::Bool(address.to_string() == **text)).map_err(EvalError::new)
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
-        "family" => |_, args| of(args, |ip| Value::Int(if ip.is_ipv4() { 4 } else { 6 })),
-        "isUnspecified" => |_, args| of(args, |ip| Value::Bool(ip.is_unspecified())),
-        "isLoopback" => |_, args| of(args, |ip| Value::Bool(ip.is_loopback())),
-        "isLinkLocalMulticast" => |_, args| of(args, |ip| Value::Bool(is_link_local_multicast(ip))),
-        "isLinkLocalUnicast" => |_, args| of(args, |ip| Value::Bool(is_link_local_unicast(ip))),
-        "isGlobalUnicast" => |_, args| of(args, |ip| Value::Bool(is_global_unicast(ip))),
+        "family" => |_, args| with_ip(args, |ip| Value::Int(if ip.is_ipv4() { 4 } else { 6 })),
+        "isUnspecified" => |_, args| with_ip(args, |ip| Value::Bool(ip.is_unspecified())),
+        "isLoopback" => |_, args| with_ip(args, |ip| Value::Bool(ip.is_loopback())),
+        "isLinkLocalMulticast" => |_, args| with_ip(args, |ip| Value::Bool(is_link_local_multicast(ip))),
+        "isLinkLocalUnicast" => |_, args| with_ip(args, |ip| Value::Bool(is_link_local_unicast(ip))),
+        "isGlobalUnicast" => |_, args| with_ip(args, |ip| Value::Bool(is_global_unicast(ip))),
         "cidr" => |_, args| match args {
-            [Value::String(text)] => {
-                parse_block(text).map(|block| Value::Library(Library::Cidr(block))).map_err(network_error)
-            }
-            _ => no_such_overload(),
+            [Value::String(text)] => parse_block(text)
+                .map(|block| Value::Library(LibraryValue::Cidr(block)))
+                .map_err(network_error),
+            _ => overload_error(),
         },
         "isCIDR" => |_, args| match args {
             [Value::String(text)] => Ok(Value::Bool(parse_block(text).is_ok())),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "prefixLength" => |_, args| match args {
-            [Value::Library(Library::Cidr(block))] => Ok(Value::Int(block.bits.into())),
-            _ => no_such_overload(),
+            [Value::Library(LibraryValue::Cidr(block))] => Ok(Value::Int(block.bits.into())),
+            _ => overload_error(),
         },
         "masked" => |_, args| match args {
-            [Value::Library(Library::Cidr(block))] => {
+            [Value::Library(LibraryValue::Cidr(block))] => {
                 let address = masked(block.address, block.bits);
-                Ok(Value::Library(Library::Cidr(Block { address, ..*block })))
+                Ok(Value::Library(LibraryValue::Cidr(CidrBlock { address, ..*block })))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "containsIP" => |_, args| {
             let (block, address) = match args {
-                [Value::Library(Library::Cidr(block)), Value::Library(Library::Ip(address))] => {
+                [Value::Library(LibraryValue::Cidr(block)), Value::Library(LibraryValue::Ip(address))] => {
                     (block, *address)
                 }
-                [Value::Library(Library::Cidr(block)), Value::String(text)] => {
-                    (block, parse(text).map_err(Failure::error)?)
+                [Value::Library(LibraryValue::Cidr(block)), Value::String(text)] => {
+                    (block, parse(text).map_err(EvalError::new)?)
                 }
-                _ => return no_such_overload(),
+                _ => return overload_error(),
             };
-            Ok(Value::Bool(holds(block, address.0)))
+            Ok(Value::Bool(contains_address(block, address.0)))
         },
         "containsCIDR" => |_, args| {
             let (block, other) = match args {
-                [Value::Library(Library::Cidr(block)), Value::Library(Library::Cidr(other))] => {
+                [Value::Library(LibraryValue::Cidr(block)), Value::Library(LibraryValue::Cidr(other))] => {
                     (block, *other)
                 }
-                [Value::Library(Library::Cidr(block)), Value::String(text)] => {
+                [Value::Library(LibraryValue::Cidr(block)), Value::String(text)] => {
                     (block, parse_block(text).map_err(network_error)?)
                 }
-                _ => return no_such_overload(),
+                _ => return overload_error(),
             };
-            Ok(Value::Bool(block.bits <= other.bits && holds(block, other.address)))
+            Ok(Value::Bool(block.bits <= other.bits && contains_address(block, other.address)))
         },
         _ => return None,
     })
 }
 
-fn network_error(words: String) -> Failure {
-    Failure::error(format!("network address parse error during conversion from string: {words}"))
+fn network_error(words: String) -> EvalError {
+    EvalError::new(format!("network address parse error during conversion from string: {words}"))
 }
 
-fn ip_value<'a>(address: Address) -> Value<'a> {
-    Value::Library(Library::Ip(address))
+fn ip_value<'a>(address: IpAddress) -> Value<'a> {
+    Value::Library(LibraryValue::Ip(address))
 }
 
-fn of<'a>(args: &[Value<'a>], read: impl Fn(IpAddr) -> Value<'a>) -> Evaluated<'a> {
+fn with_ip<'a>(args: &[Value<'a>], read: impl Fn(IpAddr) -> Value<'a>) -> EvalResult<'a> {
     match args {
-        [Value::Library(Library::Ip(address))] => Ok(read(address.0)),
-        _ => no_such_overload(),
+        [Value::Library(LibraryValue::Ip(address))] => Ok(read(address.0)),
+        _ => overload_error(),
     }
 }
 
-fn parse(text: &str) -> Result<Address, String> {
+fn parse(text: &str) -> Result<IpAddress, String> {
     if let Some((address, _)) = text.split_once('%')
         && address.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6())
     {
@@ -120,32 +120,32 @@ fn parse(text: &str) -> Result<Address, String> {
     if is_mapped(address) {
         return Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"));
     }
-    Ok(Address(address))
+    Ok(IpAddress(address))
 }
 
-fn parse_block(text: &str) -> Result<Block, String> {
-    let wrong = |why: &str| {
+fn parse_block(text: &str) -> Result<CidrBlock, String> {
+    let invalid = |reason: &str| {
         Err(format!(
-            "network address parse error during conversion from string: netip.ParsePrefix({text:?}): {why}"
+            "network address parse error during conversion from string: netip.ParsePrefix({text:?}): {reason}"
         ))
     };
-    let Some((address, length)) = text.rsplit_once('/') else { return wrong("no '/'") };
+    let Some((address, length)) = text.rsplit_once('/') else { return invalid("no '/'") };
     let Ok(address) = address.parse::<IpAddr>() else {
-        return wrong(&format!("ParseAddr({address:?}): unable to parse IP"));
+        return invalid(&format!("ParseAddr({address:?}): unable to parse IP"));
     };
     let digits = length.bytes().all(|byte| byte.is_ascii_digit());
     if !digits || length.is_empty() || (length.len() > 1 && length.starts_with('0')) {
-        return wrong(&format!("bad bits after slash: {length:?}"));
+        return invalid(&format!("bad bits after slash: {length:?}"));
     }
-    let most = if address.is_ipv4() { 32 } else { 128 };
+    let max_bits = if address.is_ipv4() { 32 } else { 128 };
     let bits = match length.parse::<u8>() {
-        Ok(bits) if bits <= most => bits,
-        _ => return wrong("prefix length out of range"),
+        Ok(bits) if bits <= max_bits => bits,
+        _ => return invalid("prefix length out of range"),
     };
     if is_mapped(address) {
         return Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"));
     }
-    Ok(Block { address, bits })
+    Ok(CidrBlock { address, bits })
 }
 
 fn is_mapped(address: IpAddr) -> bool {
@@ -165,7 +165,7 @@ fn masked(address: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-fn holds(block: &Block, address: IpAddr) -> bool {
+fn contains_address(block: &CidrBlock, address: IpAddr) -> bool {
     block.address.is_ipv4() == address.is_ipv4()
         && masked(block.address, block.bits) == masked(address, block.bits)
 }
@@ -193,25 +193,25 @@ fn is_global_unicast(ip: IpAddr) -> bool {
         && !broadcast
 }
 
-impl Address {
+impl IpAddress {
     pub(crate) fn bytes(&self) -> usize {
         if self.0.is_ipv4() { 4 } else { 16 }
     }
 }
 
-impl Block {
+impl CidrBlock {
     pub(crate) fn bytes(&self) -> usize {
         usize::from(self.bits).div_ceil(8)
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for IpAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl fmt::Display for Block {
+impl fmt::Display for CidrBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.bits)
     }

@@ -2,57 +2,69 @@
 
 use std::sync::Arc;
 
-use super::{Native, no_such_overload};
-use crate::authorizer::{Check, Question, Stage};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
-use crate::value::{Library, Value};
+use super::{FunctionOp, overload_error};
+use crate::authorizer::{AuthorizationAttributes, AuthorizerCheck, Stage};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
+use crate::value::{LibraryValue, Value};
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "path" => |_, args| match args {
             [_, Value::String(path)] if path.trim().is_empty() => {
-                Err(Failure::error("path must not be empty"))
+                Err(EvalError::new("path must not be empty"))
             }
-            args => step(args, Stage::Authorizer, Stage::Path, |question, path| question.path = Some(path)),
+            args => next_stage(args, Stage::Authorizer, Stage::Path, |attributes, path| {
+                attributes.path = Some(path)
+            }),
         },
-        "group" => {
-            |_, args| step(args, Stage::Authorizer, Stage::Group, |question, group| question.group = group)
-        }
+        "group" => |_, args| {
+            next_stage(args, Stage::Authorizer, Stage::Group, |attributes, group| attributes.group = group)
+        },
         "serviceAccount" => |_, args| match args {
-            [Value::Library(Library::Check(check)), Value::String(namespace), Value::String(name)] => {
+            [Value::Library(LibraryValue::Check(check)), Value::String(namespace), Value::String(name)] => {
                 if !is_subdomain(name) {
-                    return Err(Failure::error("Invalid service account name"));
+                    return Err(EvalError::new("Invalid service account name"));
                 }
                 if !is_subdomain(namespace) || namespace.contains('.') {
-                    return Err(Failure::error("Invalid service account namespace"));
+                    return Err(EvalError::new("Invalid service account namespace"));
                 }
                 let account = Some((namespace.to_string(), name.to_string()));
-                Ok(value(check.next(Stage::Authorizer, |question| question.service_account = account)))
+                Ok(value(check.next(Stage::Authorizer, |attributes| attributes.service_account = account)))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "resource" => |_, args| match args {
             [_, Value::String(name)] if name.trim().is_empty() => {
-                Err(Failure::error("resource must not be empty"))
+                Err(EvalError::new("resource must not be empty"))
             }
-            args => step(args, Stage::Group, Stage::Resource, |question, name| question.resource = name),
+            args => {
+                next_stage(args, Stage::Group, Stage::Resource, |attributes, name| attributes.resource = name)
+            }
         },
-        "subresource" => |_, args| refine(args, |question, text| question.subresource = text),
-        "namespace" => |_, args| refine(args, |question, text| question.namespace = text),
-        "name" => |_, args| refine(args, |question, text| question.name = text),
-        "fieldSelector" => |_, args| refine(args, |question, text| question.field_selector = text),
-        "labelSelector" => |_, args| refine(args, |question, text| question.label_selector = text),
+        "subresource" => {
+            |_, args| with_resource_attribute(args, |attributes, text| attributes.subresource = text)
+        }
+        "namespace" => {
+            |_, args| with_resource_attribute(args, |attributes, text| attributes.namespace = text)
+        }
+        "name" => |_, args| with_resource_attribute(args, |attributes, text| attributes.name = text),
+        "fieldSelector" => {
+            |_, args| with_resource_attribute(args, |attributes, text| attributes.field_selector = text)
+        }
+        "labelSelector" => {
+            |_, args| with_resource_attribute(args, |attributes, text| attributes.label_selector = text)
+        }
         "check" => |_, args| match args {
-            [Value::Library(Library::Check(check)), Value::String(verb)]
+            [Value::Library(LibraryValue::Check(check)), Value::String(verb)]
                 if matches!(check.stage, Stage::Path | Stage::Resource) =>
             {
-                let mut question = check.question.clone();
-                question.verb = verb.to_string();
-                let decision = check.authorizer.authorize(&question);
+                let mut attributes = check.attributes.clone();
+                attributes.verb = verb.to_string();
+                let decision = check.authorizer.authorize(&attributes);
                 Ok(value(check.next(Stage::Decision(decision), |_| {})))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "allowed" => |_, args| decision(args, |decision| Value::Bool(decision.allowed)),
         "reason" => |_, args| decision(args, |decision| Value::text(decision.reason.as_str())),
@@ -64,38 +76,41 @@ pub(super) fn native(name: &str) -> Option<Native> {
     })
 }
 
-fn value<'a>(check: Arc<Check<'a>>) -> Value<'a> {
-    Value::Library(Library::Check(check))
+fn value<'a>(check: Arc<AuthorizerCheck<'a>>) -> Value<'a> {
+    Value::Library(LibraryValue::Check(check))
 }
 
-fn step<'a>(
+fn next_stage<'a>(
     args: &[Value<'a>],
     from: Stage,
     to: Stage,
-    change: impl FnOnce(&mut Question, String),
-) -> Evaluated<'a> {
+    change: impl FnOnce(&mut AuthorizationAttributes, String),
+) -> EvalResult<'a> {
     match args {
-        [Value::Library(Library::Check(check)), Value::String(text)] if check.stage == from => {
-            Ok(value(check.next(to, |question| change(question, text.to_string()))))
+        [Value::Library(LibraryValue::Check(check)), Value::String(text)] if check.stage == from => {
+            Ok(value(check.next(to, |attributes| change(attributes, text.to_string()))))
         }
-        _ => no_such_overload(),
+        _ => overload_error(),
     }
 }
 
-fn refine<'a>(args: &[Value<'a>], change: impl FnOnce(&mut Question, String)) -> Evaluated<'a> {
-    step(args, Stage::Resource, Stage::Resource, change)
+fn with_resource_attribute<'a>(
+    args: &[Value<'a>],
+    change: impl FnOnce(&mut AuthorizationAttributes, String),
+) -> EvalResult<'a> {
+    next_stage(args, Stage::Resource, Stage::Resource, change)
 }
 
 fn decision<'a>(
     args: &[Value<'a>],
     read: impl FnOnce(&crate::authorizer::Decision) -> Value<'a>,
-) -> Evaluated<'a> {
+) -> EvalResult<'a> {
     match args {
-        [Value::Library(Library::Check(check))] => match &check.stage {
+        [Value::Library(LibraryValue::Check(check))] => match &check.stage {
             Stage::Decision(decision) => Ok(read(decision)),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
-        _ => no_such_overload(),
+        _ => overload_error(),
     }
 }
 

@@ -1,39 +1,39 @@
 //! Conversions between types.
 
-use super::{Cx, Native, no_such_overload};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
+use super::{EvalContext, FunctionOp, overload_error};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
 use crate::time;
-use crate::value::{Library, Value};
+use crate::value::{LibraryValue, Value};
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "type" => |_, args| match args {
             [value] => Ok(Value::Type(value.type_of())),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "dyn" => |_, args| match args {
             [value] => Ok(value.clone()),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "bool" => |_, args| match args {
             [Value::Bool(value)] => Ok(Value::Bool(*value)),
             [Value::String(text)] => match &**text {
                 "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
                 "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::Bool(false)),
-                _ => conversion(&args[0], "bool"),
+                _ => conversion_error(&args[0], "bool"),
             },
-            [other] => conversion(other, "bool"),
-            _ => no_such_overload(),
+            [other] => conversion_error(other, "bool"),
+            _ => overload_error(),
         },
         "bytes" => |cx, args| match args {
             [Value::Bytes(bytes)] => Ok(Value::Bytes(bytes.clone())),
             [Value::String(text)] => {
-                cx.meter.bytes(text.len())?;
+                cx.cost_tracker.add_bytes(text.len())?;
                 Ok(Value::Bytes(text.as_bytes().into()))
             }
-            [other] => conversion(other, "bytes"),
-            _ => no_such_overload(),
+            [other] => conversion_error(other, "bytes"),
+            _ => overload_error(),
         },
         "int" => int,
         "uint" => uint,
@@ -44,33 +44,33 @@ pub(super) fn native(name: &str) -> Option<Native> {
             [Value::Int(nanos)] => Ok(Value::Duration(*nanos)),
             [Value::String(text)] => match time::parse_duration(text) {
                 Some(nanos) => Ok(Value::Duration(nanos)),
-                None => Err(Failure::error(format!("time: invalid duration {:?}", &**text))),
+                None => Err(EvalError::new(format!("time: invalid duration {:?}", &**text))),
             },
-            [other] => conversion(other, "google.protobuf.Duration"),
-            _ => no_such_overload(),
+            [other] => conversion_error(other, "google.protobuf.Duration"),
+            _ => overload_error(),
         },
         "timestamp" => |_, args| match args {
             [Value::Timestamp(timestamp)] => Ok(Value::Timestamp(*timestamp)),
             [Value::Int(seconds)] => time::from_second(*seconds)
                 .map(Value::Timestamp)
-                .ok_or_else(|| Failure::error("timestamp overflow")),
+                .ok_or_else(|| EvalError::new("timestamp overflow")),
             [Value::String(text)] => match time::parse_timestamp(text) {
                 Some(timestamp) => Ok(Value::Timestamp(timestamp)),
-                None => Err(Failure::error(format!("invalid timestamp {:?}", &**text))),
+                None => Err(EvalError::new(format!("invalid timestamp {:?}", &**text))),
             },
-            [other] => conversion(other, "google.protobuf.Timestamp"),
-            _ => no_such_overload(),
+            [other] => conversion_error(other, "google.protobuf.Timestamp"),
+            _ => overload_error(),
         },
         _ => return None,
     })
 }
 
-fn conversion<'a>(from: &Value<'a>, to: &str) -> Evaluated<'a> {
-    Err(Failure::error(format!("type conversion error from '{}' to '{to}'", from.type_of().name())))
+fn conversion_error<'a>(from: &Value<'a>, to: &str) -> EvalResult<'a> {
+    Err(EvalError::new(format!("type conversion error from '{}' to '{to}'", from.type_of().name())))
 }
 
-fn int<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
-    let overflow = || Failure::error("integer overflow");
+fn int<'a>(_: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
+    let overflow = || EvalError::new("integer overflow");
     match args {
         [Value::Int(value)] => Ok(Value::Int(*value)),
         [Value::Uint(value)] => i64::try_from(*value).map(Value::Int).map_err(|_| overflow()),
@@ -84,13 +84,13 @@ fn int<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
             Ok(value) => Ok(Value::Int(value)),
             Err(_) => Err(parse_error("ParseInt", text)),
         },
-        [other] => conversion(other, "int"),
-        _ => no_such_overload(),
+        [other] => conversion_error(other, "int"),
+        _ => overload_error(),
     }
 }
 
-fn uint<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
-    let overflow = || Failure::error("unsigned integer overflow");
+fn uint<'a>(_: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
+    let overflow = || EvalError::new("unsigned integer overflow");
     match args {
         [Value::Uint(value)] => Ok(Value::Uint(*value)),
         [Value::Int(value)] => u64::try_from(*value).map(Value::Uint).map_err(|_| overflow()),
@@ -100,12 +100,12 @@ fn uint<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
             Ok(value) => Ok(Value::Uint(value)),
             Err(_) => Err(parse_error("ParseUint", text)),
         },
-        [other] => conversion(other, "uint"),
-        _ => no_such_overload(),
+        [other] => conversion_error(other, "uint"),
+        _ => overload_error(),
     }
 }
 
-fn double<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
+fn double<'a>(_: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     match args {
         [Value::Double(value)] => Ok(Value::Double(*value)),
         [Value::Int(value)] => Ok(Value::Double(*value as f64)),
@@ -114,46 +114,46 @@ fn double<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
             Ok(value) => Ok(Value::Double(value)),
             Err(_) => Err(parse_error("ParseFloat", text)),
         },
-        [other] => conversion(other, "double"),
-        _ => no_such_overload(),
+        [other] => conversion_error(other, "double"),
+        _ => overload_error(),
     }
 }
 
-fn parse_error(function: &str, text: &str) -> Failure {
-    Failure::error(format!("strconv.{function}: parsing {text:?}: invalid syntax"))
+fn parse_error(function: &str, text: &str) -> EvalError {
+    EvalError::new(format!("strconv.{function}: parsing {text:?}: invalid syntax"))
 }
 
-fn string<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
+fn string<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     match args {
         [text @ Value::String(_)] => Ok(text.clone()),
         [Value::Bytes(bytes)] => {
-            cx.meter.bytes(bytes.len())?;
+            cx.cost_tracker.add_bytes(bytes.len())?;
             match std::str::from_utf8(bytes) {
                 Ok(text) => Ok(Value::text(text)),
-                Err(_) => Err(Failure::error("invalid UTF-8 in bytes, cannot convert to string")),
+                Err(_) => Err(EvalError::new("invalid UTF-8 in bytes, cannot convert to string")),
             }
         }
-        [value] => match shown(value) {
+        [value] => match value_to_string(value) {
             Some(text) => cx.text(text),
-            None => conversion(value, "string"),
+            None => conversion_error(value, "string"),
         },
-        _ => no_such_overload(),
+        _ => overload_error(),
     }
 }
 
 /// The text of a scalar.
-pub(super) fn shown(value: &Value<'_>) -> Option<String> {
+pub(super) fn value_to_string(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Bool(value) => value.to_string(),
         Value::Int(value) => value.to_string(),
         Value::Uint(value) => value.to_string(),
         Value::Double(value) => double_text(*value),
         Value::String(text) => text.to_string(),
-        Value::Duration(nanos) => time::show_duration(*nanos),
+        Value::Duration(nanos) => time::format_duration(*nanos),
         Value::Timestamp(timestamp) => timestamp.to_string(),
         Value::Type(ty) => ty.name().to_owned(),
-        Value::Library(Library::Ip(address)) => address.to_string(),
-        Value::Library(Library::Cidr(block)) => block.to_string(),
+        Value::Library(LibraryValue::Ip(address)) => address.to_string(),
+        Value::Library(LibraryValue::Cidr(block)) => block.to_string(),
         _ => return None,
     })
 }

@@ -3,62 +3,62 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::{Cx, Native, contains, no_such_overload, operators, strings};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
+use super::{EvalContext, FunctionOp, contains, operators, overload_error, strings};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
 use crate::value::{Key, List, Map, Value};
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "isSorted" => is_sorted,
         "sum" => sum,
-        "max" => |_, args| extreme(args, "max", Ordering::Greater),
-        "min" => |_, args| extreme(args, "min", Ordering::Less),
+        "max" => |_, args| min_or_max(args, "max", Ordering::Greater),
+        "min" => |_, args| min_or_max(args, "min", Ordering::Less),
         "indexOf" => |cx, args| index_of(cx, args, false),
         "lastIndexOf" => |cx, args| index_of(cx, args, true),
         "slice" => slice,
         "flatten" => |cx, args| match args {
             [Value::List(list)] => flatten(cx, list, 1),
             [Value::List(_), Value::Int(depth)] if *depth < 0 => {
-                Err(Failure::error("level must be non-negative"))
+                Err(EvalError::new("level must be non-negative"))
             }
             [Value::List(list), Value::Int(depth)] => flatten(cx, list, *depth),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "sort" => |cx, args| match args {
             [Value::List(list)] => sort(cx, list, list),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "@sortByAssociatedKeys" => |cx, args| match args {
             [Value::List(list), Value::List(keys)] => sort(cx, list, keys),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "lists.range" => |cx, args| match args {
             [Value::Int(count)] => {
-                cx.meter.values((*count).max(0) as usize)?;
+                cx.cost_tracker.add_values((*count).max(0) as usize)?;
                 Ok(Value::list((0..*count).map(Value::Int).collect()))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "reverse" => |cx, args| match args {
             [Value::List(list)] => {
-                cx.meter.values(list.len())?;
+                cx.cost_tracker.add_values(list.len())?;
                 let mut items: Vec<Value<'_>> = list.iter().collect();
                 items.reverse();
                 Ok(Value::list(items))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "distinct" => distinct,
         "sets.contains" => |cx, args| match args {
             [Value::List(list), Value::List(part)] => contains_all(cx, list, part).map(Value::Bool),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "sets.equivalent" => |cx, args| match args {
             [Value::List(a), Value::List(b)] => {
                 Ok(Value::Bool(contains_all(cx, a, b)? && contains_all(cx, b, a)?))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "sets.intersects" => |cx, args| match args {
             [Value::List(a), b @ Value::List(_)] => {
@@ -69,15 +69,15 @@ pub(super) fn native(name: &str) -> Option<Native> {
                 }
                 Ok(Value::Bool(false))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "cel.@mapInsert" => insert,
         _ => return None,
     })
 }
 
-fn is_sorted<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
-    let [Value::List(list)] = args else { return no_such_overload() };
+fn is_sorted<'a>(_: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
+    let [Value::List(list)] = args else { return overload_error() };
     let mut before: Option<Value<'a>> = None;
     for item in list.iter() {
         if before.as_ref().is_some_and(|before| before.compare(&item) == Some(Ordering::Greater)) {
@@ -88,14 +88,14 @@ fn is_sorted<'a>(_: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
     Ok(Value::Bool(true))
 }
 
-fn sum<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
-    let [Value::List(list)] = args else { return no_such_overload() };
+fn sum<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
+    let [Value::List(list)] = args else { return overload_error() };
     let mut total = match list.get(0) {
         None | Some(Value::Int(_)) => Value::Int(0),
         Some(Value::Uint(_)) => Value::Uint(0),
         Some(Value::Double(_)) => Value::Double(0.0),
         Some(Value::Duration(_)) => Value::Duration(0),
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     };
     for item in list.iter() {
         total = operators::add(cx, &[total, item])?;
@@ -103,21 +103,21 @@ fn sum<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
     Ok(total)
 }
 
-fn extreme<'a>(args: &[Value<'a>], name: &str, wanted: Ordering) -> Evaluated<'a> {
-    let [Value::List(list)] = args else { return no_such_overload() };
+fn min_or_max<'a>(args: &[Value<'a>], name: &str, ordering: Ordering) -> EvalResult<'a> {
+    let [Value::List(list)] = args else { return overload_error() };
     let mut best: Option<Value<'a>> = None;
     for item in list.iter() {
         match best.as_ref().map(|best| item.compare(best)) {
             None => best = Some(item),
-            Some(Some(order)) if order == wanted => best = Some(item),
+            Some(Some(order)) if order == ordering => best = Some(item),
             Some(Some(_)) => {}
-            Some(None) => return no_such_overload(),
+            Some(None) => return overload_error(),
         }
     }
-    best.ok_or_else(|| Failure::error(format!("{name} called on empty list")))
+    best.ok_or_else(|| EvalError::new(format!("{name} called on empty list")))
 }
 
-fn index_of<'a>(cx: &mut Cx, args: &[Value<'a>], last: bool) -> Evaluated<'a> {
+fn index_of<'a>(cx: &mut EvalContext, args: &[Value<'a>], last: bool) -> EvalResult<'a> {
     let (list, item) = match args {
         [Value::String(text), Value::String(part)] => {
             return strings::index_of(text, part, None, last).map(Value::Int);
@@ -126,7 +126,7 @@ fn index_of<'a>(cx: &mut Cx, args: &[Value<'a>], last: bool) -> Evaluated<'a> {
             return strings::index_of(text, part, Some(*offset), last).map(Value::Int);
         }
         [Value::List(list), item] => (list, item),
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     };
     let mut found = -1;
     for (index, other) in list.iter().enumerate() {
@@ -140,9 +140,9 @@ fn index_of<'a>(cx: &mut Cx, args: &[Value<'a>], last: bool) -> Evaluated<'a> {
     Ok(Value::Int(found))
 }
 
-fn slice<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
-    let [Value::List(list), Value::Int(start), Value::Int(end)] = args else { return no_such_overload() };
-    let wrong = |words: String| Err(Failure::error(format!("cannot slice({start}, {end}), {words}")));
+fn slice<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
+    let [Value::List(list), Value::Int(start), Value::Int(end)] = args else { return overload_error() };
+    let wrong = |words: String| Err(EvalError::new(format!("cannot slice({start}, {end}), {words}")));
     if *start < 0 || *end < 0 {
         return wrong("negative indexes not supported".to_owned());
     }
@@ -152,15 +152,15 @@ fn slice<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
     if (list.len() as i64) < *end {
         return wrong(format!("list is length {}", list.len()));
     }
-    cx.meter.values((end - start) as usize)?;
+    cx.cost_tracker.add_values((end - start) as usize)?;
     Ok(Value::list((*start..*end).filter_map(|index| list.get(index as usize)).collect()))
 }
 
-fn flatten<'a>(cx: &mut Cx, list: &List<'a>, depth: i64) -> Evaluated<'a> {
+fn flatten<'a>(cx: &mut EvalContext, list: &List<'a>, depth: i64) -> EvalResult<'a> {
     let mut items: Vec<Value<'a>> = list.iter().collect();
     // A level at a time: there are no more levels than values, whatever depth is asked for.
     for _ in 0..depth {
-        cx.meter.values(items.len())?;
+        cx.cost_tracker.add_values(items.len())?;
         if !items.iter().any(|item| matches!(item, Value::List(_))) {
             break;
         }
@@ -168,7 +168,7 @@ fn flatten<'a>(cx: &mut Cx, list: &List<'a>, depth: i64) -> Evaluated<'a> {
         for item in items {
             match item {
                 Value::List(inner) => {
-                    cx.meter.values(inner.len())?;
+                    cx.cost_tracker.add_values(inner.len())?;
                     flat.extend(inner.iter());
                 }
                 other => flat.push(other),
@@ -179,15 +179,15 @@ fn flatten<'a>(cx: &mut Cx, list: &List<'a>, depth: i64) -> Evaluated<'a> {
     Ok(Value::list(items))
 }
 
-fn sort<'a>(cx: &mut Cx, list: &List<'a>, keys: &List<'a>) -> Evaluated<'a> {
+fn sort<'a>(cx: &mut EvalContext, list: &List<'a>, keys: &List<'a>) -> EvalResult<'a> {
     if list.len() != keys.len() {
-        return Err(Failure::error(format!(
+        return Err(EvalError::new(format!(
             "@sortByAssociatedKeys() expected a list of the same size as the associated keys list, but got {} and {} elements respectively",
             list.len(),
             keys.len()
         )));
     }
-    cx.meter.values(list.len() * 2)?;
+    cx.cost_tracker.add_values(list.len() * 2)?;
     let mut pairs: Vec<(Value<'a>, Value<'a>)> = keys.iter().zip(list.iter()).collect();
     let mut comparable = true;
     let mut same_type = true;
@@ -196,10 +196,10 @@ fn sort<'a>(cx: &mut Cx, list: &List<'a>, keys: &List<'a>) -> Evaluated<'a> {
         same_type = pairs.iter().all(|(key, _)| key.type_of() == first.type_of());
     }
     if !comparable {
-        return Err(Failure::error("list elements must be comparable"));
+        return Err(EvalError::new("list elements must be comparable"));
     }
     if !same_type {
-        return Err(Failure::error("list elements must have the same type"));
+        return Err(EvalError::new("list elements must have the same type"));
     }
     pairs.sort_by(|(a, _), (b, _)| match (a, b) {
         (Value::Double(a), Value::Double(b)) => a.total_cmp(b),
@@ -208,9 +208,9 @@ fn sort<'a>(cx: &mut Cx, list: &List<'a>, keys: &List<'a>) -> Evaluated<'a> {
     Ok(Value::list(pairs.into_iter().map(|(_, item)| item).collect()))
 }
 
-fn distinct<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
-    let [Value::List(list)] = args else { return no_such_overload() };
-    cx.meter.values(list.len())?;
+fn distinct<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
+    let [Value::List(list)] = args else { return overload_error() };
+    cx.cost_tracker.add_values(list.len())?;
     let mut items: Vec<Value<'a>> = Vec::new();
     for item in list.iter() {
         let mut known = false;
@@ -227,7 +227,7 @@ fn distinct<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
     Ok(Value::list(items))
 }
 
-fn contains_all<'a>(cx: &mut Cx, list: &List<'a>, part: &List<'a>) -> Result<bool, Failure> {
+fn contains_all<'a>(cx: &mut EvalContext, list: &List<'a>, part: &List<'a>) -> Result<bool, EvalError> {
     let list = Value::List(list.clone());
     for item in part.iter() {
         if contains(cx, &item, &list)?.as_bool() != Some(true) {
@@ -237,15 +237,15 @@ fn contains_all<'a>(cx: &mut Cx, list: &List<'a>, part: &List<'a>) -> Result<boo
     Ok(true)
 }
 
-fn insert<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
+fn insert<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     let (Value::Map(map), more) = (match args {
         [map, Value::Map(more)] => (map, more.entries()),
         [map, key, value] => (map, vec![(key.clone(), value.clone())]),
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     }) else {
-        return no_such_overload();
+        return overload_error();
     };
-    cx.meter.values((map.len() + more.len()) * 2)?;
+    cx.cost_tracker.add_values((map.len() + more.len()) * 2)?;
     let mut entries = match map {
         Map::Shared(entries) => entries.as_ref().clone(),
         other => {
@@ -253,9 +253,9 @@ fn insert<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
         }
     };
     for (key, value) in more {
-        let Some(map_key) = Key::of(&key) else { return no_such_overload() };
+        let Some(map_key) = Key::of(&key) else { return overload_error() };
         if entries.insert(map_key, value).is_some() {
-            return Err(Failure::error(format!("insert failed: key {key:?} already exists")));
+            return Err(EvalError::new(format!("insert failed: key {key:?} already exists")));
         }
     }
     Ok(Value::Map(Map::Shared(Arc::new(entries))))

@@ -4,7 +4,7 @@ mod syntax;
 
 use ::regex::{Regex, RegexBuilder};
 
-use super::{Native, no_such_overload};
+use super::{FunctionOp, overload_error};
 use crate::value::Value;
 
 /// Bytes of a compiled pattern that an expression may name or compute.
@@ -12,34 +12,34 @@ const EXPRESSION_SIZE_LIMIT: usize = 1 << 20;
 /// Bytes of the cache that matching fills.
 const DFA_SIZE_LIMIT: usize = 1 << 20;
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "matches" => |cx, args| match args {
             [Value::String(text), Value::String(pattern)] => {
                 let regex = cx.regex(pattern)?;
-                cx.meter.steps(text.len() as u64 / 16)?;
+                cx.cost_tracker.add_steps(text.len() as u64 / 16)?;
                 Ok(Value::Bool(regex.is_match(text)))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "find" => |cx, args| match args {
             [Value::String(text), Value::String(pattern)] => {
                 let regex = cx.regex(pattern)?;
                 cx.text(regex.find(text).map_or("", |found| found.as_str()).to_owned())
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "findAll" => |cx, args| {
             let (text, pattern, most) = match args {
                 [Value::String(text), Value::String(pattern)] => (text, pattern, -1),
                 [Value::String(text), Value::String(pattern), Value::Int(most)] => (text, pattern, *most),
-                _ => return no_such_overload(),
+                _ => return overload_error(),
             };
             let regex = cx.regex(pattern)?;
             let most = if most < 0 { usize::MAX } else { most as usize };
             let found: Vec<&str> = regex.find_iter(text).take(most).map(|found| found.as_str()).collect();
-            cx.meter.values(found.len())?;
-            cx.meter.bytes(text.len())?;
+            cx.cost_tracker.add_values(found.len())?;
+            cx.cost_tracker.add_bytes(text.len())?;
             Ok(Value::list(found.into_iter().map(Value::text).collect()))
         },
         _ => return None,

@@ -3,10 +3,10 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::{Native, no_such_overload};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
-use crate::value::{Library, Value};
+use super::{FunctionOp, overload_error};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
+use crate::value::{LibraryValue, Value};
 
 /// `1.2.3-alpha.1+build`.
 #[derive(Debug)]
@@ -15,16 +15,16 @@ pub struct Version {
     pre: Vec<String>,
 }
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "semver" => |_, args| match read(args) {
-            Some(Ok(version)) => Ok(Value::Library(Library::Version(Arc::new(version)))),
-            Some(Err(words)) => Err(Failure::error(words)),
-            None => no_such_overload(),
+            Some(Ok(version)) => Ok(Value::Library(LibraryValue::Version(Arc::new(version)))),
+            Some(Err(words)) => Err(EvalError::new(words)),
+            None => overload_error(),
         },
         "isSemver" => |_, args| match read(args) {
             Some(read) => Ok(Value::Bool(read.is_ok())),
-            None => no_such_overload(),
+            None => overload_error(),
         },
         "major" => |_, args| number(args, 0),
         "minor" => |_, args| number(args, 1),
@@ -33,10 +33,10 @@ pub(super) fn native(name: &str) -> Option<Native> {
     })
 }
 
-fn number<'a>(args: &[Value<'a>], index: usize) -> Evaluated<'a> {
+fn number<'a>(args: &[Value<'a>], index: usize) -> EvalResult<'a> {
     match args {
-        [Value::Library(Library::Version(version))] => Ok(Value::Int(version.numbers[index] as i64)),
-        _ => no_such_overload(),
+        [Value::Library(LibraryValue::Version(version))] => Ok(Value::Int(version.numbers[index] as i64)),
+        _ => overload_error(),
     }
 }
 
@@ -44,14 +44,14 @@ fn read(args: &[Value<'_>]) -> Option<Result<Version, String>> {
     match args {
         [Value::String(text)] | [Value::String(text), Value::Bool(false)] => Some(Version::parse(text)),
         [Value::String(text), Value::Bool(true)] => {
-            Some(normalized(text).and_then(|text| Version::parse(&text)))
+            Some(normalize(text).and_then(|text| Version::parse(&text)))
         }
         _ => None,
     }
 }
 
 /// Without a leading `v` and leading zeros, and with the numbers that are missing.
-fn normalized(text: &str) -> Result<String, String> {
+fn normalize(text: &str) -> Result<String, String> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let mut parts: Vec<String> = text
         .splitn(3, '.')
@@ -90,7 +90,8 @@ impl Version {
             Some((patch, pre)) => (patch, Some(pre)),
             None => (rest, None),
         };
-        let numbers = [numeral("major", major)?, numeral("minor", minor)?, numeral("patch", patch)?];
+        let numbers =
+            [parse_number("major", major)?, parse_number("minor", minor)?, parse_number("patch", patch)?];
         let pre: Vec<String> = pre.map_or_else(Vec::new, |pre| pre.split('.').map(str::to_owned).collect());
         for part in &pre {
             if part.is_empty() {
@@ -145,7 +146,7 @@ fn is_word(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-fn numeral(name: &str, text: &str) -> Result<u64, String> {
+fn parse_number(name: &str, text: &str) -> Result<u64, String> {
     let title = format!("{}{}", name[..1].to_uppercase(), &name[1..]);
     if !is_number(text) {
         return Err(format!("Invalid character(s) found in {name} number {text:?}"));

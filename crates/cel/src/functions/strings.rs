@@ -1,24 +1,24 @@
 //! Strings. Positions count characters.
 
-use super::{Cx, Native, no_such_overload, template};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
+use super::{EvalContext, FunctionOp, overload_error, string_format};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
 use crate::value::{Text, Value};
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "contains" => |_, args| test(args, |text, part| text.contains(part)),
         "startsWith" => |_, args| test(args, |text, part| text.starts_with(part)),
         "endsWith" => |_, args| test(args, |text, part| text.ends_with(part)),
         "charAt" => |_, args| match args {
             [Value::String(text), Value::Int(index)] => substring(text, *index, 1),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "substring" => |_, args| match args {
             [Value::String(text), Value::Int(start)] => substring(text, *start, usize::MAX),
             [Value::String(_), Value::Int(start), Value::Int(end)] if start > end => {
-                let words = format!("invalid substring range. start: {start}, end: {end}");
-                Err(Failure::error(words))
+                let message = format!("invalid substring range. start: {start}, end: {end}");
+                Err(EvalError::new(message))
             }
             [Value::String(text), Value::Int(start), Value::Int(end)] => {
                 if *end < 0 || *end as usize > text.chars().count() {
@@ -26,7 +26,7 @@ pub(super) fn native(name: &str) -> Option<Native> {
                 }
                 substring(text, *start, end.abs_diff(*start) as usize)
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "lowerAscii" => |cx, args| map(cx, args, |text| text.to_ascii_lowercase()),
         "upperAscii" => |cx, args| map(cx, args, |text| text.to_ascii_uppercase()),
@@ -37,36 +37,36 @@ pub(super) fn native(name: &str) -> Option<Native> {
         "split" => split,
         "join" => join,
         "format" => |cx, args| match args {
-            [Value::String(text), Value::List(values)] => template::format(cx, text, values),
-            _ => no_such_overload(),
+            [Value::String(text), Value::List(values)] => string_format::format(cx, text, values),
+            _ => overload_error(),
         },
         _ => return None,
     })
 }
 
-fn out_of_range(index: i64) -> Failure {
-    Failure::error(format!("index out of range: {index}"))
+fn out_of_range(index: i64) -> EvalError {
+    EvalError::new(format!("index out of range: {index}"))
 }
 
-fn test<'a>(args: &[Value<'a>], judge: impl Fn(&str, &str) -> bool) -> Evaluated<'a> {
+fn test<'a>(args: &[Value<'a>], predicate: impl Fn(&str, &str) -> bool) -> EvalResult<'a> {
     match args {
-        [Value::String(text), Value::String(part)] => Ok(Value::Bool(judge(text, part))),
-        _ => no_such_overload(),
+        [Value::String(text), Value::String(part)] => Ok(Value::Bool(predicate(text, part))),
+        _ => overload_error(),
     }
 }
 
-fn map<'a>(cx: &mut Cx, args: &[Value<'a>], change: impl Fn(&str) -> String) -> Evaluated<'a> {
+fn map<'a>(cx: &mut EvalContext, args: &[Value<'a>], change: impl Fn(&str) -> String) -> EvalResult<'a> {
     match args {
         [Value::String(text)] => {
-            cx.meter.bytes(text.len())?;
+            cx.cost_tracker.add_bytes(text.len())?;
             cx.text(change(text))
         }
-        _ => no_such_overload(),
+        _ => overload_error(),
     }
 }
 
 /// Up to `length` characters from `start`, without copying where the text is borrowed.
-fn substring<'a>(text: &Text<'a>, start: i64, length: usize) -> Evaluated<'a> {
+fn substring<'a>(text: &Text<'a>, start: i64, length: usize) -> EvalResult<'a> {
     let mut offsets = text.char_indices().map(|(offset, _)| offset).chain(std::iter::once(text.len()));
     let from = usize::try_from(start).ok().and_then(|start| offsets.nth(start));
     let Some(from) = from else { return Err(out_of_range(start)) };
@@ -81,7 +81,7 @@ fn substring<'a>(text: &Text<'a>, start: i64, length: usize) -> Evaluated<'a> {
 }
 
 /// Where `part` is in `text`; `last` searches backwards.
-pub(super) fn index_of(text: &str, part: &str, offset: Option<i64>, last: bool) -> Result<i64, Failure> {
+pub(super) fn index_of(text: &str, part: &str, offset: Option<i64>, last: bool) -> Result<i64, EvalError> {
     let length = text.chars().count() as i64;
     if part.is_empty() {
         return Ok(offset.unwrap_or(if last { length } else { 0 }));
@@ -97,50 +97,50 @@ pub(super) fn index_of(text: &str, part: &str, offset: Option<i64>, last: bool) 
     if offset >= length {
         return Ok(-1);
     }
-    let place = |bytes: usize| text[..bytes].chars().count() as i64;
+    let char_index = |bytes: usize| text[..bytes].chars().count() as i64;
     let byte_at = |chars: i64| text.char_indices().nth(chars as usize).map_or(text.len(), |(at, _)| at);
     let found = if last {
         // The match may begin at the offset but go on beyond it.
         let end = byte_at(offset.saturating_add(part_length));
-        text[..end].rfind(part).map(place)
+        text[..end].rfind(part).map(char_index)
     } else {
         let from = byte_at(offset);
-        text[from..].find(part).map(|at| place(from + at))
+        text[from..].find(part).map(|at| char_index(from + at))
     };
     Ok(found.unwrap_or(-1))
 }
 
-fn replace<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
+fn replace<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     let (text, old, new, limit) = match args {
         [Value::String(text), Value::String(old), Value::String(new)] => (text, old, new, -1),
         [Value::String(text), Value::String(old), Value::String(new), Value::Int(limit)] => {
             (text, old, new, *limit)
         }
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     };
-    let most = if limit < 0 { usize::MAX } else { limit as usize };
+    let max = if limit < 0 { usize::MAX } else { limit as usize };
     let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(&**old).count() };
-    cx.meter.bytes(text.len().saturating_add(count.min(most).saturating_mul(new.len())))?;
-    Ok(Value::text(text.replacen(&**old, new, most)))
+    cx.cost_tracker.add_bytes(text.len().saturating_add(count.min(max).saturating_mul(new.len())))?;
+    Ok(Value::text(text.replacen(&**old, new, max)))
 }
 
-fn split<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
+fn split<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     let (text, separator, limit) = match args {
         [Value::String(text), Value::String(separator)] => (text, separator, -1),
         [Value::String(text), Value::String(separator), Value::Int(limit)] => (text, separator, *limit),
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     };
-    let most = if limit < 0 { usize::MAX } else { limit as usize };
-    if most == 0 {
+    let max = if limit < 0 { usize::MAX } else { limit as usize };
+    if max == 0 {
         return Ok(Value::list(Vec::new()));
     }
-    cx.meter.bytes(text.len())?;
+    cx.cost_tracker.add_bytes(text.len())?;
     let parts: Vec<&str> = if separator.is_empty() {
         // Every character by itself, the rest together if there are too many.
         let mut parts = Vec::new();
         let mut rest: &str = text;
         while let Some(c) = rest.chars().next() {
-            if parts.len() + 1 >= most {
+            if parts.len() + 1 >= max {
                 break;
             }
             let (first, after) = rest.split_at(c.len_utf8());
@@ -152,25 +152,25 @@ fn split<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
         }
         parts
     } else {
-        text.splitn(most, &**separator).collect()
+        text.splitn(max, &**separator).collect()
     };
-    cx.meter.values(parts.len())?;
+    cx.cost_tracker.add_values(parts.len())?;
     Ok(Value::list(parts.into_iter().map(Value::text).collect()))
 }
 
-fn join<'a>(cx: &mut Cx, args: &[Value<'a>]) -> Evaluated<'a> {
+fn join<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     let (list, separator) = match args {
         [Value::List(list)] => (list, ""),
         [Value::List(list), Value::String(separator)] => (list, &**separator),
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     };
     let mut out = String::new();
     for (index, item) in list.iter().enumerate() {
         let Value::String(text) = &item else {
-            return Err(Failure::error(format!("join: invalid input: {item:?}")));
+            return Err(EvalError::new(format!("join: invalid input: {item:?}")));
         };
         let between = if index > 0 { separator } else { "" };
-        cx.meter.bytes(between.len() + text.len())?;
+        cx.cost_tracker.add_bytes(between.len() + text.len())?;
         out.push_str(between);
         out.push_str(text);
     }

@@ -3,56 +3,56 @@
 use jiff::Zoned;
 use jiff::tz::{Offset, TimeZone};
 
-use super::{Native, no_such_overload};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
+use super::{FunctionOp, overload_error};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
 use crate::value::Value;
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
-        "getFullYear" => |_, args| part(args, |time| time.year().into(), |_| None),
-        "getMonth" => |_, args| part(args, |time| i64::from(time.month()) - 1, |_| None),
-        "getDayOfYear" => |_, args| part(args, |time| i64::from(time.day_of_year()) - 1, |_| None),
-        "getDayOfMonth" => |_, args| part(args, |time| i64::from(time.day()) - 1, |_| None),
-        "getDate" => |_, args| part(args, |time| time.day().into(), |_| None),
+        "getFullYear" => |_, args| time_field(args, |time| time.year().into(), |_| None),
+        "getMonth" => |_, args| time_field(args, |time| i64::from(time.month()) - 1, |_| None),
+        "getDayOfYear" => |_, args| time_field(args, |time| i64::from(time.day_of_year()) - 1, |_| None),
+        "getDayOfMonth" => |_, args| time_field(args, |time| i64::from(time.day()) - 1, |_| None),
+        "getDate" => |_, args| time_field(args, |time| time.day().into(), |_| None),
         "getDayOfWeek" => {
-            |_, args| part(args, |time| time.weekday().to_sunday_zero_offset().into(), |_| None)
+            |_, args| time_field(args, |time| time.weekday().to_sunday_zero_offset().into(), |_| None)
         }
         "getHours" => {
-            |_, args| part(args, |time| time.hour().into(), |nanos| Some(nanos / 3_600_000_000_000))
+            |_, args| time_field(args, |time| time.hour().into(), |nanos| Some(nanos / 3_600_000_000_000))
         }
         "getMinutes" => {
-            |_, args| part(args, |time| time.minute().into(), |nanos| Some(nanos / 60_000_000_000))
+            |_, args| time_field(args, |time| time.minute().into(), |nanos| Some(nanos / 60_000_000_000))
         }
         "getSeconds" => {
-            |_, args| part(args, |time| time.second().into(), |nanos| Some(nanos / 1_000_000_000))
+            |_, args| time_field(args, |time| time.second().into(), |nanos| Some(nanos / 1_000_000_000))
         }
         "getMilliseconds" => {
-            |_, args| part(args, |time| time.millisecond().into(), |nanos| Some(nanos / 1_000_000))
+            |_, args| time_field(args, |time| time.millisecond().into(), |nanos| Some(nanos / 1_000_000))
         }
         _ => return None,
     })
 }
 
-fn part<'a>(
+fn time_field<'a>(
     args: &[Value<'a>],
     of_time: impl Fn(&Zoned) -> i64,
     of_duration: impl Fn(i64) -> Option<i64>,
-) -> Evaluated<'a> {
+) -> EvalResult<'a> {
     let (timestamp, zone) = match args {
         [Value::Duration(nanos)] => {
-            return of_duration(*nanos).map_or_else(no_such_overload, |value| Ok(Value::Int(value)));
+            return of_duration(*nanos).map_or_else(overload_error, |value| Ok(Value::Int(value)));
         }
         [Value::Timestamp(timestamp)] => (timestamp, TimeZone::UTC),
         [Value::Timestamp(timestamp), Value::String(name)] => (timestamp, zone(name)?),
-        _ => return no_such_overload(),
+        _ => return overload_error(),
     };
     Ok(Value::Int(of_time(&timestamp.to_zoned(zone))))
 }
 
 /// By name, or as an offset such as `-08:00`.
-fn zone(name: &str) -> Result<TimeZone, Failure> {
-    let unknown = || Failure::error(format!("unknown time zone {name}"));
+fn zone(name: &str) -> Result<TimeZone, EvalError> {
+    let unknown = || EvalError::new(format!("unknown time zone {name}"));
     let Some((hours, minutes)) = name.split_once(':') else {
         return if name.is_empty() { Ok(TimeZone::UTC) } else { TimeZone::get(name).map_err(|_| unknown()) };
     };

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Native, no_such_overload};
-use crate::eval::Evaluated;
-use crate::eval::budget::Failure;
-use crate::value::{Key, Library, Map, Text, Value};
+use super::{FunctionOp, overload_error};
+use crate::eval::EvalResult;
+use crate::eval::budget::EvalError;
+use crate::value::{Key, LibraryValue, Map, Text, Value};
 
 /// The parts of a URL.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Web {
+pub struct Url {
     scheme: String,
     user: Option<String>,
     host: String,
@@ -19,32 +19,32 @@ pub struct Web {
     fragment: String,
 }
 
-pub(super) fn native(name: &str) -> Option<Native> {
+pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     Some(match name {
         "url" => |_, args| match args {
             [Value::String(text)] => match parse(text) {
-                Ok(url) => Ok(Value::Library(Library::Url(Arc::new(url)))),
-                Err(words) => Err(Failure::error(format!(
+                Ok(url) => Ok(Value::Library(LibraryValue::Url(Arc::new(url)))),
+                Err(words) => Err(EvalError::new(format!(
                     "URL parse error during conversion from string: parse {:?}: {words}",
                     &**text
                 ))),
             },
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         "isURL" => |_, args| match args {
             [Value::String(text)] => Ok(Value::Bool(parse(text).is_ok())),
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
-        "getScheme" => |_, args| part(args, |url| url.scheme.clone()),
-        "getHost" => |_, args| part(args, |url| url.host.clone()),
-        "getHostname" => |_, args| part(args, |url| split_port(&url.host).0.to_owned()),
-        "getPort" => |_, args| part(args, |url| split_port(&url.host).1.to_owned()),
-        "getEscapedPath" => |_, args| part(args, |url| url.path.clone()),
+        "getScheme" => |_, args| url_field(args, |url| url.scheme.clone()),
+        "getHost" => |_, args| url_field(args, |url| url.host.clone()),
+        "getHostname" => |_, args| url_field(args, |url| split_port(&url.host).0.to_owned()),
+        "getPort" => |_, args| url_field(args, |url| split_port(&url.host).1.to_owned()),
+        "getEscapedPath" => |_, args| url_field(args, |url| url.path.clone()),
         "getQuery" => |cx, args| match args {
-            [Value::Library(Library::Url(url))] => {
+            [Value::Library(LibraryValue::Url(url))] => {
                 let pairs: Vec<(String, String)> = url.query.split('&').filter_map(pair).collect();
-                cx.meter.values(pairs.len() * 3)?;
-                cx.meter.bytes(url.query.len())?;
+                cx.cost_tracker.add_values(pairs.len() * 3)?;
+                cx.cost_tracker.add_bytes(url.query.len())?;
                 let mut map: BTreeMap<String, Vec<Value<'_>>> = BTreeMap::new();
                 for (name, value) in pairs {
                     map.entry(name).or_default().push(Value::text(value));
@@ -54,16 +54,16 @@ pub(super) fn native(name: &str) -> Option<Native> {
                     .map(|(name, values)| (Key::String(Text::Shared(name.into())), Value::list(values)));
                 Ok(Value::Map(Map::Shared(Arc::new(entries.collect()))))
             }
-            _ => no_such_overload(),
+            _ => overload_error(),
         },
         _ => return None,
     })
 }
 
-fn part<'a>(args: &[Value<'a>], read: impl Fn(&Web) -> String) -> Evaluated<'a> {
+fn url_field<'a>(args: &[Value<'a>], read: impl Fn(&Url) -> String) -> EvalResult<'a> {
     match args {
-        [Value::Library(Library::Url(url))] => Ok(Value::text(read(url))),
-        _ => no_such_overload(),
+        [Value::Library(LibraryValue::Url(url))] => Ok(Value::text(read(url))),
+        _ => overload_error(),
     }
 }
 
@@ -75,7 +75,7 @@ fn pair(text: &str) -> Option<(String, String)> {
     Some((unescape(&name.replace('+', " "))?, unescape(&value.replace('+', " "))?))
 }
 
-pub(super) fn parse(text: &str) -> Result<Web, String> {
+pub(super) fn parse(text: &str) -> Result<Url, String> {
     if text.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
         return Err("net/url: invalid control character in URL".to_owned());
     }
@@ -89,7 +89,7 @@ pub(super) fn parse(text: &str) -> Result<Web, String> {
     if !rest.starts_with('/') {
         // Something like `mailto:someone`, which has no parts.
         let nothing = String::new;
-        return Ok(Web {
+        return Ok(Url {
             scheme,
             user: None,
             host: nothing(),
@@ -108,14 +108,14 @@ pub(super) fn parse(text: &str) -> Result<Web, String> {
                 Some((user, host)) => (Some(user.to_owned()), host),
                 None => (None, authority),
             };
-            (user, checked_host(host)?, path)
+            (user, parse_host(host)?, path)
         }
         None => (None, String::new(), rest.strip_prefix("//").filter(|_| !scheme.is_empty()).unwrap_or(rest)),
     };
     if unescape(path).is_none() {
         return Err(bad_escape(path));
     }
-    Ok(Web {
+    Ok(Url {
         scheme,
         user,
         host,
@@ -138,7 +138,7 @@ fn scheme(text: &str) -> Result<(String, &str), String> {
     Ok((String::new(), text))
 }
 
-fn checked_host(host: &str) -> Result<String, String> {
+fn parse_host(host: &str) -> Result<String, String> {
     let port = if let Some(inner) = host.strip_prefix('[') {
         let Some((_, after)) = inner.split_once(']') else { return Err("missing ']' in host".to_owned()) };
         after
@@ -157,8 +157,8 @@ fn checked_host(host: &str) -> Result<String, String> {
 
 fn bad_escape(text: &str) -> String {
     let at = text.find('%').unwrap_or(0);
-    let shown: String = text[at..].chars().take(3).collect();
-    format!("invalid URL escape {shown:?}")
+    let escape: String = text[at..].chars().take(3).collect();
+    format!("invalid URL escape {escape:?}")
 }
 
 fn split_port(host: &str) -> (&str, &str) {

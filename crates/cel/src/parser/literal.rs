@@ -1,7 +1,7 @@
 //! What is between the quotes of string and bytes literals.
 
 /// The value of a literal with its quotes (and `r` before them).
-pub(super) fn unquote(text: &str, bytes: bool) -> Result<Vec<u8>, &'static str> {
+pub(super) fn unescape_literal(text: &str, bytes: bool) -> Result<Vec<u8>, &'static str> {
     let raw = text.starts_with(['r', 'R']);
     let text = &text[usize::from(raw)..];
     let quotes =

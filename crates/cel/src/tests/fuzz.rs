@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
-use super::evaluated;
+use super::evaluate;
 
-const WORDS: &[&str] = &[
+const TOKENS: &[&str] = &[
     "x",
     "x.a",
     "x.name",
@@ -102,31 +102,31 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn words_in_any_order_never_panic(
-        words in prop::collection::vec(prop::sample::select(WORDS), 0..12), blank in any::<bool>(),
+    fn random_tokens_never_panic(
+        words in prop::collection::vec(prop::sample::select(TOKENS), 0..12), blank in any::<bool>(),
     ) {
-        evaluated(&words.join(if blank { " " } else { "" }));
+        evaluate(&words.join(if blank { " " } else { "" }));
     }
 
     #[test]
-    fn text_of_any_kind_never_panics(source in "\\PC{0,40}") {
-        evaluated(&source);
+    fn random_text_never_panics(source in "\\PC{0,40}") {
+        evaluate(&source);
     }
 
     #[test]
     fn patterns_and_urls_never_panic(text in "[a-z\\[\\]()*+?^$|\\\\.{},0-9:/%@-]{0,20}") {
         let text = text.replace('\\', "\\\\");
         for function in ["matches", "find", "findAll", "split"] {
-            evaluated(&format!("'{text}'.{function}(dyn('{text}'))"));
+            evaluate(&format!("'{text}'.{function}(dyn('{text}'))"));
         }
         for function in ["url", "quantity", "semver", "ip", "cidr", "duration", "timestamp", "isURL"] {
-            evaluated(&format!("{function}(dyn('{text}'))"));
+            evaluate(&format!("{function}(dyn('{text}'))"));
         }
     }
 }
 
 #[test]
-fn the_deepest_expressions_fit_the_stack_of_a_worker() {
+fn expressions_of_maximum_depth_fit_worker_stack() {
     let deep = |open: &str, inner: &str, close: &str, depth| {
         format!("{}{inner}{}", open.repeat(depth), close.repeat(depth))
     };
@@ -143,7 +143,7 @@ fn the_deepest_expressions_fit_the_stack_of_a_worker() {
         format!("optional.of(1){}", ".optMap(v, v)".repeat(60)),
     ];
     let small = std::thread::Builder::new().stack_size(2 << 20);
-    let run = small.spawn(move || sources.iter().map(|source| evaluated(source)).collect::<Vec<_>>());
+    let run = small.spawn(move || sources.iter().map(|source| evaluate(source)).collect::<Vec<_>>());
     let results = run.expect("a thread starts").join().expect("no expression overflows the stack");
     assert_eq!(results[0], "1");
     assert_eq!(results[6], "250");

@@ -4,17 +4,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value as Json;
 
-use super::{Key, Library, List, Map, Text, Value};
+use super::{Key, LibraryValue, List, Map, Text, Value};
 use crate::decl::Decl;
 use crate::time;
 use crate::types::Type;
 
 /// Deeper values cannot be JSON; a client's own is limited to less.
-const DEEPEST: u32 = 500;
+const MAX_JSON_DEPTH: u32 = 500;
 /// Values in one; an object of a request has fewer.
-const LARGEST: usize = 1_000_000;
+const MAX_JSON_VALUES: usize = 1_000_000;
 /// In a message.
-const LARGEST_SHOWN: usize = 1000;
+const MAX_DEBUG_JSON_VALUES: usize = 1000;
 
 pub(crate) fn from_json<'a>(json: &'a Json, decl: &'a Decl) -> Value<'a> {
     match json {
@@ -51,20 +51,20 @@ fn text_value<'a>(text: &'a str, decl: &Decl) -> Value<'a> {
 impl Value<'_> {
     /// The JSON of the value; what is wrong if it has none.
     pub fn to_json(&self) -> Result<Json, String> {
-        self.json(0, &mut LARGEST.clone())
+        self.json(0, &mut MAX_JSON_VALUES.clone())
     }
 
     /// The JSON of a value that is not large.
     pub(super) fn to_short_json(&self) -> Result<Json, String> {
-        self.json(0, &mut LARGEST_SHOWN.clone())
+        self.json(0, &mut MAX_DEBUG_JSON_VALUES.clone())
     }
 
     /// `room` is for how many values there still is room: the same one may be in there very many times over.
-    fn json(&self, depth: u32, room: &mut usize) -> Result<Json, String> {
-        if depth > DEEPEST {
+    fn json(&self, depth: u32, remaining: &mut usize) -> Result<Json, String> {
+        if depth > MAX_JSON_DEPTH {
             return Err("value is nested too deeply".to_owned());
         }
-        *room = room.checked_sub(1).ok_or("value is too large")?;
+        *remaining = remaining.checked_sub(1).ok_or("value is too large")?;
         Ok(match self {
             Value::Null | Value::Optional(None) => Json::Null,
             Value::Bool(value) => Json::Bool(*value),
@@ -76,23 +76,23 @@ impl Value<'_> {
             Value::Double(value) => Json::from(*value),
             Value::String(text) => Json::from(&**text),
             Value::Bytes(bytes) => Json::from(STANDARD.encode(bytes)),
-            Value::Duration(nanos) => Json::from(time::show_duration(*nanos)),
+            Value::Duration(nanos) => Json::from(time::format_duration(*nanos)),
             Value::Timestamp(timestamp) => Json::from(timestamp.to_string()),
             Value::List(List::Json(items, _)) => Json::Array(items.to_vec()),
-            Value::List(list) => {
-                Json::Array(list.iter().map(|item| item.json(depth + 1, room)).collect::<Result<_, _>>()?)
-            }
+            Value::List(list) => Json::Array(
+                list.iter().map(|item| item.json(depth + 1, remaining)).collect::<Result<_, _>>()?,
+            ),
             Value::Map(Map::Json(entries, _)) => Json::Object((*entries).clone()),
-            Value::Map(Map::Shared(entries) | Map::Message(_, entries) | Map::Total(entries)) => {
+            Value::Map(Map::Shared(entries) | Map::Message(_, entries) | Map::WithDefault(entries)) => {
                 let mut object = serde_json::Map::new();
                 for (key, value) in entries.iter() {
-                    object.insert(key_text(key), value.json(depth + 1, room)?);
+                    object.insert(key_text(key), value.json(depth + 1, remaining)?);
                 }
                 Json::Object(object)
             }
-            Value::Optional(Some(value)) => value.json(depth + 1, room)?,
+            Value::Optional(Some(value)) => value.json(depth + 1, remaining)?,
             Value::Type(ty) => Json::from(ty.name()),
-            Value::Library(Library::Quantity(quantity)) => Json::from(quantity.to_string()),
+            Value::Library(LibraryValue::Quantity(quantity)) => Json::from(quantity.to_string()),
             Value::Library(_) | Value::Fields(_) => {
                 return Err(format!(
                     "type conversion error from '{}' to 'google.protobuf.Value'",

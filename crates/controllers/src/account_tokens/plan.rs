@@ -7,19 +7,19 @@ use k8s_openapi::api::core::v1::{Pod, Secret, ServiceAccount};
 use reconcile::Object;
 use serde_json::{Value, json};
 
-const NAME: &str = "kubernetes.io/service-account.name";
-const UID: &str = "kubernetes.io/service-account.uid";
+const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 pub const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 
 /// The account a Secret's token is for.
 pub fn account_name(secret: &Secret) -> Option<&str> {
-    secret.annotation(NAME).filter(|name| !name.is_empty())
+    secret.annotation(ACCOUNT_NAME).filter(|name| !name.is_empty())
 }
 
 /// What is to become of a Secret.
 #[derive(Debug, PartialEq)]
-pub enum Filling {
+pub enum TokenAction {
     Nothing,
     /// Its account is gone.
     Delete,
@@ -30,13 +30,13 @@ pub enum Filling {
     },
 }
 
-pub fn filling(secret: &Secret, account: Option<&ServiceAccount>, root_ca: &str) -> Filling {
-    let uid = secret.annotation(UID).unwrap_or_default();
+pub fn plan_token(secret: &Secret, account: Option<&ServiceAccount>, root_ca: &str) -> TokenAction {
+    let uid = secret.annotation(ACCOUNT_UID).unwrap_or_default();
     if secret.is_deleting() {
-        return Filling::Nothing;
+        return TokenAction::Nothing;
     }
     let Some(account) = account.filter(|account| uid.is_empty() || account.uid() == uid) else {
-        return Filling::Delete;
+        return TokenAction::Delete;
     };
     let has =
         |name: &str| secret.data.as_ref().and_then(|data| data.get(name)).map(|value| value.0.as_slice());
@@ -44,18 +44,18 @@ pub fn filling(secret: &Secret, account: Option<&ServiceAccount>, root_ca: &str)
     let needs_ca = !root_ca.is_empty() && has("ca.crt") != Some(root_ca.as_bytes());
     let needs_namespace = has("namespace").is_none_or(<[u8]>::is_empty);
     if !needs_token && !needs_ca && !needs_namespace {
-        return Filling::Nothing;
+        return TokenAction::Nothing;
     }
     let mut filled = secret.clone();
     if needs_ca {
-        put(&mut filled, "ca.crt", root_ca);
+        set_data(&mut filled, "ca.crt", root_ca);
     }
     if needs_namespace {
-        put(&mut filled, "namespace", secret.namespace());
+        set_data(&mut filled, "namespace", secret.namespace());
     }
     let annotations = filled.metadata.annotations.get_or_insert_default();
-    annotations.insert(NAME.into(), account.name().into());
-    annotations.insert(UID.into(), account.uid().into());
+    annotations.insert(ACCOUNT_NAME.into(), account.name().into());
+    annotations.insert(ACCOUNT_UID.into(), account.uid().into());
     let claims = needs_token.then(|| {
         json!({
             "iss": "kubernetes/serviceaccount",
@@ -66,19 +66,19 @@ pub fn filling(secret: &Secret, account: Option<&ServiceAccount>, root_ca: &str)
             "sub": format!("system:serviceaccount:{}:{}", account.namespace(), account.name()),
         })
     });
-    Filling::Fill { secret: Box::new(filled), claims }
+    TokenAction::Fill { secret: Box::new(filled), claims }
 }
 
-pub fn put(secret: &mut Secret, name: &str, value: &str) {
+pub fn set_data(secret: &mut Secret, name: &str, value: &str) {
     secret.data.get_or_insert_default().insert(name.into(), ByteString(value.as_bytes().to_vec()));
 }
 
 /// The account without a Secret it mentions.
-pub fn without(account: &ServiceAccount, secret: &str) -> Option<ServiceAccount> {
-    let mentioned = |account: &ServiceAccount| {
+pub fn without_secret(account: &ServiceAccount, secret: &str) -> Option<ServiceAccount> {
+    let references = |account: &ServiceAccount| {
         account.secrets.iter().flatten().any(|reference| reference.name.as_deref() == Some(secret))
     };
-    mentioned(account).then(|| {
+    references(account).then(|| {
         let mut account = account.clone();
         account.secrets.get_or_insert_default().retain(|reference| reference.name.as_deref() != Some(secret));
         account
@@ -87,53 +87,58 @@ pub fn without(account: &ServiceAccount, secret: &str) -> Option<ServiceAccount>
 
 /// What is to become of a token that may have fallen out of use.
 #[derive(Debug, PartialEq)]
-pub enum Cleaning {
+pub enum CleanupAction {
     Nothing,
     /// From now on nobody gets in with it.
-    Mark,
+    MarkInvalid,
     Delete,
 }
 
 /// A year before that day.
-fn year_before(today: Date) -> Date {
-    today.checked_sub(Span::new().days(365)).unwrap_or(Date::MIN)
+fn year_before(current_date: Date) -> Date {
+    current_date.checked_sub(Span::new().days(365)).unwrap_or(Date::MIN)
 }
 
 /// Whether a token was made for its account, which lists it then, long ago, and has not been used lately. Those that
 /// people made themselves are theirs.
-pub fn may_be_cleaned(secret: &Secret, account: Option<&ServiceAccount>, today: Date) -> bool {
-    let uid = secret.annotation(UID).unwrap_or_default();
+pub fn may_be_cleaned(secret: &Secret, account: Option<&ServiceAccount>, current_date: Date) -> bool {
+    let uid = secret.annotation(ACCOUNT_UID).unwrap_or_default();
     let account = account.filter(|account| uid.is_empty() || account.uid() == uid);
     let listed = account.is_some_and(|account| {
         account.secrets.iter().flatten().any(|reference| reference.name.as_deref() == Some(secret.name()))
     });
     let created =
         secret.metadata.creation_timestamp.as_ref().map(|time| time.0.to_zoned(TimeZone::UTC).date());
-    let old = created.is_some_and(|created| created < year_before(today));
+    let old = created.is_some_and(|created| created < year_before(current_date));
     let used = match secret.label(LAST_USED) {
         // What cannot be read may have been yesterday.
-        Some(text) => text.parse::<Date>().map_or(true, |used| used >= year_before(today)),
+        Some(text) => text.parse::<Date>().map_or(true, |used| used >= year_before(current_date)),
         None => false,
     };
     listed && old && !used && !secret.is_deleting()
 }
 
 /// For a token that may be cleaned. `tracking` is since when uses are kept track of.
-pub fn cleaning(secret: &Secret, tracking: Option<Date>, mounted: bool, today: Date) -> Cleaning {
+pub fn plan_cleanup(
+    secret: &Secret,
+    tracking: Option<Date>,
+    mounted: bool,
+    current_date: Date,
+) -> CleanupAction {
     let since = tracking.and_then(|since| since.tomorrow().ok());
-    if mounted || since.is_none_or(|since| since > year_before(today)) {
-        return Cleaning::Nothing;
+    if mounted || since.is_none_or(|since| since > year_before(current_date)) {
+        return CleanupAction::Nothing;
     }
-    let marked = secret.label(INVALID_SINCE).and_then(|text| text.parse::<Date>().ok());
-    match marked {
-        None => Cleaning::Mark,
-        Some(marked) if marked >= year_before(today) => Cleaning::Nothing,
-        Some(_) => Cleaning::Delete,
+    let invalid_since = secret.label(INVALID_SINCE).and_then(|text| text.parse::<Date>().ok());
+    match invalid_since {
+        None => CleanupAction::MarkInvalid,
+        Some(invalid_since) if invalid_since >= year_before(current_date) => CleanupAction::Nothing,
+        Some(_) => CleanupAction::Delete,
     }
 }
 
 /// Whether a pod mentions a Secret anywhere.
-pub fn mentions(pod: &Pod, secret: &str) -> bool {
+pub fn references_secret(pod: &Pod, secret: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let is_it = |name: Option<&String>| name.is_some_and(|name| name == secret);
     let pulls = spec.image_pull_secrets.iter().flatten().any(|reference| reference.name == secret);

@@ -10,24 +10,24 @@ use k8s_openapi::api::storage::v1::{
     CSIDriver, VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use reconcile::{Key, Object, Severity};
+use reconcile::{EventType, Key, Object};
 
 use super::disks;
 use crate::node;
 
 /// Nodes whose kubelet leaves attaching to this loop.
-const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// How long a node that is not well may keep a volume mounted that nobody wants.
-const MOUNTED: SignedDuration = SignedDuration::from_secs(360);
+const MAX_WAIT_FOR_UNMOUNT: SignedDuration = SignedDuration::from_secs(360);
 
 /// A volume that pods on a node use.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct VolumeToAttach {
     pub volume: Arc<PersistentVolume>,
     pub pods: Vec<Arc<Pod>>,
     /// The names of pods on other nodes that use it as well.
-    pub rivals: Vec<String>,
+    pub pods_on_other_nodes: Vec<String>,
 }
 
 /// A node, which may be gone.
@@ -35,7 +35,7 @@ pub struct NodeState<'a> {
     pub name: &'a str,
     pub node: Option<&'a Node>,
     /// The disks that its pods use and it has to log in to by itself.
-    pub disks: &'a [Wanted],
+    pub disks: &'a [VolumeToAttach],
     /// Those of them that another node has and that are for one alone.
     pub taken: &'a BTreeSet<String>,
 }
@@ -43,22 +43,22 @@ pub struct NodeState<'a> {
 #[derive(Debug, PartialEq)]
 pub enum Action {
     /// Says in the node's status what is attached.
-    Report(Vec<AttachedVolume>),
+    UpdateVolumesAttached(Vec<AttachedVolume>),
     Detach(Arc<VolumeAttachment>),
     Attach(Box<VolumeAttachment>),
-    Tell {
+    Event {
         pod: Arc<Pod>,
-        severity: Severity,
+        severity: EventType,
         reason: &'static str,
         message: String,
     },
-    RecheckAt(Timestamp),
+    RequeueAt(Timestamp),
 }
 
 impl Action {
     /// What is said to be attached.
-    pub fn report(&self) -> Option<&[AttachedVolume]> {
-        if let Action::Report(volumes) = self { Some(volumes) } else { None }
+    pub fn volumes_attached(&self) -> Option<&[AttachedVolume]> {
+        if let Action::UpdateVolumesAttached(volumes) = self { Some(volumes) } else { None }
     }
 }
 
@@ -95,8 +95,8 @@ pub fn is_exclusive(volume: &PersistentVolume) -> bool {
 }
 
 /// The name drivers and kubelets expect an attachment to have.
-pub fn name(wanted: &Wanted, node: &str) -> String {
-    let csi = wanted.volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+pub fn csi_attachment_name(to_attach: &VolumeToAttach, node: &str) -> String {
+    let csi = to_attach.volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let (handle, driver) = csi.map_or(("", ""), |csi| (&csi.volume_handle, &csi.driver));
     attachment_name(handle, driver, node)
 }
@@ -122,69 +122,87 @@ fn is_attached(attachment: &VolumeAttachment) -> bool {
 /// `since` tells since when attachments are wanted by nobody.
 pub fn plan(
     state: &NodeState<'_>,
-    wanted: &[Wanted],
+    to_attach: &[VolumeToAttach],
     attachments: &[Arc<VolumeAttachment>],
-    elsewhere: &[Arc<VolumeAttachment>],
+    other_attachments: &[Arc<VolumeAttachment>],
     since: &HashMap<String, Timestamp>,
     now: Timestamp,
 ) -> Vec<Action> {
-    if state.node.is_some_and(|node| node.annotation(MANAGED).is_none()) {
+    if state.node.is_some_and(|node| node.annotation(CONTROLLER_MANAGED_ATTACH).is_none()) {
         return Vec::new();
     }
     let (mut actions, mut detached) = (Vec::new(), Vec::new());
-    let reported = state.node.map(reported).unwrap_or_default();
+    let reported = state.node.map(reported_volumes).unwrap_or_default();
     let mut report: Vec<String> = Vec::new();
-    for wanted in wanted {
-        let (name, unique) = (name(wanted, state.name), unique_name(&wanted.volume));
+    for to_attach in to_attach {
+        let (name, unique) = (csi_attachment_name(to_attach, state.name), unique_name(&to_attach.volume));
         let attachment = attachments.iter().find(|attachment| attachment.name() == name);
         match attachment {
             Some(attachment) if is_attached(attachment) => {
                 if !reported.contains(&unique) {
-                    let volume = wanted.volume.name();
+                    let volume = to_attach.volume.name();
                     let message = format!("AttachVolume.Attach succeeded for volume {volume:?} ");
-                    tell(&mut actions, wanted, Severity::Normal, "SuccessfulAttachVolume", &message);
+                    record_pod_events(
+                        &mut actions,
+                        to_attach,
+                        EventType::Normal,
+                        "SuccessfulAttachVolume",
+                        &message,
+                    );
                 }
                 report.push(unique);
             }
             Some(attachment) => {
                 let error = attachment.status.as_ref().and_then(|status| status.attach_error.as_ref());
-                if let Some(why) = error.and_then(|error| error.message.as_deref()) {
-                    let message =
-                        format!("AttachVolume.Attach failed for volume {:?} : {why}", wanted.volume.name());
-                    tell(&mut actions, wanted, Severity::Warning, "FailedAttachVolume", &message);
+                if let Some(reason) = error.and_then(|error| error.message.as_deref()) {
+                    let message = format!(
+                        "AttachVolume.Attach failed for volume {:?} : {reason}",
+                        to_attach.volume.name()
+                    );
+                    record_pod_events(
+                        &mut actions,
+                        to_attach,
+                        EventType::Warning,
+                        "FailedAttachVolume",
+                        &message,
+                    );
                 }
             }
             // A node that is gone gets nothing.
             None if state.node.is_none() => {}
             None => {
-                let volume = Some(wanted.volume.name());
+                let volume = Some(to_attach.volume.name());
                 let taken = |other: &&Arc<VolumeAttachment>| {
                     other.spec.source.persistent_volume_name.as_deref() == volume
                 };
-                match elsewhere.iter().find(taken) {
-                    Some(_) => tell_of_rivals(&mut actions, wanted),
-                    None => actions.push(Action::Attach(Box::new(attachment_of(wanted, name, state.name)))),
+                match other_attachments.iter().find(taken) {
+                    Some(_) => report_multi_attach_error(&mut actions, to_attach),
+                    None => {
+                        actions.push(Action::Attach(Box::new(attachment_of(to_attach, name, state.name))))
+                    }
                 }
             }
         }
     }
-    let mut recheck = None;
+    let mut requeue_at = None;
     for attachment in attachments.iter().filter(|attachment| !attachment.is_deleting()) {
-        if wanted.iter().any(|wanted| name(wanted, state.name) == attachment.name()) || !is_ours(attachment) {
+        if to_attach.iter().any(|to_attach| csi_attachment_name(to_attach, state.name) == attachment.name())
+            || !is_managed_attachment(attachment)
+        {
             continue;
         }
-        let unique = mounted_as(attachment, state.node);
-        let due = due(since.get(attachment.name()), now);
+        let unique = mounted_volume_name(attachment, state.node);
+        let deadline = unmount_deadline(since.get(attachment.name()), now);
         let free = match (state.node, &unique) {
-            (Some(node), Some(_)) => is_lost(node, due, now),
+            (Some(node), Some(_)) => is_lost(node, deadline, now),
             _ => true,
         };
         match free {
             true => detached.push(Action::Detach(attachment.clone())),
             false => {
                 report.extend(unique);
-                if due > now {
-                    recheck = Some(recheck.map_or(due, |other: Timestamp| other.min(due)));
+                if deadline > now {
+                    requeue_at = Some(requeue_at.map_or(deadline, |other: Timestamp| other.min(deadline)));
                 }
             }
         }
@@ -192,46 +210,46 @@ pub fn plan(
     let disks = disks::plan(state, since, now);
     actions.extend(disks.actions);
     report.extend(disks.report);
-    recheck = recheck.into_iter().chain(disks.recheck).min();
+    requeue_at = requeue_at.into_iter().chain(disks.requeue_at).min();
     report.sort();
     report.dedup();
     if state.node.is_some() && report != reported {
         let volume = |name: String| AttachedVolume { name, device_path: String::new() };
-        actions.push(Action::Report(report.into_iter().map(volume).collect()));
+        actions.push(Action::UpdateVolumesAttached(report.into_iter().map(volume).collect()));
     }
     actions.extend(detached);
-    actions.extend(recheck.map(Action::RecheckAt));
+    actions.extend(requeue_at.map(Action::RequeueAt));
     actions
 }
 
 /// Until when a node that is not well may keep what nobody wants.
-pub fn due(since: Option<&Timestamp>, now: Timestamp) -> Timestamp {
-    since.map_or(now, |since| *since).saturating_add(MOUNTED).unwrap_or(now)
+pub fn unmount_deadline(since: Option<&Timestamp>, now: Timestamp) -> Timestamp {
+    since.map_or(now, |since| *since).saturating_add(MAX_WAIT_FOR_UNMOUNT).unwrap_or(now)
 }
 
 /// Whether a node need not be asked any more for what it has mounted.
-pub fn is_lost(node: &Node, due: Timestamp, now: Timestamp) -> bool {
-    has_taint(node, OUT_OF_SERVICE) || !node::is_ready(node) && due <= now
+pub fn is_lost(node: &Node, deadline: Timestamp, now: Timestamp) -> bool {
+    has_taint(node, OUT_OF_SERVICE) || !node::is_ready(node) && deadline <= now
 }
 
 /// Another node has what is for one alone.
-pub fn tell_of_rivals(actions: &mut Vec<Action>, wanted: &Wanted) {
-    let why = match wanted.rivals.as_slice() {
+pub fn report_multi_attach_error(actions: &mut Vec<Action>, to_attach: &VolumeToAttach) {
+    let reason = match to_attach.pods_on_other_nodes.as_slice() {
         [] => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node".to_owned(),
-        rivals => format!("Volume is already used by pod(s) {}", rivals.join(", ")),
+        pods => format!("Volume is already used by pod(s) {}", pods.join(", ")),
     };
-    let message = format!("Waiting for detach for volume {:?} {why}", wanted.volume.name());
-    tell(actions, wanted, Severity::Warning, "FailedAttachVolume", &message);
+    let message = format!("Waiting for detach for volume {:?} {reason}", to_attach.volume.name());
+    record_pod_events(actions, to_attach, EventType::Warning, "FailedAttachVolume", &message);
 }
 
-pub fn tell(
+pub fn record_pod_events(
     actions: &mut Vec<Action>,
-    wanted: &Wanted,
-    severity: Severity,
+    to_attach: &VolumeToAttach,
+    severity: EventType,
     reason: &'static str,
     message: &str,
 ) {
-    actions.extend(wanted.pods.iter().map(|pod| Action::Tell {
+    actions.extend(to_attach.pods.iter().map(|pod| Action::Event {
         pod: pod.clone(),
         severity,
         reason,
@@ -240,7 +258,7 @@ pub fn tell(
 }
 
 /// What the node's status says is attached.
-pub fn reported(node: &Node) -> Vec<String> {
+pub fn reported_volumes(node: &Node) -> Vec<String> {
     let volumes = node.status.iter().flat_map(|status| status.volumes_attached.iter().flatten());
     let mut names: Vec<String> = volumes.map(|volume| volume.name.clone()).collect();
     names.sort();
@@ -249,7 +267,7 @@ pub fn reported(node: &Node) -> Vec<String> {
 
 /// The name under which a volume is in use on its node, if it is. What is attached may have no volume any more, so
 /// it is found by what its attachment would be called.
-fn mounted_as(attachment: &VolumeAttachment, node: Option<&Node>) -> Option<String> {
+fn mounted_volume_name(attachment: &VolumeAttachment, node: Option<&Node>) -> Option<String> {
     let spec = &attachment.spec;
     let of_driver = format!("kubernetes.io/csi/{}^", spec.attacher);
     let used = node?.status.as_ref()?.volumes_in_use.as_ref()?;
@@ -263,7 +281,7 @@ fn mounted_as(attachment: &VolumeAttachment, node: Option<&Node>) -> Option<Stri
 }
 
 /// Made by this loop, not by somebody else.
-fn is_ours(attachment: &VolumeAttachment) -> bool {
+fn is_managed_attachment(attachment: &VolumeAttachment) -> bool {
     attachment.name().starts_with("csi-") && attachment.spec.source.persistent_volume_name.is_some()
 }
 
@@ -272,14 +290,14 @@ fn has_taint(node: &Node, key: &str) -> bool {
     taints.into_iter().any(|taint| taint.key == key)
 }
 
-fn attachment_of(wanted: &Wanted, name: String, node: &str) -> VolumeAttachment {
+fn attachment_of(to_attach: &VolumeToAttach, name: String, node: &str) -> VolumeAttachment {
     VolumeAttachment {
         metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
         spec: VolumeAttachmentSpec {
-            attacher: driver(&wanted.volume).unwrap_or_default().to_owned(),
+            attacher: driver(&to_attach.volume).unwrap_or_default().to_owned(),
             node_name: node.to_owned(),
             source: VolumeAttachmentSource {
-                persistent_volume_name: Some(wanted.volume.name().to_owned()),
+                persistent_volume_name: Some(to_attach.volume.name().to_owned()),
                 inline_volume_spec: None,
             },
         },

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("an object")
@@ -16,21 +16,21 @@ fn volume(name: &str, mode: &str) -> Arc<PersistentVolume> {
     })))
 }
 
-fn wanted(name: &str, mode: &str) -> Wanted {
-    Wanted {
+fn volume_to_attach(name: &str, mode: &str) -> VolumeToAttach {
+    VolumeToAttach {
         volume: volume(name, mode),
         pods: vec![Arc::new(typed(json!({"metadata": {"name": "p"}})))],
-        rivals: vec![],
+        pods_on_other_nodes: vec![],
     }
 }
 
 /// The attachment of a volume to a node: `new`, `attached` or why not.
 fn attachment(of: &str, node: &str, state: &str) -> Arc<VolumeAttachment> {
-    let name = plan::name(&wanted(of, ""), node);
+    let name = plan::csi_attachment_name(&volume_to_attach(of, ""), node);
     let status = match state {
         "new" => json!({"attached": false}),
         "attached" => json!({"attached": true}),
-        why => json!({"attached": false, "attachError": {"message": why}}),
+        error => json!({"attached": false, "attachError": {"message": error}}),
     };
     Arc::new(typed(json!({
         "metadata": {"name": name},
@@ -53,9 +53,9 @@ fn node(ready: bool, attached: &[&str], used: &[&str]) -> Node {
     }))
 }
 
-fn shown(actions: &[Action]) -> String {
+fn render(actions: &[Action]) -> String {
     let line = |action: &Action| match action {
-        Action::Report(volumes) => {
+        Action::UpdateVolumesAttached(volumes) => {
             let names: Vec<&str> =
                 volumes.iter().filter_map(|volume| volume.name.rsplit('^').next()).collect();
             format!("report {names:?}")
@@ -66,8 +66,8 @@ fn shown(actions: &[Action]) -> String {
         Action::Attach(attachment) => {
             format!("attach {}", attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default())
         }
-        Action::Tell { reason, message, .. } => format!("tell {reason} {message}"),
-        Action::RecheckAt(at) => format!("recheck {at}"),
+        Action::Event { reason, message, .. } => format!("tell {reason} {message}"),
+        Action::RequeueAt(at) => format!("recheck {at}"),
     };
     actions.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -75,22 +75,22 @@ fn shown(actions: &[Action]) -> String {
 #[track_caller]
 fn check(
     node: Option<&Node>,
-    wanted: &[Wanted],
+    to_attach: &[VolumeToAttach],
     there: &[Arc<VolumeAttachment>],
     minutes: i64,
     expected: Expect,
 ) {
-    let elsewhere: Vec<_> = there.iter().filter(|one| one.spec.node_name != "n").cloned().collect();
+    let other_attachments: Vec<_> = there.iter().filter(|one| one.spec.node_name != "n").cloned().collect();
     let here: Vec<_> = there.iter().filter(|one| one.spec.node_name == "n").cloned().collect();
     let since = here.iter().map(|one| (one.name().to_owned(), Timestamp::UNIX_EPOCH)).collect();
     let now = Timestamp::from_second(minutes * 60).expect("a time");
     let state = plan::NodeState { name: "n", node, disks: &[], taken: &BTreeSet::new() };
-    expected.assert_eq(&shown(&plan::plan(&state, wanted, &here, &elsewhere, &since, now)));
+    expected.assert_eq(&render(&plan::plan(&state, to_attach, &here, &other_attachments, &since, now)));
 }
 
 #[test]
-fn volumes_are_attached_before_they_are_reported() {
-    let once = || [wanted("v", "ReadWriteOnce")];
+fn volume_is_attached_before_reported_in_node_status() {
+    let once = || [volume_to_attach("v", "ReadWriteOnce")];
     let idle = node(true, &[], &[]);
     check(Some(&idle), &once(), &[], 0, expect!["attach v"]);
     check(Some(&idle), &once(), &[attachment("v", "n", "new")], 0, expect![""]);
@@ -120,23 +120,24 @@ fn volumes_are_attached_before_they_are_reported() {
             r#"tell FailedAttachVolume Waiting for detach for volume "v" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
         ]],
     );
-    let rivals = [Wanted { rivals: vec!["q".into()], ..wanted("v", "ReadWriteOnce") }];
+    let conflicting =
+        [VolumeToAttach { pods_on_other_nodes: vec!["q".into()], ..volume_to_attach("v", "ReadWriteOnce") }];
     check(
         Some(&idle),
-        &rivals,
+        &conflicting,
         &[attachment("v", "m", "attached")],
         0,
         expect![[
             r#"tell FailedAttachVolume Waiting for detach for volume "v" Volume is already used by pod(s) q"#
         ]],
     );
-    let mut unmanaged = idle.clone();
-    unmanaged.metadata.annotations = None;
-    check(Some(&unmanaged), &once(), &[], 0, expect![""]);
+    let mut without_annotation = idle.clone();
+    without_annotation.metadata.annotations = None;
+    check(Some(&without_annotation), &once(), &[], 0, expect![""]);
 }
 
 #[test]
-fn volumes_are_detached_once_they_are_not_mounted() {
+fn volume_is_detached_after_unmount() {
     let there = [attachment("v", "n", "attached")];
     check(
         Some(&node(true, &["v"], &[])),
@@ -166,33 +167,33 @@ proptest! {
     /// Whatever is wanted, attached, reported and mounted: carrying out plans comes to rest, and no exclusive
     /// volume is ever on two nodes.
     #[test]
-    fn nodes_come_to_rest(
-        asked in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+    fn attach_detach_plan_is_stable(
+        requested in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
         here in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
         other in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
-        told in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
+        reported in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
         used in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
         ready: bool,
     ) {
-        let wanted: Vec<Wanted> = asked.iter().map(|name| wanted(name, "ReadWriteOnce")).collect();
+        let to_attach: Vec<VolumeToAttach> = requested.iter().map(|name| volume_to_attach(name, "ReadWriteOnce")).collect();
         let other: Vec<_> = other.iter().filter(|name| !here.contains(name)).map(|name| attachment(name, "m", "attached")).collect();
         let mut there: Vec<_> = here.iter().map(|name| attachment(name, "n", "attached")).collect();
-        let mut node = node(ready, &told, &used);
+        let mut node = node(ready, &reported, &used);
         let (mut rounds, now) = (0, Timestamp::UNIX_EPOCH);
         loop {
             let state =
                 plan::NodeState { name: "n", node: Some(&node), disks: &[], taken: &BTreeSet::new() };
-            let mut actions = plan::plan(&state, &wanted, &there, &other, &HashMap::new(), now);
-            actions.retain(|action| !matches!(action, Action::Tell { .. } | Action::RecheckAt(_)));
+            let mut actions = plan::plan(&state, &to_attach, &there, &other, &HashMap::new(), now);
+            actions.retain(|action| !matches!(action, Action::Event { .. } | Action::RequeueAt(_)));
             if actions.is_empty() {
                 break;
             }
             for action in actions {
                 match action {
-                    Action::Report(volumes) => node.status.get_or_insert_default().volumes_attached = Some(volumes),
-                    Action::Detach(gone) => there.retain(|one| one.name() != gone.name()),
-                    Action::Attach(made) => {
-                        let name = made.spec.source.persistent_volume_name.clone().unwrap_or_default();
+                    Action::UpdateVolumesAttached(volumes) => node.status.get_or_insert_default().volumes_attached = Some(volumes),
+                    Action::Detach(removed) => there.retain(|one| one.name() != removed.name()),
+                    Action::Attach(object) => {
+                        let name = object.spec.source.persistent_volume_name.clone().unwrap_or_default();
                         prop_assert!(other.iter().all(|one| one.spec.source.persistent_volume_name.as_ref() != Some(&name)));
                         there.push(attachment(&name, "n", "attached"));
                     }
@@ -206,12 +207,14 @@ proptest! {
 }
 
 #[tokio::test]
-async fn a_pods_volume_is_attached_and_detached() {
-    let rig =
-        Rig::start(&["persistentvolume-attach-detach-controller", "persistentvolume-binder-controller"])
-            .await;
+async fn volume_of_pod_is_attached_and_detached() {
+    let test_cluster = TestCluster::start(&[
+        "persistentvolume-attach-detach-controller",
+        "persistentvolume-binder-controller",
+    ])
+    .await;
     let post = async |path: &str, object: Value| {
-        rig.client.request(http::Method::POST, path, Some(&object)).await.expect("an object");
+        test_cluster.client.request(http::Method::POST, path, Some(&object)).await.expect("an object");
     };
     post("/api/v1/nodes", json!({"metadata": {"name": "n", "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}}})).await;
     let spec = json!({
@@ -230,31 +233,32 @@ async fn a_pods_volume_is_attached_and_detached() {
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
     });
     post("/api/v1/namespaces/default/pods", json!({"metadata": {"name": "p"}, "spec": spec})).await;
-    let key = Key::new("", &plan::name(&wanted("v", ""), "n"));
-    until("an attachment", || async { rig.client.get::<VolumeAttachment>(&key).await.ok() }).await;
+    let key = Key::new("", &plan::csi_attachment_name(&volume_to_attach("v", ""), "n"));
+    wait_for("an attachment", || async { test_cluster.client.get::<VolumeAttachment>(&key).await.ok() })
+        .await;
     let done = Patch::Merge(json!({"status": {"attached": true}}));
-    rig.client.patch_status::<VolumeAttachment>(&key, &done).await.expect("a status");
+    test_cluster.client.patch_status::<VolumeAttachment>(&key, &done).await.expect("a status");
     let attached = async |count: usize| {
-        let node: Node = rig.client.get(&Key::new("", "n")).await.ok()?;
+        let node: Node = test_cluster.client.get(&Key::new("", "n")).await.ok()?;
         let volumes = node.status?.volumes_attached.unwrap_or_default();
         (volumes.len() == count).then_some(())
     };
-    until("a report", || attached(1)).await;
-    let options = reconcile::Delete { grace_seconds: Some(0), ..reconcile::Delete::default() };
-    rig.client.delete::<Pod>(&Key::new("default", "p"), &options).await.expect("a deletion");
-    until("no report", || attached(0)).await;
-    let gone = || async { rig.client.get::<VolumeAttachment>(&key).await.is_err().then_some(()) };
-    until("the end of the attachment", gone).await;
+    wait_for("a report", || attached(1)).await;
+    let options = reconcile::DeleteOptions { grace_seconds: Some(0), ..reconcile::DeleteOptions::default() };
+    test_cluster.client.delete::<Pod>(&Key::new("default", "p"), &options).await.expect("a deletion");
+    wait_for("no report", || attached(0)).await;
+    let deleted = || async { test_cluster.client.get::<VolumeAttachment>(&key).await.is_err().then_some(()) };
+    wait_for("the end of the attachment", deleted).await;
 }
 
-fn disk(mode: &str) -> Wanted {
+fn disk(mode: &str) -> VolumeToAttach {
     let iscsi = json!({"targetPortal": "192.0.2.1:3260", "iqn": "iqn.x", "lun": 1});
     let volume = json!({"metadata": {"name": "d"}, "spec": {"accessModes": [mode], "iscsi": iscsi}});
-    Wanted { volume: Arc::new(typed(volume)), ..wanted("d", mode) }
+    VolumeToAttach { volume: Arc::new(typed(volume)), ..volume_to_attach("d", mode) }
 }
 
 #[test]
-fn a_disk_is_given_to_one_node_after_the_other() {
+fn exclusive_disk_is_attached_to_one_node_at_a_time() {
     const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1";
     assert_eq!(disks::unique_name(&disk("").volume).as_deref(), Some(NAME));
     let node = |ready: bool, attached: bool, used: bool| {
@@ -265,12 +269,12 @@ fn a_disk_is_given_to_one_node_after_the_other() {
         status.volumes_in_use = used.then(|| vec![NAME.to_owned()]);
         node
     };
-    let check = |node: Node, disks: &[Wanted], taken: bool, minutes: i64, expected: Expect| {
-        let taken = if taken { disks::exclusive(disks).collect() } else { BTreeSet::new() };
-        let since = HashMap::from([(disks::mark(NAME, "n"), Timestamp::UNIX_EPOCH)]);
+    let check = |node: Node, disks: &[VolumeToAttach], taken: bool, minutes: i64, expected: Expect| {
+        let taken = if taken { disks::exclusive_disk_names(disks).collect() } else { BTreeSet::new() };
+        let since = HashMap::from([(disks::disk_key(NAME, "n"), Timestamp::UNIX_EPOCH)]);
         let now = Timestamp::from_second(minutes * 60).expect("a time");
         let state = plan::NodeState { name: "n", node: Some(&node), disks, taken: &taken };
-        expected.assert_eq(&shown(&plan::plan(&state, &[], &[], &[], &since, now)));
+        expected.assert_eq(&render(&plan::plan(&state, &[], &[], &[], &since, now)));
     };
     let (once, many) = ([disk("ReadWriteOnce")], [disk("ReadWriteMany")]);
     check(
@@ -309,7 +313,7 @@ fn a_disk_is_given_to_one_node_after_the_other() {
 }
 
 #[test]
-fn what_was_to_be_given_and_was_not_is_free() {
+fn disk_not_assigned_is_free_for_other_nodes() {
     const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1";
     let volumes = |names: &[&str]| -> Vec<k8s_openapi::api::core::v1::AttachedVolume> {
         typed(names.iter().map(|name| json!({"name": name, "devicePath": ""})).collect())
@@ -321,8 +325,13 @@ fn what_was_to_be_given_and_was_not_is_free() {
         node.status.as_mut().expect("a status").volumes_attached = Some(volumes(status));
         let mut given = HashMap::from([(NAME.to_owned(), "n".to_owned()), other.clone()]);
         let state = plan::NodeState { name: "n", node: Some(&node), disks: &[], taken: &BTreeSet::new() };
-        let actions: Vec<Action> = report.map(|names| Action::Report(volumes(names))).into_iter().collect();
-        assert_eq!(disks::remember(&mut given, &state, &actions), is_dropped, "{status:?} {report:?}");
+        let actions: Vec<Action> =
+            report.map(|names| Action::UpdateVolumesAttached(volumes(names))).into_iter().collect();
+        assert_eq!(
+            disks::record_assigned_disks(&mut given, &state, &actions),
+            is_dropped,
+            "{status:?} {report:?}"
+        );
         assert_eq!(given.remove("other").as_deref(), Some("m"));
         assert_eq!(given.keys().collect::<Vec<_>>(), expected, "{status:?} {report:?}");
     };
@@ -333,17 +342,19 @@ fn what_was_to_be_given_and_was_not_is_free() {
     // It was not, and nobody wants it any more.
     check(&[], None, &[], true);
     let mut given = HashMap::from([(NAME.to_owned(), "n".to_owned())]);
-    let gone = plan::NodeState { name: "n", node: None, disks: &[], taken: &BTreeSet::new() };
-    assert!(disks::remember(&mut given, &gone, &[]) && given.is_empty());
+    let deleted_node = plan::NodeState { name: "n", node: None, disks: &[], taken: &BTreeSet::new() };
+    assert!(disks::record_assigned_disks(&mut given, &deleted_node, &[]) && given.is_empty());
 }
 
 #[tokio::test]
-async fn two_nodes_have_a_disk_in_turn() {
-    let rig =
-        Rig::start(&["persistentvolume-attach-detach-controller", "persistentvolume-binder-controller"])
-            .await;
+async fn exclusive_disk_is_attached_to_second_node_after_release() {
+    let test_cluster = TestCluster::start(&[
+        "persistentvolume-attach-detach-controller",
+        "persistentvolume-binder-controller",
+    ])
+    .await;
     let post = async |path: &str, object: Value| {
-        rig.client.request(http::Method::POST, path, Some(&object)).await.expect("an object");
+        test_cluster.client.request(http::Method::POST, path, Some(&object)).await.expect("an object");
     };
     let managed = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
     let spec = json!({
@@ -365,19 +376,19 @@ async fn two_nodes_have_a_disk_in_turn() {
         });
         post("/api/v1/namespaces/default/pods", json!({"metadata": {"name": node}, "spec": spec})).await;
     }
-    let holders = async || {
-        let mut holders = rig.client.list::<Node>("").await.unwrap_or_default();
-        holders.retain(|node| {
+    let nodes_with_disk = async || {
+        let mut nodes_with_disk = test_cluster.client.list::<Node>("").await.unwrap_or_default();
+        nodes_with_disk.retain(|node| {
             let attached = node.status.as_ref().and_then(|status| status.volumes_attached.as_ref());
             attached.is_some_and(|attached| !attached.is_empty())
         });
-        holders.iter().map(|node| node.name().to_owned()).collect::<Vec<String>>()
+        nodes_with_disk.iter().map(|node| node.name().to_owned()).collect::<Vec<String>>()
     };
-    let first = until("somebody has it", async || holders().await.pop()).await;
+    let first = wait_for("somebody has it", async || nodes_with_disk().await.pop()).await;
     // The other is told to wait, which is the last thing that happens to it.
     let second = if first == "m" { "n" } else { "m" };
-    until("the other waits", async || {
-        let events = rig.client.list::<k8s_openapi::api::core::v1::Event>("default").await.ok()?;
+    wait_for("the other waits", async || {
+        let events = test_cluster.client.list::<k8s_openapi::api::core::v1::Event>("default").await.ok()?;
         let is_it = |event: &k8s_openapi::api::core::v1::Event| {
             event.involved_object.name.as_deref() == Some(second)
                 && event.reason.as_deref() == Some("FailedAttachVolume")
@@ -385,8 +396,9 @@ async fn two_nodes_have_a_disk_in_turn() {
         events.iter().any(is_it).then_some(())
     })
     .await;
-    assert_eq!(holders().await, [first.as_str()]);
-    let options = reconcile::Delete { grace_seconds: Some(0), ..reconcile::Delete::default() };
-    rig.client.delete::<Pod>(&Key::new("default", &first), &options).await.expect("a deletion");
-    until("the other has it", async || (holders().await == [second.to_owned()]).then_some(())).await;
+    assert_eq!(nodes_with_disk().await, [first.as_str()]);
+    let options = reconcile::DeleteOptions { grace_seconds: Some(0), ..reconcile::DeleteOptions::default() };
+    test_cluster.client.delete::<Pod>(&Key::new("default", &first), &options).await.expect("a deletion");
+    wait_for("the other has it", async || (nodes_with_disk().await == [second.to_owned()]).then_some(()))
+        .await;
 }

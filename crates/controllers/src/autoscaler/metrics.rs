@@ -11,92 +11,96 @@ use reconcile::{Client, Error};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::plan::{Reading, Sample};
+use super::plan::{MetricValues, PodMetric};
 use crate::scale;
 
 /// How long a custom metric is taken to have been measured that does not say.
-const DEFAULT_WINDOW: SignedDuration = SignedDuration::from_mins(1);
+const DEFAULT_METRIC_WINDOW: SignedDuration = SignedDuration::from_mins(1);
 
 /// What a metric of an autoscaler in `namespace` says about the pods `selector` finds, or why it cannot.
-pub async fn read(
+pub async fn fetch_metric(
     client: &Client,
     namespace: &str,
     selector: &str,
     metric: &MetricSpec,
-) -> Result<Reading, String> {
+) -> Result<MetricValues, String> {
     match metric.type_.as_str() {
         "Resource" => {
             let name = metric.resource.as_ref().map_or("", |source| &source.name);
-            resources(client, namespace, selector, name, None).await
+            fetch_resource_metric(client, namespace, selector, name, None).await
         }
         "ContainerResource" => {
             let source = metric.container_resource.as_ref();
             let name = source.map_or("", |source| &source.name);
             let container = source.map(|source| source.container.as_str());
-            resources(client, namespace, selector, name, container).await
+            fetch_resource_metric(client, namespace, selector, name, container).await
         }
         "Pods" => {
             let source = metric.pods.clone().unwrap_or_default();
-            let told = |error| format!("unable to fetch metrics from custom metrics API: {error}");
-            let version = custom_version(client).await.map_err(told)?;
+            let wrap_error = |error| format!("unable to fetch metrics from custom metrics API: {error}");
+            let version = custom_metrics_version(client).await.map_err(wrap_error)?;
             let (name, of_metric) = (&source.metric.name, metric_selector(source.metric.selector.as_ref()));
             let path = format!(
-                "/apis/{CUSTOM}/{version}/namespaces/{namespace}/pods/*/{name}{}",
-                query(&[("labelSelector", selector), ("metricLabelSelector", &of_metric)])
+                "/apis/{CUSTOM_METRICS_GROUP}/{version}/namespaces/{namespace}/pods/*/{name}{}",
+                encode_query(&[("labelSelector", selector), ("metricLabelSelector", &of_metric)])
             );
-            let what = format!("pods.{CUSTOM} *");
-            let list: List<Value> = get(client, &path, &what).await.map_err(told)?;
+            let what = format!("pods.{CUSTOM_METRICS_GROUP} *");
+            let list: List<MetricValue> = fetch(client, &path, &what).await.map_err(wrap_error)?;
             if list.items.is_empty() {
                 return Err("no metrics returned from custom metrics API".to_owned());
             }
-            Ok(Reading::Pods(list.items.into_iter().map(Value::into_sample).collect()))
+            Ok(MetricValues::Pods(list.items.into_iter().map(MetricValue::into_sample).collect()))
         }
         "Object" => {
             let source = metric.object.clone().unwrap_or_default();
-            let told = |error| format!("unable to fetch metrics from custom metrics API: {error}");
-            let version = custom_version(client).await.map_err(told)?;
+            let wrap_error = |error| format!("unable to fetch metrics from custom metrics API: {error}");
+            let version = custom_metrics_version(client).await.map_err(wrap_error)?;
             let (object, name) = (&source.described_object, &source.metric.name);
             let api_version = object.api_version.as_deref().unwrap_or("v1");
-            let place = if object.kind == "Namespace" && !api_version.contains('/') {
+            let object_path = if object.kind == "Namespace" && !api_version.contains('/') {
                 format!("namespaces/{namespace}/metrics/{name}")
             } else {
-                let kind = scale::kind(client, api_version, &object.kind).await;
-                let kind = kind.map_err(|error| told(error.to_string()))?.ok_or_else(|| {
-                    told(format!("no matches for kind {:?} in version {api_version:?}", object.kind))
+                let kind = scale::find_kind(client, api_version, &object.kind).await;
+                let kind = kind.map_err(|error| wrap_error(error.to_string()))?.ok_or_else(|| {
+                    wrap_error(format!("no matches for kind {:?} in version {api_version:?}", object.kind))
                 })?;
                 let kind = scale::group_resource(&kind);
                 format!("namespaces/{namespace}/{kind}/{}/{name}", object.name)
             };
             let of_metric = metric_selector(source.metric.selector.as_ref());
-            let query = query(&[("metricLabelSelector", &of_metric)]);
-            let what = format!("{}.{CUSTOM} {}", object.kind.to_lowercase(), object.name);
-            let path = format!("/apis/{CUSTOM}/{version}/{place}{query}");
-            let list: List<Value> = get(client, &path, &what).await.map_err(told)?;
+            let query = encode_query(&[("metricLabelSelector", &of_metric)]);
+            let what = format!("{}.{CUSTOM_METRICS_GROUP} {}", object.kind.to_lowercase(), object.name);
+            let path = format!("/apis/{CUSTOM_METRICS_GROUP}/{version}/{object_path}{query}");
+            let list: List<MetricValue> = fetch(client, &path, &what).await.map_err(wrap_error)?;
             let [value] = &list.items[..] else {
-                return Err(told("the custom metrics API server returned no or many results".to_owned()));
+                return Err(wrap_error(
+                    "the custom metrics API server returned no or many results".to_owned(),
+                ));
             };
-            Ok(Reading::Total(milli(&value.value)))
+            Ok(MetricValues::Total(milli(&value.value)))
         }
         "External" => {
             let source = metric.external.clone().unwrap_or_default();
-            let told = |error| format!("unable to fetch metrics from external metrics API: {error}");
+            let wrap_error = |error| format!("unable to fetch metrics from external metrics API: {error}");
             let (name, selector) = (&source.metric.name, metric_selector(source.metric.selector.as_ref()));
-            let query = query(&[("labelSelector", &selector)]);
-            let path = format!("/apis/{EXTERNAL}/v1beta1/namespaces/{namespace}/{name}{query}");
-            let list: List<Value> = get(client, &path, &format!("{name}.{EXTERNAL}")).await.map_err(told)?;
+            let query = encode_query(&[("labelSelector", &selector)]);
+            let path = format!("/apis/{EXTERNAL_METRICS_GROUP}/v1beta1/namespaces/{namespace}/{name}{query}");
+            let list: List<MetricValue> = fetch(client, &path, &format!("{name}.{EXTERNAL_METRICS_GROUP}"))
+                .await
+                .map_err(wrap_error)?;
             if list.items.is_empty() {
                 return Err("no metrics returned from external metrics API".to_owned());
             }
             let values = list.items.iter().map(|value| milli(&value.value));
-            Ok(Reading::Total(values.fold(0, i64::saturating_add)))
+            Ok(MetricValues::Total(values.fold(0, i64::saturating_add)))
         }
         other => Err(format!("unknown metric source type {other:?}")),
     }
 }
 
-const NO_PATH: &str = "the server could not find the requested resource";
-const CUSTOM: &str = "custom.metrics.k8s.io";
-const EXTERNAL: &str = "external.metrics.k8s.io";
+const NOT_FOUND_MESSAGE: &str = "the server could not find the requested resource";
+const CUSTOM_METRICS_GROUP: &str = "custom.metrics.k8s.io";
+const EXTERNAL_METRICS_GROUP: &str = "external.metrics.k8s.io";
 
 #[derive(Deserialize)]
 struct List<T> {
@@ -106,7 +110,7 @@ struct List<T> {
 
 #[derive(Deserialize)]
 struct PodMetrics {
-    metadata: Named,
+    metadata: ObjectName,
     timestamp: Timestamp,
     #[serde(default)]
     window: String,
@@ -122,7 +126,7 @@ struct ContainerMetrics {
 }
 
 #[derive(Default, Deserialize)]
-struct Named {
+struct ObjectName {
     #[serde(default)]
     name: String,
 }
@@ -130,51 +134,51 @@ struct Named {
 /// A custom or external metric's value.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Value {
+struct MetricValue {
     #[serde(default)]
-    described_object: Named,
+    described_object: ObjectName,
     timestamp: Timestamp,
     #[serde(alias = "window")]
     window_seconds: Option<i64>,
     value: String,
 }
 
-impl Value {
-    fn into_sample(self) -> (String, Sample) {
-        let window = self.window_seconds.map_or(DEFAULT_WINDOW, SignedDuration::from_secs);
-        (self.described_object.name, Sample { value: milli(&self.value), at: self.timestamp, window })
+impl MetricValue {
+    fn into_sample(self) -> (String, PodMetric) {
+        let window = self.window_seconds.map_or(DEFAULT_METRIC_WINDOW, SignedDuration::from_secs);
+        (self.described_object.name, PodMetric { value: milli(&self.value), at: self.timestamp, window })
     }
 }
 
-async fn resources(
+async fn fetch_resource_metric(
     client: &Client,
     namespace: &str,
     selector: &str,
     resource: &str,
     container: Option<&str>,
-) -> Result<Reading, String> {
-    let query = query(&[("labelSelector", selector)]);
+) -> Result<MetricValues, String> {
+    let query = encode_query(&[("labelSelector", selector)]);
     let path = format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods{query}");
-    let list: List<PodMetrics> = get(client, &path, "pods.metrics.k8s.io")
+    let list: List<PodMetrics> = fetch(client, &path, "pods.metrics.k8s.io")
         .await
         .map_err(|error| format!("unable to fetch metrics from resource metrics API: {error}"))?;
     if list.items.is_empty() {
         return Err("no metrics returned from resource metrics API".to_owned());
     }
     let sample = |pod: PodMetrics| {
-        let wanted = |other: &&ContainerMetrics| container.is_none_or(|wanted| wanted == other.name);
-        let usages = pod.containers.iter().filter(wanted).map(|container| container.usage.get(resource));
+        let selected = |other: &&ContainerMetrics| container.is_none_or(|selected| selected == other.name);
+        let usages = pod.containers.iter().filter(selected).map(|container| container.usage.get(resource));
         let usages: Vec<&String> = usages.collect::<Option<_>>()?;
         let value = usages.iter().map(|usage| milli(usage)).fold(0, i64::saturating_add);
-        let window = go_duration(&pod.window).unwrap_or(SignedDuration::ZERO);
-        let sample = Sample { value, at: pod.timestamp, window };
+        let window = parse_go_duration(&pod.window).unwrap_or(SignedDuration::ZERO);
+        let sample = PodMetric { value, at: pod.timestamp, window };
         (!usages.is_empty()).then_some((pod.metadata.name, sample))
     };
-    Ok(Reading::Pods(list.items.into_iter().filter_map(sample).collect()))
+    Ok(MetricValues::Pods(list.items.into_iter().filter_map(sample).collect()))
 }
 
 /// The version of the custom metrics API to use.
-async fn custom_version(client: &Client) -> Result<String, String> {
+async fn custom_metrics_version(client: &Client) -> Result<String, String> {
     #[derive(Deserialize)]
     struct Group {
         versions: Vec<Version>,
@@ -183,27 +187,28 @@ async fn custom_version(client: &Client) -> Result<String, String> {
     struct Version {
         version: String,
     }
-    let none = || format!("no custom metrics API ({CUSTOM}) registered");
-    let path = format!("/apis/{CUSTOM}");
+    let none = || format!("no custom metrics API ({CUSTOM_METRICS_GROUP}) registered");
+    let path = format!("/apis/{CUSTOM_METRICS_GROUP}");
     let group: Group = match client.request(Method::GET, &path, None).await {
         Ok(group) => serde_json::from_value(group).map_err(|error| error.to_string())?,
         Err(error) if error.code() == 404 => return Err(none()),
         Err(error) => return Err(error.to_string()),
     };
-    let has = |wanted: &str| group.versions.iter().any(|version| version.version == wanted);
+    let has = |selected: &str| group.versions.iter().any(|version| version.version == selected);
     let known = ["v1beta2", "v1beta1"].into_iter().find(|version| has(version));
     known.map(str::to_owned).ok_or_else(none)
 }
 
 /// Reads what is at `path`, which is called `what` where there is no such path.
-async fn get<T: DeserializeOwned>(client: &Client, path: &str, what: &str) -> Result<T, String> {
+async fn fetch<T: DeserializeOwned>(client: &Client, path: &str, what: &str) -> Result<T, String> {
     match client.request(Method::GET, path, None).await {
         Ok(value) => serde_json::from_value(value).map_err(|error| error.to_string()),
         // Nobody serves the path, which is not the same as a metric that is not there.
         Err(error)
-            if error.code() == 404 && (error.reason() != "NotFound" || error.to_string() == NO_PATH) =>
+            if error.code() == 404
+                && (error.reason() != "NotFound" || error.to_string() == NOT_FOUND_MESSAGE) =>
         {
-            Err(format!("{NO_PATH} (get {what})"))
+            Err(format!("{NOT_FOUND_MESSAGE} (get {what})"))
         }
         Err(Error::Api(failure)) if failure.code == 503 && failure.reason.is_empty() => {
             Err(format!("the server is currently unable to handle the request (get {what})"))
@@ -231,7 +236,7 @@ fn metric_selector(selector: Option<&LabelSelector>) -> String {
     terms.join(",")
 }
 
-fn query(parameters: &[(&str, &str)]) -> String {
+fn encode_query(parameters: &[(&str, &str)]) -> String {
     let mut query = String::new();
     for (name, value) in parameters.iter().filter(|(_, value)| !value.is_empty()) {
         let _ = write!(query, "{}{name}=", if query.is_empty() { '?' } else { '&' });
@@ -252,7 +257,7 @@ fn milli(quantity: &str) -> i64 {
 }
 
 /// `1m30s`, as Go writes durations.
-fn go_duration(text: &str) -> Option<SignedDuration> {
+fn parse_go_duration(text: &str) -> Option<SignedDuration> {
     let (mut total, mut number) = (0.0, String::new());
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {

@@ -2,11 +2,11 @@ use k8s_openapi::api::apps::v1::Deployment;
 use serde_json::json;
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 #[tokio::test]
-async fn an_autoscaler_keeps_its_limits_and_says_what_it_lacks() {
-    let rig = Rig::start(&["horizontal-pod-autoscaler-controller"]).await;
+async fn scale_to_min_replicas_and_report_missing_metrics() {
+    let test_cluster = TestCluster::start(&["horizontal-pod-autoscaler-controller"]).await;
     let deployment: Deployment = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "default"},
         "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "web"}},
@@ -14,7 +14,7 @@ async fn an_autoscaler_keeps_its_limits_and_says_what_it_lacks() {
                 "spec": {"containers": [{"name": "c", "image": "i"}]}}},
     }))
     .expect("a deployment");
-    rig.client.create(&deployment).await.expect("created");
+    test_cluster.client.create(&deployment).await.expect("created");
     let hpa: HorizontalPodAutoscaler = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "default"},
         "spec": {"minReplicas": 2, "maxReplicas": 5,
@@ -23,17 +23,17 @@ async fn an_autoscaler_keeps_its_limits_and_says_what_it_lacks() {
                 "target": {"type": "Utilization", "averageUtilization": 50}}}]},
     }))
     .expect("an autoscaler");
-    rig.client.create(&hpa).await.expect("created");
-    until("the deployment grows", async || {
-        let deployment: Deployment = rig.client.get(&deployment.key()).await.expect("a deployment");
+    test_cluster.client.create(&hpa).await.expect("created");
+    wait_for("the deployment grows", async || {
+        let deployment: Deployment = test_cluster.client.get(&deployment.key()).await.expect("a deployment");
         (deployment.spec?.replicas == Some(2)).then_some(())
     })
     .await;
     // Any change of the spec is looked at at once; there are no metrics here.
     let patch = reconcile::Patch::Merge(json!({"spec": {"maxReplicas": 6}}));
-    rig.client.patch::<HorizontalPodAutoscaler>(&hpa.key(), &patch).await.expect("changed");
-    let message = until("the condition", async || {
-        let hpa: HorizontalPodAutoscaler = rig.client.get(&hpa.key()).await.expect("an autoscaler");
+    test_cluster.client.patch::<HorizontalPodAutoscaler>(&hpa.key(), &patch).await.expect("changed");
+    let message = wait_for("the condition", async || {
+        let hpa: HorizontalPodAutoscaler = test_cluster.client.get(&hpa.key()).await.expect("an autoscaler");
         let conditions = hpa.status?.conditions?;
         let failed = conditions
             .iter()

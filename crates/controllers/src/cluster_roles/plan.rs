@@ -9,10 +9,10 @@ use reconcile::{Object, selector};
 pub fn plan(role: &ClusterRole, roles: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule>> {
     let selectors = role.aggregation_rule.as_ref()?.cluster_role_selectors.as_deref().unwrap_or_default();
     let mut rules: Vec<PolicyRule> = Vec::new();
-    for wanted in selectors {
-        let wanted = selector(Some(wanted));
-        let chosen = roles.iter().filter(|other| other.name() != role.name());
-        for other in chosen.filter(|other| wanted.matches(|name| other.label(name))) {
+    for role_selector in selectors {
+        let role_selector = selector(Some(role_selector));
+        let candidates = roles.iter().filter(|other| other.name() != role.name());
+        for other in candidates.filter(|other| role_selector.matches(|name| other.label(name))) {
             for rule in other.rules.iter().flatten() {
                 if !rules.contains(rule) {
                     rules.push(rule.clone());
@@ -34,12 +34,12 @@ mod tests {
         Arc::new(serde_json::from_value(value).expect("a role"))
     }
 
-    fn part(name: &str, label: &str, verbs: &[&str]) -> Arc<ClusterRole> {
+    fn role_with_label(name: &str, label: &str, verbs: &[&str]) -> Arc<ClusterRole> {
         let rules: Vec<Value> = verbs.iter().map(|verb| json!({"verbs": [verb]})).collect();
         role(json!({"metadata": {"name": name, "labels": {"to": label}}, "rules": rules}))
     }
 
-    fn gathering(rules: &[&str]) -> ClusterRole {
+    fn aggregated_role(rules: &[&str]) -> ClusterRole {
         let rules: Vec<Value> = rules.iter().map(|verb| json!({"verbs": [verb]})).collect();
         let selectors = json!([{"matchLabels": {"to": "a"}}, {"matchLabels": {"to": "b"}}]);
         let rule = json!({"clusterRoleSelectors": selectors});
@@ -49,7 +49,7 @@ mod tests {
 
     #[track_caller]
     fn check(rules: &[&str], roles: &[Arc<ClusterRole>], expected: Option<&[&str]>) {
-        let found = plan(&gathering(rules), roles);
+        let found = plan(&aggregated_role(rules), roles);
         let found = found.map(|rules| rules.iter().map(|rule| rule.verbs.concat()).collect::<Vec<_>>());
         assert_eq!(
             found.as_deref(),
@@ -58,30 +58,30 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_gathered_once_in_order() {
+    fn aggregated_rules_are_unique_and_in_order() {
         let roles = [
-            part("one", "b", &["get", "list"]),
-            part("two", "a", &["list", "watch"]),
-            part("x", "c", &["x"]),
+            role_with_label("one", "b", &["get", "list"]),
+            role_with_label("two", "a", &["list", "watch"]),
+            role_with_label("x", "c", &["x"]),
         ];
         check(&[], &roles, Some(&["list", "watch", "get"]));
         check(&["list", "watch", "get"], &roles, None);
         check(&["list"], &[], Some(&[]));
         check(&[], &[], None);
         // It does not gather from itself.
-        check(&["own"], &[Arc::new(gathering(&["own"]))], Some(&[]));
+        check(&["own"], &[Arc::new(aggregated_role(&["own"]))], Some(&[]));
     }
 
     proptest! {
         /// Writing down what is gathered leaves nothing to gather, and nothing is gathered from nowhere.
         #[test]
-        fn what_is_gathered_stays(parts in prop::collection::vec((0..3usize, prop::sample::subsequence(vec!["get", "list", "watch"], 0..=3)), 0..6)) {
+        fn aggregation_is_stable(parts in prop::collection::vec((0..3usize, prop::sample::subsequence(vec!["get", "list", "watch"], 0..=3)), 0..6)) {
             let roles: Vec<_> = parts
                 .iter()
                 .enumerate()
-                .map(|(i, (label, verbs))| part(&i.to_string(), ["a", "b", "c"][*label], verbs))
+                .map(|(i, (label, verbs))| role_with_label(&i.to_string(), ["a", "b", "c"][*label], verbs))
                 .collect();
-            let mut role = gathering(&["old"]);
+            let mut role = aggregated_role(&["old"]);
             role.rules = plan(&role, &roles);
             prop_assert_eq!(plan(&role, &roles), None);
             let chosen = |verb: &str| parts.iter().any(|(label, verbs)| *label < 2 && verbs.contains(&verb));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 fn cron(spec: Value, status: Value) -> CronJob {
     let mut spec = spec;
@@ -19,9 +19,9 @@ fn job(text: &str) -> Arc<Job> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let status = match words[1..] {
         [] => json!({}),
-        [outcome, minute] => {
+        [condition, minute] => {
             let at = format!("2026-01-01T00:{minute}:00Z");
-            json!({"startTime": at, "completionTime": at, "conditions": [{"type": outcome, "status": "True"}]})
+            json!({"startTime": at, "completionTime": at, "conditions": [{"type": condition, "status": "True"}]})
         }
         _ => panic!("{text}"),
     };
@@ -50,16 +50,16 @@ fn check(now: &str, spec: Value, status: Value, jobs: &str, expected: Expect) {
     }
     if let Some(start) = &plan.start {
         let at = start.job.annotation("batch.kubernetes.io/cronjob-scheduled-timestamp");
-        let how = if start.is_there { "note" } else { "start" };
-        text += &format!("{how} {} {}\n", start.job.name(), at.unwrap_or_default());
+        let verb = if start.exists { "note" } else { "start" };
+        text += &format!("{verb} {} {}\n", start.job.name(), at.unwrap_or_default());
     }
     text += &format!("status {}\n", serde_json::to_string(&plan.status).expect("a status").replace('"', ""));
-    text += &plan.recheck.map_or(String::new(), |at| format!("again {at}\n"));
+    text += &plan.requeue_at.map_or(String::new(), |at| format!("again {at}\n"));
     expected.assert_eq(&text);
 }
 
 #[test]
-fn runs_start_when_they_are_due() {
+fn starts_job_at_scheduled_time() {
     let every_five = || json!({"schedule": "*/5 * * * *"});
     check(
         "2026-01-01T00:04:59Z",
@@ -193,7 +193,7 @@ fn runs_start_when_they_are_due() {
 }
 
 #[test]
-fn jobs_are_followed_replaced_and_forgotten() {
+fn applies_concurrency_policy_and_history_limits() {
     let spec = |policy: &str| json!({"schedule": "*/5 * * * *", "concurrencyPolicy": policy});
     let status = || json!({"active": active(&["a"]), "lastScheduleTime": "2026-01-01T00:05:00Z"});
     for policy in ["Allow", "Forbid", "Replace"] {
@@ -277,21 +277,21 @@ fn jobs_are_followed_replaced_and_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_started_on_a_server() {
-    let rig = Rig::start(&["cronjob-controller"]).await;
+async fn starts_job_on_api_server() {
+    let test_cluster = TestCluster::start(&["cronjob-controller"]).await;
     let container = json!({"name": "main", "image": "i"});
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [container]}});
     let spec = json!({"schedule": "@every 1s", "jobTemplate": {"spec": {"template": template}}});
     let cron: CronJob =
         serde_json::from_value(json!({"metadata": {"name": "tick", "namespace": "default"}, "spec": spec}))
             .expect("a cron job");
-    rig.client.create(&cron).await.expect("a cron job");
-    let status = until("a run", || async {
-        let cron = rig.client.get::<CronJob>(&cron.key()).await.expect("the cron job");
+    test_cluster.client.create(&cron).await.expect("a cron job");
+    let status = wait_for("a run", || async {
+        let cron = test_cluster.client.get::<CronJob>(&cron.key()).await.expect("the cron job");
         cron.status.filter(|status| status.active.is_some())
     })
     .await;
-    let jobs = rig.client.list::<Job>("default").await.expect("jobs");
+    let jobs = test_cluster.client.list::<Job>("default").await.expect("jobs");
     let name = status.active.into_iter().flatten().next().and_then(|active| active.name);
     assert!(jobs.iter().any(|job| Some(job.name()) == name.as_deref()));
     assert!(status.last_schedule_time.is_some());
@@ -302,9 +302,9 @@ proptest! {
     /// that down: no run is started twice, runs that forbid or replace each other are never two, no more history is
     /// kept than wanted, and planning again yields nothing.
     #[test]
-    fn runs_keep_to_their_policy(
+    fn respects_concurrency_policy_across_restarts(
         policy in 0..3usize,
-        story in prop::collection::vec((1..300i64, any::<bool>(), any::<bool>()), 1..20),
+        steps in prop::collection::vec((1..300i64, any::<bool>(), any::<bool>()), 1..20),
     ) {
         let policy = ["Allow", "Forbid", "Replace"][policy];
         let spec = json!({
@@ -315,30 +315,30 @@ proptest! {
         let mut jobs: Vec<Arc<Job>> = Vec::new();
         let mut names = std::collections::BTreeSet::new();
         let mut now: Timestamp = "2026-01-01T00:00:30Z".parse().expect("a time");
-        for (seconds, ends, stopped) in story {
+        for (seconds, ends, stopped) in steps {
             now = now.checked_add(SignedDuration::from_secs(seconds)).expect("a time");
-            if ends && let Some(running) = jobs.iter_mut().find(|job| plan::outcome(job).is_none()) {
+            if ends && let Some(running) = jobs.iter_mut().find(|job| plan::finished_status(job).is_none()) {
                 let minute = now.strftime("%M").to_string();
                 *running = job(&format!("{} Complete {minute}", running.name()));
             }
             for lost in [stopped, false] {
-                let planned = plan(&cron, &jobs, now, &TimeZone::UTC);
-                let mut status = planned.status.clone();
-                jobs.retain(|job| !planned.delete.iter().any(|gone| gone.uid() == job.uid()));
-                planned.delete.iter().for_each(|gone| plan::forget(&mut status, gone));
-                if let Some(start) = planned.start {
-                    let started = if start.is_there { Arc::new(start.job) } else { job(start.job.name()) };
-                    if !start.is_there {
+                let first = plan(&cron, &jobs, now, &TimeZone::UTC);
+                let mut status = first.status.clone();
+                jobs.retain(|job| !first.delete.iter().any(|removed| removed.uid() == job.uid()));
+                first.delete.iter().for_each(|removed| plan::remove_active_job(&mut status, removed));
+                if let Some(start) = first.start {
+                    let started = if start.exists { Arc::new(start.job) } else { job(start.job.name()) };
+                    if !start.exists {
                         prop_assert!(names.insert(started.name().to_owned()), "{} twice", started.name());
                         jobs.push(started.clone());
                     }
-                    status = plan::started(status, &started, start.at);
+                    status = plan::status_after_start(status, &started, start.at);
                 }
                 if !lost {
                     cron.status = Some(status);
                 }
             }
-            let running = jobs.iter().filter(|job| plan::outcome(job).is_none()).count();
+            let running = jobs.iter().filter(|job| plan::finished_status(job).is_none()).count();
             prop_assert!(policy == "Allow" || running <= 1, "{running} at once");
             prop_assert!(jobs.len() - running <= 2);
             let again = plan(&cron, &jobs, now, &TimeZone::UTC);

@@ -9,10 +9,10 @@ use reconcile::{Object as _, placement};
 use crate::history::POD_REVISION;
 use crate::{pod, template};
 
-const GENERATION: &str = "pod-template-generation";
+const GENERATION_LABEL: &str = "pod-template-generation";
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 /// Trouble with a node is no reason for its daemons to leave it or to stay away.
-const TOLERATED: [(&str, &str); 6] = [
+const DAEMON_TOLERATIONS: [(&str, &str); 6] = [
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
     ("node.kubernetes.io/disk-pressure", "NoSchedule"),
@@ -20,33 +20,33 @@ const TOLERATED: [(&str, &str); 6] = [
     ("node.kubernetes.io/pid-pressure", "NoSchedule"),
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
 ];
-const NO_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
+const HOST_NETWORK_TOLERATION: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
 /// What a DaemonSet wants of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum NodeDecision {
     /// A pod.
-    Run,
+    ShouldRun,
     /// No new pod, but one that is there may stay.
-    Keep,
+    ShouldContinueRunning,
     /// No pod.
-    Leave,
+    ShouldNotRun,
 }
 
 /// What the set wants of the node.
-pub fn wish(set: &DaemonSet, node: &Node) -> Wish {
-    let Some(spec) = template_spec(set) else { return Wish::Leave };
+pub fn node_should_run_daemon_pod(set: &DaemonSet, node: &Node) -> NodeDecision {
+    let Some(spec) = template_spec(set) else { return NodeDecision::ShouldNotRun };
     let name = spec.node_name.as_deref().unwrap_or_default();
-    if !(name.is_empty() || name == node.name()) || !placement::selects(spec, node) {
-        return Wish::Leave;
+    if !(name.is_empty() || name == node.name()) || !placement::matches_node_affinity(spec, node) {
+        return NodeDecision::ShouldNotRun;
     }
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let tolerations = tolerations(spec);
-    let free = |effects: &[&str]| placement::untolerated(taints, &tolerations, effects).is_none();
+    let free = |effects: &[&str]| placement::find_untolerated_taint(taints, &tolerations, effects).is_none();
     match (free(&["NoExecute", "NoSchedule"]), free(&["NoExecute"])) {
-        (true, _) => Wish::Run,
-        (false, true) => Wish::Keep,
-        (false, false) => Wish::Leave,
+        (true, _) => NodeDecision::ShouldRun,
+        (false, true) => NodeDecision::ShouldContinueRunning,
+        (false, false) => NodeDecision::ShouldNotRun,
     }
 }
 
@@ -57,19 +57,19 @@ fn template_spec(set: &DaemonSet) -> Option<&PodSpec> {
 /// The template's tolerations and those every daemon has.
 fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
     let mut all = spec.tolerations.clone().unwrap_or_default();
-    let network = (spec.host_network == Some(true)).then_some(NO_NETWORK);
-    for (key, effect) in TOLERATED.into_iter().chain(network) {
-        let wanted = Toleration {
+    let network = (spec.host_network == Some(true)).then_some(HOST_NETWORK_TOLERATION);
+    for (key, effect) in DAEMON_TOLERATIONS.into_iter().chain(network) {
+        let desired = Toleration {
             key: Some(key.to_owned()),
             operator: Some("Exists".to_owned()),
             effect: Some(effect.to_owned()),
             ..Toleration::default()
         };
         // Upstream's idea of the same toleration: for how long makes no difference.
-        let same = |known: &Toleration| Toleration { toleration_seconds: None, ..known.clone() } == wanted;
+        let same = |known: &Toleration| Toleration { toleration_seconds: None, ..known.clone() } == desired;
         match all.iter_mut().find(|known| same(known)) {
-            Some(known) => *known = wanted,
-            None => all.push(wanted),
+            Some(known) => *known = desired,
+            None => all.push(desired),
         }
     }
     all
@@ -77,16 +77,16 @@ fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
 
 /// The pod for a node. The scheduler places it, since nothing but this node will do.
 pub fn pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
-    let mut made = match &set.spec {
-        Some(spec) => template::pod(set, &spec.template),
+    let mut pod = match &set.spec {
+        Some(spec) => template::pod_from_template(set, &spec.template),
         None => Pod::default(),
     };
-    let labels = made.metadata.labels.get_or_insert_default();
+    let labels = pod.metadata.labels.get_or_insert_default();
     if let Some(generation) = template_generation(set) {
-        labels.insert(GENERATION.to_owned(), generation.to_owned());
+        labels.insert(GENERATION_LABEL.to_owned(), generation.to_owned());
     }
     labels.insert(POD_REVISION.to_owned(), hash.to_owned());
-    let spec = made.spec.get_or_insert_default();
+    let spec = pod.spec.get_or_insert_default();
     spec.tolerations = Some(tolerations(spec));
     let affinity: &mut Affinity = spec.affinity.get_or_insert_default();
     let only = NodeSelectorRequirement {
@@ -97,7 +97,7 @@ pub fn pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
     let term = NodeSelectorTerm { match_fields: Some(vec![only]), match_expressions: None };
     affinity.node_affinity.get_or_insert_default().required_during_scheduling_ignored_during_execution =
         Some(NodeSelector { node_selector_terms: vec![term] });
-    made
+    pod
 }
 
 fn template_generation(set: &DaemonSet) -> Option<&str> {
@@ -105,11 +105,11 @@ fn template_generation(set: &DaemonSet) -> Option<&str> {
 }
 
 /// The node a pod is on or meant for.
-pub fn target(made: &Pod) -> Option<&str> {
-    if !pod::node(made).is_empty() {
-        return Some(pod::node(made));
+pub fn target_node(pod: &Pod) -> Option<&str> {
+    if !pod::node(pod).is_empty() {
+        return Some(pod::node(pod));
     }
-    let affinity = made.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
     let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
     let fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
     let names = fields
@@ -122,7 +122,7 @@ pub fn target(made: &Pod) -> Option<&str> {
 }
 
 /// Whether a pod was made from the present template.
-pub fn is_updated(made: &Pod, set: &DaemonSet, hash: &str) -> bool {
+pub fn is_updated(pod: &Pod, set: &DaemonSet, hash: &str) -> bool {
     let generation = template_generation(set);
-    made.label(POD_REVISION) == Some(hash) || generation.is_some() && made.label(GENERATION) == generation
+    pod.label(POD_REVISION) == Some(hash) || generation.is_some() && pod.label(GENERATION_LABEL) == generation
 }

@@ -2,30 +2,30 @@
 
 use std::sync::Arc;
 
-use api::intstr::Round;
+use api::intstr::RoundingMode;
 use k8s_openapi::api::apps::v1::{DaemonSetSpec, RollingUpdateDaemonSet};
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::Object as _;
 
-use super::plan::Places;
-use super::pods::Wish;
+use super::plan::NodesToDaemonPods;
+use super::pods::NodeDecision;
 use crate::percent;
 
 /// The old pods to delete, and the nodes to make new ones on beside the old.
-pub(super) fn plan(places: &Places<'_>) -> (Vec<Arc<Pod>>, Vec<String>) {
-    let desired = i32::try_from(places.desired()).unwrap_or(i32::MAX);
-    let (surge, mut unavailable) = limits(places.sight.spec, desired);
+pub(super) fn plan(daemon_pods: &NodesToDaemonPods<'_>) -> (Vec<Arc<Pod>>, Vec<String>) {
+    let desired = i32::try_from(daemon_pods.desired()).unwrap_or(i32::MAX);
+    let (surge, mut unavailable) = limits(daemon_pods.snapshot.spec, desired);
     if surge > 0 {
-        return surging(places, surge);
+        return create_within_max_surge(daemon_pods, surge);
     }
     if desired > 0 && unavailable == 0 {
         unavailable = 1;
     }
-    (replacing(places, unavailable), Vec::new())
+    (delete_within_max_unavailable(daemon_pods, unavailable), Vec::new())
 }
 
 /// Whether two pods may be on one node for a while.
-pub(super) fn surges(spec: &DaemonSetSpec) -> bool {
+pub(super) fn allows_surge(spec: &DaemonSetSpec) -> bool {
     limits(spec, 1).0 > 0
 }
 
@@ -39,38 +39,42 @@ fn limits(spec: &DaemonSetSpec, desired: i32) -> (usize, usize) {
         return (0, 0);
     };
     let count = |value: &Option<_>| {
-        let scaled = value.as_ref().and_then(|value| percent::of(value, desired, Round::Up));
+        let scaled = value.as_ref().and_then(|value| percent::scaled_value(value, desired, RoundingMode::Up));
         usize::try_from(scaled.unwrap_or(0)).unwrap_or(0)
     };
     (count(max_surge), count(max_unavailable))
 }
 
-type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
+type NewAndOldPod<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 /// The new and the old pod of a node; `None` where there are several of a kind, which have to be sorted out
 /// first.
-fn pair<'a>(places: &Places<'a>, name: &str) -> Option<Pair<'a>> {
-    let here = places.pods.get(name).into_iter().flatten().filter(|pod| !pod.is_deleting()).copied();
-    let (new, old): (Vec<_>, Vec<_>) = here.partition(|pod| places.is_new(pod));
+fn new_and_old_pod<'a>(daemon_pods: &NodesToDaemonPods<'a>, name: &str) -> Option<NewAndOldPod<'a>> {
+    let here = daemon_pods.pods.get(name).into_iter().flatten().filter(|pod| !pod.is_deleting()).copied();
+    let (new, old): (Vec<_>, Vec<_>) = here.partition(|pod| daemon_pods.is_new(pod));
     (new.len() < 2 && old.len() < 2).then(|| (new.first().copied(), old.first().copied()))
 }
 
 /// Every node that has pods or should have some.
-fn names<'a>(places: &Places<'a>) -> Vec<&'a str> {
-    let wanted = places.wishes.iter().filter(|(_, wish)| **wish == Wish::Run).map(|(name, _)| *name);
-    let mut names: Vec<&str> = places.pods.keys().copied().chain(wanted).collect();
+fn node_names<'a>(daemon_pods: &NodesToDaemonPods<'a>) -> Vec<&'a str> {
+    let desired = daemon_pods
+        .decision_by_node
+        .iter()
+        .filter(|(_, decision)| **decision == NodeDecision::ShouldRun)
+        .map(|(name, _)| *name);
+    let mut names: Vec<&str> = daemon_pods.pods.keys().copied().chain(desired).collect();
     names.sort_unstable();
     names.dedup();
     names
 }
 
 /// Old pods that do not serve go at once, the others as far as enough are left.
-fn replacing(places: &Places<'_>, limit: usize) -> Vec<Arc<Pod>> {
+fn delete_within_max_unavailable(daemon_pods: &NodesToDaemonPods<'_>, limit: usize) -> Vec<Arc<Pod>> {
     let (mut unavailable, mut broken, mut candidates) = (0, Vec::new(), Vec::new());
-    for name in names(places) {
-        match pair(places, name) {
-            Some((Some(new), None)) => unavailable += usize::from(!places.is_available(new)),
-            Some((None, Some(old))) if places.is_available(old) => candidates.push(old.clone()),
+    for name in node_names(daemon_pods) {
+        match new_and_old_pod(daemon_pods, name) {
+            Some((Some(new), None)) => unavailable += usize::from(!daemon_pods.is_available(new)),
+            Some((None, Some(old))) if daemon_pods.is_available(old) => candidates.push(old.clone()),
             Some((None, Some(old))) => {
                 unavailable += 1;
                 broken.push(old.clone());
@@ -84,29 +88,32 @@ fn replacing(places: &Places<'_>, limit: usize) -> Vec<Arc<Pod>> {
 }
 
 /// A new pod is made beside the old one, which goes when the new one serves.
-fn surging(places: &Places<'_>, limit: usize) -> (Vec<Arc<Pod>>, Vec<String>) {
-    let (mut delete, mut create, mut candidates, mut leaving) = (vec![], vec![], vec![], vec![]);
+fn create_within_max_surge(
+    daemon_pods: &NodesToDaemonPods<'_>,
+    limit: usize,
+) -> (Vec<Arc<Pod>>, Vec<String>) {
+    let (mut delete, mut create, mut candidates, mut misscheduled) = (vec![], vec![], vec![], vec![]);
     let (mut surge, mut available) = (0, 0);
-    for name in names(places) {
-        let Some((new, old)) = pair(places, name) else {
+    for name in node_names(daemon_pods) {
+        let Some((new, old)) = new_and_old_pod(daemon_pods, name) else {
             surge += 1;
             continue;
         };
-        available += usize::from(old.or(new).is_some_and(|pod| places.is_available(pod)));
+        available += usize::from(old.or(new).is_some_and(|pod| daemon_pods.is_available(pod)));
         let Some(old) = old else { continue };
-        let runs = places.wishes.get(name) == Some(&Wish::Run);
-        match (new, places.is_available(old)) {
-            (Some(new), _) if places.is_available(new) => delete.push(old.clone()),
+        let should_run = daemon_pods.decision_by_node.get(name) == Some(&NodeDecision::ShouldRun);
+        match (new, daemon_pods.is_available(old)) {
+            (Some(new), _) if daemon_pods.is_available(new) => delete.push(old.clone()),
             (Some(_), _) => surge += 1,
-            (None, false) if runs => create.push(name.to_owned()),
+            (None, false) if should_run => create.push(name.to_owned()),
             (None, false) => delete.push(old.clone()),
-            (None, true) if runs => candidates.push(name.to_owned()),
-            (None, true) => leaving.push(old.clone()),
+            (None, true) if should_run => candidates.push(name.to_owned()),
+            (None, true) => misscheduled.push(old.clone()),
         }
     }
     // When the set moves to other nodes, the old ones are left as the new ones begin to serve.
-    leaving.truncate(available.saturating_sub(places.desired()));
-    delete.extend(leaving);
+    misscheduled.truncate(available.saturating_sub(daemon_pods.desired()));
+    delete.extend(misscheduled);
     candidates.truncate(limit.saturating_sub(surge));
     create.extend(candidates);
     (delete, create)

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::history::Revise;
+use crate::history::MissingRevision;
 use crate::pod as pods_of;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 const NOW: &str = "2026-01-01T12:00:00Z";
 
@@ -46,7 +46,7 @@ fn node(text: &str) -> Arc<Node> {
 
 fn revision(set: &DaemonSet, number: i64) -> Arc<ControllerRevision> {
     let template = &set.spec.as_ref().expect("a spec").template;
-    Arc::new(history::revision(set, template, POD_REVISION, number, None))
+    Arc::new(history::new_revision(set, template, POD_REVISION, number, None))
 }
 
 /// `name node word...`, where a word is `old`, `ready`, `going`, `waiting` or a phase.
@@ -54,15 +54,15 @@ fn pod(text: &str, set: &DaemonSet) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let (name, node) = (words.next().expect("a name"), words.next().expect("a node"));
     let hash = revision(set, 1).label(POD_REVISION).expect("a hash").to_owned();
-    let mut made = pods::pod(set, node, &hash);
-    made.metadata.name = Some(name.to_owned());
-    made.metadata.uid = Some(name.to_owned());
-    made.spec.get_or_insert_default().node_name = Some(node.to_owned());
+    let mut pod = pods::pod(set, node, &hash);
+    pod.metadata.name = Some(name.to_owned());
+    pod.metadata.uid = Some(name.to_owned());
+    pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
     let mut status = json!({"phase": "Running"});
     for word in words {
         match word {
             "old" => {
-                let labels = made.metadata.labels.get_or_insert_default();
+                let labels = pod.metadata.labels.get_or_insert_default();
                 labels.insert(POD_REVISION.to_owned(), "old".to_owned());
             }
             "ready" => {
@@ -70,25 +70,27 @@ fn pod(text: &str, set: &DaemonSet) -> Arc<Pod> {
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}])
             }
             "going" => {
-                made.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
+                pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
             }
-            "waiting" => made.spec.get_or_insert_default().node_name = None,
+            "waiting" => pod.spec.get_or_insert_default().node_name = None,
             phase => status["phase"] = json!(phase),
         }
     }
-    made.status = serde_json::from_value(status).expect("a status");
-    Arc::new(made)
+    pod.status = serde_json::from_value(status).expect("a status");
+    Arc::new(pod)
 }
 
-fn told(plan: &Plan) -> String {
+fn render(plan: &Plan) -> String {
     let names =
         |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>().join(" ");
     let mut text = match &plan.step {
-        Step::Rest => "rest\n".to_owned(),
-        Step::Revise(Revise::Remember { number }) => format!("remember as {number}\n"),
-        Step::Revise(Revise::Renumber { number, .. }) => format!("renumber to {number}\n"),
-        Step::Merge { drop, relabel, .. } => format!("merge {} relabel {}\n", drop.len(), names(relabel)),
-        Step::Trim(old) => format!("trim {}\n", old.len()),
+        Step::Done => "rest\n".to_owned(),
+        Step::Revise(MissingRevision::Create { number }) => format!("remember as {number}\n"),
+        Step::Revise(MissingRevision::SetNumber { number, .. }) => format!("renumber to {number}\n"),
+        Step::MergeRevisions { drop, pods_to_label, .. } => {
+            format!("merge {} relabel {}\n", drop.len(), names(pods_to_label))
+        }
+        Step::TruncateHistory(old) => format!("trim {}\n", old.len()),
         Step::Status(status) => format!(
             "status {} desired {} current {} misscheduled {} ready {} updated {} available {} unavailable\n",
             status.desired_number_scheduled,
@@ -107,7 +109,7 @@ fn told(plan: &Plan) -> String {
             text
         }
     };
-    text += &plan.recheck.map_or(String::new(), |at| format!("again at {at}\n"));
+    text += &plan.requeue_at.map_or(String::new(), |at| format!("again at {at}\n"));
     text
 }
 
@@ -121,12 +123,12 @@ fn check(strategy: Value, nodes: &str, pods: &str, expected: Expect) {
     let history = History::of(&spec.template, vec![revision(&set, 1)]);
     let retries = Retries::from([(
         "sore".to_owned(),
-        plan::Retry {
+        plan::FailedPodRetry {
             pause: std::time::Duration::from_secs(60),
             since: now() - SignedDuration::from_secs(1),
         },
     )]);
-    let sight = Sight {
+    let snapshot = DaemonSetSnapshot {
         set: &set,
         spec,
         nodes: &nodes,
@@ -135,11 +137,11 @@ fn check(strategy: Value, nodes: &str, pods: &str, expected: Expect) {
         retries: &retries,
         now: now(),
     };
-    expected.assert_eq(&told(&plan(&sight, true)));
+    expected.assert_eq(&render(&plan(&snapshot, true)));
 }
 
 #[test]
-fn every_node_that_fits_has_one_pod() {
+fn one_pod_per_matching_node() {
     let one = || rolling(json!(1), json!(0));
     check(
         one(),
@@ -221,7 +223,7 @@ fn every_node_that_fits_has_one_pod() {
 }
 
 #[test]
-fn templates_are_rolled_out() {
+fn rolling_update_respects_limits() {
     let nodes = "a | b | c";
     let old = "p a old ready | q b old ready | r c old ready";
     check(
@@ -299,14 +301,14 @@ fn templates_are_rolled_out() {
 }
 
 #[test]
-fn pods_are_bound_to_their_node() {
+fn pod_has_node_affinity_and_daemon_tolerations() {
     let mut set = set(rolling(json!(1), json!(0)), "i");
     set.metadata.annotations = Some([("deprecated.daemonset.template.generation".into(), "3".into())].into());
-    let made = pods::pod(&set, "a", "hash");
-    assert_eq!(pods::target(&made), Some("a"));
-    assert_eq!((made.label(POD_REVISION), made.label("pod-template-generation")), (Some("hash"), Some("3")));
-    assert!(pods::is_updated(&made, &set, "other"));
-    let tolerations = made.spec.and_then(|spec| spec.tolerations).unwrap_or_default();
+    let pod = pods::pod(&set, "a", "hash");
+    assert_eq!(pods::target_node(&pod), Some("a"));
+    assert_eq!((pod.label(POD_REVISION), pod.label("pod-template-generation")), (Some("hash"), Some("3")));
+    assert!(pods::is_updated(&pod, &set, "other"));
+    let tolerations = pod.spec.and_then(|spec| spec.tolerations).unwrap_or_default();
     let keys: Vec<&str> =
         tolerations.iter().filter_map(|known| known.key.as_deref()?.split('/').nth(1)).collect();
     assert_eq!(
@@ -321,16 +323,16 @@ struct Model {
     nodes: Vec<Arc<Node>>,
     pods: Vec<Pod>,
     revisions: Vec<Arc<ControllerRevision>>,
-    born: usize,
+    created_count: usize,
     now: Timestamp,
 }
 
 impl Model {
-    fn plan(&self, manage: bool) -> (Plan, History) {
+    fn plan(&self, may_change_pods: bool) -> (Plan, History) {
         let pods: Vec<Arc<Pod>> = self.pods.iter().cloned().map(Arc::new).collect();
         let spec = self.set.spec.as_ref().expect("a spec");
         let history = History::of(&spec.template, self.revisions.clone());
-        let sight = Sight {
+        let snapshot = DaemonSetSnapshot {
             set: &self.set,
             spec,
             nodes: &self.nodes,
@@ -339,34 +341,36 @@ impl Model {
             retries: &Retries::new(),
             now: self.now,
         };
-        (plan(&sight, manage), history)
+        (plan(&snapshot, may_change_pods), history)
     }
 
     /// Carries out one step. `false` when there is none.
     fn step(&mut self) -> bool {
         let (Plan { step, .. }, history) = self.plan(true);
-        let hash = history.newest().and_then(|revision| revision.label(POD_REVISION)).unwrap_or_default();
+        let hash = history.latest().and_then(|revision| revision.label(POD_REVISION)).unwrap_or_default();
         match step {
-            Step::Rest => return false,
-            Step::Revise(Revise::Remember { number }) => self.revisions.push(revision(&self.set, number)),
-            Step::Revise(Revise::Renumber { revision, number }) => {
+            Step::Done => return false,
+            Step::Revise(MissingRevision::Create { number }) => {
+                self.revisions.push(revision(&self.set, number))
+            }
+            Step::Revise(MissingRevision::SetNumber { revision, number }) => {
                 self.revisions.retain(|known| known.name() != revision.name());
                 self.revisions.push(Arc::new(ControllerRevision { revision: number, ..(*revision).clone() }));
             }
-            Step::Merge { .. } => panic!("a template has one revision"),
-            Step::Trim(old) => self.revisions.retain(|known| !old.contains(known)),
+            Step::MergeRevisions { .. } => panic!("a template has one revision"),
+            Step::TruncateHistory(old) => self.revisions.retain(|known| !old.contains(known)),
             Step::Status(status) => self.set.status = Some(status),
             Step::Pods(change) => {
-                let gone: Vec<&str> = change.delete.iter().map(|pod| pod.uid()).collect();
-                self.pods.retain(|pod| !gone.contains(&pod.uid()));
+                let deleted: Vec<&str> = change.delete.iter().map(|pod| pod.uid()).collect();
+                self.pods.retain(|pod| !deleted.contains(&pod.uid()));
                 for node in &change.create {
-                    self.born += 1;
+                    self.created_count += 1;
                     let mut made = pods::pod(&self.set, node, hash);
-                    made.metadata.name = Some(format!("pod-{}", self.born));
+                    made.metadata.name = Some(format!("pod-{}", self.created_count));
                     made.metadata.uid = made.metadata.name.clone();
                     made.spec.get_or_insert_default().node_name = Some(node.clone());
                     let created =
-                        self.now + SignedDuration::from_secs(i64::try_from(self.born).expect("few"));
+                        self.now + SignedDuration::from_secs(i64::try_from(self.created_count).expect("few"));
                     made.metadata.creation_timestamp =
                         serde_json::from_value(json!(created.to_string())).expect("a time");
                     made.status = Some(Default::default());
@@ -377,7 +381,7 @@ impl Model {
         true
     }
 
-    fn ready(&mut self, choice: usize) {
+    fn make_pod_ready(&mut self, choice: usize) {
         let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True",
             "lastTransitionTime": self.now.to_string()}]});
         let mut waiting: Vec<&mut Pod> = self.pods.iter_mut().filter(|pod| !pods_of::is_ready(pod)).collect();
@@ -387,24 +391,24 @@ impl Model {
         }
     }
 
-    fn settle(&mut self) {
+    fn run_until_stable(&mut self) {
         for _ in 0..500 {
             if !self.step() {
                 if self.pods.iter().all(pods_of::is_ready) {
                     return;
                 }
-                self.ready(0);
+                self.make_pod_ready(0);
             }
         }
-        panic!("does not come to rest: {}", told(&self.plan(true).0));
+        panic!("does not come to rest: {}", render(&self.plan(true).0));
     }
 
-    fn serving(&self) -> usize {
-        let serves = |node: &&Arc<Node>| {
+    fn nodes_with_ready_pod(&self) -> usize {
+        let has_ready_pod = |node: &&Arc<Node>| {
             let here = self.pods.iter().filter(|pod| pods_of::node(pod) == node.name());
             here.into_iter().any(pods_of::is_ready)
         };
-        self.nodes.iter().filter(serves).count()
+        self.nodes.iter().filter(has_ready_pod).count()
     }
 }
 
@@ -413,40 +417,40 @@ proptest! {
 
     /// Whatever order pods become ready in, a rollout keeps to its limits and comes to an end.
     #[test]
-    fn rollouts_keep_their_limits(
+    fn rollout_stays_within_limits(
         count in 1usize..7,
         limit in 1usize..4,
-        surges in any::<bool>(),
-        story in prop::collection::vec((any::<bool>(), 0usize..9, 0usize..4), 0..80),
+        with_surge in any::<bool>(),
+        steps in prop::collection::vec((any::<bool>(), 0usize..9, 0usize..4), 0..80),
     ) {
-        let strategy = if surges { rolling(json!(0), json!(limit)) } else { rolling(json!(limit), json!(0)) };
+        let strategy = if with_surge { rolling(json!(0), json!(limit)) } else { rolling(json!(limit), json!(0)) };
         let mut model = Model {
             set: set(strategy, "image-0"),
             nodes: (0..count).map(|i| node(&format!("node-{i}"))).collect(),
             pods: vec![],
             revisions: vec![],
-            born: 0,
+            created_count: 0,
             now: now(),
         };
-        model.settle();
-        for (looks, choice, image) in story {
-            match (looks, choice) {
+        model.run_until_stable();
+        for (sync, choice, image) in steps {
+            match (sync, choice) {
                 (true, _) => _ = model.step(),
                 (false, 0) => {
                     let template = &mut model.set.spec.as_mut().expect("a spec").template;
                     let containers = &mut template.spec.as_mut().expect("a pod").containers;
                     containers[0].image = Some(format!("image-{image}"));
                 }
-                (false, choice) => model.ready(choice),
+                (false, choice) => model.make_pod_ready(choice),
             }
-            let (most, fewest) = if surges { (count + limit, count) } else { (count, count.saturating_sub(limit)) };
-            prop_assert!(model.pods.len() <= most, "{} pods for {} nodes", model.pods.len(), count);
-            prop_assert!(model.serving() >= fewest, "{} of {} nodes served", model.serving(), count);
+            let (max_pods, min_ready) = if with_surge { (count + limit, count) } else { (count, count.saturating_sub(limit)) };
+            prop_assert!(model.pods.len() <= max_pods, "{} pods for {} nodes", model.pods.len(), count);
+            prop_assert!(model.nodes_with_ready_pod() >= min_ready, "{} of {} nodes served", model.nodes_with_ready_pod(), count);
         }
-        model.settle();
+        model.run_until_stable();
         let (last, history) = model.plan(true);
-        prop_assert_eq!(told(&last), "rest\n");
-        let hash = history.newest().and_then(|revision| revision.label(POD_REVISION));
+        prop_assert_eq!(render(&last), "rest\n");
+        let hash = history.latest().and_then(|revision| revision.label(POD_REVISION));
         prop_assert!(model.pods.iter().all(|pod| pod.label(POD_REVISION) == hash));
         prop_assert_eq!(model.pods.len(), count);
         prop_assert!(model.revisions.len() <= 2);
@@ -454,55 +458,58 @@ proptest! {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_follows_its_nodes_on_a_server() {
-    let rig = Rig::start(&["daemonset-controller"]).await;
-    let mut wanted = set(rolling(json!(1), json!(0)), "i");
-    wanted.metadata.uid = None;
-    wanted.metadata.namespace = Some("default".to_owned());
-    rig.client.create(&wanted).await.expect("a set");
+async fn pods_follow_node_labels_on_api_server() {
+    let test_cluster = TestCluster::start(&["daemonset-controller"]).await;
+    let mut daemon_set = set(rolling(json!(1), json!(0)), "i");
+    daemon_set.metadata.uid = None;
+    daemon_set.metadata.namespace = Some("default".to_owned());
+    test_cluster.client.create(&daemon_set).await.expect("a set");
     for name in ["a", "b"] {
-        let ssd = json!({"metadata": {"name": name, "labels": {"disk": "ssd"}}});
-        let node = rig.client.create::<Node>(&serde_json::from_value(ssd).expect("a node")).await;
+        let node_object = json!({"metadata": {"name": name, "labels": {"disk": "ssd"}}});
+        let node =
+            test_cluster.client.create::<Node>(&serde_json::from_value(node_object).expect("a node")).await;
         // A new node is tainted until it is ready.
         let ready = Patch::Merge(json!({"spec": {"taints": null}}));
-        rig.client.patch::<Node>(&node.expect("a node").key(), &ready).await.expect("a node");
+        test_cluster.client.patch::<Node>(&node.expect("a node").key(), &ready).await.expect("a node");
     }
-    let status = until("two pods", || async {
-        let set = rig.client.get::<DaemonSet>(&wanted.key()).await.expect("the set");
+    let status = wait_for("two pods", || async {
+        let set = test_cluster.client.get::<DaemonSet>(&daemon_set.key()).await.expect("the set");
         set.status.filter(|status| status.current_number_scheduled == 2)
     })
     .await;
     assert_eq!((status.desired_number_scheduled, status.number_ready), (2, 0));
-    let pods = rig.client.list::<Pod>("default").await.expect("pods");
-    let mut targets: Vec<&str> = pods.iter().filter_map(pods::target).collect();
+    let pods = test_cluster.client.list::<Pod>("default").await.expect("pods");
+    let mut targets: Vec<&str> = pods.iter().filter_map(pods::target_node).collect();
     targets.sort_unstable();
     assert_eq!(targets, ["a", "b"]);
-    let revisions = rig.client.list::<ControllerRevision>("default").await.expect("revisions");
+    let revisions = test_cluster.client.list::<ControllerRevision>("default").await.expect("revisions");
     assert_eq!(revisions.len(), 1);
-    let hdd = Patch::Merge(json!({"metadata": {"labels": {"disk": "hdd"}}}));
-    rig.client.patch::<Node>(&Key::new("", "b"), &hdd).await.expect("a node");
-    until("one pod", || async {
-        let set = rig.client.get::<DaemonSet>(&wanted.key()).await.expect("the set");
+    let label_patch = Patch::Merge(json!({"metadata": {"labels": {"disk": "hdd"}}}));
+    test_cluster.client.patch::<Node>(&Key::new("", "b"), &label_patch).await.expect("a node");
+    wait_for("one pod", || async {
+        let set = test_cluster.client.get::<DaemonSet>(&daemon_set.key()).await.expect("the set");
         set.status.filter(|status| status.desired_number_scheduled == 1 && status.number_misscheduled == 0)
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_that_is_gone_has_no_more_pods() {
-    let rig = Rig::start(&[]).await;
+async fn creates_no_pods_for_deleted_set() {
+    let test_cluster = TestCluster::start(&[]).await;
     let node = json!({"metadata": {"name": "a", "labels": {"disk": "ssd"}}});
-    let node = rig.client.create::<Node>(&serde_json::from_value(node).expect("a node")).await;
+    let node = test_cluster.client.create::<Node>(&serde_json::from_value(node).expect("a node")).await;
     let ready = Patch::Merge(json!({"spec": {"taints": null}}));
-    rig.client.patch::<Node>(&node.expect("a node").key(), &ready).await.expect("a node");
-    let mut wanted = set(rolling(json!(1), json!(0)), "i");
-    wanted.metadata.uid = None;
-    wanted.metadata.namespace = Some("default".to_owned());
-    let begin = |caches: &reconcile::Caches| {
+    test_cluster.client.patch::<Node>(&node.expect("a node").key(), &ready).await.expect("a node");
+    let mut daemon_set = set(rolling(json!(1), json!(0)), "i");
+    daemon_set.metadata.uid = None;
+    daemon_set.metadata.namespace = Some("default".to_owned());
+    let start_caches = |caches: &reconcile::Caches| {
         let _ = (caches.daemon_sets(), caches.pods(), caches.nodes(), caches.controller_revisions());
     };
-    let ctx = rig.gone("daemonset-controller", &wanted, "currentNumberScheduled", begin).await;
-    let done = reconcile(&ctx, &AllRetries::default(), &wanted.key()).await;
-    assert_eq!(done.expect("nothing to do"), Next::Change);
-    rig.has_no_pods().await;
+    let ctx = test_cluster
+        .with_deleted_owner("daemonset-controller", &daemon_set, "currentNumberScheduled", start_caches)
+        .await;
+    let done = reconcile(&ctx, &AllRetries::default(), &daemon_set.key()).await;
+    assert_eq!(done.expect("nothing to do"), ReconcileAction::AwaitChange);
+    test_cluster.assert_no_pods().await;
 }

@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
-use reconcile::{Object as _, Severity};
+use reconcile::{EventType, Object as _};
 
 pub use sets::is_new;
-pub use status::{collided, creation_failed};
+pub use status::{creation_failed, increment_collision_count};
 
-use scale::{Limits, Outcome};
-use sets::{Set, Sets};
+use scale::{RolloutLimits, RolloutResult};
+use sets::{ReplicaSetState, ReplicaSets};
 
 /// One change to the world.
 #[derive(Debug, PartialEq)]
@@ -35,9 +35,9 @@ pub enum Action {
     WriteStatus(Box<Deployment>),
     /// Writes all of it: only a rollback changes what its user wrote.
     WriteSpec(Box<Deployment>),
-    Tell(Severity, &'static str, String),
+    Event(EventType, &'static str, String),
     /// Progress may have taken too long by then.
-    LookAt(Timestamp),
+    RequeueAt(Timestamp),
 }
 
 /// What to do next for a Deployment with these ReplicaSets, all of them its own. `runs_pods` tells whether
@@ -48,72 +48,72 @@ pub fn plan(
     runs_pods: impl Fn(&ReplicaSet) -> bool,
     now: Timestamp,
 ) -> Vec<Action> {
-    let (limits, mut sets) = (Limits::of(deployment), Sets::new(deployment, owned));
-    let mut told = deployment.clone();
-    let mut expected = Vec::new();
+    let (limits, mut sets) = (RolloutLimits::of(deployment), ReplicaSets::new(deployment, owned));
+    let mut updated = deployment.clone();
+    let mut history_surplus = Vec::new();
 
     if !deployment.is_deleting() {
-        status::pause_or_resume(&mut told, now);
+        status::pause_or_resume(&mut updated, now);
     }
-    sets.follow(&mut told, now);
+    sets.sync_annotations(&mut updated, now);
 
-    let outcome = if deployment.is_deleting() {
-        Outcome::Observe
+    let result = if deployment.is_deleting() {
+        RolloutResult::NoRollout
     } else if limits.paused {
         sets.scale(&limits);
-        expected = sets.surplus(deployment);
-        Outcome::Observe
-    } else if let Some(revision) = rollback::wanted(deployment) {
+        history_surplus = sets.surplus(deployment);
+        RolloutResult::NoRollout
+    } else if let Some(revision) = rollback::rollback_revision(deployment) {
         return rollback::plan(deployment, &sets, revision);
-    } else if sets.was_scaled(&limits) {
+    } else if sets.is_scaling_event(&limits) {
         sets.scale(&limits);
-        Outcome::Observe
+        RolloutResult::NoRollout
     } else {
-        let outcome = match limits.rolling {
-            true => sets.roll(&mut told, &limits, now),
-            false => sets.recreate(&mut told, &limits, runs_pods, now),
+        let result = match limits.rolling {
+            true => sets.rolling_update(&mut updated, &limits, now),
+            false => sets.recreate(&mut updated, &limits, runs_pods, now),
         };
-        if outcome == Outcome::Settled && status::is_complete(deployment, deployment.status.as_ref()) {
-            expected = sets.surplus(deployment);
+        if result == RolloutResult::Unchanged && status::is_complete(deployment, deployment.status.as_ref()) {
+            history_surplus = sets.surplus(deployment);
         }
-        outcome
+        result
     };
 
-    let next = match outcome {
-        Outcome::Observe => {
-            told.status = Some(status::observe(&told, &sets, &limits, now));
+    let next = match result {
+        RolloutResult::NoRollout => {
+            updated.status = Some(status::compute_status(&updated, &sets, &limits, now));
             None
         }
-        Outcome::Scaled | Outcome::Settled => {
-            told.status = Some(status::of_rollout(deployment, &told, &sets, &limits, now));
-            status::deadline(&told)
+        RolloutResult::Scaled | RolloutResult::Unchanged => {
+            updated.status = Some(status::compute_rollout_status(deployment, &updated, &sets, &limits, now));
+            status::progress_deadline_at(&updated)
         }
     };
     let mut actions = sets.into_actions();
-    actions.extend(expected.into_iter().map(Action::DeleteSet));
-    if told != *deployment {
-        actions.push(Action::WriteStatus(Box::new(told)));
+    actions.extend(history_surplus.into_iter().map(Action::DeleteSet));
+    if updated != *deployment {
+        actions.push(Action::WriteStatus(Box::new(updated)));
     }
-    actions.extend(next.map(Action::LookAt));
+    actions.extend(next.map(Action::RequeueAt));
     actions
 }
 
-impl Set {
+impl ReplicaSetState {
     fn replicas(&self) -> i32 {
-        self.now.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
+        self.desired.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
     }
 
     /// As it reports itself.
-    fn running(&self) -> i32 {
-        self.now.status.as_ref().map_or(0, |status| status.replicas)
+    fn reported_replicas(&self) -> i32 {
+        self.desired.status.as_ref().map_or(0, |status| status.replicas)
     }
 
     fn available(&self) -> i32 {
-        self.now.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0)
+        self.desired.status.as_ref().and_then(|status| status.available_replicas).unwrap_or(0)
     }
 
     fn ready(&self) -> i32 {
-        self.now.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0)
+        self.desired.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0)
     }
 }
 

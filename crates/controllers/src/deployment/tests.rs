@@ -2,7 +2,7 @@ use reconcile::Patch;
 use serde_json::json;
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 const CONTROLLERS: &[&str] = &["deployment-controller", "replicaset-controller"];
 
@@ -18,16 +18,17 @@ fn deployment(replicas: i32, image: &str) -> Deployment {
 }
 
 /// Plays the kubelet until `done` holds for the deployment: every pod becomes ready.
-async fn play(rig: &Rig, done: impl Fn(&Deployment) -> bool) -> Deployment {
-    until("the rollout", async || {
-        for pod in rig.client.list::<Pod>("default").await.expect("pods") {
+async fn run_fake_kubelet(test_cluster: &TestCluster, done: impl Fn(&Deployment) -> bool) -> Deployment {
+    wait_for("the rollout", async || {
+        for pod in test_cluster.client.list::<Pod>("default").await.expect("pods") {
             if !pod::is_ready(&pod) {
                 let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
                 let patch = Patch::Strategic(json!({"status": ready}));
-                let _ = rig.client.patch_status::<Pod>(&pod.key(), &patch).await;
+                let _ = test_cluster.client.patch_status::<Pod>(&pod.key(), &patch).await;
             }
         }
-        let deployment: Deployment = rig.client.get(&Key::new("default", "web")).await.expect("a deployment");
+        let deployment: Deployment =
+            test_cluster.client.get(&Key::new("default", "web")).await.expect("a deployment");
         done(&deployment).then_some(deployment)
     })
     .await
@@ -44,10 +45,10 @@ fn is_done(deployment: &Deployment) -> bool {
 }
 
 #[tokio::test]
-async fn a_deployment_rolls_out_and_back() {
-    let rig = Rig::start(CONTROLLERS).await;
-    rig.client.create(&deployment(3, "a")).await.expect("created");
-    let first = play(&rig, is_done).await;
+async fn rollout_and_rollback_on_api_server() {
+    let test_cluster = TestCluster::start(CONTROLLERS).await;
+    test_cluster.client.create(&deployment(3, "a")).await.expect("created");
+    let first = run_fake_kubelet(&test_cluster, is_done).await;
     assert_eq!(first.annotation("deployment.kubernetes.io/revision"), Some("1"));
 
     let key = first.key();
@@ -56,40 +57,40 @@ async fn a_deployment_rolls_out_and_back() {
         Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": containers}}}}))
     };
     for (name, revision) in [("b", "2"), ("a", "3")] {
-        rig.client.patch::<Deployment>(&key, &image(name)).await.expect("changed");
-        let done = play(&rig, is_done).await;
+        test_cluster.client.patch::<Deployment>(&key, &image(name)).await.expect("changed");
+        let done = run_fake_kubelet(&test_cluster, is_done).await;
         assert_eq!(done.annotation("deployment.kubernetes.io/revision"), Some(revision));
     }
-    let sets = rig.client.list::<ReplicaSet>("default").await.expect("sets");
+    let sets = test_cluster.client.list::<ReplicaSet>("default").await.expect("sets");
     assert_eq!(sets.len(), 2);
-    let done = play(&rig, |deployment| {
+    let done = run_fake_kubelet(&test_cluster, |deployment| {
         let mut conditions = deployment.status.iter().flat_map(|status| status.conditions.iter().flatten());
         conditions.any(|condition| condition.reason.as_deref() == Some("NewReplicaSetAvailable"))
     })
     .await;
 
     // Nothing more is to be done, so being asked to look again writes nothing.
-    until("the loops are idle", async || rig.ctx.metrics.all_idle().then_some(())).await;
+    wait_for("the loops are idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    let touched: Deployment = rig.client.patch(&done.key(), &patch).await.expect("touched");
-    rig.ctx.caches.deployments().seen(touched.revision()).await.expect("seen");
-    until("the loops are idle", async || rig.ctx.metrics.all_idle().then_some(())).await;
-    let after: Deployment = rig.client.get(&key).await.expect("a deployment");
-    assert_eq!(after.revision(), touched.revision());
+    let patched: Deployment = test_cluster.client.patch(&done.key(), &patch).await.expect("touched");
+    test_cluster.ctx.caches.deployments().wait_until_revision(patched.revision()).await.expect("seen");
+    wait_for("the loops are idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
+    let after: Deployment = test_cluster.client.get(&key).await.expect("a deployment");
+    assert_eq!(after.revision(), patched.revision());
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_is_avoided() {
-    let rig = Rig::start(&["replicaset-controller"]).await;
-    let made = rig.client.create(&deployment(1, "a")).await.expect("created");
-    let actions = plan::plan(&made, &[], |_| false, rig.ctx.clock.now());
+async fn existing_replica_set_name_is_not_used() {
+    let test_cluster = TestCluster::start(&["replicaset-controller"]).await;
+    let created = test_cluster.client.create(&deployment(1, "a")).await.expect("created");
+    let actions = plan::plan(&created, &[], |_| false, test_cluster.ctx.clock.now());
     let Some(Action::CreateSet(set)) = actions.into_iter().next() else { panic!("no set") };
     // Somebody else has a set of that name.
     let mut other = *set;
     other.metadata.owner_references = None;
     other.metadata.labels = Some([("app".to_owned(), "other".to_owned())].into());
-    rig.client.create(&other).await.expect("created");
-    rig.add("deployment-controller");
-    let done = play(&rig, is_done).await;
+    test_cluster.client.create(&other).await.expect("created");
+    test_cluster.start_controller("deployment-controller");
+    let done = run_fake_kubelet(&test_cluster, is_done).await;
     assert_eq!(done.status.and_then(|status| status.collision_count), Some(1));
 }

@@ -23,7 +23,7 @@ pub fn uses_pool(claim: &ResourceClaim, slice: &ResourceSlice) -> bool {
 }
 
 /// When the first taint of a device that the pod uses is tolerated no longer; `None` is never.
-pub fn leaves_at(
+pub fn eviction_time(
     pod: &Pod,
     claims: &[Arc<ResourceClaim>],
     slices: &[Arc<ResourceSlice>],
@@ -34,34 +34,35 @@ pub fn leaves_at(
         users.into_iter().any(|user| user.uid == pod.uid())
     });
     let devices = used.flat_map(|claim| allocated(claim));
-    let ends = devices.flat_map(|allocated| {
-        let taints = find(allocated, slices).into_iter().flat_map(|device| device.taints.iter().flatten());
+    let times = devices.flat_map(|allocated| {
+        let taints =
+            find_device(allocated, slices).into_iter().flat_map(|device| device.taints.iter().flatten());
         let tolerations = allocated.tolerations.as_deref().unwrap_or_default();
         taints
             .filter(|taint| taint.effect == NO_EXECUTE)
-            .filter_map(|taint| tolerated_until(taint, tolerations, now))
+            .filter_map(|taint| toleration_end(taint, tolerations, now))
             .collect::<Vec<_>>()
     });
-    ends.min()
+    times.min()
 }
 
 /// The device as the newest slices of its pool have it.
-fn find<'a>(
+fn find_device<'a>(
     allocated: &DeviceRequestAllocationResult,
     slices: &'a [Arc<ResourceSlice>],
 ) -> Option<&'a Device> {
     let of_pool = slices
         .iter()
         .filter(|slice| slice.spec.driver == allocated.driver && slice.spec.pool.name == allocated.pool);
-    let newest = of_pool.clone().map(|slice| slice.spec.pool.generation).max()?;
+    let latest = of_pool.clone().map(|slice| slice.spec.pool.generation).max()?;
     of_pool
-        .filter(|slice| slice.spec.pool.generation == newest)
+        .filter(|slice| slice.spec.pool.generation == latest)
         .flat_map(|slice| slice.spec.devices.iter().flatten())
         .find(|device| device.name == allocated.device)
 }
 
 /// `None` is for ever. A taint that does not say since when it is there has come just now.
-fn tolerated_until(
+fn toleration_end(
     taint: &DeviceTaint,
     tolerations: &[DeviceToleration],
     now: Timestamp,
@@ -79,10 +80,11 @@ fn tolerated_until(
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let key = text(&toleration.key);
-    let meant = toleration.effect.as_deref() == Some(NO_EXECUTE) && (key.is_empty() || key == taint.key);
+    let matches_key_and_effect =
+        toleration.effect.as_deref() == Some(NO_EXECUTE) && (key.is_empty() || key == taint.key);
     match toleration.operator.as_deref() {
-        None | Some("" | "Equal") => meant && text(&toleration.value) == text(&taint.value),
-        Some("Exists") => meant,
+        None | Some("" | "Equal") => matches_key_and_effect && text(&toleration.value) == text(&taint.value),
+        Some("Exists") => matches_key_and_effect,
         _ => false,
     }
 }

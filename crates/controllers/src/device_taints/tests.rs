@@ -3,7 +3,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("an object")
@@ -29,12 +29,12 @@ fn claim(user: &str, tolerations: Value) -> Arc<ResourceClaim> {
 fn check(claim: &Arc<ResourceClaim>, slices: &[Arc<ResourceSlice>], expected: Expect) {
     let pod: Pod = typed(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}}));
     let now: Timestamp = "2026-01-01T01:00:00Z".parse().expect("a time");
-    let at = plan::leaves_at(&pod, std::slice::from_ref(claim), slices, now);
+    let at = plan::eviction_time(&pod, std::slice::from_ref(claim), slices, now);
     expected.assert_eq(&at.map_or("stays".into(), |at| at.to_string()));
 }
 
 #[test]
-fn pods_leave_tainted_devices() {
+fn eviction_time_follows_device_taints() {
     let taint = |effect: &str| json!([{"key": "bad", "effect": effect, "timeAdded": "2026-01-01T00:00:00Z"}]);
     let tainted = slice(1, taint("NoExecute"));
     let tolerates = |seconds: Value| {
@@ -50,15 +50,15 @@ fn pods_leave_tainted_devices() {
     check(&tolerates(json!(null)), std::slice::from_ref(&tainted), expect!["stays"]);
     // What an older generation of the pool says does not count.
     check(&claim("u", json!([])), &[tainted, slice(2, json!([]))], expect!["stays"]);
-    let since_ever = slice(1, json!([{"key": "bad", "effect": "NoExecute"}]));
-    check(&claim("u", json!([])), &[since_ever], expect!["2026-01-01T01:00:00Z"]);
+    let without_time_added = slice(1, json!([{"key": "bad", "effect": "NoExecute"}]));
+    check(&claim("u", json!([])), &[without_time_added], expect!["2026-01-01T01:00:00Z"]);
 }
 
 #[tokio::test]
-async fn a_pod_is_ended_for_its_device() {
-    let rig = Rig::start(&["device-taint-eviction-controller"]).await;
+async fn deletes_pod_of_tainted_device() {
+    let test_cluster = TestCluster::start(&["device-taint-eviction-controller"]).await;
     let send = async |method: http::Method, path: &str, object: Value| {
-        rig.client.request(method, path, Some(&object)).await.expect("an object")
+        test_cluster.client.request(method, path, Some(&object)).await.expect("an object")
     };
     let pod = send(
         http::Method::POST,
@@ -83,11 +83,11 @@ async fn a_pod_is_ended_for_its_device() {
         "devices": [{"name": "gpu", "taints": [{"key": "bad", "effect": "NoExecute"}]}],
     }});
     send(http::Method::POST, "/apis/resource.k8s.io/v1/resourceslices", slice).await;
-    let leaving = || async {
-        let pod: Pod = rig.client.get(&Key::new("default", "p")).await.ok()?;
+    let deleting = || async {
+        let pod: Pod = test_cluster.client.get(&Key::new("default", "p")).await.ok()?;
         let condition = pod::condition(&pod, "DisruptionTarget")?;
         (pod.is_deleting() && condition.reason.as_deref() == Some("DeletionByDeviceTaintManager"))
             .then_some(())
     };
-    until("a pod leaving", leaving).await;
+    wait_for("a pod leaving", deleting).await;
 }

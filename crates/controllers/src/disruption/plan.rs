@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::intstr::Round;
+use api::intstr::RoundingMode;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
@@ -17,10 +17,10 @@ use crate::{percent, pod, selector};
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
 /// The condition that marks a pod about to be evicted.
-pub const MARK: &str = "DisruptionTarget";
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
 /// The sizes of what controls pods, by uid.
-pub type Scales = BTreeMap<String, i32>;
+pub type ControllerScale = BTreeMap<String, i32>;
 
 /// One thing to do.
 #[derive(Debug, PartialEq)]
@@ -30,11 +30,11 @@ pub enum Action {
     /// About a pod that was to be deleted and was not.
     WarnPod(Arc<Pod>, String),
     WriteStatus(Box<PodDisruptionBudgetStatus>),
-    LookAt(Timestamp),
+    RequeueAt(Timestamp),
 }
 
 /// Whether the number of pods there should be follows from what controls them.
-pub fn needs_scales(budget: &PodDisruptionBudget) -> bool {
+pub fn needs_controller_scale(budget: &PodDisruptionBudget) -> bool {
     let Some(spec) = &budget.spec else { return false };
     spec.max_unavailable.is_some() || matches!(spec.min_available, Some(IntOrString::String(_)))
 }
@@ -44,26 +44,27 @@ pub fn needs_scales(budget: &PodDisruptionBudget) -> bool {
 pub fn plan(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
-    scales: Result<Scales, String>,
+    controller_scale: Result<ControllerScale, String>,
     now: Timestamp,
 ) -> Vec<Action> {
     let mut actions = Vec::new();
     if pods.is_empty() {
         actions.push(Action::Normal("NoPods", "No matching pods found".to_owned()));
     }
-    let expected = scales.and_then(|scales| expected(budget, pods, &scales));
+    let expected =
+        controller_scale.and_then(|controller_scale| expected_counts(budget, pods, &controller_scale));
     let status = match expected {
         Ok((expected, desired)) => {
-            if needs_scales(budget) && pods.iter().any(|pod| pod.controller().is_none()) {
-                actions.push(Action::Warn("UnmanagedPods", unmanaged(budget)));
+            if needs_controller_scale(budget) && pods.iter().any(|pod| pod.controller().is_none()) {
+                actions.push(Action::Warn("UnmanagedPods", no_controller_message(budget)));
             }
-            let disrupted = disrupted(budget, pods, now, &mut actions);
+            let disrupted = pending_disruptions(budget, pods, now, &mut actions);
             status(budget, pods, (expected, desired), disrupted, now)
         }
         Err(error) => {
             let message = format!("Failed to calculate the number of expected pods: {error}");
             actions.push(Action::Warn("CalculateExpectedPodCountFailed", message));
-            failed(budget, error, now)
+            failed_status(budget, error, now)
         }
     };
     if budget.status.as_ref() != Some(&status) {
@@ -74,21 +75,26 @@ pub fn plan(
 
 /// When the mark of an eviction is to be cleared from a pod that lives on; `None` where there is no such
 /// mark. A kubelet's own mark stays: it may take any time to end a pod.
-pub fn mark_ends(pod: &Pod) -> Option<Timestamp> {
-    let mark = pod::condition(pod, MARK)?;
-    let by_kubelet = mark.reason.as_deref() == Some("TerminationByKubelet");
-    if mark.status != "True" || by_kubelet || pod.is_deleting() || pod::is_terminal(pod) {
+pub fn stale_at(pod: &Pod) -> Option<Timestamp> {
+    let condition = pod::condition(pod, DISRUPTION_TARGET)?;
+    let by_kubelet = condition.reason.as_deref() == Some("TerminationByKubelet");
+    if condition.status != "True" || by_kubelet || pod.is_deleting() || pod::is_terminal(pod) {
         return None;
     }
-    let since = mark.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    let since = condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
     Some(since.checked_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX))
 }
 
 /// How many pods there should be, and how many of them healthy.
-fn expected(budget: &PodDisruptionBudget, pods: &[Arc<Pod>], scales: &Scales) -> Result<(i32, i32), String> {
-    let total = scales.values().copied().fold(0, i32::saturating_add);
+fn expected_counts(
+    budget: &PodDisruptionBudget,
+    pods: &[Arc<Pod>],
+    controller_scale: &ControllerScale,
+) -> Result<(i32, i32), String> {
+    let total = controller_scale.values().copied().fold(0, i32::saturating_add);
     let part = |value: &IntOrString| {
-        percent::of(value, total, Round::Up).ok_or_else(|| "invalid value for IntOrString".to_owned())
+        percent::scaled_value(value, total, RoundingMode::Up)
+            .ok_or_else(|| "invalid value for IntOrString".to_owned())
     };
     let spec = budget.spec.as_ref();
     match spec.map(|spec| (&spec.max_unavailable, &spec.min_available)) {
@@ -102,7 +108,7 @@ fn expected(budget: &PodDisruptionBudget, pods: &[Arc<Pod>], scales: &Scales) ->
 }
 
 /// The evictions that were allowed and have not reached their pods yet.
-fn disrupted(
+fn pending_disruptions(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
     now: Timestamp,
@@ -124,7 +130,7 @@ fn disrupted(
             disrupted.insert(pod.name().to_owned(), since.clone());
         }
     }
-    actions.extend(next.map(Action::LookAt));
+    actions.extend(next.map(Action::RequeueAt));
     disrupted
 }
 
@@ -157,7 +163,7 @@ fn status(
 }
 
 /// Allows nothing where nothing can be known.
-fn failed(budget: &PodDisruptionBudget, error: String, now: Timestamp) -> PodDisruptionBudgetStatus {
+fn failed_status(budget: &PodDisruptionBudget, error: String, now: Timestamp) -> PodDisruptionBudgetStatus {
     let before = budget.status.clone().unwrap_or_default();
     let conditions = conditions(budget, ("False", "SyncFailed", error), before.observed_generation, now);
     PodDisruptionBudgetStatus { disruptions_allowed: Some(0), conditions, ..before }
@@ -191,13 +197,13 @@ fn conditions(
     conditions
 }
 
-fn unmanaged(budget: &PodDisruptionBudget) -> String {
+fn no_controller_message(budget: &PodDisruptionBudget) -> String {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
     format!(
         "Pods selected by this PodDisruptionBudget (selector: {}) were found to be unmanaged. As a result, the \
          status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account \
          for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.",
-        selector::shown(selector)
+        selector::format_selector(selector)
     )
 }
 

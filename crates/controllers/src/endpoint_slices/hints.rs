@@ -11,34 +11,34 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, EndpointSlice, Fo
 use reconcile::Object;
 use schema::quantity::Quantity;
 
-use super::pack::Changes;
+use super::pack::SliceChanges;
 
 /// How much more than its share an endpoint may get.
-const OVERLOAD: f64 = 0.2;
+const OVERLOAD_THRESHOLD: f64 = 0.2;
 const ZONE: &str = "topology.kubernetes.io/zone";
 const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
 /// What a Service asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Wish {
+pub enum TrafficDistribution {
     Anywhere,
-    Close { node: bool },
+    PreferClose { node: bool },
     Proportional,
 }
 
-impl Wish {
-    pub fn of(service: &Service) -> Wish {
+impl TrafficDistribution {
+    pub fn of(service: &Service) -> TrafficDistribution {
         let annotations =
             ["service.kubernetes.io/topology-aware-hints", "service.kubernetes.io/topology-mode"];
         let mode = annotations.iter().find_map(|name| service.annotation(name));
         if matches!(mode, Some("Auto" | "auto")) {
-            return Wish::Proportional;
+            return TrafficDistribution::Proportional;
         }
         let spec = service.spec.as_ref();
         match spec.and_then(|spec| spec.traffic_distribution.as_deref()) {
-            Some("PreferClose" | "PreferSameZone") => Wish::Close { node: false },
-            Some("PreferSameNode") => Wish::Close { node: true },
-            _ => Wish::Anywhere,
+            Some("PreferClose" | "PreferSameZone") => TrafficDistribution::PreferClose { node: false },
+            Some("PreferSameNode") => TrafficDistribution::PreferClose { node: true },
+            _ => TrafficDistribution::Anywhere,
         }
     }
 }
@@ -52,7 +52,7 @@ fn endpoints(slice: &EndpointSlice) -> &[Endpoint] {
 }
 
 /// Brings all slices to what `hint` says of their endpoints; those it changes are written.
-fn apply(changes: &mut Changes, hint: impl Fn(&Endpoint) -> Option<EndpointHints>) {
+fn set_hints(changes: &mut SliceChanges, hint: impl Fn(&Endpoint) -> Option<EndpointHints>) {
     let mut keep = Vec::new();
     for slice in std::mem::take(&mut changes.keep) {
         match endpoints(&slice).iter().any(|endpoint| endpoint.hints != hint(endpoint)) {
@@ -69,13 +69,13 @@ fn apply(changes: &mut Changes, hint: impl Fn(&Endpoint) -> Option<EndpointHints
 }
 
 /// Everybody may use every endpoint.
-pub fn remove(changes: &mut Changes) {
-    apply(changes, |_| None);
+pub fn remove_hints(changes: &mut SliceChanges) {
+    set_hints(changes, |_| None);
 }
 
 /// Every endpoint is meant for its zone, and where `node` for its node.
-pub fn stay_close(changes: &mut Changes, node: bool) {
-    apply(changes, |endpoint| {
+pub fn add_close_hints(changes: &mut SliceChanges, node: bool) {
+    set_hints(changes, |endpoint| {
         if !is_ready(endpoint) {
             return endpoint.hints.clone();
         }
@@ -88,7 +88,7 @@ pub fn stay_close(changes: &mut Changes, node: bool) {
 }
 
 /// Each zone's part of the processors of all ready nodes; `None` where that cannot be said of two zones or more.
-pub fn shares<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Option<BTreeMap<String, f64>> {
+pub fn cpu_share_by_zone<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Option<BTreeMap<String, f64>> {
     let mut by_zone: BTreeMap<String, f64> = BTreeMap::new();
     for node in nodes {
         let ready = crate::node::is_ready(node);
@@ -108,7 +108,7 @@ pub fn shares<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Option<BTreeMap<
     (by_zone.len() >= 2).then_some(by_zone)
 }
 
-struct Allocation {
+struct ZoneAllocation {
     maximum: usize,
     desired: f64,
 }
@@ -117,7 +117,7 @@ struct Allocation {
 fn allocations(
     shares: Option<&BTreeMap<String, f64>>,
     total: usize,
-) -> Result<BTreeMap<String, Allocation>, String> {
+) -> Result<BTreeMap<String, ZoneAllocation>, String> {
     let Some(shares) = shares else {
         return Err(
             "Insufficient Node information: allocatable CPU or zone not specified on one or more nodes"
@@ -128,7 +128,7 @@ fn allocations(
     if zones > total {
         return Err(format!("Insufficient number of endpoints ({total} endpoints, {zones} zones)"));
     }
-    let minimum = |share: &f64| (share * total as f64 * (1.0 / (1.0 + OVERLOAD))).ceil() as usize;
+    let minimum = |share: &f64| (share * total as f64 * (1.0 / (1.0 + OVERLOAD_THRESHOLD))).ceil() as usize;
     let least: usize = shares.values().map(minimum).sum();
     let Some(spare) = total.checked_sub(least) else {
         return Err(format!(
@@ -138,16 +138,19 @@ fn allocations(
     let allocate = |(zone, share): (&String, &f64)| {
         let minimum = minimum(share);
         let desired = (share * total as f64).max(minimum as f64);
-        (zone.clone(), Allocation { maximum: minimum + spare, desired })
+        (zone.clone(), ZoneAllocation { maximum: minimum + spare, desired })
     };
     Ok(shares.iter().map(allocate).collect())
 }
 
 /// Every endpoint is meant for one zone, such that each zone has its share; or says why not.
-pub fn proportional(changes: &mut Changes, shares: Option<&BTreeMap<String, f64>>) -> Result<(), String> {
-    let kept = changes.keep.iter().map(|slice| endpoints(slice));
+pub fn allocate_by_zone(
+    changes: &mut SliceChanges,
+    shares: Option<&BTreeMap<String, f64>>,
+) -> Result<(), String> {
+    let unchanged = changes.keep.iter().map(|slice| endpoints(slice));
     let written = changes.create.iter().chain(&changes.update).map(endpoints);
-    let total = kept.chain(written).flatten().filter(|endpoint| is_ready(endpoint)).count();
+    let total = unchanged.chain(written).flatten().filter(|endpoint| is_ready(endpoint)).count();
     let allocations = allocations(shares, total)?;
     let mut allocated: BTreeMap<String, usize> = BTreeMap::new();
     let mut keep = Vec::new();
@@ -177,7 +180,7 @@ pub fn proportional(changes: &mut Changes, shares: Option<&BTreeMap<String, f64>
     if allocated.is_empty() {
         return Err("No hints allocated for zones".into());
     }
-    redistribute(changes, surplus_and_need(&allocations, &allocated));
+    move_surplus(changes, surplus_and_missing(&allocations, &allocated));
     Ok(())
 }
 
@@ -189,7 +192,7 @@ fn for_zone(zone: String) -> EndpointHints {
 fn valid_hints(
     slice: &EndpointSlice,
     allocated: &BTreeMap<String, usize>,
-    allocations: &BTreeMap<String, Allocation>,
+    allocations: &BTreeMap<String, ZoneAllocation>,
 ) -> Option<BTreeMap<String, usize>> {
     let mut hints: BTreeMap<String, usize> = BTreeMap::new();
     for endpoint in endpoints(slice).iter().filter(|endpoint| is_ready(endpoint)) {
@@ -206,43 +209,49 @@ fn valid_hints(
     hints.iter().all(fits).then_some(hints)
 }
 
-type Counts = BTreeMap<String, usize>;
+type EndpointsByZone = BTreeMap<String, usize>;
 
 /// How many endpoints zones have too many, and how many others have too few.
-fn surplus_and_need(allocations: &BTreeMap<String, Allocation>, allocated: &Counts) -> (Counts, Counts) {
-    let difference = |(zone, allocation): (&String, &Allocation)| {
+fn surplus_and_missing(
+    allocations: &BTreeMap<String, ZoneAllocation>,
+    allocated: &EndpointsByZone,
+) -> (EndpointsByZone, EndpointsByZone) {
+    let difference = |(zone, allocation): (&String, &ZoneAllocation)| {
         let has = allocated.get(zone).copied().unwrap_or(0) as f64;
         (zone.clone(), has - allocation.desired)
     };
     let mut left: BTreeMap<String, f64> = allocations.iter().map(difference).collect();
-    let (mut giving, mut receiving) = (Counts::new(), Counts::new());
+    let (mut surplus_zones, mut missing_zones) = (EndpointsByZone::new(), EndpointsByZone::new());
     loop {
         let most =
             left.iter().max_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), *surplus));
         let least =
             left.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(zone, surplus)| (zone.clone(), -*surplus));
-        let (Some((giver, give)), Some((taker, take))) = (most, least) else { break };
-        if (give < 1.0 && take < 1.0) || give < 0.5 || take < 0.5 {
+        let (Some((from_zone, give)), Some((to_zone, missing))) = (most, least) else { break };
+        if (give < 1.0 && missing < 1.0) || give < 0.5 || missing < 0.5 {
             break;
         }
-        left.entry(giver.clone()).and_modify(|surplus| *surplus -= 1.0);
-        left.entry(taker.clone()).and_modify(|surplus| *surplus += 1.0);
-        *giving.entry(giver).or_default() += 1;
-        *receiving.entry(taker).or_default() += 1;
+        left.entry(from_zone.clone()).and_modify(|surplus| *surplus -= 1.0);
+        left.entry(to_zone.clone()).and_modify(|surplus| *surplus += 1.0);
+        *surplus_zones.entry(from_zone).or_default() += 1;
+        *missing_zones.entry(to_zone).or_default() += 1;
     }
-    (giving, receiving)
+    (surplus_zones, missing_zones)
 }
 
-fn redistribute(changes: &mut Changes, (mut giving, mut receiving): (Counts, Counts)) {
+fn move_surplus(
+    changes: &mut SliceChanges,
+    (mut surplus_zones, mut missing_zones): (EndpointsByZone, EndpointsByZone),
+) {
     for slice in changes.create.iter_mut().chain(&mut changes.update) {
         for endpoint in slice.endpoints.iter_mut().flatten().filter(|endpoint| is_ready(endpoint)) {
-            let Some(surplus) = endpoint.zone.as_ref().and_then(|zone| giving.get_mut(zone)) else {
+            let Some(surplus) = endpoint.zone.as_ref().and_then(|zone| surplus_zones.get_mut(zone)) else {
                 continue;
             };
             if *surplus == 0 {
                 continue;
             }
-            let Some((zone, need)) = receiving.iter_mut().find(|(_, need)| **need > 0) else { return };
+            let Some((zone, need)) = missing_zones.iter_mut().find(|(_, need)| **need > 0) else { return };
             *surplus -= 1;
             *need -= 1;
             endpoint.hints = Some(for_zone(zone.clone()));

@@ -14,7 +14,7 @@ const RESERVED: [&str; 3] = [SERVICE_NAME, MANAGED_BY, crate::backends::HEADLESS
 
 /// What has to happen to the slices of one Service and address type.
 #[derive(Debug, Default, PartialEq)]
-pub struct Changes {
+pub struct SliceChanges {
     pub create: Vec<EndpointSlice>,
     pub update: Vec<EndpointSlice>,
     pub delete: Vec<Arc<EndpointSlice>>,
@@ -23,7 +23,7 @@ pub struct Changes {
 
 /// Endpoints that share their ports.
 #[derive(Clone, Debug, Default)]
-pub struct Group {
+pub struct EndpointGroup {
     pub ports: Vec<EndpointPort>,
     pub endpoints: Vec<Endpoint>,
 }
@@ -44,7 +44,7 @@ fn identity(endpoint: &Endpoint) -> Identity {
 }
 
 /// The same but for hints, which are another matter.
-fn same(a: &Endpoint, b: &Endpoint) -> bool {
+fn is_unchanged(a: &Endpoint, b: &Endpoint) -> bool {
     let uid = |endpoint: &Endpoint| endpoint.target_ref.as_ref().and_then(|target| target.uid.clone());
     a.node_name == b.node_name && a.zone == b.zone && a.conditions == b.conditions && uid(a) == uid(b)
 }
@@ -72,7 +72,7 @@ fn own_labels(slice: &EndpointSlice) -> BTreeMap<&String, &String> {
     labels.filter(|(name, _)| !RESERVED.contains(&name.as_str())).collect()
 }
 
-fn count(slice: &EndpointSlice) -> usize {
+fn endpoint_count(slice: &EndpointSlice) -> usize {
     slice.endpoints.as_deref().unwrap_or_default().len()
 }
 
@@ -81,25 +81,25 @@ fn count(slice: &EndpointSlice) -> usize {
 pub fn pack(
     blank: &EndpointSlice,
     existing: &[Arc<EndpointSlice>],
-    groups: Vec<Group>,
-    most: usize,
-) -> Changes {
+    groups: Vec<EndpointGroup>,
+    max_endpoints: usize,
+) -> SliceChanges {
     let (owned, mut delete): (Vec<_>, Vec<_>) =
         existing.iter().cloned().partition(|slice| is_owned(slice, blank));
     let mut by_ports: BTreeMap<_, Vec<Arc<EndpointSlice>>> = BTreeMap::new();
     for slice in owned {
         by_ports.entry(port_key(slice.ports.as_deref().unwrap_or_default())).or_default().push(slice);
     }
-    let mut merged: BTreeMap<_, Group> = BTreeMap::new();
+    let mut merged: BTreeMap<_, EndpointGroup> = BTreeMap::new();
     for group in groups {
-        let known = merged.entry(port_key(&group.ports)).or_insert_with(Group::default);
+        let known = merged.entry(port_key(&group.ports)).or_insert_with(EndpointGroup::default);
         known.ports = group.ports;
         known.endpoints.extend(group.endpoints);
     }
-    let mut changes = Changes::default();
+    let mut changes = SliceChanges::default();
     for (key, group) in merged {
         let slices = by_ports.remove(&key).unwrap_or_default();
-        pack_group(blank, slices, group, most, &mut changes);
+        pack_group(blank, slices, group, max_endpoints, &mut changes);
     }
     delete.extend(by_ports.into_values().flatten());
     changes.delete.extend(delete);
@@ -109,9 +109,9 @@ pub fn pack(
 fn pack_group(
     blank: &EndpointSlice,
     slices: Vec<Arc<EndpointSlice>>,
-    group: Group,
-    most: usize,
-    changes: &mut Changes,
+    group: EndpointGroup,
+    max_endpoints: usize,
+    changes: &mut SliceChanges,
 ) {
     let mut missing: BTreeMap<Identity, Endpoint> =
         group.endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
@@ -121,40 +121,40 @@ fn pack_group(
         let mut differs = false;
         let mut endpoints = Vec::new();
         for endpoint in found {
-            if let Some(wanted) = missing.remove(&identity(endpoint)) {
-                differs |= !same(&wanted, endpoint);
-                endpoints.push(wanted);
+            if let Some(desired) = missing.remove(&identity(endpoint)) {
+                differs |= !is_unchanged(&desired, endpoint);
+                endpoints.push(desired);
             }
         }
-        let relabelled = own_labels(&slice) != own_labels(blank);
+        let labels_changed = own_labels(&slice) != own_labels(blank);
         if differs || endpoints.len() != found.len() {
             if endpoints.is_empty() {
                 changes.delete.push(slice);
             } else {
                 update.push(changed(&slice, blank, endpoints));
             }
-        } else if relabelled {
+        } else if labels_changed {
             update.push(changed(&slice, blank, found.to_vec()));
         } else {
             keep.push(slice);
         }
     }
     // What is written anyway is filled first, the fullest before the others.
-    update.sort_by_key(|slice| std::cmp::Reverse(count(slice)));
+    update.sort_by_key(|slice| std::cmp::Reverse(endpoint_count(slice)));
     for slice in &mut update {
-        fill(slice, &mut missing, most);
+        fill(slice, &mut missing, max_endpoints);
     }
     while !missing.is_empty() {
-        let fitting = best_fit(&keep, missing.len(), most);
-        let mut slice = match fitting {
+        let best = best_fit(&keep, missing.len(), max_endpoints);
+        let mut slice = match best {
             Some(i) => {
                 let slice = keep.remove(i);
                 changed(&slice, blank, slice.endpoints.clone().unwrap_or_default())
             }
             None => EndpointSlice { ports: Some(group.ports.clone()), ..blank.clone() },
         };
-        fill(&mut slice, &mut missing, most);
-        match fitting {
+        fill(&mut slice, &mut missing, max_endpoints);
+        match best {
             Some(_) => update.push(slice),
             None => changes.create.push(slice),
         }
@@ -170,30 +170,30 @@ fn changed(slice: &EndpointSlice, blank: &EndpointSlice, endpoints: Vec<Endpoint
     slice
 }
 
-fn fill(slice: &mut EndpointSlice, missing: &mut BTreeMap<Identity, Endpoint>, most: usize) {
+fn fill(slice: &mut EndpointSlice, missing: &mut BTreeMap<Identity, Endpoint>, max_endpoints: usize) {
     let endpoints = slice.endpoints.get_or_insert_default();
-    while endpoints.len() < most {
+    while endpoints.len() < max_endpoints {
         let Some((_, endpoint)) = missing.pop_first() else { return };
         endpoints.push(endpoint);
     }
 }
 
 /// The slice that is fullest once `more` endpoints are in it.
-fn best_fit(slices: &[Arc<EndpointSlice>], more: usize, most: usize) -> Option<usize> {
-    let room = |slice: &Arc<EndpointSlice>| most.checked_sub(more + count(slice));
-    let fitting = slices.iter().enumerate().filter_map(|(i, slice)| Some((room(slice)?, i)));
-    if more >= most { None } else { fitting.min().map(|(_, i)| i) }
+fn best_fit(slices: &[Arc<EndpointSlice>], more: usize, max_endpoints: usize) -> Option<usize> {
+    let remaining = |slice: &Arc<EndpointSlice>| max_endpoints.checked_sub(more + endpoint_count(slice));
+    let candidates = slices.iter().enumerate().filter_map(|(i, slice)| Some((remaining(slice)?, i)));
+    if more >= max_endpoints { None } else { candidates.min().map(|(_, i)| i) }
 }
 
 /// A Service without endpoints has one empty slice, which tells so.
-pub fn hold_place(blank: &EndpointSlice, changes: &mut Changes) {
+pub fn add_placeholder_slice(blank: &EndpointSlice, changes: &mut SliceChanges) {
     if !(changes.keep.is_empty() && changes.update.is_empty() && changes.create.is_empty()) {
         return;
     }
     let empty = EndpointSlice { ports: Some(Vec::new()), endpoints: Some(Vec::new()), ..blank.clone() };
     let is_empty = |slice: &EndpointSlice| {
         is_owned(slice, blank)
-            && count(slice) == 0
+            && endpoint_count(slice) == 0
             && slice.ports.as_deref().unwrap_or_default().is_empty()
             && slice.metadata.labels == blank.metadata.labels
     };
@@ -204,7 +204,7 @@ pub fn hold_place(blank: &EndpointSlice, changes: &mut Changes) {
 }
 
 /// Slices that would go become those that would be made.
-pub fn reuse(blank: &EndpointSlice, changes: &mut Changes) {
+pub fn reuse_deleted_slices(blank: &EndpointSlice, changes: &mut SliceChanges) {
     let mut left = Vec::new();
     for slice in std::mem::take(&mut changes.delete) {
         let reusable = is_owned(&slice, blank) && slice.address_type == blank.address_type;

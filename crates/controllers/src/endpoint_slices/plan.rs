@@ -8,17 +8,19 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use reconcile::Object;
 
-use super::hints::{self, Wish};
-use super::pack::{Changes, Group, MANAGED_BY, SERVICE_NAME, hold_place, pack, reuse};
+use super::hints::{self, TrafficDistribution};
+use super::pack::{
+    EndpointGroup, MANAGED_BY, SERVICE_NAME, SliceChanges, add_placeholder_slice, pack, reuse_deleted_slices,
+};
 use crate::{backends, pod};
 
 pub const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// How many endpoints a slice has at most.
-const MOST: usize = 100;
+const MAX_ENDPOINTS_PER_SLICE: usize = 100;
 
 /// What a Service's slices are made from.
-pub struct Observed<'a> {
+pub struct ServiceSnapshot<'a> {
     pub service: &'a Service,
     pub spec: &'a ServiceSpec,
     pub pods: &'a [Arc<Pod>],
@@ -28,19 +30,19 @@ pub struct Observed<'a> {
     /// Each zone's part of the processors, where it is asked for and can be said.
     pub shares: Option<&'a BTreeMap<String, f64>>,
     /// The Service's endpoints were meant for zones until now.
-    pub hinted: bool,
+    pub had_hints: bool,
 }
 
 /// What has to happen, and what is worth telling.
 #[derive(Debug, Default)]
 pub struct Plan {
-    pub changes: Changes,
+    pub changes: SliceChanges,
     /// Whether endpoints are meant for zones, and what to tell about that: a warning unless they are.
-    pub told: Vec<String>,
-    pub hinted: bool,
+    pub events: Vec<String>,
+    pub has_hints: bool,
 }
 
-pub fn plan(observed: &Observed<'_>) -> Plan {
+pub fn plan(observed: &ServiceSnapshot<'_>) -> Plan {
     let mut result = Plan::default();
     let families = families(observed.spec);
     for slice in observed.slices.iter().filter(|slice| !families.contains(&slice.address_type.as_str())) {
@@ -49,11 +51,12 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     for family in families {
         let slices: Vec<Arc<EndpointSlice>> =
             observed.slices.iter().filter(|slice| slice.address_type == family).cloned().collect();
-        let blank = blank(observed.service, observed.spec, family);
-        let mut changes = pack(&blank, &slices, groups(observed, family == "IPv6"), MOST);
-        hold_place(&blank, &mut changes);
-        place(observed, family, &mut changes, &mut result);
-        reuse(&blank, &mut changes);
+        let blank = empty_slice(observed.service, observed.spec, family);
+        let mut changes =
+            pack(&blank, &slices, endpoint_groups(observed, family == "IPv6"), MAX_ENDPOINTS_PER_SLICE);
+        add_placeholder_slice(&blank, &mut changes);
+        update_hints(observed, family, &mut changes, &mut result);
+        reuse_deleted_slices(&blank, &mut changes);
         result.changes.create.append(&mut changes.create);
         result.changes.update.append(&mut changes.update);
         result.changes.delete.append(&mut changes.delete);
@@ -67,28 +70,28 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
 }
 
 /// Says for whom endpoints are meant.
-fn place(observed: &Observed<'_>, family: &str, changes: &mut Changes, result: &mut Plan) {
-    let told = |text: &str| format!("{text}, addressType: {family}");
-    match Wish::of(observed.service) {
-        Wish::Proportional => match hints::proportional(changes, observed.shares) {
+fn update_hints(observed: &ServiceSnapshot<'_>, family: &str, changes: &mut SliceChanges, result: &mut Plan) {
+    let with_address_type = |text: &str| format!("{text}, addressType: {family}");
+    match TrafficDistribution::of(observed.service) {
+        TrafficDistribution::Proportional => match hints::allocate_by_zone(changes, observed.shares) {
             Ok(()) => {
-                result.hinted = true;
-                if !observed.hinted {
-                    result.told.push(told("Topology Aware Hints has been enabled"));
+                result.has_hints = true;
+                if !observed.had_hints {
+                    result.events.push(with_address_type("Topology Aware Hints has been enabled"));
                 }
             }
-            Err(why) => {
-                hints::remove(changes);
-                result.told.push(told(&why));
+            Err(reason) => {
+                hints::remove_hints(changes);
+                result.events.push(with_address_type(&reason));
             }
         },
-        wish => {
-            if observed.hinted {
-                result.told.push(told("Topology Aware Hints has been disabled"));
+        distribution => {
+            if observed.had_hints {
+                result.events.push(with_address_type("Topology Aware Hints has been disabled"));
             }
-            match wish {
-                Wish::Close { node } => hints::stay_close(changes, node),
-                _ => hints::remove(changes),
+            match distribution {
+                TrafficDistribution::PreferClose { node } => hints::add_close_hints(changes, node),
+                _ => hints::remove_hints(changes),
             }
         }
     }
@@ -113,7 +116,7 @@ fn families(spec: &ServiceSpec) -> Vec<&'static str> {
 }
 
 /// A slice of a Service with nothing in it.
-fn blank(service: &Service, spec: &ServiceSpec, family: &str) -> EndpointSlice {
+fn empty_slice(service: &Service, spec: &ServiceSpec, family: &str) -> EndpointSlice {
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
     labels.remove(backends::HEADLESS);
     if !backends::has_address(spec) {
@@ -144,17 +147,23 @@ fn blank(service: &Service, spec: &ServiceSpec, family: &str) -> EndpointSlice {
 }
 
 /// The endpoints of a Service, those with the same ports together.
-fn groups(observed: &Observed<'_>, v6: bool) -> Vec<Group> {
+fn endpoint_groups(observed: &ServiceSnapshot<'_>, v6: bool) -> Vec<EndpointGroup> {
     let mut groups = Vec::new();
-    for pod in observed.pods.iter().filter(|pod| backends::is_listed(pod, true)) {
+    for pod in observed.pods.iter().filter(|pod| backends::should_be_endpoint(pod, true)) {
         let node = (observed.node)(pod::node(pod));
-        let published = observed.spec.publish_not_ready_addresses == Some(true);
+        let publish_not_ready = observed.spec.publish_not_ready_addresses == Some(true);
         let ports = ports(observed.spec, pod);
         // Also where this pod has none of the addresses, since others with these ports may.
-        let mut group = Group { ports, endpoints: Vec::new() };
+        let mut group = EndpointGroup { ports, endpoints: Vec::new() };
         let addresses = backends::addresses(pod, v6);
-        if !addresses.is_empty() && (node.is_some() || published) {
-            group.endpoints.push(endpoint(observed.service, pod, node.as_deref(), addresses, published));
+        if !addresses.is_empty() && (node.is_some() || publish_not_ready) {
+            group.endpoints.push(endpoint(
+                observed.service,
+                pod,
+                node.as_deref(),
+                addresses,
+                publish_not_ready,
+            ));
         }
         groups.push(group);
     }
@@ -165,7 +174,7 @@ fn ports(spec: &ServiceSpec, pod: &Pod) -> Vec<EndpointPort> {
     let ports = spec.ports.iter().flatten().filter_map(|port| {
         Some(EndpointPort {
             name: Some(port.name.clone().unwrap_or_default()),
-            port: Some(backends::port_of(pod, port)?),
+            port: Some(backends::find_pod_port(pod, port)?),
             protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".into())),
             app_protocol: port.app_protocol.clone(),
         })
@@ -178,7 +187,7 @@ fn endpoint(
     pod: &Pod,
     node: Option<&Node>,
     addresses: Vec<String>,
-    published: bool,
+    publish_not_ready: bool,
 ) -> Endpoint {
     let serving = pod::is_ready(pod);
     let terminating = pod.is_deleting();
@@ -186,7 +195,7 @@ fn endpoint(
     Endpoint {
         addresses,
         conditions: Some(EndpointConditions {
-            ready: Some(published || serving && !terminating),
+            ready: Some(publish_not_ready || serving && !terminating),
             serving: Some(serving),
             terminating: Some(terminating),
         }),

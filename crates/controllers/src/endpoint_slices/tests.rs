@@ -10,11 +10,16 @@ use reconcile::Object;
 use serde_json::json;
 
 use super::hints;
-use super::pack::{self, Changes, Group, hold_place, reuse};
+use super::pack::{self, EndpointGroup, SliceChanges, add_placeholder_slice, reuse_deleted_slices};
 
-fn pack(blank: &EndpointSlice, existing: &[Arc<EndpointSlice>], groups: Vec<Group>, most: usize) -> Changes {
+fn pack(
+    blank: &EndpointSlice,
+    existing: &[Arc<EndpointSlice>],
+    groups: Vec<EndpointGroup>,
+    most: usize,
+) -> SliceChanges {
     let mut changes = pack::pack(blank, existing, groups, most);
-    hold_place(blank, &mut changes);
+    add_placeholder_slice(blank, &mut changes);
     changes
 }
 
@@ -57,7 +62,7 @@ fn slice(text: &str) -> Arc<EndpointSlice> {
     Arc::new(slice)
 }
 
-fn shown(slice: &EndpointSlice) -> String {
+fn render(slice: &EndpointSlice) -> String {
     let port = slice.ports.as_deref().unwrap_or_default().first().and_then(|port| port.port).unwrap_or(0);
     let mut endpoints: Vec<String> = slice
         .endpoints
@@ -75,23 +80,23 @@ fn shown(slice: &EndpointSlice) -> String {
 }
 
 #[track_caller]
-fn check(existing: &[&str], wanted: &[(i32, &str)], expected: &[&str]) {
+fn check(existing: &[&str], desired: &[(i32, &str)], expected: &[&str]) {
     let existing: Vec<Arc<EndpointSlice>> = existing.iter().map(|text| slice(text)).collect();
-    let groups = wanted.iter().map(|(port, endpoints)| Group {
+    let groups = desired.iter().map(|(port, endpoints)| EndpointGroup {
         ports: ports(*port),
         endpoints: endpoints.split_whitespace().map(endpoint).collect(),
     });
     let mut changes = pack(&blank("x"), &existing, groups.collect(), 3);
-    reuse(&blank("x"), &mut changes);
-    let Changes { create, update, delete, .. } = &changes;
-    let mut found: Vec<String> = create.iter().map(|slice| format!("create {}", shown(slice))).collect();
-    found.extend(update.iter().map(|slice| format!("update {}", shown(slice))));
+    reuse_deleted_slices(&blank("x"), &mut changes);
+    let SliceChanges { create, update, delete, .. } = &changes;
+    let mut found: Vec<String> = create.iter().map(|slice| format!("create {}", render(slice))).collect();
+    found.extend(update.iter().map(|slice| format!("update {}", render(slice))));
     found.extend(delete.iter().map(|slice| format!("delete {}", slice.name())));
     assert_eq!(found, expected);
 }
 
 #[test]
-fn endpoints_are_packed_with_few_changes() {
+fn endpoints_are_packed_with_minimal_changes() {
     // Nothing yet, and nothing to show: an empty slice says so, once.
     check(&[], &[], &["create :0"]);
     check(&["s:0"], &[], &[]);
@@ -112,23 +117,23 @@ fn endpoints_are_packed_with_few_changes() {
 }
 
 #[test]
-fn slices_of_others_go_and_labels_follow_the_service() {
+fn slices_of_other_owner_are_deleted_and_labels_updated() {
     let mut other = (*slice("s:80 1")).clone();
     other.metadata.owner_references.as_mut().expect("owners")[0].uid = "other".into();
     let changes = pack(
         &blank("x"),
         &[Arc::new(other)],
-        vec![Group { ports: ports(80), endpoints: vec![endpoint("1")] }],
+        vec![EndpointGroup { ports: ports(80), endpoints: vec![endpoint("1")] }],
         3,
     );
     assert_eq!((changes.create.len(), changes.delete.len()), (1, 1));
-    let group = Group { ports: ports(80), endpoints: vec![endpoint("1")] };
+    let group = EndpointGroup { ports: ports(80), endpoints: vec![endpoint("1")] };
     let changes = pack(&blank("y"), &[slice("s:80 1")], vec![group], 3);
     assert_eq!(changes.update[0].label("app"), Some("y"));
 }
 
 /// What there is after `changes`; new slices get names.
-fn applied(changes: &Changes, round: usize) -> Vec<Arc<EndpointSlice>> {
+fn slices_after(changes: &SliceChanges, round: usize) -> Vec<Arc<EndpointSlice>> {
     let mut after: Vec<Arc<EndpointSlice>> = changes.keep.clone();
     after.extend(changes.update.iter().cloned().map(Arc::new));
     for (i, slice) in changes.create.iter().enumerate() {
@@ -141,69 +146,70 @@ fn applied(changes: &Changes, round: usize) -> Vec<Arc<EndpointSlice>> {
 
 proptest! {
     #[test]
-    fn packing_shows_exactly_what_is_wanted(rounds in prop::collection::vec(prop::collection::btree_map(0..40u8, (80..82i32, any::<bool>()), 0..40), 1..5)) {
+    fn slices_contain_exactly_the_desired_endpoints(rounds in prop::collection::vec(prop::collection::btree_map(0..40u8, (80..82i32, any::<bool>()), 0..40), 1..5)) {
         let mut slices = Vec::new();
-        for (round, wanted) in rounds.iter().enumerate() {
-            let groups = || wanted.iter().map(|(name, (port, ready))| Group {
+        for (round, desired) in rounds.iter().enumerate() {
+            let groups = || desired.iter().map(|(name, (port, ready))| EndpointGroup {
                 ports: ports(*port),
                 endpoints: vec![endpoint(&format!("{name}{}", if *ready { "" } else { "!" }))],
             }).collect::<Vec<_>>();
             let mut changes = pack(&blank("x"), &slices, groups(), 3);
-            reuse(&blank("x"), &mut changes);
-            slices = applied(&changes, round);
-            let shown: BTreeSet<(String, Option<bool>)> = slices.iter().flat_map(|slice| slice.endpoints.clone().unwrap_or_default())
+            reuse_deleted_slices(&blank("x"), &mut changes);
+            slices = slices_after(&changes, round);
+            let actual: BTreeSet<(String, Option<bool>)> = slices.iter().flat_map(|slice| slice.endpoints.clone().unwrap_or_default())
                 .map(|endpoint| (endpoint.addresses[0].clone(), endpoint.conditions.and_then(|c| c.ready))).collect();
-            let expected: BTreeSet<(String, Option<bool>)> = wanted.iter().map(|(name, (_, ready))| (format!("10.0.0.{name}"), Some(*ready))).collect();
-            prop_assert_eq!(shown, expected);
+            let expected: BTreeSet<(String, Option<bool>)> = desired.iter().map(|(name, (_, ready))| (format!("10.0.0.{name}"), Some(*ready))).collect();
+            prop_assert_eq!(actual, expected);
             prop_assert!(slices.iter().all(|slice| slice.endpoints.as_ref().is_none_or(|endpoints| endpoints.len() <= 3)));
             let names: BTreeSet<&str> = slices.iter().map(|slice| slice.name()).collect();
             prop_assert_eq!(names.len(), slices.len());
             let mut again = pack(&blank("x"), &slices, groups(), 3);
-            reuse(&blank("x"), &mut again);
+            reuse_deleted_slices(&blank("x"), &mut again);
             prop_assert!(again.create.is_empty() && again.update.is_empty() && again.delete.is_empty());
         }
     }
 }
 
 /// Endpoints as `zone zone ...`; answers with the zones they are meant for.
-fn hinted(zones: &str, shares: &[(&str, f64)]) -> Result<String, String> {
+fn zone_hints(zones: &str, shares: &[(&str, f64)]) -> Result<String, String> {
     let endpoints = zones
         .split_whitespace()
         .enumerate()
         .map(|(i, zone)| Endpoint { zone: Some(zone.into()), ..endpoint(&i.to_string()) });
     let slice = EndpointSlice { endpoints: Some(endpoints.collect()), ..blank("x") };
-    let mut changes = Changes { create: vec![slice], ..Changes::default() };
+    let mut changes = SliceChanges { create: vec![slice], ..SliceChanges::default() };
     let shares: BTreeMap<String, f64> =
         shares.iter().map(|(zone, share)| ((*zone).to_owned(), *share)).collect();
-    hints::proportional(&mut changes, (shares.len() > 1).then_some(&shares))?;
-    let mut meant: Vec<String> = changes.create[0]
+    hints::allocate_by_zone(&mut changes, (shares.len() > 1).then_some(&shares))?;
+    let mut hint_zones: Vec<String> = changes.create[0]
         .endpoints
         .iter()
         .flatten()
         .filter_map(|endpoint| Some(endpoint.hints.as_ref()?.for_zones.as_ref()?.first()?.name.clone()))
         .collect();
-    meant.sort();
-    let kept = Changes { keep: changes.create.drain(..).map(Arc::new).collect(), ..Changes::default() };
-    let mut again = Changes { keep: kept.keep.clone(), ..Changes::default() };
-    hints::proportional(&mut again, Some(&shares))?;
-    assert_eq!(again, kept, "what is shared out well stays");
-    Ok(meant.join(" "))
+    hint_zones.sort();
+    let unchanged =
+        SliceChanges { keep: changes.create.drain(..).map(Arc::new).collect(), ..SliceChanges::default() };
+    let mut again = SliceChanges { keep: unchanged.keep.clone(), ..SliceChanges::default() };
+    hints::allocate_by_zone(&mut again, Some(&shares))?;
+    assert_eq!(again, unchanged, "what is shared out well stays");
+    Ok(hint_zones.join(" "))
 }
 
 #[test]
-fn zones_get_their_share() {
+fn endpoints_are_distributed_by_cpu_share() {
     let even = [("a", 0.5), ("b", 0.5)];
-    assert_eq!(hinted("a a b b", &even).as_deref(), Ok("a a b b"));
-    assert_eq!(hinted("a a a a", &even).as_deref(), Ok("a a b b"));
-    assert_eq!(hinted("a a a b b b", &[("a", 0.66), ("b", 0.34)]).as_deref(), Ok("a a a a b b"));
+    assert_eq!(zone_hints("a a b b", &even).as_deref(), Ok("a a b b"));
+    assert_eq!(zone_hints("a a a a", &even).as_deref(), Ok("a a b b"));
+    assert_eq!(zone_hints("a a a b b b", &[("a", 0.66), ("b", 0.34)]).as_deref(), Ok("a a a a b b"));
     let err = |text: &str| Err::<String, String>(text.into());
-    assert_eq!(hinted("a", &even), err("Insufficient number of endpoints (1 endpoints, 2 zones)"));
+    assert_eq!(zone_hints("a", &even), err("Insufficient number of endpoints (1 endpoints, 2 zones)"));
     assert_eq!(
-        hinted("a a", &[]),
+        zone_hints("a a", &[]),
         err("Insufficient Node information: allocatable CPU or zone not specified on one or more nodes")
     );
     assert_eq!(
-        hinted("a a b", &even),
+        zone_hints("a a b", &even),
         err(
             "Unable to allocate minimum required endpoints to each zone without exceeding overload threshold (3 endpoints, 2 zones)"
         )
@@ -211,35 +217,36 @@ fn zones_get_their_share() {
 }
 
 #[test]
-fn close_endpoints_are_meant_for_where_they_are() {
-    let near = Endpoint { zone: Some("a".into()), node_name: Some("n".into()), ..endpoint("1") };
-    let slice = EndpointSlice { endpoints: Some(vec![near]), ..(*slice("s:80")).clone() };
-    let mut changes = Changes { keep: vec![Arc::new(slice)], ..Changes::default() };
-    hints::stay_close(&mut changes, true);
+fn prefer_close_hints_match_endpoint_location() {
+    let endpoint_in_zone = Endpoint { zone: Some("a".into()), node_name: Some("n".into()), ..endpoint("1") };
+    let slice = EndpointSlice { endpoints: Some(vec![endpoint_in_zone]), ..(*slice("s:80")).clone() };
+    let mut changes = SliceChanges { keep: vec![Arc::new(slice)], ..SliceChanges::default() };
+    hints::add_close_hints(&mut changes, true);
     let hints_of = |slice: &EndpointSlice| json!(slice.endpoints.as_ref().expect("endpoints")[0].hints);
     assert_eq!(
         hints_of(&changes.update[0]),
         json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "n"}]})
     );
-    let mut settled = Changes { keep: vec![Arc::new(changes.update.remove(0))], ..Changes::default() };
-    hints::stay_close(&mut settled, true);
-    assert!(settled.update.is_empty());
-    hints::stay_close(&mut settled, false);
-    assert_eq!(hints_of(&settled.update[0]), json!({"forZones": [{"name": "a"}]}));
-    hints::remove(&mut settled);
-    assert_eq!(hints_of(&settled.update[0]), json!(null));
+    let mut current =
+        SliceChanges { keep: vec![Arc::new(changes.update.remove(0))], ..SliceChanges::default() };
+    hints::add_close_hints(&mut current, true);
+    assert!(current.update.is_empty());
+    hints::add_close_hints(&mut current, false);
+    assert_eq!(hints_of(&current.update[0]), json!({"forZones": [{"name": "a"}]}));
+    hints::remove_hints(&mut current);
+    assert_eq!(hints_of(&current.update[0]), json!(null));
 }
 
 #[test]
-fn wishes_are_read_from_field_and_annotation() {
-    let wish = |value: serde_json::Value| {
-        hints::Wish::of(&serde_json::from_value::<Service>(value).expect("a service"))
+fn reads_distribution_from_field_and_annotation() {
+    let distribution = |value: serde_json::Value| {
+        hints::TrafficDistribution::of(&serde_json::from_value::<Service>(value).expect("a service"))
     };
-    assert_eq!(wish(json!({"metadata": {}, "spec": {}})), hints::Wish::Anywhere);
+    assert_eq!(distribution(json!({"metadata": {}, "spec": {}})), hints::TrafficDistribution::Anywhere);
     assert_eq!(
-        wish(json!({"metadata": {}, "spec": {"trafficDistribution": "PreferSameNode"}})),
-        hints::Wish::Close { node: true }
+        distribution(json!({"metadata": {}, "spec": {"trafficDistribution": "PreferSameNode"}})),
+        hints::TrafficDistribution::PreferClose { node: true }
     );
     let auto = json!({"metadata": {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}}, "spec": {"trafficDistribution": "PreferClose"}});
-    assert_eq!(wish(auto), hints::Wish::Proportional);
+    assert_eq!(distribution(auto), hints::TrafficDistribution::Proportional);
 }

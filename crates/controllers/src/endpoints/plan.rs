@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use reconcile::Object;
 
-use super::subsets::{repack, truncate};
+use super::subsets::{repack_subsets, truncate_addresses};
 use crate::{backends, pod};
 
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 /// How many addresses Endpoints have at most.
-const MOST: usize = 1000;
+const MAX_ADDRESSES: usize = 1000;
 
 /// The Endpoints to write, where they are not as they should be.
 pub fn plan(
@@ -27,14 +27,14 @@ pub fn plan(
     current: Option<&Endpoints>,
     trigger: Option<Timestamp>,
 ) -> Option<Endpoints> {
-    let mut subsets = repack(&subsets(service, spec, pods));
-    let over = truncate(&mut subsets, MOST);
+    let mut subsets = repack_subsets(&subsets(service, spec, pods));
+    let over = truncate_addresses(&mut subsets, MAX_ADDRESSES);
     let labels = labels(service, spec);
     if let Some(current) = current {
         let known = current.subsets.as_deref().unwrap_or_default();
-        let same = known == subsets || repack(known) == subsets;
-        let over_told = current.annotation(OVER_CAPACITY).is_some();
-        if same && current.metadata.labels.as_ref() == Some(&labels) && over == over_told {
+        let same = known == subsets || repack_subsets(known) == subsets;
+        let has_over_capacity_annotation = current.annotation(OVER_CAPACITY).is_some();
+        if same && current.metadata.labels.as_ref() == Some(&labels) && over == has_over_capacity_annotation {
             return None;
         }
     }
@@ -43,16 +43,16 @@ pub fn plan(
         namespace: Some(service.namespace().into()),
         ..ObjectMeta::default()
     };
-    let mut wanted = current.cloned().unwrap_or(Endpoints { metadata, subsets: None });
-    wanted.subsets = (!subsets.is_empty()).then_some(subsets);
-    wanted.metadata.labels = Some(labels);
-    backends::set_trigger(&mut wanted.metadata.annotations, trigger);
-    let annotations = wanted.metadata.annotations.get_or_insert_default();
+    let mut desired = current.cloned().unwrap_or(Endpoints { metadata, subsets: None });
+    desired.subsets = (!subsets.is_empty()).then_some(subsets);
+    desired.metadata.labels = Some(labels);
+    backends::set_trigger_annotation(&mut desired.metadata.annotations, trigger);
+    let annotations = desired.metadata.annotations.get_or_insert_default();
     match over {
         true => drop(annotations.insert(OVER_CAPACITY.into(), "truncated".into())),
         false => drop(annotations.remove(OVER_CAPACITY)),
     }
-    Some(wanted)
+    Some(desired)
 }
 
 fn labels(service: &Service, spec: &ServiceSpec) -> BTreeMap<String, String> {
@@ -66,12 +66,12 @@ fn labels(service: &Service, spec: &ServiceSpec) -> BTreeMap<String, String> {
 }
 
 fn subsets(service: &Service, spec: &ServiceSpec, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
-    let published = spec.publish_not_ready_addresses == Some(true);
+    let publish_not_ready = spec.publish_not_ready_addresses == Some(true);
     let mut subsets = Vec::new();
-    for pod in pods.iter().filter(|pod| backends::is_listed(pod, published)) {
+    for pod in pods.iter().filter(|pod| backends::should_be_endpoint(pod, publish_not_ready)) {
         let Some(address) = address(service, spec, pod) else { continue };
         let mut add = |ports: Option<Vec<EndpointPort>>| {
-            let ready = published || pod::is_ready(pod);
+            let ready = publish_not_ready || pod::is_ready(pod);
             let (addresses, others) =
                 if ready { (Some(vec![address.clone()]), None) } else { (None, Some(vec![address.clone()])) };
             subsets.push(EndpointSubset { addresses, not_ready_addresses: others, ports });
@@ -81,7 +81,7 @@ fn subsets(service: &Service, spec: &ServiceSpec, pods: &[Arc<Pod>]) -> Vec<Endp
             add(None);
         }
         for port in ports {
-            let Some(number) = backends::port_of(pod, port) else { continue };
+            let Some(number) = backends::find_pod_port(pod, port) else { continue };
             add(Some(vec![EndpointPort {
                 name: port.name.clone(),
                 port: number,
@@ -139,7 +139,7 @@ mod tests {
 
     #[track_caller]
     fn check(service: &Service, pods: &[Arc<Pod>], expected: &str) {
-        let wanted = plan_of(service, pods, None).expect("endpoints where there are none");
+        let desired = plan_of(service, pods, None).expect("endpoints where there are none");
         let list = |addresses: &Option<Vec<EndpointAddress>>| {
             addresses.iter().flatten().map(|address| address.ip.clone()).collect::<Vec<_>>().join(",")
         };
@@ -148,13 +148,13 @@ mod tests {
                 subset.ports.iter().flatten().map(|port| port.port.to_string()).collect();
             format!("{}|{}:{}", list(&subset.addresses), list(&subset.not_ready_addresses), ports.join(","))
         };
-        let found: Vec<String> = wanted.subsets.iter().flatten().map(subset).collect();
+        let found: Vec<String> = desired.subsets.iter().flatten().map(subset).collect();
         assert_eq!(found.join(" "), expected);
-        assert_eq!(plan_of(service, pods, Some(&wanted)), None, "planning again changes nothing");
+        assert_eq!(plan_of(service, pods, Some(&desired)), None, "planning again changes nothing");
     }
 
     #[test]
-    fn addresses_are_grouped_by_ports() {
+    fn addresses_are_merged_by_ports() {
         let two = service(
             json!([{"name": "a", "port": 80}, {"name": "b", "port": 81, "targetPort": 8081}]),
             "10.0.0.1",
@@ -170,46 +170,46 @@ mod tests {
     }
 
     #[test]
-    fn too_many_addresses_are_cut() {
+    fn addresses_over_limit_are_truncated() {
         let service = service(json!([{"port": 80}]), "10.0.0.1");
         let pods: Vec<Arc<Pod>> = (0..1100u32)
             .map(|i| pod(&format!("p{i}"), &std::net::Ipv4Addr::from(0x0a01_0000 + i).to_string(), i < 900))
             .collect();
-        let wanted = plan_of(&service, &pods, None).expect("endpoints");
-        assert_eq!(wanted.annotation(OVER_CAPACITY), Some("truncated"));
-        let subset = &wanted.subsets.as_ref().expect("subsets")[0];
+        let desired = plan_of(&service, &pods, None).expect("endpoints");
+        assert_eq!(desired.annotation(OVER_CAPACITY), Some("truncated"));
+        let subset = &desired.subsets.as_ref().expect("subsets")[0];
         let counts =
             (subset.addresses.as_ref().map(Vec::len), subset.not_ready_addresses.as_ref().map(Vec::len));
         assert_eq!(counts, (Some(900), Some(100)));
-        assert_eq!(plan_of(&service, &pods, Some(&wanted)), None);
+        assert_eq!(plan_of(&service, &pods, Some(&desired)), None);
     }
 
     proptest! {
         #[test]
-        fn repacking_changes_nothing_of_what_is_told(subsets in prop::collection::vec((prop::collection::vec(0..5u8, 0..4), prop::collection::vec(0..5u8, 0..4), prop::collection::vec(80..83i32, 1..3)), 0..5)) {
+        fn repack_preserves_addresses_and_readiness(subsets in prop::collection::vec((prop::collection::vec(0..5u8, 0..4), prop::collection::vec(0..5u8, 0..4), prop::collection::vec(80..83i32, 1..3)), 0..5)) {
             let address = |n: &u8| EndpointAddress { ip: format!("10.0.0.{n}"), ..EndpointAddress::default() };
             let subsets: Vec<EndpointSubset> = subsets.iter().map(|(ready, others, ports)| EndpointSubset {
                 addresses: Some(ready.iter().map(address).collect()),
                 not_ready_addresses: Some(others.iter().map(address).collect()),
                 ports: Some(ports.iter().map(|port| EndpointPort { port: *port, ..EndpointPort::default() }).collect()),
             }).collect();
-            let told = |subsets: &[EndpointSubset]| {
-                let mut told: BTreeMap<(i32, String), bool> = BTreeMap::new();
+            let readiness_by_address = |subsets: &[EndpointSubset]| {
+                let mut readiness: BTreeMap<(i32, String), bool> = BTreeMap::new();
                 for subset in subsets {
                     let ports: Vec<i32> = subset.ports.iter().flatten().map(|port| port.port).collect();
                     for port in if ports.is_empty() { vec![-1] } else { ports } {
                         for (addresses, ready) in [(&subset.addresses, true), (&subset.not_ready_addresses, false)] {
                             for address in addresses.iter().flatten() {
-                                *told.entry((port, address.ip.clone())).or_insert(ready) &= ready;
+                                *readiness.entry((port, address.ip.clone())).or_insert(ready) &= ready;
                             }
                         }
                     }
                 }
-                told
+                readiness
             };
-            let packed = repack(&subsets);
-            prop_assert_eq!(told(&packed), told(&subsets));
-            prop_assert_eq!(repack(&packed), packed);
+            let packed = repack_subsets(&subsets);
+            prop_assert_eq!(readiness_by_address(&packed), readiness_by_address(&subsets));
+            prop_assert_eq!(repack_subsets(&packed), packed);
         }
     }
 }

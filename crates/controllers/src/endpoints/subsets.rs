@@ -10,7 +10,7 @@ type Addresses = BTreeMap<(String, String), (EndpointAddress, bool)>;
 
 /// Puts ports with the same addresses together, each address once. An address that is not ready somewhere for a
 /// port is not ready for it.
-pub fn repack(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
+pub fn repack_subsets(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
     let mut by_port: BTreeMap<Option<PortKey>, Addresses> = BTreeMap::new();
     for subset in subsets {
         let ports = subset.ports.as_deref().unwrap_or_default();
@@ -66,23 +66,24 @@ fn port_of((name, port, protocol, app_protocol): PortKey) -> EndpointPort {
 }
 
 /// Keeps `most` addresses at most, ready ones before others; answers whether some had to go.
-pub fn truncate(subsets: &mut [EndpointSubset], most: usize) -> bool {
+pub fn truncate_addresses(subsets: &mut [EndpointSubset], max_addresses: usize) -> bool {
     let len = |addresses: &Option<Vec<EndpointAddress>>| addresses.as_ref().map_or(0, Vec::len);
     let ready: usize = subsets.iter().map(|subset| len(&subset.addresses)).sum();
     let not_ready: usize = subsets.iter().map(|subset| len(&subset.not_ready_addresses)).sum();
-    if ready + not_ready <= most {
+    if ready + not_ready <= max_addresses {
         return false;
     }
-    let cut_ready = ready > most;
-    let (room, total) = if cut_ready { (most, ready) } else { (most - ready, not_ready) };
-    let mut left = room;
+    let truncate_ready = ready > max_addresses;
+    let (capacity, total) =
+        if truncate_ready { (max_addresses, ready) } else { (max_addresses - ready, not_ready) };
+    let mut left = capacity;
     for subset in subsets {
-        if cut_ready {
+        if truncate_ready {
             subset.not_ready_addresses = None;
         }
-        let addresses = if cut_ready { &mut subset.addresses } else { &mut subset.not_ready_addresses };
+        let addresses = if truncate_ready { &mut subset.addresses } else { &mut subset.not_ready_addresses };
         // Each subset keeps its part, rounded up while there is room.
-        let part = (len(addresses) * room).div_ceil(total).min(left);
+        let part = (len(addresses) * capacity).div_ceil(total).min(left);
         if let Some(list) = addresses {
             list.truncate(part);
             left -= list.len();

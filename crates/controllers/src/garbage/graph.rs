@@ -12,8 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use reconcile::Key;
 use serde::Deserialize;
 
-pub const FOREGROUND: &str = "foregroundDeletion";
-pub const ORPHAN: &str = "orphan";
+pub const FINALIZER_DELETE_DEPENDENTS: &str = "foregroundDeletion";
+pub const FINALIZER_ORPHAN_DEPENDENTS: &str = "orphan";
 
 /// An object's uid, small. The server makes uids of one form; what somebody else wrote into an owner reference
 /// is made a number that no object has.
@@ -49,7 +49,7 @@ pub struct KindId(pub u16);
 /// What is read of an object.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Meta {
+pub struct ObjectMetadata {
     pub uid: String,
     pub name: String,
     pub namespace: String,
@@ -61,33 +61,33 @@ pub struct Meta {
 
 /// An object, read for its metadata alone.
 #[derive(Debug, Default, Deserialize)]
-pub struct Partial {
+pub struct PartialObject {
     #[serde(default)]
-    pub metadata: Meta,
+    pub metadata: ObjectMetadata,
 }
 
-impl Meta {
+impl ObjectMetadata {
     pub fn is_deleting(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
 
-    pub fn held_by(&self, finalizer: &str) -> bool {
-        self.finalizers.iter().any(|held| held == finalizer)
+    pub fn has_finalizer(&self, finalizer: &str) -> bool {
+        self.finalizers.iter().any(|existing| existing == finalizer)
     }
 }
 
 /// Group, kind and name of an object, as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u64);
+pub struct IdentityHash(u64);
 
-impl Place {
-    pub fn new(group: &str, kind: &str, name: &str) -> Place {
-        Place(hash((group, kind, name)))
+impl IdentityHash {
+    pub fn new(group: &str, kind: &str, name: &str) -> IdentityHash {
+        IdentityHash(hash((group, kind, name)))
     }
 
-    pub fn of(reference: &OwnerReference) -> Place {
+    pub fn of(reference: &OwnerReference) -> IdentityHash {
         let group = reference.api_version.split_once('/').map_or("", |(group, _)| group);
-        Place::new(group, &reference.kind, &reference.name)
+        IdentityHash::new(group, &reference.kind, &reference.name)
     }
 }
 
@@ -99,22 +99,22 @@ fn hash(value: impl Hash) -> u64 {
 
 /// Where an object is on its way out, as far as that concerns its dependents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Alive,
-    Going,
+enum DeletionStage {
+    NotDeleting,
+    Deleting,
     /// It goes once its dependents let go of it.
     Orphaning,
     /// It goes once the dependents that block it are gone.
     Foreground,
 }
 
-impl Stage {
-    fn of(meta: &Meta) -> Stage {
+impl DeletionStage {
+    fn of(meta: &ObjectMetadata) -> DeletionStage {
         match meta.is_deleting() {
-            false => Stage::Alive,
-            true if meta.held_by(ORPHAN) => Stage::Orphaning,
-            true if meta.held_by(FOREGROUND) => Stage::Foreground,
-            true => Stage::Going,
+            false => DeletionStage::NotDeleting,
+            true if meta.has_finalizer(FINALIZER_ORPHAN_DEPENDENTS) => DeletionStage::Orphaning,
+            true if meta.has_finalizer(FINALIZER_DELETE_DEPENDENTS) => DeletionStage::Foreground,
+            true => DeletionStage::Deleting,
         }
     }
 }
@@ -123,24 +123,24 @@ struct Node {
     kind: KindId,
     namespace: Arc<str>,
     name: Box<str>,
-    place: Place,
+    identity: IdentityHash,
     owners: Box<[Owner]>,
-    stage: Stage,
+    stage: DeletionStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Owner {
     uid: Uid,
-    place: Place,
+    identity: IdentityHash,
     blocked: bool,
 }
 
 /// What an object calls for, by what is known of it.
 #[derive(Debug, PartialEq)]
-pub enum Look {
+pub enum GraphAction {
     Nothing,
     /// Its owners are to be looked up.
-    Verify,
+    ProcessOwners,
     /// Its dependents are to let go of it, then it goes.
     Orphan {
         dependents: Vec<Uid>,
@@ -166,7 +166,7 @@ impl Graph {
         &mut self,
         kind: KindId,
         group_kind: (&str, &str),
-        meta: &Meta,
+        meta: &ObjectMetadata,
         wake: &mut dyn FnMut(Uid),
     ) {
         let uid = Uid::of(&meta.uid);
@@ -175,46 +175,48 @@ impl Graph {
             .iter()
             .map(|reference| Owner {
                 uid: Uid::of(&reference.uid),
-                place: Place::of(reference),
+                identity: IdentityHash::of(reference),
                 blocked: reference.block_owner_deletion == Some(true),
             })
             .collect();
         let node = Node {
             kind,
-            namespace: self.interned(&meta.namespace),
+            namespace: self.shared_namespace(&meta.namespace),
             name: meta.name.as_str().into(),
-            place: Place::new(group_kind.0, group_kind.1, &meta.name),
+            identity: IdentityHash::new(group_kind.0, group_kind.1, &meta.name),
             owners,
-            stage: Stage::of(meta),
+            stage: DeletionStage::of(meta),
         };
         let stage = node.stage;
         let before = self.nodes.remove(&uid);
-        let (was, owned) = match &before {
+        let (previous_stage, previous_owners) = match &before {
             Some(before) => (Some(before.stage), before.owners.clone()),
             None => (None, Box::default()),
         };
-        for owner in node.owners.iter().filter(|owner| !owned.contains(owner)) {
+        for owner in node.owners.iter().filter(|owner| !previous_owners.contains(owner)) {
             self.dependents.entry(owner.uid).or_default().insert(uid);
         }
-        let kept = |owner: &Owner| node.owners.iter().any(|now| now.uid == owner.uid);
-        for owner in owned.iter().filter(|owner| !kept(owner)) {
-            self.let_go(owner.uid, uid);
+        let still_owned = |owner: &Owner| node.owners.iter().any(|now| now.uid == owner.uid);
+        for owner in previous_owners.iter().filter(|owner| !still_owned(owner)) {
+            self.remove_dependent(owner.uid, uid);
         }
-        for owner in owned.iter().filter(|owner| !node.owners.contains(owner)) {
-            self.wake_waiting(owner.uid, wake);
+        for owner in previous_owners.iter().filter(|owner| !node.owners.contains(owner)) {
+            self.wake_if_deleting_dependents(owner.uid, wake);
         }
-        if owned != node.owners {
+        if previous_owners != node.owners {
             wake(uid);
         }
-        let appears = before.is_none();
+        let is_new = before.is_none();
         self.nodes.insert(uid, node);
-        if was != Some(stage) && matches!(stage, Stage::Orphaning | Stage::Foreground) {
+        if previous_stage != Some(stage)
+            && matches!(stage, DeletionStage::Orphaning | DeletionStage::Foreground)
+        {
             wake(uid);
         }
         // Those who took another object for their owner, and those who have to go before it.
-        if appears || was != Some(stage) && stage == Stage::Foreground {
+        if is_new || previous_stage != Some(stage) && stage == DeletionStage::Foreground {
             for dependent in self.dependents_of(uid) {
-                if self.look(dependent) == Look::Verify {
+                if self.next_action(dependent) == GraphAction::ProcessOwners {
                     wake(dependent);
                 }
             }
@@ -226,65 +228,70 @@ impl Graph {
         let Some(node) = self.nodes.remove(&uid) else { return };
         self.dependents_of(uid).into_iter().for_each(&mut *wake);
         for owner in &node.owners {
-            self.let_go(owner.uid, uid);
-            self.wake_waiting(owner.uid, wake);
+            self.remove_dependent(owner.uid, uid);
+            self.wake_if_deleting_dependents(owner.uid, wake);
         }
     }
 
     /// Of a kind there are only these left; what happened to the others was missed.
-    pub fn retain(&mut self, kind: KindId, present: &HashSet<Uid>, wake: &mut dyn FnMut(Uid)) {
-        let gone = |(uid, node): (&Uid, &Node)| (node.kind == kind && !present.contains(uid)).then_some(*uid);
-        let gone: Vec<Uid> = self.nodes.iter().filter_map(gone).collect();
-        gone.into_iter().for_each(|uid| self.forget(uid, wake));
-        self.unsettled(wake);
+    pub fn remove_absent(&mut self, kind: KindId, present: &HashSet<Uid>, wake: &mut dyn FnMut(Uid)) {
+        let deleted =
+            |(uid, node): (&Uid, &Node)| (node.kind == kind && !present.contains(uid)).then_some(*uid);
+        let deleted: Vec<Uid> = self.nodes.iter().filter_map(deleted).collect();
+        deleted.into_iter().for_each(|uid| self.forget(uid, wake));
+        self.wake_dependents_of_unknown_owners(wake);
     }
 
     /// Names the dependents of owners nobody has seen.
-    pub fn unsettled(&self, wake: &mut dyn FnMut(Uid)) {
-        let unseen = self.dependents.iter().filter(|(owner, _)| !self.nodes.contains_key(owner));
-        unseen.flat_map(|(_, dependents)| dependents).for_each(|uid| wake(*uid));
+    pub fn wake_dependents_of_unknown_owners(&self, wake: &mut dyn FnMut(Uid)) {
+        let unknown_owners = self.dependents.iter().filter(|(owner, _)| !self.nodes.contains_key(owner));
+        unknown_owners.flat_map(|(_, dependents)| dependents).for_each(|uid| wake(*uid));
     }
 
     /// A kind is served no more. Its objects are not known to be gone.
-    pub fn drop_kind(&mut self, kind: KindId) {
-        self.retain(kind, &HashSet::new(), &mut |_| {});
+    pub fn remove_kind(&mut self, kind: KindId) {
+        self.remove_absent(kind, &HashSet::new(), &mut |_| {});
     }
 
-    pub fn look(&self, uid: Uid) -> Look {
-        let Some(node) = self.nodes.get(&uid) else { return Look::Nothing };
+    pub fn next_action(&self, uid: Uid) -> GraphAction {
+        let Some(node) = self.nodes.get(&uid) else { return GraphAction::Nothing };
         match node.stage {
-            Stage::Orphaning => Look::Orphan { dependents: self.dependents_of(uid) },
-            Stage::Foreground => {
+            DeletionStage::Orphaning => GraphAction::Orphan { dependents: self.dependents_of(uid) },
+            DeletionStage::Foreground => {
                 let blocks = |dependent: &Uid| {
                     let owners = self.nodes.get(dependent).map(|node| &*node.owners).unwrap_or_default();
                     owners.iter().any(|owner| owner.uid == uid && owner.blocked)
                 };
                 let blocked_by = self.dependents_of(uid).into_iter().filter(blocks).collect();
-                Look::Foreground { blocked_by }
+                GraphAction::Foreground { blocked_by }
             }
-            Stage::Going => Look::Nothing,
-            Stage::Alive if node.owners.iter().all(|owner| self.is_settled(node, owner)) => Look::Nothing,
-            Stage::Alive => Look::Verify,
+            DeletionStage::Deleting => GraphAction::Nothing,
+            DeletionStage::NotDeleting
+                if node.owners.iter().all(|owner| self.is_valid_owner(node, owner)) =>
+            {
+                GraphAction::Nothing
+            }
+            DeletionStage::NotDeleting => GraphAction::ProcessOwners,
         }
     }
 
     /// The owner is there, is the one that is meant, and does not wait for its dependents to go.
-    fn is_settled(&self, node: &Node, owner: &Owner) -> bool {
+    fn is_valid_owner(&self, node: &Node, owner: &Owner) -> bool {
         self.nodes.get(&owner.uid).is_some_and(|found| {
             let reachable = found.namespace.is_empty() || found.namespace == node.namespace;
-            reachable && found.place == owner.place && found.stage != Stage::Foreground
+            reachable && found.identity == owner.identity && found.stage != DeletionStage::Foreground
         })
     }
 
     /// Kind and key of an object.
-    pub fn whereabouts(&self, uid: Uid) -> Option<(KindId, Key)> {
+    pub fn locate(&self, uid: Uid) -> Option<(KindId, Key)> {
         let node = self.nodes.get(&uid)?;
         Some((node.kind, Key { namespace: node.namespace.clone(), name: (&*node.name).into() }))
     }
 
     /// The object is being deleted and waits for its own dependents.
-    pub fn is_foreground(&self, uid: Uid) -> bool {
-        self.nodes.get(&uid).is_some_and(|node| node.stage == Stage::Foreground)
+    pub fn is_deleting_dependents(&self, uid: Uid) -> bool {
+        self.nodes.get(&uid).is_some_and(|node| node.stage == DeletionStage::Foreground)
     }
 
     pub fn dependents_of(&self, uid: Uid) -> Vec<Uid> {
@@ -296,13 +303,13 @@ impl Graph {
         self.nodes.len()
     }
 
-    fn wake_waiting(&self, owner: Uid, wake: &mut dyn FnMut(Uid)) {
-        if self.is_foreground(owner) {
+    fn wake_if_deleting_dependents(&self, owner: Uid, wake: &mut dyn FnMut(Uid)) {
+        if self.is_deleting_dependents(owner) {
             wake(owner);
         }
     }
 
-    fn let_go(&mut self, owner: Uid, dependent: Uid) {
+    fn remove_dependent(&mut self, owner: Uid, dependent: Uid) {
         if let Some(dependents) = self.dependents.get_mut(&owner) {
             dependents.remove(&dependent);
             if dependents.is_empty() {
@@ -311,7 +318,7 @@ impl Graph {
         }
     }
 
-    fn interned(&mut self, namespace: &str) -> Arc<str> {
+    fn shared_namespace(&mut self, namespace: &str) -> Arc<str> {
         if let Some(known) = self.namespaces.get(namespace) {
             return known.clone();
         }

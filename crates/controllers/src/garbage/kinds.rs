@@ -5,23 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use reconcile::{Ctx, Enqueue, Error, News, Raw, Served};
+use reconcile::{ApiResource, Ctx, Enqueue, Error, RawObject, WatchEvent};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::graph::{Graph, KindId, Partial, Uid};
+use super::graph::{Graph, KindId, PartialObject, Uid};
 
 /// How long to wait after something failed.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// How long to wait before asking again for groups that did not answer.
-const MISSING_PAUSE: Duration = Duration::from_secs(30);
+const FAILED_DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 /// How long to wait for more news of kinds before looking at them.
-const CROWD: Duration = Duration::from_millis(250);
+const DISCOVERY_DELAY: Duration = Duration::from_millis(250);
 
 /// Kinds in whose objects nobody looks for owners.
-const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
+const IGNORED_RESOURCES: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
 /// Kinds whose objects bring other kinds.
-const BRINGING_KINDS: &[(&str, &str)] =
+const KIND_DEFINITION_RESOURCES: &[(&str, &str)] =
     &[("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
 /// The kinds that are served, and the graph of all their objects.
@@ -30,20 +30,20 @@ pub struct Kinds {
     state: RwLock<State>,
     enqueue: Enqueue<Uid>,
     /// Something has changed that may bring or end kinds.
-    rediscover: Notify,
+    discovery_needed: Notify,
 }
 
 #[derive(Default)]
 struct State {
     /// Every kind in every version, to understand owner references.
-    served: Vec<Arc<Served>>,
+    served: Vec<Arc<ApiResource>>,
     /// The kinds that are or were followed; their places are their ids.
-    followed: Vec<Arc<Served>>,
+    monitors: Vec<Arc<ApiResource>>,
 }
 
 /// The feeds that are read; all end when this is dropped.
 #[derive(Default)]
-struct Feeds {
+struct Watches {
     tasks: JoinSet<()>,
     by_kind: HashMap<KindId, AbortHandle>,
 }
@@ -54,18 +54,18 @@ impl Kinds {
             graph: RwLock::default(),
             state: RwLock::default(),
             enqueue,
-            rediscover: Notify::new(),
+            discovery_needed: Notify::new(),
         })
     }
 
-    pub fn followed(&self, id: KindId) -> Option<Arc<Served>> {
-        self.state.read().followed.get(usize::from(id.0)).cloned()
+    pub fn monitor_kind(&self, id: KindId) -> Option<Arc<ApiResource>> {
+        self.state.read().monitors.get(usize::from(id.0)).cloned()
     }
 
     /// The kind an owner reference names.
-    pub fn named(&self, api_version: &str, kind: &str) -> Option<Arc<Served>> {
+    pub fn find_kind(&self, api_version: &str, kind: &str) -> Option<Arc<ApiResource>> {
         let state = self.state.read();
-        let named = |served: &&Arc<Served>| served.kind == kind && served.api_version() == api_version;
+        let named = |served: &&Arc<ApiResource>| served.kind == kind && served.api_version() == api_version;
         state.served.iter().find(named).cloned()
     }
 
@@ -74,15 +74,15 @@ impl Kinds {
     }
 
     /// Follows what there is until dropped; `filled` turns true once all of it is known for the first time.
-    pub async fn follow_all(self: Arc<Kinds>, ctx: Ctx, filled: watch::Sender<bool>) {
-        let mut feeds = Feeds::default();
+    pub async fn watch_all(self: Arc<Kinds>, ctx: Ctx, synced: watch::Sender<bool>) {
+        let mut watches = Watches::default();
         loop {
-            let missing = match self.discover(&ctx, &mut feeds).await {
+            let missing = match self.discover(&ctx, &mut watches).await {
                 Ok((new, missing)) => {
                     for kind in new {
                         let _ = kind.await;
                     }
-                    filled.send_replace(true);
+                    synced.send_replace(true);
                     missing
                 }
                 Err(error) => {
@@ -90,14 +90,14 @@ impl Kinds {
                         error = &error as &dyn std::error::Error,
                         "cannot learn the kinds there are"
                     );
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_PERIOD).await;
                     continue;
                 }
             };
             tokio::select! {
                 // Definitions come in crowds, and each changes more than once.
-                () = self.rediscover.notified() => tokio::time::sleep(CROWD).await,
-                () = tokio::time::sleep(MISSING_PAUSE), if missing => {}
+                () = self.discovery_needed.notified() => tokio::time::sleep(DISCOVERY_DELAY).await,
+                () = tokio::time::sleep(FAILED_DISCOVERY_RETRY), if missing => {}
             }
         }
     }
@@ -107,84 +107,91 @@ impl Kinds {
     async fn discover(
         self: &Arc<Kinds>,
         ctx: &Ctx,
-        feeds: &mut Feeds,
+        watches: &mut Watches,
     ) -> Result<(Vec<oneshot::Receiver<()>>, bool), Error> {
         let found = ctx.client.discover().await?;
         let missing = !found.failed.is_empty();
-        let served: Vec<Arc<Served>> = found.kinds.into_iter().map(Arc::new).collect();
-        let wanted: Vec<Arc<Served>> = served.iter().filter(|kind| is_followed(kind)).cloned().collect();
-        let mut fills = Vec::new();
+        let served: Vec<Arc<ApiResource>> = found.kinds.into_iter().map(Arc::new).collect();
+        let to_watch: Vec<Arc<ApiResource>> = served.iter().filter(|kind| can_watch(kind)).cloned().collect();
+        let mut sync_signals = Vec::new();
         let mut ended = Vec::new();
         {
             let mut state = self.state.write();
             state.served = served;
             // A group that does not answer now has not lost its kinds.
             if !missing {
-                let wanted: HashSet<&Arc<Served>> = wanted.iter().collect();
-                feeds.by_kind.retain(|id, feed| {
-                    let kept = wanted.contains(&state.followed[usize::from(id.0)]);
-                    if !kept {
-                        feed.abort();
+                let to_watch: HashSet<&Arc<ApiResource>> = to_watch.iter().collect();
+                watches.by_kind.retain(|id, watch_handle| {
+                    let keep = to_watch.contains(&state.monitors[usize::from(id.0)]);
+                    if !keep {
+                        watch_handle.abort();
                         ended.push(*id);
                     }
-                    kept
+                    keep
                 });
             }
-            let known: HashSet<Arc<Served>> =
-                feeds.by_kind.keys().map(|id| state.followed[usize::from(id.0)].clone()).collect();
-            for kind in wanted.into_iter().filter(|kind| !known.contains(kind)) {
-                let Ok(id) = u16::try_from(state.followed.len()).map(KindId) else { break };
-                let (fill, is_filled) = oneshot::channel();
-                fills.push(is_filled);
-                state.followed.push(kind.clone());
-                let feed = feeds.tasks.spawn(self.clone().follow(ctx.clone(), id, kind, fill));
-                feeds.by_kind.insert(id, feed);
+            let known: HashSet<Arc<ApiResource>> =
+                watches.by_kind.keys().map(|id| state.monitors[usize::from(id.0)].clone()).collect();
+            for kind in to_watch.into_iter().filter(|kind| !known.contains(kind)) {
+                let Ok(id) = u16::try_from(state.monitors.len()).map(KindId) else { break };
+                let (synced, is_synced) = oneshot::channel();
+                sync_signals.push(is_synced);
+                state.monitors.push(kind.clone());
+                let watch_handle =
+                    watches.tasks.spawn(self.clone().watch_kind(ctx.clone(), id, kind, synced));
+                watches.by_kind.insert(id, watch_handle);
             }
         }
         let mut graph = self.graph.write();
-        ended.into_iter().for_each(|id| graph.drop_kind(id));
+        ended.into_iter().for_each(|id| graph.remove_kind(id));
         // Owners of kinds that were unknown may be known now.
-        graph.unsettled(&mut |uid| self.wake(uid));
-        Ok((fills, missing))
+        graph.wake_dependents_of_unknown_owners(&mut |uid| self.wake(uid));
+        Ok((sync_signals, missing))
     }
 
-    async fn follow(self: Arc<Kinds>, ctx: Ctx, id: KindId, kind: Arc<Served>, fill: oneshot::Sender<()>) {
-        let mut fill = Some(fill);
+    async fn watch_kind(
+        self: Arc<Kinds>,
+        ctx: Ctx,
+        id: KindId,
+        kind: Arc<ApiResource>,
+        synced: oneshot::Sender<()>,
+    ) {
+        let mut synced = Some(synced);
         loop {
-            match ctx.client.connection().follow(&kind.collection("")).await {
-                Ok(mut feed) => loop {
-                    match feed.next().await {
-                        Ok(news) => self.take_in(id, &kind, news),
+            match ctx.client.connection().watch(&kind.collection("")).await {
+                Ok(mut watch) => loop {
+                    match watch.next().await {
+                        Ok(event) => self.apply_event(id, &kind, event),
                         Err(error) => {
                             tracing::debug!(%error, kind = kind.kind, "following anew");
                             break;
                         }
                     }
-                    if let Some(fill) = fill.take() {
-                        let _ = fill.send(());
+                    if let Some(synced) = synced.take() {
+                        let _ = synced.send(());
                     }
                 },
                 Err(error) => {
                     tracing::debug!(%error, kind = kind.kind, "cannot follow, trying again");
                 }
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PERIOD).await;
         }
     }
 
-    fn take_in(&self, id: KindId, kind: &Served, news: News) {
+    fn apply_event(&self, id: KindId, kind: &ApiResource, event: WatchEvent) {
         let group_kind = (kind.group.as_str(), kind.kind.as_str());
         let wake = &mut |uid| self.wake(uid);
-        match news {
-            News::Everything { objects, .. } => {
+        match event {
+            WatchEvent::Replace { objects, .. } => {
                 let mut present = HashSet::new();
                 for object in objects.iter().filter_map(read) {
                     present.insert(Uid::of(&object.metadata.uid));
                     self.graph.write().observe(id, group_kind, &object.metadata, wake);
                 }
-                self.graph.write().retain(id, &present, wake);
+                self.graph.write().remove_absent(id, &present, wake);
             }
-            News::Changes { changes, .. } => {
+            WatchEvent::Changes { changes, .. } => {
                 let mut graph = self.graph.write();
                 for change in &changes {
                     let Some(object) = read(&change.object) else { continue };
@@ -194,20 +201,20 @@ impl Kinds {
                     }
                 }
                 drop(graph);
-                if BRINGING_KINDS.contains(&(&*kind.group, &*kind.plural)) && !changes.is_empty() {
-                    self.rediscover.notify_one();
+                if KIND_DEFINITION_RESOURCES.contains(&(&*kind.group, &*kind.plural)) && !changes.is_empty() {
+                    self.discovery_needed.notify_one();
                 }
             }
         }
     }
 }
 
-fn is_followed(kind: &Served) -> bool {
-    let deletable = ["delete", "list", "watch"].into_iter().all(|verb| kind.can(verb));
-    kind.preferred && deletable && !IGNORED.contains(&(&*kind.group, &*kind.plural))
+fn can_watch(kind: &ApiResource) -> bool {
+    let can_delete = ["delete", "list", "watch"].into_iter().all(|verb| kind.supports_verb(verb));
+    kind.preferred && can_delete && !IGNORED_RESOURCES.contains(&(&*kind.group, &*kind.plural))
 }
 
-fn read(raw: &Raw) -> Option<Partial> {
+fn read(raw: &RawObject) -> Option<PartialObject> {
     serde_json::from_slice(&raw.json())
         .inspect_err(|error| tracing::error!(%error, "an object has metadata that cannot be read"))
         .ok()

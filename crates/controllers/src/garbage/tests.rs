@@ -5,21 +5,28 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proptest::prelude::*;
 
-use super::graph::{FOREGROUND, Graph, KindId, Look, Meta, ORPHAN, Uid};
-use super::plan::{Action, Standing, plan};
+use super::graph::{
+    FINALIZER_DELETE_DEPENDENTS, FINALIZER_ORPHAN_DEPENDENTS, Graph, GraphAction, KindId, ObjectMetadata, Uid,
+};
+use super::plan::{Action, OwnerState, plan};
 
 /// `name owner... !` is an object, its owners (`+` blocked), and how it is being deleted: `!` `!orphan`
 /// `!foreground`.
-fn object(text: &str) -> Meta {
+fn object(text: &str) -> ObjectMetadata {
     let mut words = text.split_whitespace();
     let name = words.next().unwrap_or_default();
-    let mut meta = Meta { uid: name.into(), name: name.into(), namespace: "ns".into(), ..Meta::default() };
+    let mut meta = ObjectMetadata {
+        uid: name.into(),
+        name: name.into(),
+        namespace: "ns".into(),
+        ..ObjectMetadata::default()
+    };
     for word in words {
         if let Some(how) = word.strip_prefix('!') {
             meta.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
             match how {
-                "orphan" => meta.finalizers.push(ORPHAN.into()),
-                "foreground" => meta.finalizers.push(FOREGROUND.into()),
+                "orphan" => meta.finalizers.push(FINALIZER_ORPHAN_DEPENDENTS.into()),
+                "foreground" => meta.finalizers.push(FINALIZER_DELETE_DEPENDENTS.into()),
                 _ => {}
             }
             continue;
@@ -67,11 +74,13 @@ fn check_graph(script: &[&str], expected: &str) {
     };
     let mut found: Vec<String> = woken
         .iter()
-        .map(|uid| match graph.look(*uid) {
-            Look::Nothing => format!("{} nothing", name(uid)),
-            Look::Verify => format!("{} verify", name(uid)),
-            Look::Orphan { dependents } => format!("{} orphan {}", name(uid), list(&dependents)),
-            Look::Foreground { blocked_by } => format!("{} foreground {}", name(uid), list(&blocked_by)),
+        .map(|uid| match graph.next_action(*uid) {
+            GraphAction::Nothing => format!("{} nothing", name(uid)),
+            GraphAction::ProcessOwners => format!("{} verify", name(uid)),
+            GraphAction::Orphan { dependents } => format!("{} orphan {}", name(uid), list(&dependents)),
+            GraphAction::Foreground { blocked_by } => {
+                format!("{} foreground {}", name(uid), list(&blocked_by))
+            }
         })
         .collect();
     found.sort();
@@ -79,7 +88,7 @@ fn check_graph(script: &[&str], expected: &str) {
 }
 
 #[test]
-fn the_graph_tells_whom_to_look_at() {
+fn graph_wakes_affected_objects() {
     check_graph(&["a"], "");
     // The owner first, and the dependent first.
     check_graph(&["a", "b a"], "b nothing");
@@ -101,34 +110,34 @@ fn the_graph_tells_whom_to_look_at() {
 }
 
 #[test]
-fn missed_deletions_are_made_up_for() {
+fn missed_deletions_are_detected_after_relist() {
     let mut graph = Graph::default();
     for text in ["a", "b a", "c d"] {
         observe(&mut graph, text, &mut |_| {});
     }
     let mut woken = BTreeSet::new();
     let present = HashSet::from(["b", "c"].map(Uid::of));
-    graph.retain(KindId(0), &present, &mut |uid| woken.extend([uid]));
+    graph.remove_absent(KindId(0), &present, &mut |uid| woken.extend([uid]));
     assert_eq!(woken, BTreeSet::from(["b", "c"].map(Uid::of)));
     assert_eq!(graph.len(), 2);
 }
 
 #[test]
-fn another_namespace_or_name_is_another_owner() {
+fn owner_must_match_namespace_and_name() {
     let mut graph = Graph::default();
     observe(&mut graph, "a", &mut |_| {});
-    let mut elsewhere = object("b a");
-    elsewhere.namespace = "other".into();
-    graph.observe(KindId(0), ("", "Thing"), &elsewhere, &mut |_| {});
-    assert_eq!(graph.look(Uid::of("b")), Look::Verify);
+    let mut other_namespace = object("b a");
+    other_namespace.namespace = "other".into();
+    graph.observe(KindId(0), ("", "Thing"), &other_namespace, &mut |_| {});
+    assert_eq!(graph.next_action(Uid::of("b")), GraphAction::ProcessOwners);
     let mut renamed = object("c a");
     renamed.owner_references[0].name = "z".into();
     graph.observe(KindId(0), ("", "Thing"), &renamed, &mut |_| {});
-    assert_eq!(graph.look(Uid::of("c")), Look::Verify);
+    assert_eq!(graph.next_action(Uid::of("c")), GraphAction::ProcessOwners);
 }
 
 #[test]
-fn uids_print_as_they_are_written() {
+fn uid_formats_as_parsed() {
     let text = "0b1c2d3e-0000-4000-8000-00000000abcd";
     assert_eq!(Uid::of(text).to_string(), text);
     assert_ne!(Uid::of("0B1C2D3E-0000-4000-8000-00000000ABCD"), Uid::of(text));
@@ -136,16 +145,16 @@ fn uids_print_as_they_are_written() {
 }
 
 #[track_caller]
-fn check_plan(meta: &str, standings: &str, dependents: &[bool], expected: &str) {
-    let standings: Vec<Standing> = standings
+fn check_plan(meta: &str, owner_states: &str, dependents: &[bool], expected: &str) {
+    let owner_states: Vec<OwnerState> = owner_states
         .split_whitespace()
         .map(|word| match word {
-            "solid" => Standing::Solid,
-            "absent" => Standing::Absent,
-            _ => Standing::Waiting,
+            "solid" => OwnerState::Solid,
+            "absent" => OwnerState::Dangling,
+            _ => OwnerState::DeletingDependents,
         })
         .collect();
-    let actions = plan(&object(meta), &standings, dependents);
+    let actions = plan(&object(meta), &owner_states, dependents);
     let actions: Vec<String> = actions
         .iter()
         .map(|action| match action {
@@ -158,7 +167,7 @@ fn check_plan(meta: &str, standings: &str, dependents: &[bool], expected: &str) 
 }
 
 #[test]
-fn objects_go_with_their_last_owner() {
+fn object_is_deleted_with_last_owner() {
     check_plan("x", "", &[], "");
     check_plan("x a", "solid", &[], "");
     check_plan("x a", "absent", &[], "delete Background");
@@ -169,22 +178,25 @@ fn objects_go_with_their_last_owner() {
     check_plan("x a", "waiting", &[false], "delete Foreground");
     check_plan("x a", "waiting", &[false, true], "unblock; delete Foreground");
     check_plan("x a !", "absent", &[], "");
-    let mut held = object("x a");
-    held.finalizers.push(ORPHAN.into());
-    assert_eq!(plan(&held, &[Standing::Absent], &[]), [Action::Delete { propagation: "Orphan" }]);
+    let mut with_orphan_finalizer = object("x a");
+    with_orphan_finalizer.finalizers.push(FINALIZER_ORPHAN_DEPENDENTS.into());
+    assert_eq!(
+        plan(&with_orphan_finalizer, &[OwnerState::Dangling], &[]),
+        [Action::Delete { propagation: "Orphan" }]
+    );
 }
 
 proptest! {
     /// Whatever is told in whatever order, every dependent of an owner that is not there gets looked at, and
     /// the graph holds nothing of objects that are gone.
     #[test]
-    fn nobody_is_forgotten(steps in prop::collection::vec((0..6u8, 0..6u8, 0..4u8), 1..60)) {
+    fn dependents_of_absent_owners_are_woken(steps in prop::collection::vec((0..6u8, 0..6u8, 0..4u8), 1..60)) {
         let mut graph = Graph::default();
         let mut alive: BTreeMap<u8, Option<u8>> = BTreeMap::new();
-        let mut due = BTreeSet::new();
+        let mut woken = BTreeSet::new();
         for (object, owner, what) in steps {
             let name = format!("o{object}");
-            let mut wake = |uid| due.extend([uid]);
+            let mut wake = |uid| woken.extend([uid]);
             match what {
                 0 => {
                     alive.remove(&object);
@@ -203,8 +215,8 @@ proptest! {
         for (object, owner) in &alive {
             let uid = Uid::of(&format!("o{object}"));
             let lost = owner.is_some_and(|owner| !alive.contains_key(&owner));
-            prop_assert_eq!(graph.look(uid) == Look::Verify, lost);
-            prop_assert!(!lost || due.contains(&uid));
+            prop_assert_eq!(graph.next_action(uid) == GraphAction::ProcessOwners, lost);
+            prop_assert!(!lost || woken.contains(&uid));
         }
         prop_assert_eq!(graph.len(), alive.len());
     }

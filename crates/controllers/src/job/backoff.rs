@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
-const FIRST: Duration = Duration::from_secs(10);
-const LONGEST: Duration = Duration::from_secs(600);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
 /// The failures of a Job's pods since the last one that succeeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Backoff {
 
 impl Backoff {
     /// After these pods, too, have ended. A success clears what was before it.
-    pub fn after<'a>(
+    pub fn with_finished<'a>(
         self,
         succeeded: impl Iterator<Item = &'a Pod>,
         failed: impl Iterator<Item = &'a Pod>,
@@ -33,10 +33,10 @@ impl Backoff {
     }
 
     /// When the next pod may be made; `None` is at once.
-    pub fn until(&self, now: Timestamp) -> Option<Timestamp> {
+    pub fn next_creation_at(&self, now: Timestamp) -> Option<Timestamp> {
         let last = self.last.filter(|_| self.failures > 0)?;
-        let doublings = (self.failures - 1).min(16);
-        let pause = FIRST.saturating_mul(1 << doublings).min(LONGEST);
+        let exponent = (self.failures - 1).min(16);
+        let pause = INITIAL_BACKOFF.saturating_mul(1 << exponent).min(MAX_BACKOFF);
         let until = last.checked_add(pause).unwrap_or(Timestamp::MAX);
         (until > now).then_some(until)
     }
@@ -55,8 +55,8 @@ pub fn finished_at(pod: &Pod) -> Timestamp {
 fn containers_finished_at(pod: &Pod) -> Option<Timestamp> {
     let status = pod.status.as_ref()?;
     let sidecar = |container: &&ContainerStatus| {
-        let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-        inits
+        let init_containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        init_containers
             .filter(|init| init.restart_policy.as_deref() == Some("Always"))
             .any(|init| init.name == container.name)
     };

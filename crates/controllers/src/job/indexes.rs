@@ -18,7 +18,7 @@ impl Indexes {
                 found.0.push((first, last));
             }
         }
-        found.tidied()
+        found.normalized()
     }
 
     pub fn contains(&self, index: u32) -> bool {
@@ -32,17 +32,17 @@ impl Indexes {
     }
 
     /// How many are in both.
-    pub fn shared(&self, other: &Indexes) -> u32 {
+    pub fn intersection_count(&self, other: &Indexes) -> u32 {
         let mut sum: u32 = 0;
-        let (mut ours, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
-        while let (Some((a, b)), Some((c, d))) = (ours.peek(), theirs.peek()) {
+        let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
+        while let (Some((a, b)), Some((c, d))) = (left.peek(), right.peek()) {
             if let Some(overlap) = b.min(d).checked_sub(*a.max(c)) {
                 sum = sum.saturating_add(overlap).saturating_add(1);
             }
             if b < d {
-                ours.next();
+                left.next();
             } else {
-                theirs.next();
+                right.next();
             }
         }
         sum
@@ -60,25 +60,25 @@ impl Indexes {
     }
 
     pub fn with(&self, other: &Indexes) -> Indexes {
-        Indexes(self.0.iter().chain(&other.0).copied().collect()).tidied()
+        Indexes(self.0.iter().chain(&other.0).copied().collect()).normalized()
     }
 
-    fn tidied(mut self) -> Indexes {
+    fn normalized(mut self) -> Indexes {
         self.0.sort_unstable();
-        let mut tidy: Vec<(u32, u32)> = Vec::with_capacity(self.0.len());
+        let mut ranges: Vec<(u32, u32)> = Vec::with_capacity(self.0.len());
         for (first, last) in self.0 {
-            match tidy.last_mut() {
+            match ranges.last_mut() {
                 Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
-                _ => tidy.push((first, last)),
+                _ => ranges.push((first, last)),
             }
         }
-        Indexes(tidy)
+        Indexes(ranges)
     }
 }
 
 impl FromIterator<u32> for Indexes {
     fn from_iter<I: IntoIterator<Item = u32>>(indexes: I) -> Indexes {
-        Indexes(indexes.into_iter().map(|index| (index, index)).collect()).tidied()
+        Indexes(indexes.into_iter().map(|index| (index, index)).collect()).normalized()
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_and_writing() {
+    fn parse_and_format_ranges() {
         check("", 10, "");
         check("1,3-5,7", 10, "1,3-5,7");
         check("1,2", 10, "1,2");
@@ -124,21 +124,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behave_like_a_set(
-            ours in prop::collection::btree_set(0u32..40, 0..30),
-            theirs in prop::collection::btree_set(0u32..40, 0..30),
+        fn index_set_operations_match_btree_set(
+            left in prop::collection::btree_set(0u32..40, 0..30),
+            right in prop::collection::btree_set(0u32..40, 0..30),
             count in 0usize..50,
         ) {
-            let (a, b): (Indexes, Indexes) = (ours.iter().copied().collect(), theirs.iter().copied().collect());
+            let (a, b): (Indexes, Indexes) = (left.iter().copied().collect(), right.iter().copied().collect());
             prop_assert_eq!(Indexes::parse(&a.to_string(), 40), a.clone());
-            prop_assert_eq!(a.total() as usize, ours.len());
-            prop_assert_eq!(a.shared(&b) as usize, ours.intersection(&theirs).count());
-            let union: BTreeSet<u32> = ours.union(&theirs).copied().collect();
+            prop_assert_eq!(a.total() as usize, left.len());
+            prop_assert_eq!(a.intersection_count(&b) as usize, left.intersection(&right).count());
+            let union: BTreeSet<u32> = left.union(&right).copied().collect();
             prop_assert_eq!(a.with(&b), union.iter().copied().collect::<Indexes>());
             for index in 0..45 {
-                prop_assert_eq!(a.contains(index), ours.contains(&index));
+                prop_assert_eq!(a.contains(index), left.contains(&index));
             }
-            let missing: Vec<u32> = (0..40).filter(|index| !ours.contains(index)).take(count).collect();
+            let missing: Vec<u32> = (0..40).filter(|index| !left.contains(index)).take(count).collect();
             prop_assert_eq!(a.missing(count, 40), missing);
         }
     }

@@ -4,23 +4,23 @@ use std::sync::Arc;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
-use reconcile::{Caches, Controller, Ctx, Error, Key, Next, Object as _};
+use reconcile::{Caches, Controller, Ctx, Error, Key, Object as _, ReconcileAction};
 
 use super::pods::is_tracked;
-use super::{is_managed_elsewhere, plan, untrack};
+use super::{is_managed_by_other, plan, untrack};
 
 pub async fn run(ctx: Ctx) {
     let controller = Controller::new("job_orphan_pod", &ctx);
     let caches = ctx.caches.clone();
     controller.on(ctx.caches.pods(), move |changed, enqueue| {
-        if let Some(pod) = changed.after.filter(|pod| is_orphan(&caches, pod)) {
+        if let Some(pod) = changed.after.filter(|pod| is_orphan_pod(&caches, pod)) {
             enqueue(pod.key());
         }
     });
     let caches = ctx.caches.clone();
     controller.on(ctx.caches.jobs(), move |changed, enqueue| {
         if changed.after.is_none_or(|job| plan::is_finished(job)) {
-            let pods = caches.pods().owned_by(changed.newest().uid());
+            let pods = caches.pods().owned_by(changed.latest().uid());
             pods.iter().filter(|pod| is_tracked(pod)).for_each(|pod| enqueue(pod.key()));
         }
     });
@@ -33,23 +33,25 @@ pub async fn run(ctx: Ctx) {
         .await;
 }
 
-async fn reconcile(ctx: &Ctx, key: &Key) -> Result<Next, Error> {
-    let Some(pod) = ctx.caches.pods().get(key).filter(|pod| is_orphan(&ctx.caches, pod)) else {
-        return Ok(Next::Change);
+async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+    let Some(pod) = ctx.caches.pods().get(key).filter(|pod| is_orphan_pod(&ctx.caches, pod)) else {
+        return Ok(ReconcileAction::AwaitChange);
     };
     // The cache of Jobs may be behind that of pods, and a pod let go too early is never counted.
     if let Some(owner) = pod.controller() {
         match ctx.client.get::<Job>(&Key::new(pod.namespace(), &owner.name)).await {
-            Ok(job) if job.uid() == owner.uid && !plan::is_finished(&job) => return Ok(Next::Change),
+            Ok(job) if job.uid() == owner.uid && !plan::is_finished(&job) => {
+                return Ok(ReconcileAction::AwaitChange);
+            }
             Err(error) if !error.is_not_found() => return Err(error),
             _ => {}
         }
     }
     untrack(ctx, &pod).await?;
-    Ok(Next::Change)
+    Ok(ReconcileAction::AwaitChange)
 }
 
-fn is_orphan(caches: &Caches, pod: &Arc<Pod>) -> bool {
+fn is_orphan_pod(caches: &Caches, pod: &Arc<Pod>) -> bool {
     if !is_tracked(pod) {
         return false;
     }
@@ -59,5 +61,5 @@ fn is_orphan(caches: &Caches, pod: &Arc<Pod>) -> bool {
     }
     let job: Option<Arc<Job>> =
         caches.jobs().get_exactly(&Key::new(pod.namespace(), &owner.name), &owner.uid);
-    job.is_none_or(|job| plan::is_finished(&job) && !is_managed_elsewhere(&job))
+    job.is_none_or(|job| plan::is_finished(&job) && !is_managed_by_other(&job))
 }

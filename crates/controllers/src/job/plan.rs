@@ -12,16 +12,16 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus};
 use k8s_openapi::api::core::v1::Pod;
-use reconcile::{Object as _, Severity};
+use reconcile::{EventType, Object as _};
 
 use super::backoff::{Backoff, finished_at};
 use super::indexes::Indexes;
-use super::pods::{Birth, failure_count, ignored_failure_count, index_of, is_tracked};
-use super::policy::{Judgement, judge};
+use super::pods::{NewPod, failure_count, ignored_failure_count, index_of, is_tracked};
+use super::policy::{FailureAction, match_failure_policy};
 use crate::pod::{is_active, is_terminating, phase};
 
 /// A Job as its controller sees it.
-pub struct Sight<'a> {
+pub struct JobSnapshot<'a> {
     pub job: &'a Job,
     /// The pods it owns.
     pub pods: &'a [Arc<Pod>],
@@ -37,17 +37,17 @@ pub struct Plan {
     /// The failures so far, to be remembered once the step is done.
     pub backoff: Backoff,
     /// When to look again although nothing happens.
-    pub recheck: Option<Timestamp>,
+    pub requeue_at: Option<Timestamp>,
 }
 
 #[derive(Debug, Default, PartialEq)]
 pub enum Step {
     #[default]
-    Rest,
+    Done,
     /// Pods come or go. Those that go count for nothing, so they lose their finalizer first.
     Pods {
         remove: Vec<Arc<Pod>>,
-        create: Vec<Birth>,
+        create: Vec<NewPod>,
     },
     Track(Box<Tracking>),
 }
@@ -57,7 +57,7 @@ pub enum Step {
 pub struct Tracking {
     pub status: Option<JobStatus>,
     /// What is told once the status is written: severity, reason, message.
-    pub events: Vec<(Severity, String, String)>,
+    pub events: Vec<(EventType, String, String)>,
     /// Pods that have to go because the Job is over. They have been counted.
     pub delete: Vec<Arc<Pod>>,
     /// Pods that lose their finalizer.
@@ -65,25 +65,25 @@ pub struct Tracking {
 }
 
 /// What to do next. `manage` is whether pods may be made and removed; without it only accounts are kept.
-pub fn plan(sight: &Sight<'_>, manage: bool) -> Plan {
-    if is_finished(sight.job) {
+pub fn plan(snapshot: &JobSnapshot<'_>, may_change_pods: bool) -> Plan {
+    if is_finished(snapshot.job) {
         return Plan::default();
     }
-    let Some(count) = Count::of(sight) else { return Plan::default() };
+    let Some(count) = CountedJob::of(snapshot) else { return Plan::default() };
     let mut plan = Plan { backoff: count.backoff, ..Plan::default() };
     let verdict = count.verdict();
     if verdict.is_none() {
-        plan.recheck = count.deadline();
-        if manage && !sight.job.is_deleting() {
-            let (remove, create, wait) = count.manage();
-            plan.recheck = [plan.recheck, wait].into_iter().flatten().min();
+        plan.requeue_at = count.active_deadline();
+        if may_change_pods && !snapshot.job.is_deleting() {
+            let (remove, create, wait) = count.plan_pods();
+            plan.requeue_at = [plan.requeue_at, wait].into_iter().flatten().min();
             if !remove.is_empty() || !create.is_empty() {
                 plan.step = Step::Pods { remove, create };
                 return plan;
             }
         }
     }
-    let verdict = verdict.or_else(|| count.completes());
+    let verdict = verdict.or_else(|| count.completion_verdict());
     let tracking = count.track(verdict);
     if tracking != Tracking::default() {
         plan.step = Step::Track(Box::new(tracking));
@@ -99,8 +99,8 @@ pub fn is_finished(job: &Job) -> bool {
 }
 
 /// A Job with its pods counted.
-pub(super) struct Count<'a> {
-    pub(super) sight: &'a Sight<'a>,
+pub(super) struct CountedJob<'a> {
+    pub(super) snapshot: &'a JobSnapshot<'a>,
     pub(super) spec: &'a JobSpec,
     pub(super) status: JobStatus,
     pub(super) active: Vec<Arc<Pod>>,
@@ -127,49 +127,49 @@ pub(super) struct Indexed {
     pub(super) failed: Option<Indexes>,
     /// The last failed pod of an index that has no other: its replacement inherits the count of failures, so
     /// it must stay until then.
-    pub(super) kept: BTreeMap<u32, Arc<Pod>>,
+    pub(super) last_failed: BTreeMap<u32, Arc<Pod>>,
 }
 
-impl<'a> Count<'a> {
-    fn of(sight: &'a Sight<'a>) -> Option<Count<'a>> {
-        let spec = sight.job.spec.as_ref()?;
-        let status = sight.job.status.clone().unwrap_or_default();
+impl<'a> CountedJob<'a> {
+    fn of(snapshot: &'a JobSnapshot<'a>) -> Option<CountedJob<'a>> {
+        let spec = snapshot.job.spec.as_ref()?;
+        let status = snapshot.job.status.clone().unwrap_or_default();
         let list = |uids: &Option<Vec<String>>| uids.iter().flatten().cloned().collect();
         let uncounted = match &status.uncounted_terminated_pods {
             Some(pods) => Uncounted { succeeded: list(&pods.succeeded), failed: list(&pods.failed) },
             None => Uncounted::default(),
         };
-        let mut count = Count {
-            active: sight.pods.iter().filter(|pod| is_active(pod)).cloned().collect(),
-            terminating: sight.pods.iter().filter(|pod| is_terminating(pod)).count(),
+        let mut count = CountedJob {
+            active: snapshot.pods.iter().filter(|pod| is_active(pod)).cloned().collect(),
+            terminating: snapshot.pods.iter().filter(|pod| is_terminating(pod)).count(),
             uncounted,
             succeeded: 0,
             failed: 0,
             indexed: None,
-            backoff: sight.backoff,
-            sight,
+            backoff: snapshot.backoff,
+            snapshot,
             spec,
             status,
         };
-        let fresh = |pod: &&Arc<Pod>| is_tracked(pod) && count.has_place(pod);
-        let succeeded: Vec<&Arc<Pod>> = sight
+        let uncounted_pod = |pod: &&Arc<Pod>| is_tracked(pod) && count.has_valid_index(pod);
+        let succeeded: Vec<&Arc<Pod>> = snapshot
             .pods
             .iter()
-            .filter(fresh)
+            .filter(uncounted_pod)
             .filter(|pod| phase(pod) == "Succeeded")
             .filter(|pod| !count.uncounted.succeeded.contains(pod.uid()))
             .collect();
-        let failed: Vec<&Arc<Pod>> = sight
+        let failed: Vec<&Arc<Pod>> = snapshot
             .pods
             .iter()
-            .filter(fresh)
+            .filter(uncounted_pod)
             .filter(|pod| count.is_failed(pod))
             .filter(|pod| !count.uncounted.failed.contains(pod.uid()))
             .collect();
-        let counted = failed.iter().filter(|pod| count.judge(pod) != Judgement::Ignore).count();
-        count.backoff = sight
+        let counted = failed.iter().filter(|pod| count.failure_action(pod) != FailureAction::Ignore).count();
+        count.backoff = snapshot
             .backoff
-            .after(succeeded.iter().map(|pod| pod.as_ref()), failed.iter().map(|pod| pod.as_ref()));
+            .with_finished(succeeded.iter().map(|pod| pod.as_ref()), failed.iter().map(|pod| pod.as_ref()));
         count.succeeded = sum(count.status.succeeded, succeeded.len() + count.uncounted.succeeded.len());
         count.failed = sum(count.status.failed, counted + count.uncounted.failed.len());
         count.indexed = count.indexes();
@@ -180,59 +180,60 @@ impl<'a> Count<'a> {
     }
 
     fn indexes(&self) -> Option<Indexed> {
-        let completions = self.completions()?;
+        let completions = self.indexed_completions()?;
         let ended = |counts: &dyn Fn(&Pod) -> bool| -> Indexes {
-            let pods = self.sight.pods.iter().filter(|pod| is_tracked(pod) && counts(pod));
+            let pods = self.snapshot.pods.iter().filter(|pod| is_tracked(pod) && counts(pod));
             pods.filter_map(|pod| index_of(pod)).filter(|index| *index < completions).collect()
         };
         let before =
             Indexes::parse(self.status.completed_indexes.as_deref().unwrap_or_default(), completions);
         let succeeded = before.with(&ended(&|pod| phase(pod) == "Succeeded"));
-        let mut indexed = Indexed { completions, succeeded, failed: None, kept: BTreeMap::new() };
+        let mut indexed = Indexed { completions, succeeded, failed: None, last_failed: BTreeMap::new() };
         if let Some(limit) = self.spec.backoff_limit_per_index {
             let before =
                 Indexes::parse(self.status.failed_indexes.as_deref().unwrap_or_default(), completions);
             let failed = before.with(&ended(&|pod| {
                 self.is_failed(pod)
-                    && match self.judge(pod) {
-                        Judgement::FailIndex => true,
-                        Judgement::Ignore => false,
+                    && match self.failure_action(pod) {
+                        FailureAction::FailIndex => true,
+                        FailureAction::Ignore => false,
                         _ => failure_count(pod) >= limit,
                     }
             }));
-            indexed.kept = self.kept(&indexed.succeeded.with(&failed), completions);
+            indexed.last_failed = self.last_failed_pods(&indexed.succeeded.with(&failed), completions);
             indexed.failed = Some(failed);
         }
         Some(indexed)
     }
 
-    fn kept(&self, over: &Indexes, completions: u32) -> BTreeMap<u32, Arc<Pod>> {
-        let done = over.with(&self.active.iter().filter_map(|pod| index_of(pod)).collect());
-        let mut kept: BTreeMap<u32, Arc<Pod>> = BTreeMap::new();
+    fn last_failed_pods(&self, finished_indexes: &Indexes, completions: u32) -> BTreeMap<u32, Arc<Pod>> {
+        let done = finished_indexes.with(&self.active.iter().filter_map(|pod| index_of(pod)).collect());
+        let mut last_failed: BTreeMap<u32, Arc<Pod>> = BTreeMap::new();
         let rank =
             |pod: &Pod| (failure_count(pod).saturating_add(ignored_failure_count(pod)), finished_at(pod));
-        for pod in self.sight.pods.iter().filter(|pod| is_tracked(pod) && self.is_failed(pod)) {
+        for pod in self.snapshot.pods.iter().filter(|pod| is_tracked(pod) && self.is_failed(pod)) {
             let Some(index) = index_of(pod).filter(|index| *index < completions) else { continue };
             if done.contains(index) {
                 continue;
             }
-            let later = kept.get(&index).is_none_or(|kept| rank(kept) <= rank(pod));
+            let later = last_failed.get(&index).is_none_or(|last_failed| rank(last_failed) <= rank(pod));
             if later {
-                kept.insert(index, pod.clone());
+                last_failed.insert(index, pod.clone());
             }
         }
-        kept
+        last_failed
     }
 
     /// The number of completions where each has an index.
-    pub(super) fn completions(&self) -> Option<u32> {
+    pub(super) fn indexed_completions(&self) -> Option<u32> {
         let indexed = self.spec.completion_mode.as_deref() == Some("Indexed");
         indexed.then(|| u32::try_from(self.spec.completions.unwrap_or(0)).unwrap_or(0))
     }
 
     /// The pod has a valid index, where one is needed.
-    pub(super) fn has_place(&self, pod: &Pod) -> bool {
-        self.completions().is_none_or(|completions| index_of(pod).is_some_and(|index| index < completions))
+    pub(super) fn has_valid_index(&self, pod: &Pod) -> bool {
+        self.indexed_completions()
+            .is_none_or(|completions| index_of(pod).is_some_and(|index| index < completions))
     }
 
     pub(super) fn is_suspended(&self) -> bool {
@@ -240,18 +241,19 @@ impl<'a> Count<'a> {
     }
 
     /// A pod is replaced only when it has ended, not already when it goes away.
-    pub(super) fn waits_for_the_end(&self) -> bool {
+    pub(super) fn only_replace_failed_pods(&self) -> bool {
         self.spec.pod_replacement_policy.as_deref() == Some("Failed")
             || self.spec.pod_failure_policy.is_some()
     }
 
     pub(super) fn is_failed(&self, pod: &Pod) -> bool {
         // A pod on a node that is gone is deleted without ever having failed.
-        phase(pod) == "Failed" || !self.waits_for_the_end() && pod.is_deleting() && phase(pod) != "Succeeded"
+        phase(pod) == "Failed"
+            || !self.only_replace_failed_pods() && pod.is_deleting() && phase(pod) != "Succeeded"
     }
 
-    pub(super) fn judge(&self, pod: &Pod) -> Judgement {
-        judge(self.spec.pod_failure_policy.as_ref(), pod)
+    pub(super) fn failure_action(&self, pod: &Pod) -> FailureAction {
+        match_failure_policy(self.spec.pod_failure_policy.as_ref(), pod)
     }
 
     pub(super) fn condition(&self, kind: &str) -> Option<&JobCondition> {

@@ -9,28 +9,28 @@ use reconcile::Object as _;
 use crate::template;
 
 /// Keeps a pod until it has been counted.
-pub const TRACKING: &str = "batch.kubernetes.io/job-tracking";
-const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+pub const TRACKING_FINALIZER: &str = "batch.kubernetes.io/job-tracking";
+const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
 const IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
-const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
+const INDEX_ENV: &str = "JOB_COMPLETION_INDEX";
 /// What is left of a name's 63 characters for the part before the five random ones.
-const LONGEST_PREFIX: usize = 58;
+const MAX_NAME_PREFIX_BYTES: usize = 58;
 
 /// A pod to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Birth {
+pub struct NewPod {
     pub index: Option<u32>,
     /// How often pods of this index have failed, and how often that was ignored.
     pub failures: Option<(i32, i32)>,
 }
 
 pub fn is_tracked(pod: &Pod) -> bool {
-    pod.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == TRACKING)
+    pod.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == TRACKING_FINALIZER)
 }
 
 pub fn index_of(pod: &Pod) -> Option<u32> {
-    pod.annotation(INDEX)?.parse().ok()
+    pod.annotation(COMPLETION_INDEX)?.parse().ok()
 }
 
 pub fn failure_count(pod: &Pod) -> i32 {
@@ -46,45 +46,48 @@ fn count(pod: &Pod, annotation: &str) -> i32 {
 }
 
 /// The pod to create.
-pub fn pod(job: &Job, birth: &Birth) -> Pod {
+pub fn pod(job: &Job, new_pod: &NewPod) -> Pod {
     let template = job.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
-    let mut pod = template::pod(job, &template);
+    let mut pod = template::pod_from_template(job, &template);
     let finalizers = pod.metadata.finalizers.get_or_insert_default();
-    if !finalizers.iter().any(|finalizer| finalizer == TRACKING) {
-        finalizers.push(TRACKING.to_owned());
+    if !finalizers.iter().any(|finalizer| finalizer == TRACKING_FINALIZER) {
+        finalizers.push(TRACKING_FINALIZER.to_owned());
     }
-    let Some(index) = birth.index else { return pod };
+    let Some(index) = new_pod.index else { return pod };
     let annotations: &mut BTreeMap<_, _> = pod.metadata.annotations.get_or_insert_default();
-    annotations.insert(INDEX.to_owned(), index.to_string());
-    if let Some((failures, ignored)) = birth.failures {
+    annotations.insert(COMPLETION_INDEX.to_owned(), index.to_string());
+    if let Some((failures, ignored)) = new_pod.failures {
         annotations.insert(FAILURES.to_owned(), failures.to_string());
         if ignored > 0 {
             annotations.insert(IGNORED_FAILURES.to_owned(), ignored.to_string());
         }
     }
-    pod.metadata.labels.get_or_insert_default().insert(INDEX.to_owned(), index.to_string());
-    pod.metadata.generate_name = Some(prefix(job.name(), index));
+    pod.metadata.labels.get_or_insert_default().insert(COMPLETION_INDEX.to_owned(), index.to_string());
+    pod.metadata.generate_name = Some(generate_name_prefix(job.name(), index));
     if let Some(spec) = &mut pod.spec {
         spec.hostname = Some(format!("{}-{index}", job.name()));
-        let inits = spec.init_containers.iter_mut().flatten();
-        inits.chain(&mut spec.containers).for_each(tell_index);
+        let init_containers = spec.init_containers.iter_mut().flatten();
+        init_containers.chain(&mut spec.containers).for_each(add_completion_index_env);
     }
     pod
 }
 
-fn prefix(job: &str, index: u32) -> String {
+fn generate_name_prefix(job: &str, index: u32) -> String {
     let end = format!("-{index}-");
-    let room = LONGEST_PREFIX.saturating_sub(end.len());
+    let prefix_len = MAX_NAME_PREFIX_BYTES.saturating_sub(end.len());
     // Names are plain ASCII.
-    format!("{}{end}", job.get(..room).unwrap_or(job))
+    format!("{}{end}", job.get(..prefix_len).unwrap_or(job))
 }
 
-fn tell_index(container: &mut Container) {
+fn add_completion_index_env(container: &mut Container) {
     let env = container.env.get_or_insert_default();
-    if env.iter().any(|variable| variable.name == INDEX_VARIABLE) {
+    if env.iter().any(|variable| variable.name == INDEX_ENV) {
         return;
     }
-    let field = ObjectFieldSelector { field_path: format!("metadata.labels['{INDEX}']"), api_version: None };
+    let field = ObjectFieldSelector {
+        field_path: format!("metadata.labels['{COMPLETION_INDEX}']"),
+        api_version: None,
+    };
     let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
-    env.push(EnvVar { name: INDEX_VARIABLE.to_owned(), value: None, value_from: Some(source) });
+    env.push(EnvVar { name: INDEX_ENV.to_owned(), value: None, value_from: Some(source) });
 }

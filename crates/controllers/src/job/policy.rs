@@ -11,7 +11,7 @@ use super::indexes::Indexes;
 
 /// What a failed pod means for its Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Judgement {
+pub enum FailureAction {
     /// One failure more.
     Count,
     Ignore,
@@ -21,8 +21,8 @@ pub enum Judgement {
 }
 
 /// What the first rule that matches says; without one, a failure counts.
-pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Judgement {
-    let (Some(policy), Some(status)) = (policy, &pod.status) else { return Judgement::Count };
+pub fn match_failure_policy(policy: Option<&PodFailurePolicy>, pod: &Pod) -> FailureAction {
+    let (Some(policy), Some(status)) = (policy, &pod.status) else { return FailureAction::Count };
     for (index, rule) in policy.rules.iter().enumerate() {
         let found = match (&rule.on_exit_codes, &rule.on_pod_conditions) {
             (Some(codes), _) => by_exit_code(status, codes).map(|(container, code)| {
@@ -34,31 +34,31 @@ pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Judgement {
         };
         let Some(found) = found else { continue };
         match rule.action.as_str() {
-            "Ignore" => return Judgement::Ignore,
-            "FailIndex" => return Judgement::FailIndex,
-            "Count" => return Judgement::Count,
+            "Ignore" => return FailureAction::Ignore,
+            "FailIndex" => return FailureAction::FailIndex,
+            "Count" => return FailureAction::Count,
             "FailJob" => {
-                return Judgement::FailJob(format!("{found} matching FailJob rule at index {index}"));
+                return FailureAction::FailJob(format!("{found} matching FailJob rule at index {index}"));
             }
             _ => {}
         }
     }
-    Judgement::Count
+    FailureAction::Count
 }
 
 fn by_exit_code<'a>(
     status: &'a PodStatus,
-    wanted: &PodFailurePolicyOnExitCodesRequirement,
+    requirement: &PodFailurePolicyOnExitCodesRequirement,
 ) -> Option<(&'a str, i32)> {
     let lists = [&status.container_statuses, &status.init_container_statuses];
     let ended = lists.into_iter().flatten().flatten().filter_map(|container| {
         let code = exit_code(container).filter(|code| *code != 0)?;
         Some((container.name.as_str(), code))
     });
-    ended.filter(|(name, _)| wanted.container_name.as_deref().is_none_or(|wanted| wanted == *name)).find(
-        |(_, code)| match wanted.operator.as_str() {
-            "In" => wanted.values.contains(code),
-            "NotIn" => !wanted.values.contains(code),
+    ended.filter(|(name, _)| requirement.container_name.as_deref().is_none_or(|wanted| wanted == *name)).find(
+        |(_, code)| match requirement.operator.as_str() {
+            "In" => requirement.values.contains(code),
+            "NotIn" => !requirement.values.contains(code),
             _ => false,
         },
     )
@@ -81,7 +81,11 @@ fn by_condition<'a>(
 }
 
 /// The message of the first rule that these succeeded indexes meet.
-pub fn succeeds(policy: Option<&SuccessPolicy>, completions: u32, succeeded: &Indexes) -> Option<String> {
+pub fn matched_success_rule(
+    policy: Option<&SuccessPolicy>,
+    completions: u32,
+    succeeded: &Indexes,
+) -> Option<String> {
     if succeeded.total() == 0 {
         return None;
     }
@@ -90,9 +94,9 @@ pub fn succeeds(policy: Option<&SuccessPolicy>, completions: u32, succeeded: &In
     };
     let met = policy?.rules.iter().position(|rule| match &rule.succeeded_indexes {
         Some(text) => {
-            let wanted = Indexes::parse(text, completions);
-            let have = wanted.shared(succeeded);
-            wanted.total() > 0 && (have == wanted.total() || enough(rule.succeeded_count, have))
+            let indexes = Indexes::parse(text, completions);
+            let have = indexes.intersection_count(succeeded);
+            indexes.total() > 0 && (have == indexes.total() || enough(rule.succeeded_count, have))
         }
         None => enough(rule.succeeded_count, succeeded.total()),
     });

@@ -9,7 +9,7 @@ use k8s_openapi::api::batch::v1::JobStatus;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 const NOW: &str = "2026-01-01T12:00:00Z";
 
@@ -32,7 +32,7 @@ fn job(spec: Value, status: Value) -> Job {
 fn pod(text: &str) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let uid = words.next().expect("a uid");
-    let mut metadata = json!({"name": uid, "namespace": "x", "uid": uid, "finalizers": [TRACKING],
+    let mut metadata = json!({"name": uid, "namespace": "x", "uid": uid, "finalizers": [TRACKING_FINALIZER],
         "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": {}});
     let mut status = json!({"phase": "Running", "conditions": []});
     let (mut code, mut ended) = (0, 3600);
@@ -64,22 +64,22 @@ fn pod(text: &str) -> Arc<Pod> {
     )
 }
 
-fn told(plan: &Plan) -> String {
+fn render(plan: &Plan) -> String {
     let names =
         |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>().join(" ");
     let mut text = match &plan.step {
-        Step::Rest => "rest\n".to_owned(),
+        Step::Done => "rest\n".to_owned(),
         Step::Pods { remove, create } => {
-            let births = create.iter().map(|birth| match (birth.index, birth.failures) {
+            let new_pods = create.iter().map(|new_pod| match (new_pod.index, new_pod.failures) {
                 (None, _) => "pod".to_owned(),
                 (Some(index), None) => format!("#{index}"),
                 (Some(index), Some((failures, ignored))) => format!("#{index} after {failures}+{ignored}"),
             });
-            let births: Vec<String> = births.collect();
-            format!("remove [{}] create [{}]\n", names(remove), births.join(", "))
+            let new_pods: Vec<String> = new_pods.collect();
+            format!("remove [{}] create [{}]\n", names(remove), new_pods.join(", "))
         }
         Step::Track(tracking) => {
-            let mut text = tracking.status.as_ref().map(status_told).unwrap_or_default();
+            let mut text = tracking.status.as_ref().map(render_status).unwrap_or_default();
             for (_, reason, message) in &tracking.events {
                 text += &format!("event {reason}: {message}\n");
             }
@@ -92,13 +92,13 @@ fn told(plan: &Plan) -> String {
             text
         }
     };
-    if let Some(at) = plan.recheck {
+    if let Some(at) = plan.requeue_at {
         text += &format!("again in {}s\n", at.duration_since(now()).as_secs());
     }
     text
 }
 
-fn status_told(status: &JobStatus) -> String {
+fn render_status(status: &JobStatus) -> String {
     let mut status = serde_json::to_value(status).expect("a status");
     let fields = status.as_object_mut().expect("an object");
     let conditions = fields.remove("conditions");
@@ -115,8 +115,9 @@ fn status_told(status: &JobStatus) -> String {
 fn check_with(spec: Value, status: Value, pods: &str, expected: Expect) {
     let pods: Vec<Arc<Pod>> = pods.split('|').filter(|text| !text.trim().is_empty()).map(pod).collect();
     let job = job(spec, status);
-    let sight = Sight { job: &job, pods: &pods, backoff: told_by(&pods), now: now() };
-    expected.assert_eq(&told(&plan(&sight, true)));
+    let snapshot =
+        JobSnapshot { job: &job, pods: &pods, backoff: backoff_from_counted_pods(&pods), now: now() };
+    expected.assert_eq(&render(&plan(&snapshot, true)));
 }
 
 #[track_caller]
@@ -127,7 +128,7 @@ fn check(spec: Value, pods: &str, expected: Expect) {
 }
 
 #[test]
-fn pods_are_made_and_removed() {
+fn pods_are_created_and_deleted_to_match_parallelism() {
     check(
         json!({"parallelism": 2, "completions": 5}),
         "",
@@ -201,7 +202,7 @@ fn pods_are_made_and_removed() {
 }
 
 #[test]
-fn failures_slow_a_job_down_and_end_it() {
+fn failures_increase_backoff_until_job_fails() {
     check(
         json!({"parallelism": 1}),
         "a Failed ended=4",
@@ -257,7 +258,7 @@ fn failures_slow_a_job_down_and_end_it() {
 }
 
 #[test]
-fn a_job_is_over_once_everything_is_counted() {
+fn job_is_finished_after_all_pods_are_counted() {
     let target = json!([{"type": "FailureTarget", "status": "True", "reason": "R", "message": "M"}]);
     let status = |failed: Value, uncounted: Value| {
         json!({"startTime": "2026-01-01T11:59:00Z", "failed": failed, "ready": 0, "terminating": 0,
@@ -320,7 +321,7 @@ fn a_job_is_over_once_everything_is_counted() {
 }
 
 #[test]
-fn indexes() {
+fn indexed_job_creates_missing_indexes() {
     let spec = json!({"parallelism": 3, "completions": 4, "completionMode": "Indexed"});
     check(
         spec.clone(),
@@ -392,7 +393,7 @@ fn indexes() {
 }
 
 #[test]
-fn policies() {
+fn failure_and_success_policies() {
     let rules = json!([
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}},
@@ -442,47 +443,47 @@ fn policies() {
 }
 
 #[test]
-fn pods_know_their_index() {
+fn pod_has_index_label_and_env() {
     let job = job(json!({}), json!({}));
-    let made = pods::pod(&job, &Birth { index: Some(3), failures: Some((1, 0)) });
-    let made = serde_json::to_value(made).expect("a pod");
-    let metadata = json!({"generateName": "work-3-", "finalizers": [TRACKING],
+    let pod = pods::pod(&job, &NewPod { index: Some(3), failures: Some((1, 0)) });
+    let pod = serde_json::to_value(pod).expect("a pod");
+    let metadata = json!({"generateName": "work-3-", "finalizers": [TRACKING_FINALIZER],
         "labels": {"batch.kubernetes.io/job-completion-index": "3"},
         "annotations": {"batch.kubernetes.io/job-completion-index": "3",
             "batch.kubernetes.io/job-index-failure-count": "1"}});
     for (name, value) in metadata.as_object().expect("an object") {
-        assert_eq!(made["metadata"][name], *value, "{name}");
+        assert_eq!(pod["metadata"][name], *value, "{name}");
     }
-    assert_eq!(made["spec"]["hostname"], "work-3");
+    assert_eq!(pod["spec"]["hostname"], "work-3");
     assert_eq!(
-        made["spec"]["containers"][0]["env"],
+        pod["spec"]["containers"][0]["env"],
         json!([{"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef":
             {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}}])
     );
 }
 
-async fn finish(rig: &Rig, namespace: &str, phase: &str) {
-    for pod in rig.client.list::<Pod>(namespace).await.expect("pods") {
+async fn finish(test_cluster: &TestCluster, namespace: &str, phase: &str) {
+    for pod in test_cluster.client.list::<Pod>(namespace).await.expect("pods") {
         if !pod::is_terminal(&pod) {
             let patch = Patch::Merge(json!({"status": {"phase": phase}}));
-            let _ = rig.client.patch_status::<Pod>(&pod.key(), &patch).await;
+            let _ = test_cluster.client.patch_status::<Pod>(&pod.key(), &patch).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_runs_to_completion_on_a_server() {
-    let rig = Rig::start(&["job-controller"]).await;
+async fn job_completes_on_api_server() {
+    let test_cluster = TestCluster::start(&["job-controller"]).await;
     let template =
         json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}]}});
     let spec = json!({"parallelism": 2, "completions": 5, "template": template});
     let job: Job =
         serde_json::from_value(json!({"metadata": {"name": "work", "namespace": "default"}, "spec": spec}))
             .expect("a job");
-    rig.client.create(&job).await.expect("a job");
-    let done = until("the end of the job", || async {
-        finish(&rig, "default", "Succeeded").await;
-        let job = rig.client.get::<Job>(&job.key()).await.expect("the job");
+    test_cluster.client.create(&job).await.expect("a job");
+    let done = wait_for("the end of the job", || async {
+        finish(&test_cluster, "default", "Succeeded").await;
+        let job = test_cluster.client.get::<Job>(&job.key()).await.expect("the job");
         plan::is_finished(&job).then_some(job)
     })
     .await;
@@ -491,24 +492,24 @@ async fn a_job_runs_to_completion_on_a_server() {
     let kinds: Vec<String> =
         status.conditions.into_iter().flatten().map(|condition| condition.type_).collect();
     assert_eq!(kinds, ["SuccessCriteriaMet", "Complete"]);
-    let pods = rig.client.list::<Pod>("default").await.expect("pods");
+    let pods = test_cluster.client.list::<Pod>("default").await.expect("pods");
     assert_eq!(pods.len(), 5);
     assert!(pods.iter().all(|pod| !is_tracked(pod)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_is_gone_has_no_more_pods() {
-    let rig = Rig::start(&[]).await;
+async fn creates_no_pods_for_deleted_job() {
+    let test_cluster = TestCluster::start(&[]).await;
     let template =
         json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}]}});
     let metadata = json!({"name": "work", "namespace": "default"});
     let job: Job =
         serde_json::from_value(json!({"metadata": metadata, "spec": {"template": template}})).expect("a job");
-    let begin = |caches: &reconcile::Caches| _ = (caches.jobs(), caches.pods());
-    let ctx = rig.gone("job-controller", &job, "active", begin).await;
+    let start_caches = |caches: &reconcile::Caches| _ = (caches.jobs(), caches.pods());
+    let ctx = test_cluster.with_deleted_owner("job-controller", &job, "active", start_caches).await;
     // Its pod has failed, and is not replaced at once.
-    ctx.clock.jump(3600);
-    let done = super::reconcile(&ctx, &Backoffs::default(), &job.key()).await;
-    assert_eq!(done.expect("nothing to do"), Next::Change);
-    rig.has_no_pods().await;
+    ctx.clock.advance(3600);
+    let done = super::reconcile(&ctx, &BackoffStore::default(), &job.key()).await;
+    assert_eq!(done.expect("nothing to do"), ReconcileAction::AwaitChange);
+    test_cluster.assert_no_pods().await;
 }

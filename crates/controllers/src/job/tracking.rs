@@ -6,25 +6,25 @@ use std::sync::Arc;
 use k8s_openapi::api::batch::v1::{JobCondition, JobStatus, UncountedTerminatedPods};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use reconcile::{Object as _, Severity};
+use reconcile::{EventType, Object as _};
 
 use super::indexes::Indexes;
-use super::plan::{Count, Tracking, Uncounted, sum};
+use super::plan::{CountedJob, Tracking, Uncounted, sum};
 use super::pods::{index_of, is_tracked};
-use super::policy::Judgement;
+use super::policy::FailureAction;
 use super::verdict::Verdict;
 use crate::pod::{is_ready, phase};
 
 /// The most uids in the status at once, which keeps it below about 20 KB.
-const MOST_UNCOUNTED: usize = 500;
+const MAX_UNCOUNTED_PODS: usize = 500;
 
-impl Count<'_> {
+impl CountedJob<'_> {
     /// Keeps the accounts.
     pub(super) fn track(&self, verdict: Option<Verdict>) -> Tracking {
         let mut status = self.status.clone();
         let mut tracking = Tracking::default();
-        self.begin(&mut status, verdict.is_some(), &mut tracking.events);
-        let mut uncounted = self.settle(&mut status);
+        self.update_start_and_suspend(&mut status, verdict.is_some(), &mut tracking.events);
+        let mut uncounted = self.count_untracked(&mut status);
         let more = self.count_ended(verdict.as_ref(), &mut status, &mut uncounted, &mut tracking.untrack);
         let (mut active, mut ready) = (self.active.len(), self.ready());
         let mut terminating = self.terminating;
@@ -33,21 +33,21 @@ impl Count<'_> {
             terminating += active;
             (active, ready) = (0, 0);
             let kind = if verdict.succeeded { "SuccessCriteriaMet" } else { "FailureTarget" };
-            self.set(&mut status, kind, verdict);
+            self.add_condition(&mut status, kind, verdict);
         }
         let nothing_left = uncounted.succeeded.is_empty()
             && uncounted.failed.is_empty()
             && tracking.untrack.is_empty()
             && terminating == 0
             && !more;
-        status.active = number(active);
-        status.ready = Some(int(ready));
-        status.terminating = Some(int(terminating));
-        status.uncounted_terminated_pods = Some(uncounted.written());
+        status.active = non_zero(active);
+        status.ready = Some(saturating_i32(ready));
+        status.terminating = Some(saturating_i32(terminating));
+        status.uncounted_terminated_pods = Some(uncounted.to_status());
         if let Some(verdict) = verdict.filter(|_| nothing_left) {
             self.finish(&mut status, &verdict, &mut tracking.events);
         }
-        if self.sight.job.status.as_ref() != Some(&status) {
+        if self.snapshot.job.status.as_ref() != Some(&status) {
             tracking.status = Some(status);
         }
         tracking
@@ -58,12 +58,17 @@ impl Count<'_> {
     }
 
     /// The start time, and whether the Job is suspended.
-    fn begin(&self, status: &mut JobStatus, over: bool, events: &mut Vec<(Severity, String, String)>) {
-        let now = Time(self.sight.now);
+    fn update_start_and_suspend(
+        &self,
+        status: &mut JobStatus,
+        over: bool,
+        events: &mut Vec<(EventType, String, String)>,
+    ) {
+        let now = Time(self.snapshot.now);
         if status.start_time.is_none() && !self.is_suspended() {
             status.start_time = Some(now.clone());
         }
-        if over || self.sight.job.is_deleting() {
+        if over || self.snapshot.job.is_deleting() {
             return;
         }
         let known = self.condition("Suspended");
@@ -83,23 +88,23 @@ impl Count<'_> {
         }
         // The deadline runs from when the Job was last resumed.
         status.start_time = (!self.is_suspended()).then_some(now);
-        put(status, self.condition_of("Suspended", value, reason, &message));
+        put_condition(status, self.condition_of("Suspended", value, reason, &message));
         let event = if self.is_suspended() { "Suspended" } else { "Resumed" };
-        events.push((Severity::Normal, event.to_owned(), message));
+        events.push((EventType::Normal, event.to_owned(), message));
     }
 
     /// Counts the uids whose pods have lost their finalizer; the others stay in the list.
-    fn settle(&self, status: &mut JobStatus) -> Uncounted {
+    fn count_untracked(&self, status: &mut JobStatus) -> Uncounted {
         let tracked: BTreeSet<&str> =
-            self.sight.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
+            self.snapshot.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
         let mut left = self.uncounted.clone();
         left.succeeded.retain(|uid| tracked.contains(uid.as_str()));
         left.failed.retain(|uid| tracked.contains(uid.as_str()));
-        let gone = |before: &BTreeSet<String>, left: &BTreeSet<String>| before.len() - left.len();
-        let succeeded = sum(status.succeeded, gone(&self.uncounted.succeeded, &left.succeeded));
-        let failed = sum(status.failed, gone(&self.uncounted.failed, &left.failed));
-        status.succeeded = number(succeeded as usize);
-        status.failed = number(failed as usize);
+        let removed_count = |before: &BTreeSet<String>, left: &BTreeSet<String>| before.len() - left.len();
+        let succeeded = sum(status.succeeded, removed_count(&self.uncounted.succeeded, &left.succeeded));
+        let failed = sum(status.failed, removed_count(&self.uncounted.failed, &left.failed));
+        status.succeeded = non_zero(succeeded as usize);
+        status.failed = non_zero(failed as usize);
         left
     }
 
@@ -111,15 +116,19 @@ impl Count<'_> {
         uncounted: &mut Uncounted,
         untrack: &mut Vec<Arc<Pod>>,
     ) -> bool {
-        let mut pods: Vec<&Arc<Pod>> =
-            self.sight.pods.iter().filter(|pod| is_tracked(pod) && self.may_go(pod, verdict)).collect();
+        let mut pods: Vec<&Arc<Pod>> = self
+            .snapshot
+            .pods
+            .iter()
+            .filter(|pod| is_tracked(pod) && self.can_untrack(pod, verdict))
+            .collect();
         pods.sort_by_key(|pod| index_of(pod));
         let before = status.completed_indexes.as_deref().unwrap_or_default();
-        let counted = Indexes::parse(before, self.completions().unwrap_or(0));
-        let mut fresh = Vec::new();
+        let counted = Indexes::parse(before, self.indexed_completions().unwrap_or(0));
+        let mut new_indexes = Vec::new();
         let mut more = false;
         for pod in pods {
-            if fresh.len() + uncounted.succeeded.len() + uncounted.failed.len() >= MOST_UNCOUNTED {
+            if new_indexes.len() + uncounted.succeeded.len() + uncounted.failed.len() >= MAX_UNCOUNTED_PODS {
                 more = true;
                 break;
             }
@@ -131,17 +140,18 @@ impl Count<'_> {
                     (Some(indexed), Some(index))
                         if index < indexed.completions && !counted.contains(index) =>
                     {
-                        fresh.push(index)
+                        new_indexes.push(index)
                     }
                     _ => {}
                 }
-            } else if fails && self.has_place(pod) && self.judge(pod) != Judgement::Ignore {
+            } else if fails && self.has_valid_index(pod) && self.failure_action(pod) != FailureAction::Ignore
+            {
                 uncounted.failed.insert(pod.uid().to_owned());
             }
         }
         if let Some(indexed) = &self.indexed {
-            let succeeded = counted.with(&fresh.into_iter().collect());
-            status.succeeded = number(succeeded.total() as usize);
+            let succeeded = counted.with(&new_indexes.into_iter().collect());
+            status.succeeded = non_zero(succeeded.total() as usize);
             status.completed_indexes = Some(succeeded.to_string()).filter(|text| !text.is_empty());
             status.failed_indexes = indexed.failed.as_ref().map(Indexes::to_string);
         }
@@ -149,49 +159,49 @@ impl Count<'_> {
     }
 
     /// The pod has served its purpose: it can be counted and need not be kept.
-    fn may_go(&self, pod: &Pod, verdict: Option<&Verdict>) -> bool {
-        if self.sight.job.is_deleting() || verdict.is_some() || phase(pod) == "Succeeded" {
+    fn can_untrack(&self, pod: &Pod, verdict: Option<&Verdict>) -> bool {
+        if self.snapshot.job.is_deleting() || verdict.is_some() || phase(pod) == "Succeeded" {
             return true;
         }
-        let kept = || {
+        let last_failed = || {
             let indexed = self.indexed.as_ref()?;
-            indexed.kept.get(&index_of(pod)?)
+            indexed.last_failed.get(&index_of(pod)?)
         };
-        self.is_failed(pod) && kept().is_none_or(|kept| kept.uid() != pod.uid())
+        self.is_failed(pod) && last_failed().is_none_or(|last_failed| last_failed.uid() != pod.uid())
     }
 
     fn finish(
         &self,
         status: &mut JobStatus,
         verdict: &Verdict,
-        events: &mut Vec<(Severity, String, String)>,
+        events: &mut Vec<(EventType, String, String)>,
     ) {
-        let now = Time(self.sight.now);
-        self.set(status, if verdict.succeeded { "Complete" } else { "Failed" }, verdict);
+        let now = Time(self.snapshot.now);
+        self.add_condition(status, if verdict.succeeded { "Complete" } else { "Failed" }, verdict);
         if !verdict.succeeded {
-            events.push((Severity::Warning, verdict.reason.clone(), verdict.message.clone()));
+            events.push((EventType::Warning, verdict.reason.clone(), verdict.message.clone()));
             return;
         }
         status.completion_time = Some(now);
-        if self.spec.completions.is_some_and(|wanted| status.succeeded.unwrap_or(0) > wanted) {
+        if self.spec.completions.is_some_and(|completions| status.succeeded.unwrap_or(0) > completions) {
             let message = "Too many succeeded pods running after completion count reached";
-            events.push((Severity::Warning, "TooManySucceededPods".to_owned(), message.to_owned()));
+            events.push((EventType::Warning, "TooManySucceededPods".to_owned(), message.to_owned()));
         }
-        events.push((Severity::Normal, "Completed".to_owned(), "Job completed".to_owned()));
+        events.push((EventType::Normal, "Completed".to_owned(), "Job completed".to_owned()));
     }
 
-    fn set(&self, status: &mut JobStatus, kind: &str, verdict: &Verdict) {
+    fn add_condition(&self, status: &mut JobStatus, kind: &str, verdict: &Verdict) {
         let known = status.conditions.iter().flatten();
         if !known.into_iter().any(|condition| condition.type_ == kind && condition.status == "True") {
-            put(status, self.condition_of(kind, "True", &verdict.reason, &verdict.message));
+            put_condition(status, self.condition_of(kind, "True", &verdict.reason, &verdict.message));
         }
     }
 
     fn condition_of(&self, kind: &str, status: &str, reason: &str, message: &str) -> JobCondition {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         JobCondition {
-            last_probe_time: Some(Time(self.sight.now)),
-            last_transition_time: Some(Time(self.sight.now)),
+            last_probe_time: Some(Time(self.snapshot.now)),
+            last_transition_time: Some(Time(self.snapshot.now)),
             message: some(message),
             reason: some(reason),
             status: status.to_owned(),
@@ -201,13 +211,13 @@ impl Count<'_> {
 }
 
 impl Uncounted {
-    fn written(&self) -> UncountedTerminatedPods {
+    fn to_status(&self) -> UncountedTerminatedPods {
         let list = |uids: &BTreeSet<String>| (!uids.is_empty()).then(|| uids.iter().cloned().collect());
         UncountedTerminatedPods { failed: list(&self.failed), succeeded: list(&self.succeeded) }
     }
 }
 
-fn put(status: &mut JobStatus, condition: JobCondition) {
+fn put_condition(status: &mut JobStatus, condition: JobCondition) {
     let conditions = status.conditions.get_or_insert_default();
     match conditions.iter_mut().find(|known| known.type_ == condition.type_) {
         Some(known) => *known = condition,
@@ -215,11 +225,11 @@ fn put(status: &mut JobStatus, condition: JobCondition) {
     }
 }
 
-fn int(number: usize) -> i32 {
+fn saturating_i32(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 /// As the API writes counters: 0 is not written.
-fn number(number: usize) -> Option<i32> {
-    Some(int(number)).filter(|number| *number != 0)
+fn non_zero(number: usize) -> Option<i32> {
+    Some(saturating_i32(number)).filter(|number| *number != 0)
 }

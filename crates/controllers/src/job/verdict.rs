@@ -2,8 +2,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::plan::Count;
-use super::policy::{Judgement, succeeds};
+use super::plan::CountedJob;
+use super::policy::{FailureAction, matched_success_rule};
 use crate::pod::phase;
 
 /// How a Job ends.
@@ -14,7 +14,7 @@ pub struct Verdict {
     pub message: String,
 }
 
-impl Count<'_> {
+impl CountedJob<'_> {
     /// Whether the Job has to end, before all its work is done or because enough of it is.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         let recorded = |kind: &str, succeeded| {
@@ -27,35 +27,36 @@ impl Count<'_> {
         };
         recorded("SuccessCriteriaMet", true)
             .or_else(|| recorded("FailureTarget", false))
-            .or_else(|| self.fails())
+            .or_else(|| self.failure_verdict())
             .or_else(|| {
                 let indexed = self.indexed.as_ref()?;
                 let policy = self.spec.success_policy.as_ref();
-                let message = succeeds(policy, indexed.completions, &indexed.succeeded)?;
+                let message = matched_success_rule(policy, indexed.completions, &indexed.succeeded)?;
                 Some(Verdict { succeeded: true, reason: "SuccessPolicy".to_owned(), message })
             })
     }
 
-    fn fails(&self) -> Option<Verdict> {
-        let failed = self.sight.pods.iter().filter(|pod| self.is_failed(pod));
-        let fatal = failed.map(|pod| self.judge(pod)).find_map(|judgement| match judgement {
-            Judgement::FailJob(message) => Some(message),
+    fn failure_verdict(&self) -> Option<Verdict> {
+        let failed = self.snapshot.pods.iter().filter(|pod| self.is_failed(pod));
+        let fatal = failed.map(|pod| self.failure_action(pod)).find_map(|action| match action {
+            FailureAction::FailJob(message) => Some(message),
             _ => None,
         });
         if let Some(message) = fatal {
             return Some(failure("PodFailurePolicy", &message));
         }
         let limit = u32::try_from(self.spec.backoff_limit.unwrap_or(6)).unwrap_or(0);
-        if self.failed > limit || self.restarts_exceed(limit) {
+        if self.failed > limit || self.past_backoff_limit_on_failure(limit) {
             return Some(failure("BackoffLimitExceeded", "Job has reached the specified backoff limit"));
         }
-        if self.deadline().is_some_and(|deadline| deadline <= self.sight.now) {
+        if self.active_deadline().is_some_and(|deadline| deadline <= self.snapshot.now) {
             return Some(failure("DeadlineExceeded", "Job was active longer than specified deadline"));
         }
         let indexed = self.indexed.as_ref()?;
         let failed = indexed.failed.as_ref()?.total();
-        let most = self.spec.max_failed_indexes.map(|most| u32::try_from(most).unwrap_or(0));
-        if most.is_some_and(|most| failed > most) {
+        let max_failed =
+            self.spec.max_failed_indexes.map(|max_failed| u32::try_from(max_failed).unwrap_or(0));
+        if max_failed.is_some_and(|max_failed| failed > max_failed) {
             let message = "Job has exceeded the specified maximal number of failed indexes";
             return Some(failure("MaxFailedIndexesExceeded", message));
         }
@@ -64,29 +65,29 @@ impl Count<'_> {
     }
 
     /// Containers that restart in place count against the limit, too.
-    fn restarts_exceed(&self, limit: u32) -> bool {
+    fn past_backoff_limit_on_failure(&self, limit: u32) -> bool {
         let policy = self.spec.template.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
         if policy != Some("OnFailure") {
             return false;
         }
-        let living = self.sight.pods.iter().filter(|pod| matches!(phase(pod), "Running" | "Pending"));
-        let statuses = living.filter_map(|pod| pod.status.as_ref()).flat_map(|status| {
-            let inits = status.init_container_statuses.iter().flatten();
-            inits.chain(status.container_statuses.iter().flatten())
+        let active = self.snapshot.pods.iter().filter(|pod| matches!(phase(pod), "Running" | "Pending"));
+        let statuses = active.filter_map(|pod| pod.status.as_ref()).flat_map(|status| {
+            let init_containers = status.init_container_statuses.iter().flatten();
+            init_containers.chain(status.container_statuses.iter().flatten())
         });
         let restarts: i64 = statuses.map(|status| i64::from(status.restart_count)).sum();
         restarts >= i64::from(limit.max(1))
     }
 
-    pub(super) fn deadline(&self) -> Option<Timestamp> {
+    pub(super) fn active_deadline(&self) -> Option<Timestamp> {
         let seconds = self.spec.active_deadline_seconds.filter(|_| !self.is_suspended())?;
-        let start = self.status.start_time.as_ref().map_or(self.sight.now, |time| time.0);
+        let start = self.status.start_time.as_ref().map_or(self.snapshot.now, |time| time.0);
         let seconds = SignedDuration::from_secs(seconds);
         Some(start.checked_add(seconds).unwrap_or(Timestamp::MAX))
     }
 
     /// Whether the work is done.
-    pub(super) fn completes(&self) -> Option<Verdict> {
+    pub(super) fn completion_verdict(&self) -> Option<Verdict> {
         let enough = match self.spec.completions {
             // One success tells that all is done; the others only have to come to an end.
             None => self.succeeded > 0,

@@ -11,26 +11,26 @@ use reconcile::Object;
 /// The name k3s' provisioner has, so that classes and claims made for it mean the same here.
 pub const PROVISIONER: &str = "rancher.io/local-path";
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-const ASKED: &str = "volume.kubernetes.io/storage-provisioner";
+const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// What has to be done for a claim.
 #[derive(Debug, PartialEq)]
-pub enum Claim {
+pub enum ProvisionAction {
     Nothing,
-    Make(Box<PersistentVolume>),
+    Provision(Box<PersistentVolume>),
     /// The node that was chosen is gone; another is to be chosen.
     Reschedule,
-    Refuse(String),
+    Reject(String),
 }
 
 /// Whether this provisioner is meant, and nothing is bound yet.
-pub fn is_asked(claim: &PersistentVolumeClaim) -> bool {
+pub fn should_provision(claim: &PersistentVolumeClaim) -> bool {
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     !claim.is_deleting()
         && bound.unwrap_or_default().is_empty()
-        && claim.annotation(ASKED) == Some(PROVISIONER)
+        && claim.annotation(STORAGE_PROVISIONER) == Some(PROVISIONER)
 }
 
 pub fn volume_name(claim: &PersistentVolumeClaim) -> String {
@@ -38,42 +38,45 @@ pub fn volume_name(claim: &PersistentVolumeClaim) -> String {
 }
 
 /// `node` is the one the claim names, where it exists.
-pub fn claim(
+pub fn plan_provision(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     node: Option<&Node>,
     directory: &str,
-) -> Claim {
-    let (Some(class), Some(spec)) = (class, &claim.spec) else { return Claim::Nothing };
-    if !is_asked(claim) || class.provisioner != PROVISIONER {
-        return Claim::Nothing;
+) -> ProvisionAction {
+    let (Some(class), Some(spec)) = (class, &claim.spec) else { return ProvisionAction::Nothing };
+    if !should_provision(claim) || class.provisioner != PROVISIONER {
+        return ProvisionAction::Nothing;
     }
-    let refuse = |why: &str| {
-        Claim::Refuse(format!("failed to provision volume with StorageClass {:?}: {why}", class.name()))
+    let reject = |reason: &str| {
+        ProvisionAction::Reject(format!(
+            "failed to provision volume with StorageClass {:?}: {reason}",
+            class.name()
+        ))
     };
-    let late = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
+    let wait_for_consumer = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
     let node = match (claim.annotation(SELECTED_NODE).unwrap_or_default(), node) {
-        ("", _) if late => return Claim::Nothing,
-        ("", _) => return refuse("configuration error, no node was specified"),
-        (_, None) => return Claim::Reschedule,
+        ("", _) if wait_for_consumer => return ProvisionAction::Nothing,
+        ("", _) => return reject("configuration error, no node was specified"),
+        (_, None) => return ProvisionAction::Reschedule,
         (_, Some(node)) => node,
     };
     if spec.selector.is_some() {
-        return refuse("claim.Spec.Selector is not supported");
+        return reject("claim.Spec.Selector is not supported");
     }
     if spec.volume_mode.as_deref() == Some("Block") {
-        return refuse(&format!("{PROVISIONER} does not support block volume provisioning"));
+        return reject(&format!("{PROVISIONER} does not support block volume provisioning"));
     }
     let modes = spec.access_modes.clone().unwrap_or_default();
     if modes.iter().any(|mode| mode != "ReadWriteOnce" && mode != "ReadWriteOncePod") {
-        return refuse("NodePath only supports ReadWriteOnce and ReadWriteOncePod (1.22+) access modes");
+        return reject("NodePath only supports ReadWriteOnce and ReadWriteOncePod (1.22+) access modes");
     }
     let name = volume_name(claim);
     let path = format!("{directory}/{name}_{}_{}", claim.namespace(), claim.name());
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.clone());
     let capacity = requests.unwrap_or_default().into_iter().filter(|(name, _)| name == "storage").collect();
     let annotations = [(PROVISIONED_BY, PROVISIONER), ("local.path.provisioner/selected-node", node.name())];
-    Claim::Make(Box::new(PersistentVolume {
+    ProvisionAction::Provision(Box::new(PersistentVolume {
         metadata: ObjectMeta {
             name: Some(name),
             annotations: Some(annotations.map(|(name, value)| (name.into(), value.into())).into()),
@@ -93,7 +96,7 @@ pub fn claim(
             }),
             host_path: Some(HostPathVolumeSource { path, type_: Some("DirectoryOrCreate".into()) }),
             mount_options: class.mount_options.clone(),
-            node_affinity: Some(only_on(node.label(HOSTNAME).unwrap_or(node.name()))),
+            node_affinity: Some(node_affinity(node.label(HOSTNAME).unwrap_or(node.name()))),
             persistent_volume_reclaim_policy: class.reclaim_policy.clone().or(Some("Delete".into())),
             storage_class_name: Some(class.name().into()),
             volume_mode: spec.volume_mode.clone(),
@@ -103,7 +106,7 @@ pub fn claim(
     }))
 }
 
-fn only_on(host: &str) -> VolumeNodeAffinity {
+fn node_affinity(host: &str) -> VolumeNodeAffinity {
     let requirement = NodeSelectorRequirement {
         key: HOSTNAME.into(),
         operator: "In".into(),
@@ -114,7 +117,7 @@ fn only_on(host: &str) -> VolumeNodeAffinity {
 }
 
 /// A volume of ours whose claim is gone, and which is not to outlive it.
-pub fn is_to_go(volume: &PersistentVolume) -> bool {
+pub fn should_delete(volume: &PersistentVolume) -> bool {
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
     let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     !volume.is_deleting()

@@ -1,10 +1,10 @@
 use expect_test::{Expect, expect};
 use k8s_openapi::api::core::v1::Node;
-use reconcile::Delete;
+use reconcile::DeleteOptions;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("an object")
@@ -17,17 +17,17 @@ fn check(spec: Value, node: &str, mode: &str, expected: Expect) {
     for (name, value) in spec.as_object().into_iter().flatten() {
         all[name] = value.clone();
     }
-    let asked = json!({"volume.kubernetes.io/storage-provisioner": PROVISIONER, (SELECTED_NODE): node});
-    let metadata = json!({"name": "data", "namespace": "ns", "uid": "u", "annotations": asked});
+    let annotations = json!({"volume.kubernetes.io/storage-provisioner": PROVISIONER, (SELECTED_NODE): node});
+    let metadata = json!({"name": "data", "namespace": "ns", "uid": "u", "annotations": annotations});
     let claim: PersistentVolumeClaim = typed(json!({"metadata": metadata, "spec": all}));
-    let class = StorageClass { volume_binding_mode: Some(mode.into()), ..class() };
+    let class = StorageClass { volume_binding_mode: Some(mode.into()), ..default_storage_class() };
     let node: Option<Node> = (node == "one")
         .then(|| typed(json!({"metadata": {"name": "one", "labels": {"kubernetes.io/hostname": "host"}}})));
-    let shown = match plan::claim(&claim, Some(&class), node.as_ref(), "/data") {
-        Claim::Nothing => "nothing".into(),
-        Claim::Reschedule => "reschedule".into(),
-        Claim::Refuse(why) => why,
-        Claim::Make(volume) => {
+    let rendered = match plan::plan_provision(&claim, Some(&class), node.as_ref(), "/data") {
+        ProvisionAction::Nothing => "nothing".into(),
+        ProvisionAction::Reschedule => "reschedule".into(),
+        ProvisionAction::Reject(reason) => reason,
+        ProvisionAction::Provision(volume) => {
             let spec = volume.spec.expect("a spec");
             let affinity = spec.node_affinity.and_then(|affinity| affinity.required).expect("an affinity");
             let values = affinity.node_selector_terms[0].match_expressions.iter().flatten();
@@ -39,11 +39,11 @@ fn check(spec: Value, node: &str, mode: &str, expected: Expect) {
             format!("{} {path} on {hosts:?} {} {policy}", volume.metadata.name.unwrap_or_default(), size.0)
         }
     };
-    expected.assert_eq(&shown);
+    expected.assert_eq(&rendered);
 }
 
 #[test]
-fn claims_get_a_directory_on_the_chosen_node() {
+fn directory_is_provisioned_on_selected_node() {
     let late = "WaitForFirstConsumer";
     check(json!({}), "one", late, expect![[r#"pvc-u /data/pvc-u_ns_data on ["host"] 1Gi Delete"#]]);
     check(json!({}), "", late, expect!["nothing"]);
@@ -84,32 +84,36 @@ fn claims_get_a_directory_on_the_chosen_node() {
 }
 
 #[tokio::test]
-async fn volumes_come_with_their_claims_and_go_with_them() {
-    let rig = Rig::start(&[
+async fn volume_is_created_and_deleted_with_claim() {
+    let test_cluster = TestCluster::start(&[
         "local-storage-controller",
         "persistentvolume-binder-controller",
         "persistentvolume-protection-controller",
         "persistentvolumeclaim-protection-controller",
     ])
     .await;
-    rig.client.create(&class()).await.expect("a class");
-    rig.client.create::<Node>(&typed(json!({"metadata": {"name": "one"}}))).await.expect("a node");
+    test_cluster.client.create(&default_storage_class()).await.expect("a class");
+    test_cluster.client.create::<Node>(&typed(json!({"metadata": {"name": "one"}}))).await.expect("a node");
     let spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
     let metadata = json!({"name": "data", "namespace": "default", "annotations": {(SELECTED_NODE): "one"}});
     let claim: PersistentVolumeClaim = typed(json!({"metadata": metadata, "spec": spec}));
-    rig.client.create(&claim).await.expect("a claim");
+    test_cluster.client.create(&claim).await.expect("a claim");
     let key = claim.key();
     let bound = || async {
-        let claim: PersistentVolumeClaim = rig.client.get(&key).await.ok()?;
+        let claim: PersistentVolumeClaim = test_cluster.client.get(&key).await.ok()?;
         let phase = claim.status.as_ref()?.phase.as_deref()?;
         (phase == "Bound").then_some(claim)
     };
-    let claim = until("a bound claim", bound).await;
+    let claim = wait_for("a bound claim", bound).await;
     assert_eq!(claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()), Some("local-path"));
-    rig.client.delete::<PersistentVolumeClaim>(&key, &Delete::default()).await.expect("a deletion");
-    let gone = || async {
-        let left: Vec<PersistentVolume> = rig.client.list("").await.ok()?;
+    test_cluster
+        .client
+        .delete::<PersistentVolumeClaim>(&key, &DeleteOptions::default())
+        .await
+        .expect("a deletion");
+    let deleted = || async {
+        let left: Vec<PersistentVolume> = test_cluster.client.list("").await.ok()?;
         left.is_empty().then_some(())
     };
-    until("the end of the volume", gone).await;
+    wait_for("the end of the volume", deleted).await;
 }

@@ -10,47 +10,51 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use reconcile::Object;
 
 use crate::backends::TRIGGER_TIME;
-use crate::endpoint_slices::pack::{Changes, Group, MANAGED_BY, SERVICE_NAME, pack, reuse};
-use crate::endpoints::subsets::repack;
+use crate::endpoint_slices::pack::{
+    EndpointGroup, MANAGED_BY, SERVICE_NAME, SliceChanges, pack, reuse_deleted_slices,
+};
+use crate::endpoints::subsets::repack_subsets;
 
 pub const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 /// How many addresses of a subset are mirrored at most.
-const MOST: usize = 1000;
-const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
+const MAX_ADDRESSES_PER_SUBSET: usize = 1000;
+const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 /// Annotations that say nothing about what is mirrored.
-const NOT_MIRRORED: [&str; 2] = [TRIGGER_TIME, "kubectl.kubernetes.io/last-applied-configuration"];
+const SKIPPED_ANNOTATIONS: [&str; 2] = [TRIGGER_TIME, "kubectl.kubernetes.io/last-applied-configuration"];
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
 /// What has to happen, and the reasons and messages of events.
 #[derive(Debug, Default)]
 pub struct Plan {
-    pub changes: Changes,
-    pub told: Vec<(&'static str, String)>,
+    pub changes: SliceChanges,
+    pub events: Vec<(&'static str, String)>,
 }
 
 pub fn plan(endpoints: Option<&Endpoints>, service: Option<&Service>, slices: &[Arc<EndpointSlice>]) -> Plan {
-    let unselected =
+    let has_no_selector =
         service.is_some_and(|service| service.spec.as_ref().is_none_or(|spec| spec.selector.is_none()));
-    let is_mirrored = |endpoints: &&Endpoints| {
-        unselected && endpoints.label(SKIP) != Some("true") && endpoints.annotation(LEADER).is_none()
+    let should_mirror = |endpoints: &&Endpoints| {
+        has_no_selector
+            && endpoints.label(SKIP_MIRROR) != Some("true")
+            && endpoints.annotation(LEADER).is_none()
     };
     let mut plan = Plan::default();
-    let Some(endpoints) = endpoints.filter(is_mirrored) else {
+    let Some(endpoints) = endpoints.filter(should_mirror) else {
         plan.changes.delete = slices.to_vec();
         return plan;
     };
-    let mut wanted = Wanted::default();
-    for subset in repack(endpoints.subsets.as_deref().unwrap_or_default()) {
-        wanted.add(&subset);
+    let mut desired = DesiredEndpoints::default();
+    for subset in repack_subsets(endpoints.subsets.as_deref().unwrap_or_default()) {
+        desired.add(&subset);
     }
-    wanted.tell(&mut plan.told);
-    for (family, groups) in [("IPv4", wanted.v4), ("IPv6", wanted.v6)] {
+    desired.add_events(&mut plan.events);
+    for (family, groups) in [("IPv4", desired.v4), ("IPv6", desired.v6)] {
         let slices: Vec<Arc<EndpointSlice>> =
             slices.iter().filter(|slice| slice.address_type == family).cloned().collect();
-        let blank = blank(endpoints, family);
-        let mut changes = pack(&blank, &slices, groups, MOST);
-        annotate(&mut changes, &blank);
-        reuse(&blank, &mut changes);
+        let blank = empty_slice(endpoints, family);
+        let mut changes = pack(&blank, &slices, groups, MAX_ADDRESSES_PER_SUBSET);
+        copy_annotations(&mut changes, &blank);
+        reuse_deleted_slices(&blank, &mut changes);
         plan.changes.create.append(&mut changes.create);
         plan.changes.update.append(&mut changes.update);
         plan.changes.delete.append(&mut changes.delete);
@@ -63,14 +67,14 @@ pub fn plan(endpoints: Option<&Endpoints>, service: Option<&Service>, slices: &[
 }
 
 #[derive(Default)]
-struct Wanted {
-    v4: Vec<Group>,
-    v6: Vec<Group>,
+struct DesiredEndpoints {
+    v4: Vec<EndpointGroup>,
+    v6: Vec<EndpointGroup>,
     invalid: usize,
     skipped: usize,
 }
 
-impl Wanted {
+impl DesiredEndpoints {
     fn add(&mut self, subset: &EndpointSubset) {
         let ports: Vec<EndpointPort> = subset
             .ports
@@ -88,7 +92,7 @@ impl Wanted {
         let not_ready = subset.not_ready_addresses.iter().flatten().map(|address| (address, false));
         for (address, ready) in ready.chain(not_ready) {
             match address.ip.parse::<IpAddr>() {
-                _ if v4.len() + v6.len() >= MOST => self.skipped += 1,
+                _ if v4.len() + v6.len() >= MAX_ADDRESSES_PER_SUBSET => self.skipped += 1,
                 Ok(ip) if ip.is_ipv4() => v4.push(endpoint(address, ip, ready)),
                 Ok(ip) => v6.push(endpoint(address, ip, ready)),
                 Err(_) => self.invalid += 1,
@@ -96,22 +100,22 @@ impl Wanted {
         }
         for (groups, endpoints) in [(&mut self.v4, v4), (&mut self.v6, v6)] {
             if !endpoints.is_empty() {
-                groups.push(Group { ports: ports.clone(), endpoints });
+                groups.push(EndpointGroup { ports: ports.clone(), endpoints });
             }
         }
     }
 
-    fn tell(&self, told: &mut Vec<(&'static str, String)>) {
-        let Wanted { invalid, skipped, .. } = self;
+    fn add_events(&self, events: &mut Vec<(&'static str, String)>) {
+        let DesiredEndpoints { invalid, skipped, .. } = self;
         if *invalid > 0 {
             let message = format!("Skipped {invalid} invalid IP addresses when mirroring to EndpointSlices");
-            told.push(("InvalidIPAddress", message));
+            events.push(("InvalidIPAddress", message));
         }
         if *skipped > 0 {
             let skipped = skipped + invalid;
-            told.push((
+            events.push((
                 "TooManyAddressesToMirror",
-                format!("A max of {MOST} addresses can be mirrored to EndpointSlices per Endpoints subset. {skipped} addresses were skipped"),
+                format!("A max of {MAX_ADDRESSES_PER_SUBSET} addresses can be mirrored to EndpointSlices per Endpoints subset. {skipped} addresses were skipped"),
             ));
         }
     }
@@ -128,7 +132,7 @@ fn endpoint(address: &EndpointAddress, ip: IpAddr, ready: bool) -> Endpoint {
     }
 }
 
-fn blank(endpoints: &Endpoints, family: &str) -> EndpointSlice {
+fn empty_slice(endpoints: &Endpoints, family: &str) -> EndpointSlice {
     let mut labels = endpoints.metadata.labels.clone().unwrap_or_default();
     labels.insert(SERVICE_NAME.into(), endpoints.name().into());
     labels.insert(MANAGED_BY.into(), MANAGER.into());
@@ -137,7 +141,7 @@ fn blank(endpoints: &Endpoints, family: &str) -> EndpointSlice {
         .annotations
         .iter()
         .flatten()
-        .filter(|(name, _)| !NOT_MIRRORED.contains(&name.as_str()))
+        .filter(|(name, _)| !SKIPPED_ANNOTATIONS.contains(&name.as_str()))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect();
     let owner = OwnerReference {
@@ -164,15 +168,15 @@ fn blank(endpoints: &Endpoints, family: &str) -> EndpointSlice {
 }
 
 /// The mirror has the annotations of what it mirrors.
-fn annotate(changes: &mut Changes, blank: &EndpointSlice) {
-    let wanted = &blank.metadata.annotations;
-    let (keep, outdated): (Vec<_>, Vec<_>) = std::mem::take(&mut changes.keep)
+fn copy_annotations(changes: &mut SliceChanges, blank: &EndpointSlice) {
+    let desired = &blank.metadata.annotations;
+    let (keep, changed): (Vec<_>, Vec<_>) = std::mem::take(&mut changes.keep)
         .into_iter()
-        .partition(|slice| slice.metadata.annotations == *wanted);
+        .partition(|slice| slice.metadata.annotations == *desired);
     changes.keep = keep;
-    changes.update.extend(outdated.iter().map(|slice| (**slice).clone()));
+    changes.update.extend(changed.iter().map(|slice| (**slice).clone()));
     for slice in &mut changes.update {
-        slice.metadata.annotations = wanted.clone();
+        slice.metadata.annotations = desired.clone();
     }
 }
 
@@ -186,34 +190,34 @@ mod tests {
     proptest! {
         /// However Endpoints change, carrying out the plan mirrors just their addresses and leaves nothing to do.
         #[test]
-        fn mirrors_show_what_is_there(
+        fn slices_mirror_endpoints_exactly(
             rounds in prop::collection::vec(prop::collection::btree_set(0..30u8, 0..30), 1..4),
-            mirrored in any::<bool>(),
+            enabled in any::<bool>(),
         ) {
             let service: Service = serde_json::from_value(json!({"metadata": {"name": "s"}, "spec": {}})).expect("a service");
             let mut slices: Vec<Arc<EndpointSlice>> = Vec::new();
-            let mut made = 0;
+            let mut created_count = 0;
             for addresses in rounds {
                 let addresses: Vec<_> = addresses.iter().map(|last| json!({"ip": format!("10.0.0.{last}")})).collect();
                 let subsets = json!([{"addresses": addresses, "ports": [{"port": 80}]}]);
-                let skip = (!mirrored).to_string();
-                let metadata = json!({"name": "s", "namespace": "ns", "uid": "u", "labels": {SKIP: skip}});
+                let skip = (!enabled).to_string();
+                let metadata = json!({"name": "s", "namespace": "ns", "uid": "u", "labels": {SKIP_MIRROR: skip}});
                 let endpoints: Endpoints = serde_json::from_value(json!({"metadata": metadata, "subsets": subsets})).expect("endpoints");
                 let changes = plan(Some(&endpoints), Some(&service), &slices).changes;
-                slices.retain(|slice| changes.keep.iter().any(|kept| kept.name() == slice.name()));
+                slices.retain(|slice| changes.keep.iter().any(|unchanged| unchanged.name() == slice.name()));
                 slices.extend(changes.update.into_iter().map(Arc::new));
                 for mut slice in changes.create {
-                    made += 1;
-                    slice.metadata.name = Some(format!("s-{made}"));
+                    created_count += 1;
+                    slice.metadata.name = Some(format!("s-{created_count}"));
                     slices.push(Arc::new(slice));
                 }
-                let shown: Vec<String> = slices
+                let addresses_in_slices: Vec<String> = slices
                     .iter()
                     .flat_map(|slice| slice.endpoints.iter().flatten())
                     .flat_map(|endpoint| endpoint.addresses.clone())
                     .collect();
-                let wanted = if mirrored { addresses.len() } else { 0 };
-                prop_assert_eq!(shown.len(), wanted);
+                let desired = if enabled { addresses.len() } else { 0 };
+                prop_assert_eq!(addresses_in_slices.len(), desired);
                 let again = plan(Some(&endpoints), Some(&service), &slices).changes;
                 prop_assert!(again.create.is_empty() && again.update.is_empty() && again.delete.is_empty());
             }

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// What came of deleting everything in a namespace.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rest {
+pub struct RemainingContent {
     /// The groups that did not tell what they have.
     pub unknown: Vec<String>,
     pub errors: Vec<String>,
@@ -17,13 +17,13 @@ pub struct Rest {
     pub finalizers: BTreeMap<String, usize>,
 }
 
-impl Rest {
-    pub fn is_clear(&self) -> bool {
+impl RemainingContent {
+    pub fn is_empty(&self) -> bool {
         self.unknown.is_empty() && self.errors.is_empty() && self.objects.is_empty()
     }
 
     /// Type, status, reason and message of each condition.
-    fn told(&self) -> [(&'static str, bool, &'static str, String); 5] {
+    fn condition_rows(&self) -> [(&'static str, bool, &'static str, String); 5] {
         let list = |parts: Vec<String>| parts.join(", ");
         let or = |bad: bool, kind, reason: [&'static str; 2], message: String, good: &str| match bad {
             true => (kind, true, reason[0], message),
@@ -91,11 +91,11 @@ impl Rest {
 /// The conditions a namespace should have, where it has others.
 pub fn conditions(
     before: &[NamespaceCondition],
-    rest: &Rest,
+    remaining: &RemainingContent,
     now: Timestamp,
 ) -> Option<Vec<NamespaceCondition>> {
     let mut after = before.to_vec();
-    for (type_, status, reason, message) in rest.told() {
+    for (type_, status, reason, message) in remaining.condition_rows() {
         let status = if status { "True" } else { "False" };
         let found = after.iter().position(|condition| condition.type_ == type_);
         let since = found.and_then(|i| {
@@ -119,9 +119,9 @@ pub fn conditions(
 
 /// How long to wait before looking again where nothing tells of a change: the longer it has taken already, the
 /// longer.
-pub fn pause(since: Timestamp, now: Timestamp) -> std::time::Duration {
-    let waited = now.duration_since(since).max(SignedDuration::ZERO).unsigned_abs();
-    (waited / 8).clamp(std::time::Duration::from_millis(100), std::time::Duration::from_secs(15))
+pub fn requeue_delay(since: Timestamp, now: Timestamp) -> std::time::Duration {
+    let elapsed = now.duration_since(since).max(SignedDuration::ZERO).unsigned_abs();
+    (elapsed / 8).clamp(std::time::Duration::from_millis(100), std::time::Duration::from_secs(15))
 }
 
 #[cfg(test)]
@@ -132,10 +132,10 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(rest: Rest, expected: Expect) {
+    fn check(remaining: RemainingContent, expected: Expect) {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let told = conditions(&[], &rest, now).expect("conditions where there are none");
-        let lines: Vec<String> = told
+        let current = conditions(&[], &remaining, now).expect("conditions where there are none");
+        let lines: Vec<String> = current
             .iter()
             .map(|c| {
                 format!(
@@ -149,13 +149,13 @@ mod tests {
             .collect();
         expected.assert_eq(&lines.concat());
         let later: Timestamp = "2026-01-02T00:00:00Z".parse().expect("a time");
-        assert_eq!(conditions(&told, &rest, later), None, "telling the same again is no change");
+        assert_eq!(conditions(&current, &remaining, later), None, "telling the same again is no change");
     }
 
     #[test]
-    fn namespaces_tell_what_holds_them() {
+    fn conditions_list_remaining_content() {
         check(
-            Rest::default(),
+            RemainingContent::default(),
             expect![[r#"
             NamespaceDeletionDiscoveryFailure False ResourcesDiscovered All resources successfully discovered
             NamespaceDeletionGroupVersionParsingFailure False ParsedGroupVersions All legacy kube types successfully parsed
@@ -164,14 +164,14 @@ mod tests {
             NamespaceFinalizersRemaining False ContentHasNoFinalizers All content-preserving finalizers finished
         "#]],
         );
-        let rest = Rest {
+        let remaining = RemainingContent {
             unknown: vec!["metrics.k8s.io/v1".into()],
             errors: vec!["second".into(), "first".into()],
             objects: [("pods.".to_owned(), 2), ("jobs.batch".to_owned(), 1)].into(),
             finalizers: [("x/y".to_owned(), 3)].into(),
         };
         check(
-            rest,
+            remaining,
             expect![[r#"
             NamespaceDeletionDiscoveryFailure True DiscoveryFailed Discovery failed for some groups, 1 failing: metrics.k8s.io/v1
             NamespaceDeletionGroupVersionParsingFailure False ParsedGroupVersions All legacy kube types successfully parsed
@@ -185,21 +185,21 @@ mod tests {
     proptest! {
         /// What is told is told once, and says since when it has been so.
         #[test]
-        fn conditions_are_written_once(rests in prop::collection::vec((0..3usize, 0..3usize, any::<bool>()), 1..6)) {
-            let mut told: Vec<NamespaceCondition> = Vec::new();
-            for (second, (objects, finalizers, failed)) in rests.into_iter().enumerate() {
+        fn unchanged_content_keeps_conditions(contents in prop::collection::vec((0..3usize, 0..3usize, any::<bool>()), 1..6)) {
+            let mut current: Vec<NamespaceCondition> = Vec::new();
+            for (second, (objects, finalizers, failed)) in contents.into_iter().enumerate() {
                 let now = Timestamp::from_second(second as i64).expect("a time");
                 let some = |name: &str, count: usize| (count > 0).then(|| (name.to_owned(), count)).into_iter().collect();
-                let rest = Rest {
+                let remaining = RemainingContent {
                     objects: some("pods.", objects),
                     finalizers: some("f", finalizers),
                     errors: failed.then(|| "no".to_owned()).into_iter().collect(),
                     unknown: Vec::new(),
                 };
-                let before = told.clone();
-                told = conditions(&told, &rest, now).unwrap_or(told);
-                prop_assert_eq!(conditions(&told, &rest, now), None);
-                for condition in &told {
+                let before = current.clone();
+                current = conditions(&current, &remaining, now).unwrap_or(current);
+                prop_assert_eq!(conditions(&current, &remaining, now), None);
+                for condition in &current {
                     let was = before.iter().find(|was| was.type_ == condition.type_);
                     let unchanged = was.is_some_and(|was| was.status == condition.status);
                     let since = condition.last_transition_time.as_ref().map(|time| time.0);

@@ -4,54 +4,64 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use reconcile::Silence;
+use reconcile::NodeMonitorConfig;
 
 use crate::node::condition;
 
 /// What nobody knows of a silent node.
-const CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+const NODE_CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
 /// When a node was last heard of, by our own clock: nodes' clocks may be wrong.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Health {
-    pub heard: Timestamp,
+pub struct NodeHealth {
+    pub probe_timestamp: Timestamp,
     /// The last signs of life, to tell new ones from old.
     heartbeat: Option<Option<Time>>,
     renewed: Option<Timestamp>,
 }
 
-impl Health {
+impl NodeHealth {
     /// What is known after a look at the node and its lease.
-    pub fn observe(before: Option<Health>, node: &Node, lease: Option<&Lease>, now: Timestamp) -> Health {
+    pub fn observe(
+        before: Option<NodeHealth>,
+        node: &Node,
+        lease: Option<&Lease>,
+        now: Timestamp,
+    ) -> NodeHealth {
         let heartbeat = condition(node, "Ready").map(|ready| ready.last_heartbeat_time.clone());
         let created = node.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
         let mut health = match before {
-            None if heartbeat.is_none() => Health { heard: created, heartbeat: None, renewed: None },
-            None => Health { heard: now, heartbeat: heartbeat.clone(), renewed: None },
+            None if heartbeat.is_none() => {
+                NodeHealth { probe_timestamp: created, heartbeat: None, renewed: None }
+            }
+            None => NodeHealth { probe_timestamp: now, heartbeat: heartbeat.clone(), renewed: None },
             Some(before) if before.heartbeat == heartbeat => before,
-            Some(before) => Health { heard: now, heartbeat: heartbeat.clone(), renewed: before.renewed },
+            Some(before) => {
+                NodeHealth { probe_timestamp: now, heartbeat: heartbeat.clone(), renewed: before.renewed }
+            }
         };
         let renewed = lease.and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref()).map(|time| time.0);
         if renewed > health.renewed {
             health.renewed = renewed;
-            health.heard = now;
+            health.probe_timestamp = now;
         }
         health
     }
 
     /// When the node counts as silent unless it is heard of before.
-    pub fn silent_at(&self, silence: Silence) -> Timestamp {
-        let grace = if self.heartbeat.is_some() { silence.grace } else { silence.startup };
-        self.heard.checked_add(grace).unwrap_or(Timestamp::MAX)
+    pub fn grace_period_end(&self, silence: NodeMonitorConfig) -> Timestamp {
+        let grace =
+            if self.heartbeat.is_some() { silence.grace_period } else { silence.startup_grace_period };
+        self.probe_timestamp.checked_add(grace).unwrap_or(Timestamp::MAX)
     }
 }
 
 /// The conditions of a node that is silent, where it has others.
-pub fn unknown(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
+pub fn unknown_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     let status = node.status.as_ref();
     let before = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let mut after = before.to_vec();
-    for type_ in CONDITIONS {
+    for type_ in NODE_CONDITIONS {
         match after.iter_mut().find(|condition| condition.type_ == type_) {
             Some(condition) if condition.status == "Unknown" => {}
             Some(condition) => {

@@ -14,7 +14,7 @@ const NO_SCHEDULE: &str = "NoSchedule";
 pub const NO_EXECUTE: &str = "NoExecute";
 
 /// The taints that keep new pods away while a condition has a status.
-const BY_CONDITION: &[(&str, &str, &str)] = &[
+const CONDITION_TAINTS: &[(&str, &str, &str)] = &[
     ("Ready", "False", NOT_READY),
     ("Ready", "Unknown", UNREACHABLE),
     ("MemoryPressure", "True", "node.kubernetes.io/memory-pressure"),
@@ -24,12 +24,12 @@ const BY_CONDITION: &[(&str, &str, &str)] = &[
 ];
 
 /// Labels and the older ones that say the same.
-const SAME_LABELS: &[(&str, &str)] =
+const DEPRECATED_LABELS: &[(&str, &str)] =
     &[("kubernetes.io/os", "beta.kubernetes.io/os"), ("kubernetes.io/arch", "beta.kubernetes.io/arch")];
 
 /// What happens to the taints for which pods leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Leaving {
+pub enum NoExecuteTaint {
     /// They stay as they are.
     Keep,
     None,
@@ -46,30 +46,32 @@ pub fn has_taint(node: &Node, key: &str, effect: &str) -> bool {
 }
 
 /// The taints of a node, where it should have others.
-pub fn taints(node: &Node, leaving: Leaving, now: Timestamp) -> Option<Vec<Taint>> {
+pub fn taints(node: &Node, no_execute: NoExecuteTaint, now: Timestamp) -> Option<Vec<Taint>> {
     let conditions: &[NodeCondition] =
         node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let of_condition = |condition: &NodeCondition| {
-        let row = BY_CONDITION.iter().find(|row| row.0 == condition.type_ && row.1 == condition.status);
+        let row = CONDITION_TAINTS.iter().find(|row| row.0 == condition.type_ && row.1 == condition.status);
         row.map(|row| (row.2, NO_SCHEDULE))
     };
-    let mut wanted: Vec<(&str, &str)> = conditions.iter().filter_map(of_condition).collect();
+    let mut desired: Vec<(&str, &str)> = conditions.iter().filter_map(of_condition).collect();
     if node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)) {
-        wanted.push((UNSCHEDULABLE, NO_SCHEDULE));
+        desired.push((UNSCHEDULABLE, NO_SCHEDULE));
     }
-    if let Leaving::For(key) = leaving {
-        wanted.push((key, NO_EXECUTE));
+    if let NoExecuteTaint::For(key) = no_execute {
+        desired.push((key, NO_EXECUTE));
     }
-    let is_ours = |taint: &Taint| match taint.effect.as_str() {
-        NO_SCHEDULE => taint.key == UNSCHEDULABLE || BY_CONDITION.iter().any(|row| row.2 == taint.key),
-        NO_EXECUTE => leaving != Leaving::Keep && [NOT_READY, UNREACHABLE].contains(&taint.key.as_str()),
+    let is_managed = |taint: &Taint| match taint.effect.as_str() {
+        NO_SCHEDULE => taint.key == UNSCHEDULABLE || CONDITION_TAINTS.iter().any(|row| row.2 == taint.key),
+        NO_EXECUTE => {
+            no_execute != NoExecuteTaint::Keep && [NOT_READY, UNREACHABLE].contains(&taint.key.as_str())
+        }
         _ => false,
     };
     let before = spec_taints(node);
-    let kept =
-        |taint: &&Taint| !is_ours(taint) || wanted.contains(&(taint.key.as_str(), taint.effect.as_str()));
-    let mut after: Vec<Taint> = before.iter().filter(kept).cloned().collect();
-    for (key, effect) in wanted {
+    let retained =
+        |taint: &&Taint| !is_managed(taint) || desired.contains(&(taint.key.as_str(), taint.effect.as_str()));
+    let mut after: Vec<Taint> = before.iter().filter(retained).cloned().collect();
+    for (key, effect) in desired {
         if !after.iter().any(|taint| taint.key == key && taint.effect == effect) {
             after.push(Taint {
                 key: key.into(),
@@ -84,9 +86,9 @@ pub fn taints(node: &Node, leaving: Leaving, now: Timestamp) -> Option<Vec<Taint
 
 /// The labels a node lacks or has wrong.
 pub fn labels(node: &Node) -> BTreeMap<&'static str, String> {
-    let rows = SAME_LABELS.iter().filter_map(|(label, older)| {
+    let rows = DEPRECATED_LABELS.iter().filter_map(|(label, deprecated)| {
         let value = node.label(label)?;
-        (node.label(older) != Some(value)).then(|| (*older, value.to_owned()))
+        (node.label(deprecated) != Some(value)).then(|| (*deprecated, value.to_owned()))
     });
     rows.collect()
 }

@@ -8,25 +8,25 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 /// Nodes of a zone whose pods are sent away, per second, while most of the zone is well.
-const RATE: f64 = 0.1;
+const EVICTIONS_PER_SECOND: f64 = 0.1;
 /// The same while it is not, in large zones; in small ones nobody is sent away then.
-const SLOW_RATE: f64 = 0.01;
-const LARGE: usize = 50;
+const SECONDARY_EVICTIONS_PER_SECOND: f64 = 0.01;
+const LARGE_ZONE_NODES: usize = 50;
 /// The part of a zone that must be away for it not to be well.
-const UNWELL: f64 = 0.55;
+const UNHEALTHY_ZONE_THRESHOLD: f64 = 0.55;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
-    New,
-    Well,
-    Unwell,
+enum ZoneState {
+    Initial,
+    Normal,
+    PartialDisruption,
     /// No node is ready.
-    Away,
+    FullDisruption,
 }
 
 #[derive(Debug)]
 struct Zone {
-    state: State,
+    state: ZoneState,
     rate: f64,
     /// When the next node may be tainted.
     next: Option<Timestamp>,
@@ -34,19 +34,19 @@ struct Zone {
 
 /// What a change of zones means.
 #[derive(Debug, PartialEq)]
-pub enum Shift {
+pub enum ZoneChange {
     Nothing,
     /// These zones send pods away at another pace.
-    Paces(Vec<String>),
+    RatesChanged(Vec<String>),
     /// All nodes are away: it must be us. Nobody is sent away.
-    AllAway,
+    AllDisrupted,
     /// Some nodes are back; what was heard of nodes before counts for nothing.
-    SomeBack,
+    SomeReady,
 }
 
 /// Whether a node may be tainted so that its pods leave.
 #[derive(Debug, PartialEq)]
-pub enum Admission {
+pub enum RateLimit {
     Now,
     At(Timestamp),
     Never,
@@ -60,53 +60,53 @@ pub struct Zones {
 
 impl Zones {
     /// A node is in a zone, and ready or not.
-    pub fn set(&mut self, node: &str, zone: &str, ready: bool) -> Shift {
+    pub fn set(&mut self, node: &str, zone: &str, ready: bool) -> ZoneChange {
         let now = (zone.to_owned(), ready);
         if self.nodes.insert(node.to_owned(), now.clone()) == Some(now) {
-            return Shift::Nothing;
+            return ZoneChange::Nothing;
         }
-        self.assess()
+        self.update_states()
     }
 
-    pub fn remove(&mut self, node: &str) -> Shift {
-        if self.nodes.remove(node).is_none() { Shift::Nothing } else { self.assess() }
+    pub fn remove(&mut self, node: &str) -> ZoneChange {
+        if self.nodes.remove(node).is_none() { ZoneChange::Nothing } else { self.update_states() }
     }
 
-    pub fn all_away(&self) -> bool {
-        !self.zones.is_empty() && self.zones.values().all(|zone| zone.state == State::Away)
+    pub fn all_disrupted(&self) -> bool {
+        !self.zones.is_empty() && self.zones.values().all(|zone| zone.state == ZoneState::FullDisruption)
     }
 
     /// Lets a node be tainted, if it may be now.
-    pub fn admit(&mut self, zone: &str, now: Timestamp) -> Admission {
-        let Some(zone) = self.zones.get_mut(zone) else { return Admission::Now };
+    pub fn try_accept(&mut self, zone: &str, now: Timestamp) -> RateLimit {
+        let Some(zone) = self.zones.get_mut(zone) else { return RateLimit::Now };
         if zone.rate == 0.0 {
-            return Admission::Never;
+            return RateLimit::Never;
         }
         match zone.next.filter(|next| *next > now) {
-            Some(next) => Admission::At(next),
+            Some(next) => RateLimit::At(next),
             None => {
                 let pause = SignedDuration::from_secs_f64(1.0 / zone.rate);
                 zone.next = now.checked_add(pause).ok();
-                Admission::Now
+                RateLimit::Now
             }
         }
     }
 
-    fn assess(&mut self) -> Shift {
+    fn update_states(&mut self) -> ZoneChange {
         let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for (zone, ready) in self.nodes.values() {
             let count = counts.entry(zone).or_default();
             count.0 += usize::from(*ready);
             count.1 += 1;
         }
-        let all_were_away = self.all_away();
+        let was_all_disrupted = self.all_disrupted();
         self.zones.retain(|zone, _| counts.contains_key(zone.as_str()));
         let mut changed = Vec::new();
         for (name, (ready, all)) in &counts {
-            let state = state(*ready, *all);
+            let state = compute_zone_state(*ready, *all);
             let zone = self.zones.entry((*name).to_owned()).or_insert(Zone {
-                state: State::New,
-                rate: RATE,
+                state: ZoneState::Initial,
+                rate: EVICTIONS_PER_SECOND,
                 next: None,
             });
             if zone.state != state {
@@ -114,30 +114,32 @@ impl Zones {
                 changed.push((*name).to_owned());
             }
         }
-        let all_are_away = self.all_away();
+        let is_all_disrupted = self.all_disrupted();
         for (name, zone) in &mut self.zones {
             let size = counts.get(name.as_str()).map_or(0, |(_, all)| *all);
             zone.rate = match zone.state {
-                _ if all_are_away => 0.0,
-                State::Unwell if size > LARGE => SLOW_RATE,
-                State::Unwell => 0.0,
-                _ => RATE,
+                _ if is_all_disrupted => 0.0,
+                ZoneState::PartialDisruption if size > LARGE_ZONE_NODES => SECONDARY_EVICTIONS_PER_SECOND,
+                ZoneState::PartialDisruption => 0.0,
+                _ => EVICTIONS_PER_SECOND,
             };
         }
-        match (all_were_away, all_are_away) {
-            (false, true) => Shift::AllAway,
-            (true, false) => Shift::SomeBack,
-            _ if changed.is_empty() || all_are_away => Shift::Nothing,
-            _ => Shift::Paces(changed),
+        match (was_all_disrupted, is_all_disrupted) {
+            (false, true) => ZoneChange::AllDisrupted,
+            (true, false) => ZoneChange::SomeReady,
+            _ if changed.is_empty() || is_all_disrupted => ZoneChange::Nothing,
+            _ => ZoneChange::RatesChanged(changed),
         }
     }
 }
 
-fn state(ready: usize, all: usize) -> State {
-    let away = all - ready;
+fn compute_zone_state(ready: usize, all: usize) -> ZoneState {
+    let unready = all - ready;
     match ready {
-        0 if away > 0 => State::Away,
-        _ if away > 2 && away as f64 / all as f64 >= UNWELL => State::Unwell,
-        _ => State::Well,
+        0 if unready > 0 => ZoneState::FullDisruption,
+        _ if unready > 2 && unready as f64 / all as f64 >= UNHEALTHY_ZONE_THRESHOLD => {
+            ZoneState::PartialDisruption
+        }
+        _ => ZoneState::Normal,
     }
 }

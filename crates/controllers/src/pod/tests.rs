@@ -17,22 +17,21 @@ fn parse(text: &str) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let name = words.next().expect("a name");
     let now: Timestamp = NOW.parse().expect("a time");
-    let ago = |seconds: &str| {
+    let time_before_now = |seconds: &str| {
         let seconds: i64 = seconds.parse().expect("seconds");
         (now - SignedDuration::from_secs(seconds)).to_string()
     };
     let (mut status, mut spec) = (json!({"phase": "Running"}), json!({"containers": [], "nodeName": "n"}));
-    let mut metadata = json!({"name": name, "uid": name, "creationTimestamp": ago("100")});
+    let mut metadata = json!({"name": name, "uid": name, "creationTimestamp": time_before_now("100")});
     for word in words {
         match word.split_once('=') {
             None => status["phase"] = json!(word),
             Some(("on", node)) => spec["nodeName"] = json!(node),
             Some(("ready", seconds)) => {
-                status["conditions"] =
-                    json!([{"type": "Ready", "status": "True", "lastTransitionTime": ago(seconds)}])
+                status["conditions"] = json!([{"type": "Ready", "status": "True", "lastTransitionTime": time_before_now(seconds)}])
             }
             Some(("cost", cost)) => metadata["annotations"] = json!({DELETION_COST: cost}),
-            Some(("age", seconds)) => metadata["creationTimestamp"] = json!(ago(seconds)),
+            Some(("age", seconds)) => metadata["creationTimestamp"] = json!(time_before_now(seconds)),
             Some(("restarts", count)) => {
                 let count: i32 = count.parse().expect("a count");
                 status["containerStatuses"] = json!([
@@ -55,7 +54,7 @@ fn check_order(pods: &str, expected: Expect) {
 }
 
 #[test]
-fn the_pod_missed_least_comes_first() {
+fn pods_are_sorted_by_deletion_priority() {
     check_order("a on=x ready=9 | b Pending on= | c on=x", expect!["b c a"]);
     check_order("a Running | b Unknown | c Pending", expect!["c b a"]);
     check_order("a ready=9 cost=5 | b ready=9 cost=-5 | c ready=9", expect!["b c a"]);
@@ -71,7 +70,7 @@ fn the_pod_missed_least_comes_first() {
 }
 
 #[test]
-fn availability_begins_after_the_pause() {
+fn pod_is_available_after_min_ready_seconds() {
     let now: Timestamp = NOW.parse().expect("a time");
     for (text, pause, expected) in [
         ("a", 0, false),
@@ -88,7 +87,7 @@ fn availability_begins_after_the_pause() {
 }
 
 #[test]
-fn sidecars_count_their_own_restarts() {
+fn sidecar_restarts_are_counted_without_init_containers() {
     let status = json!({"initContainerStatuses": [
         {"name": "side", "restartCount": 2, "image": "", "imageID": "", "ready": true},
         {"name": "init", "restartCount": 7, "image": "", "imageID": "", "ready": true}]});

@@ -9,7 +9,7 @@ use reconcile::Object;
 use crate::{node, pod};
 
 /// How long a pod's node must have been away before the pod is given up.
-const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
+const NODE_QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 #[derive(Debug, PartialEq)]
@@ -23,11 +23,11 @@ pub enum Action {
 }
 
 /// `node` is the pod's node; where there is none, it is missed since `missed`.
-pub fn plan(pod: &Pod, node: Option<&Node>, missed: Timestamp, now: Timestamp) -> Action {
-    let going = pod.is_deleting();
+pub fn plan(pod: &Pod, node: Option<&Node>, missing_since: Timestamp, now: Timestamp) -> Action {
+    let is_deleting = pod.is_deleting();
     match node {
         _ if pod::node(pod).is_empty() => {
-            if going {
+            if is_deleting {
                 Action::Delete
             } else {
                 Action::Nothing
@@ -36,10 +36,10 @@ pub fn plan(pod: &Pod, node: Option<&Node>, missed: Timestamp, now: Timestamp) -
         Some(node) => {
             let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
             let out_of_service = taints.iter().any(|taint| taint.key == OUT_OF_SERVICE);
-            let lost = going && out_of_service && !node::is_ready(node);
+            let lost = is_deleting && out_of_service && !node::is_ready(node);
             if lost { Action::Delete } else { Action::Nothing }
         }
-        None => match missed.checked_add(QUARANTINE).unwrap_or(now) {
+        None => match missing_since.checked_add(NODE_QUARANTINE).unwrap_or(now) {
             end if end > now => Action::RecheckAt(end),
             _ => Action::DeleteWithNode,
         },
@@ -47,9 +47,9 @@ pub fn plan(pod: &Pod, node: Option<&Node>, missed: Timestamp, now: Timestamp) -
 }
 
 /// The pods that are over and too many, those that were evicted and the oldest first.
-pub fn surplus(pods: &[Arc<Pod>], most: usize) -> Vec<Arc<Pod>> {
-    let mut over: Vec<&Arc<Pod>> = pods.iter().filter(|pod| pod::is_terminal(pod)).collect();
-    let surplus = over.len().saturating_sub(most);
+pub fn terminated_over_threshold(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
+    let mut terminated: Vec<&Arc<Pod>> = pods.iter().filter(|pod| pod::is_terminal(pod)).collect();
+    let surplus = terminated.len().saturating_sub(threshold);
     if surplus == 0 {
         return Vec::new();
     }
@@ -57,11 +57,11 @@ pub fn surplus(pods: &[Arc<Pod>], most: usize) -> Vec<Arc<Pod>> {
         let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
         pod::phase(pod) == "Failed" && reason == Some("Evicted")
     };
-    over.sort_by_key(|pod| {
+    terminated.sort_by_key(|pod| {
         let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
         (!evicted(pod), created, pod.name().to_owned())
     });
-    over.into_iter().take(surplus).cloned().collect()
+    terminated.into_iter().take(surplus).cloned().collect()
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(pod: &str, node: Option<&str>, missed: i64, expected: &str) {
+    fn check(pod: &str, node: Option<&str>, missing_since: i64, expected: &str) {
         let mut value = json!({"metadata": {"name": "p"}, "spec": {"containers": []}});
         for word in pod.split_whitespace() {
             match word {
@@ -87,8 +87,8 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": {"taints": taints}, "status": {"conditions": [{"type": "Ready", "status": ready}]}})).expect("a node")
         });
         let now = Timestamp::from_second(1000).expect("a time");
-        let missed = Timestamp::from_second(1000 - missed).expect("a time");
-        let found = match plan(&pod, node.as_ref(), missed, now) {
+        let missing_since = Timestamp::from_second(1000 - missing_since).expect("a time");
+        let found = match plan(&pod, node.as_ref(), missing_since, now) {
             Action::Nothing => "nothing".to_owned(),
             Action::Delete => "delete".to_owned(),
             Action::DeleteWithNode => "delete with node".to_owned(),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_go_where_nobody_is_left_to_end_them() {
+    fn deletes_orphaned_and_out_of_service_pods() {
         check("", None, 100, "nothing");
         check("deleted", None, 0, "delete");
         check("bound", Some("ready"), 0, "nothing");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_those_that_are_over_go_first() {
+    fn deletes_evicted_then_oldest_terminated_pods() {
         let pod = |name: &str, phase: &str, second: i64, reason: &str| {
             let created = Timestamp::from_second(second).expect("a time").to_string();
             let value = json!({"metadata": {"name": name, "creationTimestamp": created}, "status": {"phase": phase, "reason": reason}});
@@ -124,8 +124,12 @@ mod tests {
             pod("c", "Running", 1, ""),
             pod("d", "Failed", 9, "Evicted"),
         ];
-        let names = |most: usize| {
-            surplus(&pods, most).iter().map(|pod| pod.name().to_owned()).collect::<Vec<_>>().join(",")
+        let names = |threshold: usize| {
+            terminated_over_threshold(&pods, threshold)
+                .iter()
+                .map(|pod| pod.name().to_owned())
+                .collect::<Vec<_>>()
+                .join(",")
         };
         assert_eq!([names(3), names(2), names(1), names(0)].join(" "), " d d,b d,b,a");
     }
@@ -133,19 +137,19 @@ mod tests {
     proptest! {
         /// Only pods that are over go, just as many as are too many, and then no more.
         #[test]
-        fn no_more_go_than_are_too_many(phases in prop::collection::vec(0..4usize, 0..20), most in 0..10usize) {
+        fn deletes_only_terminated_pods_over_threshold(phases in prop::collection::vec(0..4usize, 0..20), threshold in 0..10usize) {
             let pod = |(i, phase): (usize, &usize)| {
                 let phase = ["Pending", "Running", "Succeeded", "Failed"][*phase];
                 let value = json!({"metadata": {"name": format!("p{i}")}, "status": {"phase": phase}});
                 Arc::new(serde_json::from_value::<Pod>(value).expect("a pod"))
             };
             let mut pods: Vec<_> = phases.iter().enumerate().map(pod).collect();
-            let gone = surplus(&pods, most);
-            prop_assert!(gone.iter().all(|pod| pod::is_terminal(pod)));
-            pods.retain(|pod| gone.iter().all(|gone| gone.name() != pod.name()));
-            let over = pods.iter().filter(|pod| pod::is_terminal(pod)).count();
-            prop_assert!(over <= most && (gone.is_empty() || over == most));
-            prop_assert!(surplus(&pods, most).is_empty());
+            let deleted = terminated_over_threshold(&pods, threshold);
+            prop_assert!(deleted.iter().all(|pod| pod::is_terminal(pod)));
+            pods.retain(|pod| deleted.iter().all(|deleted| deleted.name() != pod.name()));
+            let terminated = pods.iter().filter(|pod| pod::is_terminal(pod)).count();
+            prop_assert!(terminated <= threshold && (deleted.is_empty() || terminated == threshold));
+            prop_assert!(terminated_over_threshold(&pods, threshold).is_empty());
         }
     }
 }

@@ -2,14 +2,14 @@
 //! OpenAPI documents.
 
 use api::admissionregistration::type_check::CustomKind;
-use reconcile::{Client, Error, Served};
+use reconcile::{ApiResource, Client, Error};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-const KINDS: &str = "x-kubernetes-group-version-kind";
-const REFERENCE: &str = "#/components/schemas/";
+const GVK_EXTENSION: &str = "x-kubernetes-group-version-kind";
+const REFERENCE_PREFIX: &str = "#/components/schemas/";
 /// References inside references; a schema that contains itself has no end.
-const MAX_REFERENCES: u32 = 16;
+const MAX_REFERENCE_DEPTH: u32 = 16;
 
 #[derive(Deserialize)]
 struct Document {
@@ -23,26 +23,26 @@ struct Components {
 
 /// The kinds of a group and version, such as `example.com/v1`.
 pub(super) async fn kinds(client: &Client, api_version: &str) -> Result<Vec<CustomKind>, Error> {
-    let served = client.serves(api_version).await?;
+    let served = client.resources_for_group_version(api_version).await?;
     let document: Document = client.read(&format!("/openapi/v3/apis/{api_version}")).await?;
     let schemas = document.components.schemas;
-    let kind = |served: Served| {
+    let kind = |served: ApiResource| {
         let is_kind = |schema: &&Value| {
-            schema[KINDS].as_array().into_iter().flatten().any(|kind| {
+            schema[GVK_EXTENSION].as_array().into_iter().flatten().any(|kind| {
                 kind["group"] == served.group.as_str()
                     && kind["version"] == served.version.as_str()
                     && kind["kind"] == served.kind.as_str()
             })
         };
-        let schema = populated(schemas.values().find(is_kind)?, &schemas, 0)?;
-        let Served { group, version, plural, kind, .. } = served;
+        let schema = populate_refs(schemas.values().find(is_kind)?, &schemas, 0)?;
+        let ApiResource { group, version, plural, kind, .. } = served;
         Some(CustomKind { group, version, plural, kind, schema })
     };
     Ok(served.into_iter().filter_map(kind).collect())
 }
 
 /// The schema with what it refers to in place of the references. None if they never end.
-fn populated(schema: &Value, schemas: &Map<String, Value>, depth: u32) -> Option<Value> {
+fn populate_refs(schema: &Value, schemas: &Map<String, Value>, depth: u32) -> Option<Value> {
     match schema {
         Value::Object(fields) => {
             // A description beside a reference puts it into an `allOf` of one.
@@ -50,20 +50,21 @@ fn populated(schema: &Value, schemas: &Map<String, Value>, depth: u32) -> Option
                 Some([only]) => only,
                 _ => schema,
             };
-            if let Some(name) = inner["$ref"].as_str().and_then(|name| name.strip_prefix(REFERENCE)) {
-                return populated(
+            if let Some(name) = inner["$ref"].as_str().and_then(|name| name.strip_prefix(REFERENCE_PREFIX)) {
+                return populate_refs(
                     schemas.get(name)?,
                     schemas,
-                    (depth < MAX_REFERENCES).then_some(depth + 1)?,
+                    (depth < MAX_REFERENCE_DEPTH).then_some(depth + 1)?,
                 );
             }
-            let fields =
-                fields.iter().map(|(name, value)| Some((name.clone(), populated(value, schemas, depth)?)));
+            let fields = fields
+                .iter()
+                .map(|(name, value)| Some((name.clone(), populate_refs(value, schemas, depth)?)));
             fields.collect::<Option<Map<String, Value>>>().map(Value::Object)
         }
         Value::Array(items) => items
             .iter()
-            .map(|item| populated(item, schemas, depth))
+            .map(|item| populate_refs(item, schemas, depth))
             .collect::<Option<Vec<Value>>>()
             .map(Value::Array),
         other => Some(other.clone()),

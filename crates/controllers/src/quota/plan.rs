@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use api::quota::{Facts, kind_of};
+use api::quota::{ScopeAttributes, resource_for};
 use api::resources::ResourceList;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ResourceQuota, ResourceQuotaStatus};
@@ -12,27 +12,27 @@ use schema::quantity::Quantity;
 use serde_json::Value;
 
 /// A kind by group and plural.
-pub type Kind = (String, String);
+pub type GroupResource = (String, String);
 
 /// What one object uses.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct ObjectUsage {
     pub uses: ResourceList,
-    pub facts: Facts,
+    pub attributes: ScopeAttributes,
     /// What it uses once its time has come, where it has one.
-    pub afterwards: Option<(Timestamp, ResourceList)>,
+    pub later_usage: Option<(Timestamp, ResourceList)>,
 }
 
 /// The kinds that some quota limits.
-pub fn kinds(quotas: &[Arc<ResourceQuota>]) -> BTreeSet<Kind> {
-    let names = quotas.iter().flat_map(|quota| hard(quota).into_keys().collect::<Vec<_>>());
+pub fn limited_resources(quotas: &[Arc<ResourceQuota>]) -> BTreeSet<GroupResource> {
+    let names = quotas.iter().flat_map(|quota| hard_limits(quota).into_keys().collect::<Vec<_>>());
     names
-        .filter_map(|name| kind_of(&name).map(|kind| (kind.group.to_owned(), kind.plural.to_owned())))
+        .filter_map(|name| resource_for(&name).map(|kind| (kind.group.to_owned(), kind.plural.to_owned())))
         .collect()
 }
 
 /// What a quota limits.
-pub fn hard(quota: &ResourceQuota) -> BTreeMap<String, Text> {
+pub fn hard_limits(quota: &ResourceQuota) -> BTreeMap<String, Text> {
     quota.spec.as_ref().and_then(|spec| spec.hard.clone()).unwrap_or_default()
 }
 
@@ -40,24 +40,25 @@ pub fn hard(quota: &ResourceQuota) -> BTreeMap<String, Text> {
 /// changes.
 pub fn count<'a>(
     quota: &ResourceQuota,
-    known: &BTreeSet<Kind>,
-    entries: impl Iterator<Item = &'a Entry>,
+    known: &BTreeSet<GroupResource>,
+    entries: impl Iterator<Item = &'a ObjectUsage>,
     now: Timestamp,
 ) -> (ResourceList, Option<Timestamp>) {
-    let mut used: ResourceList = hard(quota)
+    let mut used: ResourceList = hard_limits(quota)
         .into_keys()
         .filter(|name| {
-            kind_of(name).is_some_and(|kind| known.contains(&(kind.group.to_owned(), kind.plural.to_owned())))
+            resource_for(name)
+                .is_some_and(|kind| known.contains(&(kind.group.to_owned(), kind.plural.to_owned())))
         })
         .map(|name| (name, Quantity::ZERO))
         .collect();
     let value = serde_json::to_value(quota).unwrap_or(Value::Null);
-    let mut recheck: Option<Timestamp> = None;
-    for entry in entries.filter(|entry| api::quota::matches(&value, &entry.facts)) {
-        let uses = match &entry.afterwards {
-            Some((end, afterwards)) if *end <= now => afterwards,
+    let mut requeue_at: Option<Timestamp> = None;
+    for entry in entries.filter(|entry| api::quota::matches(&value, &entry.attributes)) {
+        let uses = match &entry.later_usage {
+            Some((end, later_usage)) if *end <= now => later_usage,
             Some((end, _)) => {
-                recheck = Some(recheck.map_or(*end, |other| other.min(*end)));
+                requeue_at = Some(requeue_at.map_or(*end, |other| other.min(*end)));
                 &entry.uses
             }
             None => &entry.uses,
@@ -69,7 +70,7 @@ pub fn count<'a>(
             }
         }
     }
-    (used, recheck)
+    (used, requeue_at)
 }
 
 fn read(list: &BTreeMap<String, Text>) -> ResourceList {
@@ -77,20 +78,20 @@ fn read(list: &BTreeMap<String, Text>) -> ResourceList {
 }
 
 /// What a quota says is used of it.
-pub fn used(quota: &ResourceQuota) -> ResourceList {
+pub fn status_used(quota: &ResourceQuota) -> ResourceList {
     quota.status.as_ref().and_then(|status| status.used.as_ref()).map(read).unwrap_or_default()
 }
 
 /// Whether there is less of anything.
-pub fn is_less(list: &ResourceList, than: &ResourceList) -> bool {
+pub fn any_less(list: &ResourceList, than: &ResourceList) -> bool {
     list.iter().any(|(name, quantity)| than.get(name).is_some_and(|other| quantity < other))
 }
 
 /// The quota with what is used of it, where it says something else.
-pub fn counted(quota: &ResourceQuota, used: &ResourceList) -> Option<ResourceQuota> {
+pub fn updated_status(quota: &ResourceQuota, used: &ResourceList) -> Option<ResourceQuota> {
     let status = quota.status.clone().unwrap_or_default();
-    let hard = hard(quota);
-    if read(&hard) == read(&status.hard.unwrap_or_default()) && self::used(quota) == *used {
+    let hard = hard_limits(quota);
+    if read(&hard) == read(&status.hard.unwrap_or_default()) && self::status_used(quota) == *used {
         return None;
     }
     let text = |list: &ResourceList| {

@@ -9,18 +9,18 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use reconcile::Object as _;
 
-use crate::ownership::{self, Claim};
+use crate::ownership::{self, ClaimResult};
 use crate::pod;
 
 /// The most pods that are created or deleted in one go.
-pub const BURST: usize = 500;
+pub const BURST_REPLICAS: usize = 500;
 
 /// The condition that tells why pods cannot be created or deleted.
-const FAILURE: &str = "ReplicaFailure";
+const REPLICA_FAILURE: &str = "ReplicaFailure";
 
 /// What brings the number of pods to the wanted one.
 #[derive(Debug, PartialEq)]
-pub enum Change {
+pub enum PodChange {
     None,
     Create(usize),
     Delete(Vec<Arc<Pod>>),
@@ -28,19 +28,19 @@ pub enum Change {
 
 /// The pods of a set, as far as they count.
 #[derive(Debug, PartialEq)]
-pub struct Pods {
+pub struct ReplicaSetPods {
     pub active: Vec<Arc<Pod>>,
     pub terminating: usize,
 }
 
 /// Which active pods are the set's. Only these are adopted and released.
-pub fn claim(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> Claim<Pod> {
+pub fn claim(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> ClaimResult<Pod> {
     ownership::claim(set, selector, pods.iter().filter(|pod| pod::is_active(pod)).cloned())
 }
 
 /// The set's own pods.
-pub fn own(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> Pods {
-    Pods { active: claim(set, selector, pods).owned, terminating: terminating(set, selector, pods) }
+pub fn owned_pods(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> ReplicaSetPods {
+    ReplicaSetPods { active: claim(set, selector, pods).owned, terminating: terminating(set, selector, pods) }
 }
 
 /// How many of the set's own pods are on their way out.
@@ -51,30 +51,35 @@ pub fn terminating(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]
 
 /// Pods to create or to delete. `related` are those of all sets of the same owner, which spread the set's
 /// own over nodes together; they are asked for only when pods have to go.
-pub fn change(
+pub fn pod_change(
     set: &ReplicaSet,
     active: &[Arc<Pod>],
     related: impl FnOnce() -> Vec<Arc<Pod>>,
     now: Timestamp,
-) -> Change {
-    let wanted = wanted(set);
-    if set.is_deleting() || active.len() == wanted {
-        return Change::None;
+) -> PodChange {
+    let desired = desired_replicas(set);
+    if set.is_deleting() || active.len() == desired {
+        return PodChange::None;
     }
-    if active.len() < wanted {
-        return Change::Create((wanted - active.len()).min(BURST));
+    if active.len() < desired {
+        return PodChange::Create((desired - active.len()).min(BURST_REPLICAS));
     }
-    let surplus = (active.len() - wanted).min(BURST);
+    let surplus = (active.len() - desired).min(BURST_REPLICAS);
     let mut pods = active.to_vec();
     if surplus < pods.len() {
         pod::sort_for_deletion(&mut pods, &related(), now);
         pods.truncate(surplus);
     }
-    Change::Delete(pods)
+    PodChange::Delete(pods)
 }
 
 /// The status to write. `failure` is why pods could not be created or deleted just now.
-pub fn status(set: &ReplicaSet, pods: &Pods, failure: Option<&str>, now: Timestamp) -> ReplicaSetStatus {
+pub fn status(
+    set: &ReplicaSet,
+    pods: &ReplicaSetPods,
+    failure: Option<&str>,
+    now: Timestamp,
+) -> ReplicaSetStatus {
     let min_ready_seconds = min_ready_seconds(set);
     let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
     let labels = template.and_then(|template| template.metadata.as_ref()?.labels.as_ref());
@@ -82,8 +87,8 @@ pub fn status(set: &ReplicaSet, pods: &Pods, failure: Option<&str>, now: Timesta
         let mut labels = labels.iter().flat_map(|labels| labels.iter());
         labels.all(|(name, value)| pod.label(name) == Some(value.as_str()))
     };
-    let count = |holds: &dyn Fn(&Pod) -> bool| {
-        let count = pods.active.iter().filter(|pod| holds(pod)).count();
+    let count = |matches: &dyn Fn(&Pod) -> bool| {
+        let count = pods.active.iter().filter(|pod| matches(pod)).count();
         Some(count_of(count)).filter(|count| *count > 0)
     };
     ReplicaSetStatus {
@@ -98,14 +103,14 @@ pub fn status(set: &ReplicaSet, pods: &Pods, failure: Option<&str>, now: Timesta
 }
 
 /// When to look again although nothing happens: a ready pod becomes available by waiting.
-pub fn next_look(set: &ReplicaSet, pods: &Pods, now: Timestamp) -> Option<Timestamp> {
+pub fn requeue_at(set: &ReplicaSet, pods: &ReplicaSetPods, now: Timestamp) -> Option<Timestamp> {
     match min_ready_seconds(set) {
         0 => None,
         seconds => pod::next_available(&pods.active, seconds, now),
     }
 }
 
-pub fn wanted(set: &ReplicaSet) -> usize {
+pub fn desired_replicas(set: &ReplicaSet) -> usize {
     let replicas = set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     usize::try_from(replicas).unwrap_or(0)
 }
@@ -121,29 +126,29 @@ fn count_of(count: usize) -> i32 {
 /// A failure that is told already stays as it is, so that one that goes on costs no writes.
 fn conditions(
     set: &ReplicaSet,
-    pods: &Pods,
+    pods: &ReplicaSetPods,
     failure: Option<&str>,
     now: Timestamp,
 ) -> Option<Vec<ReplicaSetCondition>> {
-    let told = set.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-    let is_failure = |condition: &ReplicaSetCondition| condition.type_ == FAILURE;
+    let existing = set.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let is_failure = |condition: &ReplicaSetCondition| condition.type_ == REPLICA_FAILURE;
     let conditions = match failure {
-        Some(_) if told.iter().any(is_failure) => told,
+        Some(_) if existing.iter().any(is_failure) => existing,
         Some(message) => {
-            let reason = match pods.active.len() < wanted(set) {
+            let reason = match pods.active.len() < desired_replicas(set) {
                 true => "FailedCreate",
                 false => "FailedDelete",
             };
             let condition = ReplicaSetCondition {
-                type_: FAILURE.to_owned(),
+                type_: REPLICA_FAILURE.to_owned(),
                 status: "True".to_owned(),
                 last_transition_time: Some(Time(now)),
                 reason: Some(reason.to_owned()),
                 message: Some(message.to_owned()),
             };
-            told.into_iter().chain([condition]).collect()
+            existing.into_iter().chain([condition]).collect()
         }
-        None => told.into_iter().filter(|condition| !is_failure(condition)).collect(),
+        None => existing.into_iter().filter(|condition| !is_failure(condition)).collect(),
     };
     Some(conditions).filter(|conditions| !conditions.is_empty())
 }

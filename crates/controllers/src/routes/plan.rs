@@ -9,18 +9,23 @@ use reconcile::Object;
 use reconcile::cloud::Route;
 
 #[derive(Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct RoutePlan {
     pub delete: Vec<Route>,
     pub create: Vec<Route>,
 }
 
 /// Routes outside the pods' networks are somebody else's.
-pub fn plan(nodes: &[Arc<Node>], there: &[Route], networks: &[String]) -> Plan {
-    let wanted: Vec<Route> = nodes.iter().flat_map(|node| routes(node, networks)).collect();
-    let ours = |route: &&Route| is_within(&route.network, networks);
-    Plan {
-        delete: there.iter().filter(ours).filter(|route| !wanted.contains(route)).cloned().collect(),
-        create: wanted.iter().filter(|route| !there.contains(route)).cloned().collect(),
+pub fn plan(nodes: &[Arc<Node>], existing: &[Route], networks: &[String]) -> RoutePlan {
+    let desired: Vec<Route> = nodes.iter().flat_map(|node| routes(node, networks)).collect();
+    let in_cluster_cidrs = |route: &&Route| is_within(&route.network, networks);
+    RoutePlan {
+        delete: existing
+            .iter()
+            .filter(in_cluster_cidrs)
+            .filter(|route| !desired.contains(route))
+            .cloned()
+            .collect(),
+        create: desired.iter().filter(|route| !existing.contains(route)).cloned().collect(),
     }
 }
 

@@ -4,11 +4,11 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use reconcile::Settings;
-use reconcile::cloud::{Balancer, Cloud, Place, Route, Routes};
+use reconcile::cloud::{Cloud, CloudHandle, LoadBalancer, Route, Routes};
 use serde_json::json;
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 fn node(name: &str, network: &str) -> Node {
     let addresses = json!([{"type": "InternalIP", "address": "10.0.0.1"}]);
@@ -28,22 +28,22 @@ fn route(node: &str, network: &str) -> Route {
 
 proptest! {
     #[test]
-    fn routes_end_up_as_nodes_are(
+    fn routes_match_node_cidrs(
         nodes in prop::collection::btree_map(0u8..6, 0u8..6, 0..6),
-        there in prop::collection::btree_set((0u8..6, 0u8..6), 0..12),
+        existing in prop::collection::btree_set((0u8..6, 0u8..6), 0..12),
     ) {
         let network = |number: u8| format!("10.42.{number}.0/24");
         let nodes: Vec<Arc<Node>> =
             nodes.iter().map(|(name, number)| Arc::new(node(&format!("n{name}"), &network(*number)))).collect();
         let mut routes: Vec<Route> =
-            there.iter().map(|(name, number)| route(&format!("n{name}"), &network(*number))).collect();
+            existing.iter().map(|(name, number)| route(&format!("n{name}"), &network(*number))).collect();
         let foreign = route("elsewhere", "192.168.0.0/24");
         routes.push(foreign.clone());
         let whole = ["10.42.0.0/16".to_owned()];
         let plan = plan::plan(&nodes, &routes, &whole);
         routes.retain(|route| !plan.delete.contains(route));
         routes.extend(plan.create);
-        prop_assert_eq!(plan::plan(&nodes, &routes, &whole), plan::Plan::default());
+        prop_assert_eq!(plan::plan(&nodes, &routes, &whole), plan::RoutePlan::default());
         prop_assert!(routes.contains(&foreign));
         prop_assert_eq!(routes.len(), nodes.len() + 1);
     }
@@ -53,7 +53,7 @@ proptest! {
 struct Table(Mutex<Vec<Route>>);
 
 impl Cloud for Table {
-    fn balancer(&self) -> Option<&dyn Balancer> {
+    fn load_balancer(&self) -> Option<&dyn LoadBalancer> {
         None
     }
 
@@ -80,26 +80,28 @@ impl Routes for Table {
 }
 
 #[tokio::test]
-async fn nodes_get_routes_and_say_so() {
-    let mut rig = Rig::start(&[]).await;
+async fn creates_routes_and_updates_network_condition() {
+    let mut test_cluster = TestCluster::start(&[]).await;
     let table = Arc::new(Table::default());
     table.0.lock().push(route("gone", "10.42.9.0/24"));
     let settings = Settings {
-        cloud: Place(Some(table.clone())),
+        cloud: CloudHandle(Some(table.clone())),
         cluster_cidrs: vec!["10.42.0.0/16".into()],
         ..Settings::default()
     };
-    rig.ctx = rig.ctx.clone().with(settings);
-    rig.add("node-route-controller");
-    let made = node("a", "10.42.1.0/24");
-    rig.client.create(&made).await.expect("a node");
+    test_cluster.ctx = test_cluster.ctx.clone().with_settings(settings);
+    test_cluster.start_controller("node-route-controller");
+    let created = node("a", "10.42.1.0/24");
+    test_cluster.client.create(&created).await.expect("a node");
     // Without a version: the controller may already have said something.
-    rig.client.replace_status(&made).await.expect("a status");
-    let said = || async {
-        let node: Node = rig.client.get(&Key::new("", "a")).await.ok()?;
-        node::condition(&node, UNAVAILABLE).filter(|said| said.status == "False").map(|_| ())
+    test_cluster.client.replace_status(&created).await.expect("a status");
+    let available = || async {
+        let node: Node = test_cluster.client.get(&Key::new("", "a")).await.ok()?;
+        node::condition(&node, NETWORK_UNAVAILABLE)
+            .filter(|available| available.status == "False")
+            .map(|_| ())
     };
-    until("a condition", said).await;
+    wait_for("a condition", available).await;
     let right = || async { (*table.0.lock() == [route("a", "10.42.1.0/24")]).then_some(()) };
-    until("one route", right).await;
+    wait_for("one route", right).await;
 }

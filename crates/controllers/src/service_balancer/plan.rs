@@ -6,56 +6,59 @@ use reconcile::Object;
 
 use crate::node;
 
-const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+const EXCLUDE_BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// What is to become of a Service.
 #[derive(Debug, PartialEq)]
-pub enum Wanted {
-    Balanced,
+pub enum LoadBalancerOperation {
+    Ensure,
     /// It was balanced and is not to be any more.
-    Removed,
+    Delete,
     /// It is somebody else's business.
-    Nothing,
+    Ignore,
 }
 
-pub fn wanted(service: &Service) -> Wanted {
+pub fn load_balancer_operation(service: &Service) -> LoadBalancerOperation {
     let spec = service.spec.as_ref();
-    let balanced = spec.is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"));
+    let is_load_balancer = spec.is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"));
     let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
-    match balanced {
-        true if class.is_some() => Wanted::Nothing,
-        true if !service.is_deleting() => Wanted::Balanced,
-        _ => Wanted::Removed,
+    match is_load_balancer {
+        true if class.is_some() => LoadBalancerOperation::Ignore,
+        true if !service.is_deleting() => LoadBalancerOperation::Ensure,
+        _ => LoadBalancerOperation::Delete,
     }
 }
 
 /// Whether a Service has to do with balancing: now, or until it has been cleaned up after.
-pub fn is_balanced(service: &Service) -> bool {
-    wanted(service) == Wanted::Balanced || !addresses(service).is_empty()
+pub fn needs_balancer(service: &Service) -> bool {
+    load_balancer_operation(service) == LoadBalancerOperation::Ensure
+        || !ingress_addresses(service).is_empty()
 }
 
 /// Whether traffic must stay on the node it has come to.
-pub fn is_local(service: &Service) -> bool {
+pub fn is_local_traffic_policy(service: &Service) -> bool {
     let policy = service.spec.as_ref().and_then(|spec| spec.external_traffic_policy.as_deref());
     policy == Some("Local")
 }
 
 /// Where a Service is reached now.
-pub fn addresses(service: &Service) -> Vec<(String, String)> {
-    ingress(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()))
+pub fn ingress_addresses(service: &Service) -> Vec<(String, String)> {
+    ingress_pairs(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()))
 }
 
 /// Address and name of each way in.
-pub fn ingress(status: Option<&LoadBalancerStatus>) -> Vec<(String, String)> {
-    let ways = status.into_iter().flat_map(|status| status.ingress.iter().flatten());
-    ways.map(|way| (way.ip.clone().unwrap_or_default(), way.hostname.clone().unwrap_or_default())).collect()
+pub fn ingress_pairs(status: Option<&LoadBalancerStatus>) -> Vec<(String, String)> {
+    let entries = status.into_iter().flat_map(|status| status.ingress.iter().flatten());
+    entries
+        .map(|entry| (entry.ip.clone().unwrap_or_default(), entry.hostname.clone().unwrap_or_default()))
+        .collect()
 }
 
-pub fn takes_traffic(node: &Node) -> bool {
+pub fn include_node(node: &Node) -> bool {
     // Anything that is not clearly false excludes.
     let excluded = node
-        .label(EXCLUDED)
+        .label(EXCLUDE_BALANCER_LABEL)
         .is_some_and(|value| !matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"));
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     !excluded
@@ -65,7 +68,7 @@ pub fn takes_traffic(node: &Node) -> bool {
 }
 
 /// The addresses outsiders reach a node at: those for outsiders, or where there are none those there are.
-pub fn reached_at(node: &Node) -> Vec<String> {
+pub fn external_addresses(node: &Node) -> Vec<String> {
     let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
     let of = |kind: &str| -> Vec<String> {
         let found = addresses.iter().filter(|address| address.type_ == kind);
@@ -76,7 +79,7 @@ pub fn reached_at(node: &Node) -> Vec<String> {
 }
 
 /// The nodes on which a slice has endpoints that take traffic.
-pub fn serving(slice: &EndpointSlice) -> Vec<String> {
+pub fn nodes_with_ready_endpoints(slice: &EndpointSlice) -> Vec<String> {
     let ready = slice.endpoints.iter().flatten().filter(|endpoint| {
         endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready != Some(false))
     });

@@ -5,10 +5,10 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use reconcile::Object as _;
 
-use crate::template::controlled_by;
+use crate::template::new_controller_ref;
 
 /// The claims a pod of this ordinal needs.
-pub fn claims(set: &StatefulSet, spec: &StatefulSetSpec, ordinal: i32) -> Vec<PersistentVolumeClaim> {
+pub fn pod_claims(set: &StatefulSet, spec: &StatefulSetSpec, ordinal: i32) -> Vec<PersistentVolumeClaim> {
     let templates = spec.volume_claim_templates.iter().flatten();
     let named = templates.map(|template| {
         let mut claim = template.clone();
@@ -37,7 +37,7 @@ pub fn is_claim_of(claim: &PersistentVolumeClaim, set: &StatefulSet) -> bool {
 }
 
 /// Whether claims go with pods that are scaled away, and with the set.
-fn policy(spec: &StatefulSetSpec) -> (bool, bool) {
+fn retention_policy(spec: &StatefulSetSpec) -> (bool, bool) {
     let policy = spec.persistent_volume_claim_retention_policy.as_ref();
     let deletes = |when: Option<&String>| when.is_some_and(|when| when == "Delete");
     let scaled = policy.and_then(|policy| policy.when_scaled.as_ref());
@@ -48,7 +48,7 @@ fn policy(spec: &StatefulSetSpec) -> (bool, bool) {
 /// A claim that still belongs to a former pod of this name and will go with it: no new pod may use it.
 pub fn is_stale(claim: &PersistentVolumeClaim, spec: &StatefulSetSpec, pod: &str) -> bool {
     let owners = claim.metadata.owner_references.iter().flatten();
-    policy(spec).0
+    retention_policy(spec).0
         && owners
             .into_iter()
             .any(|owner| owner.kind == "Pod" && owner.api_version == "v1" && owner.name == pod)
@@ -56,37 +56,38 @@ pub fn is_stale(claim: &PersistentVolumeClaim, spec: &StatefulSetSpec, pod: &str
 
 /// The owners a claim should have, if they are not those it has. `stays` is whether the pod's ordinal is one
 /// the set wants.
-pub fn owners(
+pub fn desired_owners(
     claim: &PersistentVolumeClaim,
     set: &StatefulSet,
     spec: &StatefulSetSpec,
     pod: &Pod,
     stays: bool,
 ) -> Option<Vec<OwnerReference>> {
-    let (scaled, deleted) = policy(spec);
+    let (scaled, deleted) = retention_policy(spec);
     let now = claim.metadata.owner_references.clone().unwrap_or_default();
-    let (by_set, by_pod) = (controlled_by(set), controlled_by(pod));
-    let names = |owner: &OwnerReference, wanted: &OwnerReference| {
-        owner.api_version == wanted.api_version && owner.kind == wanted.kind && owner.name == wanted.name
+    let (by_set, by_pod) = (new_controller_ref(set), new_controller_ref(pod));
+    let names = |owner: &OwnerReference, desired: &OwnerReference| {
+        owner.api_version == desired.api_version && owner.kind == desired.kind && owner.name == desired.name
     };
-    let ours = |owner: &OwnerReference| names(owner, &by_set) || names(owner, &by_pod);
-    let is_former = |owner: &OwnerReference| {
+    let is_managed = |owner: &OwnerReference| names(owner, &by_set) || names(owner, &by_pod);
+    let is_stale_owner = |owner: &OwnerReference| {
         names(owner, &by_set) && owner.uid != by_set.uid || names(owner, &by_pod) && owner.uid != by_pod.uid
     };
     // What belongs to a former set or pod is left to whoever collects garbage.
-    if now.iter().any(is_former) {
+    if now.iter().any(is_stale_owner) {
         return None;
     }
-    let taken = (scaled || deleted) && now.iter().any(|owner| !ours(owner) && owner.controller == Some(true));
-    let mut wanted: Vec<OwnerReference> = now.iter().filter(|owner| !ours(owner)).cloned().collect();
+    let taken =
+        (scaled || deleted) && now.iter().any(|owner| !is_managed(owner) && owner.controller == Some(true));
+    let mut desired: Vec<OwnerReference> = now.iter().filter(|owner| !is_managed(owner)).cloned().collect();
     if !taken {
-        wanted.extend((deleted && (stays || !scaled)).then_some(by_set.clone()));
-        wanted.extend((scaled && !stays).then_some(by_pod.clone()));
+        desired.extend((deleted && (stays || !scaled)).then_some(by_set.clone()));
+        desired.extend((scaled && !stays).then_some(by_pod.clone()));
     }
     let has = |list: &[OwnerReference], owner: &OwnerReference| {
         list.iter().any(|known| known.uid == owner.uid && known.controller == Some(true))
     };
-    let same = [&by_set, &by_pod].into_iter().all(|owner| has(&now, owner) == has(&wanted, owner))
-        && now.iter().filter(|owner| ours(owner)).all(|owner| owner.controller == Some(true));
-    (!same).then_some(wanted)
+    let same = [&by_set, &by_pod].into_iter().all(|owner| has(&now, owner) == has(&desired, owner))
+        && now.iter().filter(|owner| is_managed(owner)).all(|owner| owner.controller == Some(true));
+    (!same).then_some(desired)
 }

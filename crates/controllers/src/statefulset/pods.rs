@@ -33,12 +33,12 @@ pub fn pod(
     revision: &str,
     ordinal: i32,
 ) -> Pod {
-    let mut pod = template::pod(set, template);
+    let mut pod = template::pod_from_template(set, template);
     let name = pod_name(set, ordinal);
     pod.metadata.generate_name = None;
     pod.metadata.name = Some(name.clone());
     let labels = pod.metadata.labels.get_or_insert_default();
-    labels.extend(identity(&name, ordinal).map(|(key, value)| (key.to_owned(), value)));
+    labels.extend(identity_labels(&name, ordinal).map(|(key, value)| (key.to_owned(), value)));
     labels.insert(POD_REVISION.to_owned(), revision.to_owned());
     let pod_spec = pod.spec.get_or_insert_default();
     pod_spec.hostname = Some(name);
@@ -51,26 +51,28 @@ pub fn pod(
         volumes.push(Volume { name, persistent_volume_claim: Some(source), ..Volume::default() });
     }
     let others = pod_spec.volumes.take().unwrap_or_default();
-    let (claimed, claims) = (volumes.len(), volumes.clone());
+    let (claim_count, claims) = (volumes.len(), volumes.clone());
     volumes.extend(
-        others.into_iter().filter(|volume| !claims[..claimed].iter().any(|claim| claim.name == volume.name)),
+        others
+            .into_iter()
+            .filter(|volume| !claims[..claim_count].iter().any(|claim| claim.name == volume.name)),
     );
     pod_spec.volumes = (!volumes.is_empty()).then_some(volumes);
     pod
 }
 
 /// The labels that tell a pod's place in its set.
-pub fn identity(name: &str, ordinal: i32) -> [(&'static str, String); 2] {
+pub fn identity_labels(name: &str, ordinal: i32) -> [(&'static str, String); 2] {
     [(POD_NAME, name.to_owned()), (POD_INDEX, ordinal.to_string())]
 }
 
 /// Whether a pod's labels tell its place.
-pub fn is_labelled(pod: &Pod) -> bool {
+pub fn has_pod_name_label(pod: &Pod) -> bool {
     pod.label(POD_NAME) == Some(pod.name())
 }
 
 /// Not ready, and not for the moment only: it has not been since its containers were started, if they were.
-pub fn is_stuck(pod: &Pod) -> bool {
+pub fn was_never_ready(pod: &Pod) -> bool {
     if is_ready(pod) {
         return false;
     }

@@ -11,7 +11,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::rig::{Rig, until};
+use crate::test_cluster::{TestCluster, wait_for};
 
 const NOW: &str = "2026-01-01T12:00:00Z";
 
@@ -34,7 +34,7 @@ fn set(spec: Value, image: &str) -> StatefulSet {
 
 fn revision(set: &StatefulSet, number: i64) -> Arc<ControllerRevision> {
     let template = &set.spec.as_ref().expect("a spec").template;
-    Arc::new(history::revision(set, template, HASH, number, None))
+    Arc::new(history::new_revision(set, template, HASH_LABEL, number, None))
 }
 
 /// `ordinal word...`, where a word is `old` or `older`, `ready`, `lost` (its readiness), `crashes`, `going` or
@@ -44,13 +44,13 @@ fn pod(text: &str, set: &StatefulSet, revisions: &[Arc<ControllerRevision>]) -> 
     let ordinal: i32 = words.next().and_then(|word| word.parse().ok()).expect("an ordinal");
     let spec = set.spec.as_ref().expect("a spec");
     let (mut age, mut status) = (1, json!({"phase": "Running"}));
-    let mut going = false;
+    let mut is_deleting = false;
     let container = |state: Value| json!([{"name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
     for word in words {
         match word {
             "old" => age = 2,
             "older" => age = 3,
-            "going" => going = true,
+            "going" => is_deleting = true,
             "ready" => {
                 let since = "2026-01-01T00:00:00Z";
                 status["conditions"] =
@@ -71,21 +71,21 @@ fn pod(text: &str, set: &StatefulSet, revisions: &[Arc<ControllerRevision>]) -> 
     }
     let revision = &revisions[revisions.len() - age];
     let template = history::template(revision).expect("a template");
-    let mut made = pods::pod(set, spec, &template, revision.name(), ordinal);
-    made.metadata.uid = Some(format!("uid-{ordinal}"));
-    made.status = serde_json::from_value(status).expect("a status");
-    if going {
-        made.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
+    let mut pod = pods::pod(set, spec, &template, revision.name(), ordinal);
+    pod.metadata.uid = Some(format!("uid-{ordinal}"));
+    pod.status = serde_json::from_value(status).expect("a status");
+    if is_deleting {
+        pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
     }
-    Arc::new(made)
+    Arc::new(pod)
 }
 
-fn told(plan: &Plan) -> String {
+fn render(plan: &Plan) -> String {
     let mut text = match &plan.step {
-        Step::Rest => "rest\n".to_owned(),
-        Step::Revise(Revise::Remember { number }) => format!("remember as {number}\n"),
-        Step::Revise(Revise::Renumber { number, .. }) => format!("renumber to {number}\n"),
-        Step::Trim(old) => format!("trim {}\n", old.len()),
+        Step::Done => "rest\n".to_owned(),
+        Step::Revise(MissingRevision::Create { number }) => format!("remember as {number}\n"),
+        Step::Revise(MissingRevision::SetNumber { number, .. }) => format!("renumber to {number}\n"),
+        Step::TruncateHistory(old) => format!("trim {}\n", old.len()),
         Step::Status(status) => format!(
             "status {} of them {} ready {} available {} current {} updated{}\n",
             status.replicas,
@@ -95,16 +95,16 @@ fn told(plan: &Plan) -> String {
             status.updated_replicas.unwrap_or(0),
             if status.current_revision == status.update_revision { "" } else { ", going on" },
         ),
-        Step::Act(actions) => actions.iter().map(act_told).collect(),
+        Step::Apply(actions) => actions.iter().map(render_action).collect(),
     };
-    text += &plan.recheck.map_or(String::new(), |at| format!("again at {at}\n"));
+    text += &plan.requeue_at.map_or(String::new(), |at| format!("again at {at}\n"));
     text
 }
 
-fn act_told(action: &Action) -> String {
+fn render_action(action: &Action) -> String {
     match action {
         Action::CreateClaim { claim, pod } => format!("create claim {} for {pod}\n", claim.name()),
-        Action::OwnClaim(claim) => {
+        Action::UpdateClaimOwners(claim) => {
             let owners = claim.metadata.owner_references.iter().flatten();
             let names: Vec<&str> = owners.map(|owner| owner.name.as_str()).collect();
             format!("claim {} belongs to [{}]\n", claim.name(), names.join(" "))
@@ -138,8 +138,9 @@ fn check_with(spec: Value, pods: &str, claims: &[PersistentVolumeClaim], expecte
     let claims: Vec<_> = claims.iter().cloned().map(Arc::new).collect();
     let spec = set.spec.as_ref().expect("a spec");
     let history = History::of(&spec.template, revisions);
-    let sight = Sight { set: &set, spec, pods: &pods, claims: &claims, history: &history, now: now() };
-    expected.assert_eq(&told(&plan(&sight, true)));
+    let snapshot =
+        StatefulSetSnapshot { set: &set, spec, pods: &pods, claims: &claims, history: &history, now: now() };
+    expected.assert_eq(&render(&plan(&snapshot, true)));
 }
 
 #[track_caller]
@@ -148,7 +149,7 @@ fn check(spec: Value, pods: &str, expected: Expect) {
 }
 
 #[test]
-fn pods_come_and_go_in_order() {
+fn ordered_pods_start_and_stop_one_at_a_time() {
     let three = || json!({"replicas": 3});
     check(
         three(),
@@ -244,7 +245,7 @@ fn pods_come_and_go_in_order() {
 }
 
 #[test]
-fn pods_come_and_go_at_once() {
+fn parallel_pods_start_and_stop_at_once() {
     let parallel = |replicas: i32| json!({"replicas": replicas, "podManagementPolicy": "Parallel"});
     check(
         parallel(3),
@@ -286,7 +287,7 @@ fn pods_come_and_go_at_once() {
 }
 
 #[test]
-fn templates_are_rolled_out() {
+fn rolling_update_respects_partition() {
     let rolling = |partition: i32| {
         let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"partition": partition}});
         json!({"replicas": 3, "updateStrategy": strategy})
@@ -389,7 +390,7 @@ fn templates_are_rolled_out() {
 }
 
 #[test]
-fn claims_follow_their_policy() {
+fn claim_owners_follow_retention_policy() {
     let spec = |replicas: i32, scaled: &str, deleted: &str| {
         json!({"replicas": replicas, "volumeClaimTemplates": [{"metadata": {"name": "data"}}],
             "persistentVolumeClaimRetentionPolicy": {"whenScaled": scaled, "whenDeleted": deleted}})
@@ -478,12 +479,12 @@ fn claims_follow_their_policy() {
         status 1 of them 1 ready 1 available 1 current 1 updated
     "#]],
     );
-    let mut going = claim(0, &[]);
-    going.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
+    let mut deleting = claim(0, &[]);
+    deleting.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).expect("a time");
     check_with(
         spec(1, "Retain", "Retain"),
         "",
-        &[going],
+        &[deleting],
         expect![[r#"
         web-0 waits: pvc data-web-0 is being deleted
     "#]],
@@ -491,11 +492,11 @@ fn claims_follow_their_policy() {
 }
 
 #[test]
-fn pods_know_their_place() {
+fn pod_has_ordinal_labels_and_claims() {
     let set = set(json!({"replicas": 1, "volumeClaimTemplates": [{"metadata": {"name": "data"}}]}), "i");
     let spec = set.spec.as_ref().expect("a spec");
-    let made = pods::pod(&set, spec, &spec.template, "web-abc", 3);
-    let labels = made.metadata.labels.clone().unwrap_or_default();
+    let pod = pods::pod(&set, spec, &spec.template, "web-abc", 3);
+    let labels = pod.metadata.labels.clone().unwrap_or_default();
     let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     assert_eq!(
         labels,
@@ -506,12 +507,9 @@ fn pods_know_their_place() {
             "statefulset.kubernetes.io/pod-name=web-3"
         ]
     );
-    let made_spec = made.spec.as_ref().expect("a spec");
-    assert_eq!(
-        (made_spec.hostname.as_deref(), made_spec.subdomain.as_deref()),
-        (Some("web-3"), Some("nginx"))
-    );
-    let volume = &made_spec.volumes.as_ref().expect("volumes")[0];
+    let pod_spec = pod.spec.as_ref().expect("a spec");
+    assert_eq!((pod_spec.hostname.as_deref(), pod_spec.subdomain.as_deref()), (Some("web-3"), Some("nginx")));
+    let volume = &pod_spec.volumes.as_ref().expect("volumes")[0];
     let claim = volume.persistent_volume_claim.as_ref().map(|source| source.claim_name.as_str());
     assert_eq!((volume.name.as_str(), claim), ("data", Some("data-web-3")));
     for (name, expected) in
@@ -525,37 +523,37 @@ fn pods_know_their_place() {
     }
 }
 
-async fn make_ready(rig: &Rig) {
-    for pod in rig.client.list::<Pod>("default").await.expect("pods") {
+async fn make_ready(test_cluster: &TestCluster) {
+    for pod in test_cluster.client.list::<Pod>("default").await.expect("pods") {
         if pod.is_deleting() {
-            let now = Delete { grace_seconds: Some(0), ..Delete::uid(pod.uid()) };
-            let _ = rig.client.delete::<Pod>(&pod.key(), &now).await;
+            let now = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::uid(pod.uid()) };
+            let _ = test_cluster.client.delete::<Pod>(&pod.key(), &now).await;
         } else if !crate::pod::is_ready(&pod) {
             let ready =
                 json!([{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
             let patch = Patch::Merge(json!({"status": {"phase": "Running", "conditions": ready}}));
-            let _ = rig.client.patch_status::<Pod>(&pod.key(), &patch).await;
+            let _ = test_cluster.client.patch_status::<Pod>(&pod.key(), &patch).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_is_scaled_and_rolled_out_on_a_server() {
-    let rig = Rig::start(&["statefulset-controller"]).await;
+async fn scale_and_rolling_update_on_api_server() {
+    let test_cluster = TestCluster::start(&["statefulset-controller"]).await;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}}}});
-    let mut wanted = set(json!({"replicas": 2, "volumeClaimTemplates": [claim]}), "one");
-    wanted.metadata.uid = None;
-    wanted.metadata.namespace = Some("default".to_owned());
-    rig.client.create(&wanted).await.expect("a set");
-    let settled = |image: &'static str| {
-        let (rig, key) = (&rig, wanted.key());
+    let mut stateful_set = set(json!({"replicas": 2, "volumeClaimTemplates": [claim]}), "one");
+    stateful_set.metadata.uid = None;
+    stateful_set.metadata.namespace = Some("default".to_owned());
+    test_cluster.client.create(&stateful_set).await.expect("a set");
+    let stable_status = |image: &'static str| {
+        let (test_cluster, key) = (&test_cluster, stateful_set.key());
         async move {
-            until("a set at rest", || async {
-                make_ready(rig).await;
-                let set = rig.client.get::<StatefulSet>(&key).await.expect("the set");
+            wait_for("a set at rest", || async {
+                make_ready(test_cluster).await;
+                let set = test_cluster.client.get::<StatefulSet>(&key).await.expect("the set");
                 let status = set.status.unwrap_or_default();
-                let pods = rig.client.list::<Pod>("default").await.expect("pods");
+                let pods = test_cluster.client.list::<Pod>("default").await.expect("pods");
                 let images = pods.iter().filter_map(|pod| pod.spec.as_ref()?.containers[0].image.as_deref());
                 let right = images.into_iter().filter(|found| *found == image).count() == 2;
                 (right
@@ -566,27 +564,36 @@ async fn a_set_is_scaled_and_rolled_out_on_a_server() {
             .await
         }
     };
-    let status = settled("one").await;
+    let status = stable_status("one").await;
     assert_eq!((status.replicas, status.available_replicas, status.collision_count), (2, Some(2), Some(0)));
-    let claims = rig.client.list::<PersistentVolumeClaim>("default").await.expect("claims");
+    let claims = test_cluster.client.list::<PersistentVolumeClaim>("default").await.expect("claims");
     let names: Vec<&str> = claims.iter().map(|claim| claim.name()).collect();
     assert_eq!(names, ["data-web-0", "data-web-1"]);
     let image = json!([{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "two"}]);
-    rig.client.patch::<StatefulSet>(&wanted.key(), &Patch::Json(image)).await.expect("the set");
-    settled("two").await;
-    assert_eq!(rig.client.list::<ControllerRevision>("default").await.expect("revisions").len(), 2);
+    test_cluster
+        .client
+        .patch::<StatefulSet>(&stateful_set.key(), &Patch::Json(image))
+        .await
+        .expect("the set");
+    stable_status("two").await;
+    assert_eq!(test_cluster.client.list::<ControllerRevision>("default").await.expect("revisions").len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_that_is_gone_has_no_more_pods() {
-    let rig = Rig::start(&[]).await;
-    let mut wanted = set(json!({"replicas": 1}), "one");
-    wanted.metadata.uid = None;
-    wanted.metadata.namespace = Some("default".to_owned());
-    let begin = |caches: &reconcile::Caches| {
+async fn creates_no_pods_for_deleted_set() {
+    let test_cluster = TestCluster::start(&[]).await;
+    let mut stateful_set = set(json!({"replicas": 1}), "one");
+    stateful_set.metadata.uid = None;
+    stateful_set.metadata.namespace = Some("default".to_owned());
+    let start_caches = |caches: &reconcile::Caches| {
         let _ = (caches.stateful_sets(), caches.pods(), caches.controller_revisions());
     };
-    let ctx = rig.gone("statefulset-controller", &wanted, "replicas", begin).await;
-    assert_eq!(reconcile(&ctx, &wanted.key()).await.expect("nothing to do"), Next::Change);
-    rig.has_no_pods().await;
+    let ctx = test_cluster
+        .with_deleted_owner("statefulset-controller", &stateful_set, "replicas", start_caches)
+        .await;
+    assert_eq!(
+        reconcile(&ctx, &stateful_set.key()).await.expect("nothing to do"),
+        ReconcileAction::AwaitChange
+    );
+    test_cluster.assert_no_pods().await;
 }

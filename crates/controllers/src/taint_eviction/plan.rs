@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Stay {
+pub enum TolerationTime {
     Forever,
     /// From when the taints were noticed.
     For(Duration),
@@ -13,34 +13,35 @@ pub enum Stay {
 }
 
 /// The taints that pods which do not tolerate them have to leave for.
-pub fn evicting(taints: &[Taint]) -> Vec<Taint> {
+pub fn no_execute_taints(taints: &[Taint]) -> Vec<Taint> {
     taints.iter().filter(|taint| taint.effect == "NoExecute").cloned().collect()
 }
 
-pub fn stay(tolerations: &[Toleration], taints: &[Taint]) -> Stay {
+pub fn min_toleration_time(tolerations: &[Toleration], taints: &[Taint]) -> TolerationTime {
     let mut shortest: Option<i64> = None;
     for taint in taints {
         let Some(toleration) = tolerations.iter().find(|toleration| tolerates(toleration, taint)) else {
-            return Stay::Not;
+            return TolerationTime::Not;
         };
         if let Some(seconds) = toleration.toleration_seconds {
             shortest = Some(shortest.map_or(seconds, |shortest| shortest.min(seconds)));
         }
     }
     match shortest {
-        None => Stay::Forever,
-        Some(..=0) => Stay::Not,
-        Some(seconds) => Stay::For(Duration::from_secs(seconds.unsigned_abs())),
+        None => TolerationTime::Forever,
+        Some(..=0) => TolerationTime::Not,
+        Some(seconds) => TolerationTime::For(Duration::from_secs(seconds.unsigned_abs())),
     }
 }
 
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (key, effect) = (text(&toleration.key), text(&toleration.effect));
-    let meant = (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key);
+    let matches_key_and_effect =
+        (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key);
     match toleration.operator.as_deref() {
-        None | Some("" | "Equal") => meant && text(&toleration.value) == text(&taint.value),
-        Some("Exists") => meant,
+        None | Some("" | "Equal") => matches_key_and_effect && text(&toleration.value) == text(&taint.value),
+        Some("Exists") => matches_key_and_effect,
         _ => false,
     }
 }
@@ -53,7 +54,7 @@ mod tests {
 
     /// `key=value:seconds`, `key:` or `:` for a toleration.
     #[track_caller]
-    fn check(tolerations: &[&str], taints: &[&str], expected: Stay) {
+    fn check(tolerations: &[&str], taints: &[&str], expected: TolerationTime) {
         let tolerations: Vec<Toleration> = tolerations
             .iter()
             .map(|text| {
@@ -73,23 +74,26 @@ mod tests {
             let (key, value) = text.split_once('=').unwrap_or((text, ""));
             Taint { key: key.into(), value: Some(value.into()), effect: "NoExecute".into(), time_added: None }
         };
-        assert_eq!(stay(&tolerations, &taints.iter().map(taint).collect::<Vec<_>>()), expected);
+        assert_eq!(
+            min_toleration_time(&tolerations, &taints.iter().map(taint).collect::<Vec<_>>()),
+            expected
+        );
     }
 
     #[test]
-    fn the_shortest_toleration_counts() {
-        let seconds = |seconds| Stay::For(Duration::from_secs(seconds));
-        check(&[], &[], Stay::Forever);
-        check(&[], &["a"], Stay::Not);
-        check(&["a:"], &["a"], Stay::Forever);
-        check(&[":"], &["a", "b"], Stay::Forever);
-        check(&["a:"], &["a", "b"], Stay::Not);
+    fn shortest_toleration_wins() {
+        let seconds = |seconds| TolerationTime::For(Duration::from_secs(seconds));
+        check(&[], &[], TolerationTime::Forever);
+        check(&[], &["a"], TolerationTime::Not);
+        check(&["a:"], &["a"], TolerationTime::Forever);
+        check(&[":"], &["a", "b"], TolerationTime::Forever);
+        check(&["a:"], &["a", "b"], TolerationTime::Not);
         check(&["a:300", "b:20"], &["a", "b"], seconds(20));
         check(&["a:300", "b:"], &["a", "b"], seconds(300));
-        check(&["a:0"], &["a"], Stay::Not);
-        check(&["a:-5"], &["a"], Stay::Not);
-        check(&["a=x:"], &["a=x"], Stay::Forever);
-        check(&["a=x:"], &["a=y"], Stay::Not);
+        check(&["a:0"], &["a"], TolerationTime::Not);
+        check(&["a:-5"], &["a"], TolerationTime::Not);
+        check(&["a=x:"], &["a=x"], TolerationTime::Forever);
+        check(&["a=x:"], &["a=y"], TolerationTime::Not);
         // The first that fits counts.
         check(&["a:10", "a:5"], &["a"], seconds(10));
     }
@@ -97,7 +101,7 @@ mod tests {
     proptest! {
         /// Another taint never lets a pod stay longer.
         #[test]
-        fn more_taints_are_never_better(
+        fn more_taints_never_extend_toleration_time(
             tolerated in prop::collection::btree_map(0..4u8, prop::option::of(0..100i64), 0..4),
             taints in prop::collection::vec(0..4u8, 0..4),
             another in 0..4u8,
@@ -114,14 +118,14 @@ mod tests {
                 .collect();
             let taint = |number: &u8| Taint { key: key(*number), effect: "NoExecute".into(), ..Taint::default() };
             let mut there: Vec<Taint> = taints.iter().map(taint).collect();
-            let time = |stay: Stay| match stay {
-                Stay::Forever => Duration::MAX,
-                Stay::For(time) => time,
-                Stay::Not => Duration::ZERO,
+            let time = |stay: TolerationTime| match stay {
+                TolerationTime::Forever => Duration::MAX,
+                TolerationTime::For(time) => time,
+                TolerationTime::Not => Duration::ZERO,
             };
-            let before = time(stay(&tolerations, &there));
+            let before = time(min_toleration_time(&tolerations, &there));
             there.push(taint(&another));
-            prop_assert!(time(stay(&tolerations, &there)) <= before);
+            prop_assert!(time(min_toleration_time(&tolerations, &there)) <= before);
         }
     }
 }

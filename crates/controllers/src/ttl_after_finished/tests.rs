@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn a_job_expires_after_its_end() {
+fn job_expires_after_ttl() {
     let job = |ttl: Option<i32>, condition: &str, status: &str| -> Job {
         serde_json::from_value(json!({
             "metadata": {"name": "a"},
@@ -19,8 +19,8 @@ fn a_job_expires_after_its_end() {
     assert_eq!(at(&job(Some(60), "Complete", "False")), None);
     assert_eq!(at(&job(Some(60), "FailureTarget", "True")), None);
     assert_eq!(at(&job(None, "Complete", "True")), None);
-    let mut going = job(Some(60), "Complete", "True");
-    going.metadata.deletion_timestamp =
+    let mut deleting = job(Some(60), "Complete", "True");
+    deleting.metadata.deletion_timestamp =
         serde_json::from_value(json!("2026-01-01T00:00:30Z")).expect("a time");
-    assert_eq!(at(&going), None);
+    assert_eq!(at(&deleting), None);
 }

@@ -3,17 +3,17 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use reconcile::{Object, reference};
 
-use super::matching::{claim_ref, is_meant};
+use super::matching::{claim_ref, is_volume_bound_to_claim};
 use super::plan::{BIND_COMPLETED, BOUND_BY_CONTROLLER};
 
 /// The volume with its claim, where it does not name it already.
-pub fn volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
+pub fn bind_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
     let known = claim_ref(volume).and_then(|reference| reference.uid.as_deref());
-    if is_meant(volume, claim) && known == Some(claim.uid()) {
+    if is_volume_bound_to_claim(volume, claim) && known == Some(claim.uid()) {
         return None;
     }
     let mut bound = volume.clone();
-    if !is_meant(volume, claim) {
+    if !is_volume_bound_to_claim(volume, claim) {
         let annotations = bound.metadata.annotations.get_or_insert_default();
         annotations.insert(BOUND_BY_CONTROLLER.into(), "yes".into());
     }
@@ -22,7 +22,7 @@ pub fn volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Optio
 }
 
 /// The claim with its volume, where it does not name it already.
-pub fn claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<PersistentVolumeClaim> {
+pub fn bind_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<PersistentVolumeClaim> {
     let mut bound = claim.clone();
     let annotations = bound.metadata.annotations.get_or_insert_default();
     let spec = bound.spec.get_or_insert_default();
@@ -35,7 +35,7 @@ pub fn claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option
 }
 
 /// The claim's status with this volume, or without one; `None` where it is so already.
-pub fn status(
+pub fn claim_status(
     claim: &PersistentVolumeClaim,
     phase: &str,
     volume: Option<&PersistentVolume>,
@@ -63,12 +63,13 @@ pub fn status(
 }
 
 /// The volume without its claim: free, or reserved where somebody else had reserved it.
-pub fn unbound(volume: &PersistentVolume) -> PersistentVolume {
+pub fn release_volume(volume: &PersistentVolume) -> PersistentVolume {
     let mut free = volume.clone();
-    let ours = free.metadata.annotations.as_mut().and_then(|all| all.remove(BOUND_BY_CONTROLLER)).is_some();
+    let bound_by_controller =
+        free.metadata.annotations.as_mut().and_then(|all| all.remove(BOUND_BY_CONTROLLER)).is_some();
     if let Some(spec) = &mut free.spec {
         match &mut spec.claim_ref {
-            Some(reference) if !ours => reference.uid = None,
+            Some(reference) if !bound_by_controller => reference.uid = None,
             other => *other = None,
         }
     }

@@ -18,7 +18,7 @@ pub fn claim_class(claim: &PersistentVolumeClaim) -> &str {
 }
 
 /// A claim that says which class it wants, be it none.
-pub fn says_class(claim: &PersistentVolumeClaim) -> bool {
+pub fn claim_has_class(claim: &PersistentVolumeClaim) -> bool {
     claim.annotation(BETA_CLASS).is_some()
         || claim.spec.as_ref().is_some_and(|spec| spec.storage_class_name.is_some())
 }
@@ -33,7 +33,7 @@ pub fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {
 }
 
 /// The volume is meant for this claim, be it bound to it or reserved.
-pub fn is_meant(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+pub fn is_volume_bound_to_claim(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     claim_ref(volume).is_some_and(|reference| {
         let uid = reference.uid.as_deref().unwrap_or_default();
         reference.name.as_deref() == Some(claim.name())
@@ -46,13 +46,13 @@ pub fn phase(volume: &PersistentVolume) -> &str {
     volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-fn size(volume: &PersistentVolume) -> Quantity {
+fn volume_size(volume: &PersistentVolume) -> Quantity {
     let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
     let storage = capacity.and_then(|capacity| capacity.get("storage"));
     storage.and_then(|storage| Quantity::parse(&storage.0).ok()).unwrap_or(Quantity::ZERO)
 }
 
-fn asked(claim: &PersistentVolumeClaim) -> Quantity {
+fn requested_size(claim: &PersistentVolumeClaim) -> Quantity {
     let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
     let storage = requests.and_then(|requests| requests.get("storage"));
     storage.and_then(|storage| Quantity::parse(&storage.0).ok()).unwrap_or(Quantity::ZERO)
@@ -62,9 +62,9 @@ fn volume_modes(volume: &PersistentVolume) -> &[String] {
     volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default()
 }
 
-fn has_modes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let wanted = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
-    wanted.iter().all(|mode| volume_modes(volume).contains(mode))
+fn has_access_modes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let access_modes = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+    access_modes.iter().all(|mode| volume_modes(volume).contains(mode))
 }
 
 pub fn same_mode(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
@@ -81,21 +81,21 @@ fn same_attributes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
 }
 
 /// Why a volume that a claim names does not suit it.
-pub fn unsuited(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<String> {
+pub fn volume_mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<String> {
     let checks = [
         (volume.is_deleting(), format!("the volume is marked for deletion {:?}", volume.name())),
-        (size(volume) < asked(claim), "requested PV is too small".into()),
+        (volume_size(volume) < requested_size(claim), "requested PV is too small".into()),
         (volume_class(volume) != claim_class(claim), "storageClassName does not match".into()),
         (!same_attributes(volume, claim), "volumeAttributesClassName does not match".into()),
         (!same_mode(volume, claim), "incompatible volumeMode".into()),
-        (!has_modes(volume, claim), "incompatible accessMode".into()),
+        (!has_access_modes(volume, claim), "incompatible accessMode".into()),
     ];
-    checks.into_iter().find(|(bad, _)| *bad).map(|(_, why)| why)
+    checks.into_iter().find(|(bad, _)| *bad).map(|(_, reason)| reason)
 }
 
 /// The volume that suits a claim best: one reserved for it, else the smallest free one with the fewest other
 /// uses. Where the claim waits for its pod to be scheduled, only a reserved one.
-pub fn best(
+pub fn find_best_match(
     claim: &PersistentVolumeClaim,
     volumes: &[Arc<PersistentVolume>],
     delayed: bool,
@@ -104,13 +104,13 @@ pub fn best(
     let labels = labels.map(|labels| selector(Some(labels)));
     let large_enough = |volume: &&Arc<PersistentVolume>| {
         !volume.is_deleting()
-            && size(volume) >= asked(claim)
+            && volume_size(volume) >= requested_size(claim)
             && same_mode(volume, claim)
             && same_attributes(volume, claim)
-            && has_modes(volume, claim)
+            && has_access_modes(volume, claim)
     };
-    let suited: Vec<&Arc<PersistentVolume>> = volumes.iter().filter(large_enough).collect();
-    if let Some(reserved) = suited.iter().find(|volume| is_meant(volume, claim)) {
+    let candidates: Vec<&Arc<PersistentVolume>> = volumes.iter().filter(large_enough).collect();
+    if let Some(reserved) = candidates.iter().find(|volume| is_volume_bound_to_claim(volume, claim)) {
         return Some((*reserved).clone());
     }
     let is_free = |volume: &&&Arc<PersistentVolume>| {
@@ -119,10 +119,10 @@ pub fn best(
             && volume_class(volume) == claim_class(claim)
             && labels.as_ref().is_none_or(|labels| labels.matches(|name| volume.label(name)))
     };
-    let free = suited.iter().filter(|_| !delayed).filter(is_free);
+    let free = candidates.iter().filter(|_| !delayed).filter(is_free);
     let order = |a: &&&Arc<PersistentVolume>, b: &&&Arc<PersistentVolume>| {
         let modes = volume_modes(a).len().cmp(&volume_modes(b).len());
-        let sizes = size(a).partial_cmp(&size(b)).unwrap_or(std::cmp::Ordering::Equal);
+        let sizes = volume_size(a).partial_cmp(&volume_size(b)).unwrap_or(std::cmp::Ordering::Equal);
         modes.then(sizes).then_with(|| a.name().cmp(b.name()))
     };
     free.min_by(order).map(|volume| (*volume).clone())

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use reconcile::{Object, Severity};
+use reconcile::{EventType, Object};
 
 use super::matching::{
-    best, claim_class, claim_ref, default_class, is_meant, phase, same_mode, says_class, unsuited,
+    claim_class, claim_has_class, claim_ref, default_class, find_best_match, is_volume_bound_to_claim, phase,
+    same_mode, volume_mismatch,
 };
 
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
@@ -33,55 +34,65 @@ pub enum ClaimAction {
     /// The claim gets the class of claims that say none.
     AssignClass(String),
     /// Somebody else is asked to make a volume.
-    AskProvisioner(String),
-    Tell {
-        severity: Severity,
+    SetProvisioner(String),
+    Event {
+        severity: EventType,
         reason: &'static str,
         message: String,
     },
 }
 
 /// What a claim is judged by.
-pub struct Surroundings<'a> {
+pub struct BinderState<'a> {
     pub volumes: &'a [Arc<PersistentVolume>],
     pub classes: &'a [Arc<StorageClass>],
     /// The pods that mention the claim and are on no node yet.
     pub waiting_pods: &'a [String],
 }
 
-pub fn claim(claim: &PersistentVolumeClaim, around: &Surroundings<'_>) -> Vec<ClaimAction> {
+pub fn plan_claim(claim: &PersistentVolumeClaim, state: &BinderState<'_>) -> Vec<ClaimAction> {
     let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
-    let volume = around.volumes.iter().find(|volume| volume.name() == name).filter(|_| !name.is_empty());
+    let volume = state.volumes.iter().find(|volume| volume.name() == name).filter(|_| !name.is_empty());
     if claim.annotation(BIND_COMPLETED).is_some() {
-        return vec![bound(claim, name, volume)];
+        return vec![plan_bound_claim(claim, name, volume)];
     }
     match volume {
-        _ if name.is_empty() => unbound(claim, around),
+        _ if name.is_empty() => plan_unbound_claim(claim, state),
         None => vec![ClaimAction::Pending],
-        Some(volume) if claim_ref(volume).is_none() => match unsuited(volume, claim) {
-            Some(why) => vec![
-                warn("VolumeMismatch", format!("Cannot bind to requested volume {:?}: {why}", volume.name())),
+        Some(volume) if claim_ref(volume).is_none() => match volume_mismatch(volume, claim) {
+            Some(reason) => vec![
+                warning(
+                    "VolumeMismatch",
+                    format!("Cannot bind to requested volume {:?}: {reason}", volume.name()),
+                ),
                 ClaimAction::Pending,
             ],
             None => vec![ClaimAction::Bind(volume.clone())],
         },
-        Some(volume) if is_meant(volume, claim) => vec![ClaimAction::Bind(volume.clone())],
+        Some(volume) if is_volume_bound_to_claim(volume, claim) => vec![ClaimAction::Bind(volume.clone())],
         Some(volume) => vec![
-            warn("FailedBinding", format!("volume {:?} already bound to a different claim.", volume.name())),
+            warning(
+                "FailedBinding",
+                format!("volume {:?} already bound to a different claim.", volume.name()),
+            ),
             ClaimAction::Pending,
         ],
     }
 }
 
-fn warn(reason: &'static str, message: String) -> ClaimAction {
-    ClaimAction::Tell { severity: Severity::Warning, reason, message }
+fn warning(reason: &'static str, message: String) -> ClaimAction {
+    ClaimAction::Event { severity: EventType::Warning, reason, message }
 }
 
-fn tell(reason: &'static str, message: String) -> ClaimAction {
-    ClaimAction::Tell { severity: Severity::Normal, reason, message }
+fn normal(reason: &'static str, message: String) -> ClaimAction {
+    ClaimAction::Event { severity: EventType::Normal, reason, message }
 }
 
-fn bound(claim: &PersistentVolumeClaim, name: &str, volume: Option<&Arc<PersistentVolume>>) -> ClaimAction {
+fn plan_bound_claim(
+    claim: &PersistentVolumeClaim,
+    name: &str,
+    volume: Option<&Arc<PersistentVolume>>,
+) -> ClaimAction {
     let lost = |reason, message| ClaimAction::Lost { reason, message };
     match volume {
         _ if name.is_empty() => lost(
@@ -102,52 +113,56 @@ fn bound(claim: &PersistentVolumeClaim, name: &str, volume: Option<&Arc<Persiste
     }
 }
 
-fn unbound(claim: &PersistentVolumeClaim, around: &Surroundings<'_>) -> Vec<ClaimAction> {
-    let class = around.classes.iter().find(|class| class.name() == claim_class(claim));
+fn plan_unbound_claim(claim: &PersistentVolumeClaim, state: &BinderState<'_>) -> Vec<ClaimAction> {
+    let class = state.classes.iter().find(|class| class.name() == claim_class(claim));
     let delayed =
         class.is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"));
-    if let Some(volume) = best(claim, around.volumes, delayed) {
+    if let Some(volume) = find_best_match(claim, state.volumes, delayed) {
         return vec![ClaimAction::Bind(volume)];
     }
-    if !says_class(claim)
-        && let Some(class) = default_class(around.classes)
+    if !claim_has_class(claim)
+        && let Some(class) = default_class(state.classes)
     {
         return vec![ClaimAction::AssignClass(class.name().to_owned())];
     }
     if delayed && claim.annotation(SELECTED_NODE).is_none() {
-        let pods = around.waiting_pods;
-        let told = match pods {
-            [] => {
-                tell("WaitForFirstConsumer", "waiting for first consumer to be created before binding".into())
-            }
-            [pod] => tell("WaitForPodScheduled", format!("waiting for pod {pod} to be scheduled")),
+        let pods = state.waiting_pods;
+        let event = match pods {
+            [] => normal(
+                "WaitForFirstConsumer",
+                "waiting for first consumer to be created before binding".into(),
+            ),
+            [pod] => normal("WaitForPodScheduled", format!("waiting for pod {pod} to be scheduled")),
             pods => {
-                tell("WaitForPodScheduled", format!("waiting for pods {} to be scheduled", pods.join(",")))
+                normal("WaitForPodScheduled", format!("waiting for pods {} to be scheduled", pods.join(",")))
             }
         };
-        return vec![told, ClaimAction::Pending];
+        return vec![event, ClaimAction::Pending];
     }
     match class {
         _ if claim_class(claim).is_empty() => vec![
-            tell(
+            normal(
                 "FailedBinding",
                 "no persistent volumes available for this claim and no storage class is set".into(),
             ),
             ClaimAction::Pending,
         ],
-        None => vec![warn(
+        None => vec![warning(
             "ProvisioningFailed",
             format!("storageclass.storage.k8s.io {:?} not found", claim_class(claim)),
         )],
         Some(class) if class.provisioner.starts_with("kubernetes.io/") => {
-            vec![warn("ProvisioningFailed", format!("no volume plugin matched name: {}", class.provisioner))]
+            vec![warning(
+                "ProvisioningFailed",
+                format!("no volume plugin matched name: {}", class.provisioner),
+            )]
         }
         Some(class) => {
             let name = &class.provisioner;
             let message = format!(
                 "Waiting for a volume to be created either by the external provisioner '{name}' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."
             );
-            vec![ClaimAction::AskProvisioner(name.clone()), tell("ExternalProvisioning", message)]
+            vec![ClaimAction::SetProvisioner(name.clone()), normal("ExternalProvisioning", message)]
         }
     }
 }
@@ -156,7 +171,7 @@ fn unbound(claim: &PersistentVolumeClaim, around: &Surroundings<'_>) -> Vec<Clai
 #[derive(Debug, PartialEq)]
 pub enum VolumeAction {
     Nothing,
-    Phase(&'static str),
+    SetPhase(&'static str),
     /// Its claim is gone; what is done with what is on it is up to somebody else.
     Release,
     /// Its claim is gone, and it cannot be made free again.
@@ -167,39 +182,45 @@ pub enum VolumeAction {
     /// Its claim got another volume; it is free again.
     Unbind,
     /// Its claim has yet to learn of it.
-    WakeClaim,
+    EnqueueClaim,
     Mismatch,
 }
 
 /// `claim` is the claim the volume names, where it is that very one.
-pub fn volume(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> VolumeAction {
-    let to = |wanted: &'static str| {
-        if phase(volume) == wanted { VolumeAction::Nothing } else { VolumeAction::Phase(wanted) }
+pub fn plan_volume(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> VolumeAction {
+    let set_phase = |desired_phase: &'static str| {
+        if phase(volume) == desired_phase {
+            VolumeAction::Nothing
+        } else {
+            VolumeAction::SetPhase(desired_phase)
+        }
     };
     let reserved = claim_ref(volume).map(|reference| reference.uid.as_deref().unwrap_or_default());
     if reserved.unwrap_or_default().is_empty() {
-        return to("Available");
+        return set_phase("Available");
     }
-    let Some(claim) = claim else { return released(volume) };
+    let Some(claim) = claim else { return plan_released_volume(volume) };
     let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     match name {
-        "" if same_mode(volume, claim) => VolumeAction::WakeClaim,
+        "" if same_mode(volume, claim) => VolumeAction::EnqueueClaim,
         "" => VolumeAction::Mismatch,
-        name if name == volume.name() => to("Bound"),
-        _ if volume.annotation(PROVISIONED_BY).is_some() && policy == Some("Delete") => released(volume),
+        name if name == volume.name() => set_phase("Bound"),
+        _ if volume.annotation(PROVISIONED_BY).is_some() && policy == Some("Delete") => {
+            plan_released_volume(volume)
+        }
         _ => VolumeAction::Unbind,
     }
 }
 
-fn released(volume: &PersistentVolume) -> VolumeAction {
+fn plan_released_volume(volume: &PersistentVolume) -> VolumeAction {
     let Some(spec) = &volume.spec else { return VolumeAction::Nothing };
-    let release = match phase(volume) {
+    let action = match phase(volume) {
         "Released" | "Failed" => VolumeAction::Nothing,
         _ => VolumeAction::Release,
     };
     if phase(volume) != "Released" {
-        return release;
+        return action;
     }
     let fail = |reason, message: String| VolumeAction::Fail { reason, message };
     let provisioner = volume.annotation(PROVISIONED_BY).unwrap_or_default();

@@ -5,12 +5,12 @@ use expect_test::{Expect, expect};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use proptest::prelude::*;
-use reconcile::{Delete, Key, Object};
+use reconcile::{DeleteOptions, Key, Object};
 use serde_json::{Value, json};
 
 use super::bound;
-use super::plan::{self, ClaimAction, Surroundings, VolumeAction};
-use crate::rig::{Rig, until};
+use super::plan::{self, BinderState, ClaimAction, VolumeAction};
+use crate::test_cluster::{TestCluster, wait_for};
 
 /// `name 5Gi class=fast modes=ReadWriteOnce,ReadOnlyMany ref=claim uid=u phase=Available policy=Delete`
 fn volume(text: &str) -> Arc<PersistentVolume> {
@@ -80,27 +80,27 @@ fn class(text: &str) -> Arc<StorageClass> {
 
 #[track_caller]
 fn check(text: &str, volumes: &[&str], classes: &[&str], pods: &[&str], expected: Expect) {
-    let around = Surroundings {
+    let state = BinderState {
         volumes: &volumes.iter().map(|text| volume(text)).collect::<Vec<_>>(),
         classes: &classes.iter().map(|text| class(text)).collect::<Vec<_>>(),
         waiting_pods: &pods.iter().map(|pod| (*pod).to_owned()).collect::<Vec<_>>(),
     };
-    let shown: Vec<String> = plan::claim(&claim(text), &around)
+    let rendered: Vec<String> = plan::plan_claim(&claim(text), &state)
         .iter()
         .map(|action| match action {
             ClaimAction::Bind(volume) => format!("bind {}", volume.name()),
             ClaimAction::Pending => "pending".into(),
             ClaimAction::Lost { reason, message } => format!("lost {reason} {message}"),
             ClaimAction::AssignClass(class) => format!("class {class}"),
-            ClaimAction::AskProvisioner(name) => format!("ask {name}"),
-            ClaimAction::Tell { reason, message, .. } => format!("tell {reason} {message}"),
+            ClaimAction::SetProvisioner(name) => format!("ask {name}"),
+            ClaimAction::Event { reason, message, .. } => format!("tell {reason} {message}"),
         })
         .collect();
-    expected.assert_eq(&shown.join("\n"));
+    expected.assert_eq(&rendered.join("\n"));
 }
 
 #[test]
-fn claims_get_the_smallest_volume_that_suits() {
+fn binds_claim_to_smallest_matching_volume() {
     check("c 2Gi", &["a 1Gi", "b 5Gi", "d 3Gi"], &[], &[], expect!["bind d"]);
     check("c 2Gi", &["a 5Gi modes=ReadWriteOnce,ReadOnlyMany", "b 9Gi"], &[], &[], expect!["bind b"]);
     check("c 2Gi", &["a 2Gi", "b 9Gi ref=c"], &[], &[], expect!["bind b"]);
@@ -141,7 +141,7 @@ fn claims_get_the_smallest_volume_that_suits() {
 }
 
 #[test]
-fn some_claims_wait_for_their_pods() {
+fn delayed_binding_waits_for_pod() {
     let classes = &["late x.io/p wait"];
     check(
         "c 2Gi class=late",
@@ -174,7 +174,7 @@ fn some_claims_wait_for_their_pods() {
 }
 
 #[test]
-fn claims_that_name_a_volume_get_that_or_none() {
+fn claim_binds_only_to_named_volume() {
     check("c 2Gi volume=a", &[], &[], &[], expect!["pending"]);
     check("c 2Gi volume=a", &["a 2Gi"], &[], &[], expect!["bind a"]);
     check(
@@ -222,17 +222,17 @@ fn claims_that_name_a_volume_get_that_or_none() {
 }
 
 #[test]
-fn volumes_follow_their_claims() {
+fn volume_phase_follows_claim() {
     let check = |text: &str, named: Option<&str>, expected: VolumeAction| {
         let named = named.map(claim);
-        assert_eq!(plan::volume(&volume(text), named.as_ref()), expected, "{text}");
+        assert_eq!(plan::plan_volume(&volume(text), named.as_ref()), expected, "{text}");
     };
-    check("a 1Gi phase=Pending", None, VolumeAction::Phase("Available"));
+    check("a 1Gi phase=Pending", None, VolumeAction::SetPhase("Available"));
     check("a 1Gi", None, VolumeAction::Nothing);
     check("a 1Gi ref=c", None, VolumeAction::Nothing);
-    check("a 1Gi ref=c uid=c", Some("c 1Gi"), VolumeAction::WakeClaim);
+    check("a 1Gi ref=c uid=c", Some("c 1Gi"), VolumeAction::EnqueueClaim);
     check("a 1Gi ref=c uid=c mode=Block", Some("c 1Gi"), VolumeAction::Mismatch);
-    check("a 1Gi ref=c uid=c", Some("c 1Gi volume=a"), VolumeAction::Phase("Bound"));
+    check("a 1Gi ref=c uid=c", Some("c 1Gi volume=a"), VolumeAction::SetPhase("Bound"));
     check("a 1Gi ref=c uid=c", Some("c 1Gi volume=b"), VolumeAction::Unbind);
     check("a 1Gi ref=c uid=c phase=Bound", None, VolumeAction::Release);
     check("a 1Gi ref=c uid=c phase=Released", None, VolumeAction::Nothing);
@@ -250,35 +250,35 @@ proptest! {
     /// However claims and volumes are, binding until nothing is left to bind leaves no volume with two claims, no
     /// claim with a volume that is too small, and no claim waiting that a free volume would suit.
     #[test]
-    fn no_volume_is_bound_twice(sizes in prop::collection::vec(1..6u32, 0..6), wishes in prop::collection::vec(1..6u32, 0..6)) {
+    fn no_volume_is_bound_to_two_claims(sizes in prop::collection::vec(1..6u32, 0..6), requested_sizes in prop::collection::vec(1..6u32, 0..6)) {
         let mut volumes: Vec<Arc<PersistentVolume>> = sizes.iter().enumerate().map(|(i, size)| volume(&format!("v{i} {size}Gi"))).collect();
-        let mut claims: Vec<PersistentVolumeClaim> = wishes.iter().enumerate().map(|(i, size)| claim(&format!("c{i} {size}Gi class="))).collect();
+        let mut claims: Vec<PersistentVolumeClaim> = requested_sizes.iter().enumerate().map(|(i, size)| claim(&format!("c{i} {size}Gi class="))).collect();
         for claim in &mut claims {
-            let around = Surroundings { volumes: &volumes, classes: &[], waiting_pods: &[] };
-            if let Some(ClaimAction::Bind(chosen)) = plan::claim(claim, &around).into_iter().next() {
-                let mut taken = bound::volume(&chosen, claim).expect("a new binding");
+            let state = BinderState { volumes: &volumes, classes: &[], waiting_pods: &[] };
+            if let Some(ClaimAction::Bind(chosen)) = plan::plan_claim(claim, &state).into_iter().next() {
+                let mut taken = bound::bind_volume(&chosen, claim).expect("a new binding");
                 taken.status.get_or_insert_default().phase = Some("Bound".into());
-                *claim = bound::claim(claim, &taken).expect("a new binding");
+                *claim = bound::bind_claim(claim, &taken).expect("a new binding");
                 let slot = volumes.iter_mut().find(|volume| volume.name() == taken.name()).expect("the volume");
                 *slot = Arc::new(taken);
             }
         }
         let mut by_volume: BTreeMap<String, u32> = BTreeMap::new();
-        for (claim, wish) in claims.iter().zip(&wishes) {
+        for (claim, requested) in claims.iter().zip(&requested_sizes) {
             let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
             match name {
                 Some(name) => {
                     let index: usize = name[1..].parse().expect("a number");
-                    prop_assert!(sizes[index] >= *wish);
+                    prop_assert!(sizes[index] >= *requested);
                     *by_volume.entry(name).or_default() += 1;
                 }
-                None => prop_assert!(volumes.iter().enumerate().all(|(i, volume)| sizes[i] < *wish || super::matching::claim_ref(volume).is_some())),
+                None => prop_assert!(volumes.iter().enumerate().all(|(i, volume)| sizes[i] < *requested || super::matching::claim_ref(volume).is_some())),
             }
-            let around = Surroundings { volumes: &volumes, classes: &[], waiting_pods: &[] };
-            for action in plan::claim(claim, &around) {
+            let state = BinderState { volumes: &volumes, classes: &[], waiting_pods: &[] };
+            for action in plan::plan_claim(claim, &state) {
                 if let ClaimAction::Bind(volume) = action {
-                    prop_assert_eq!(bound::volume(&volume, claim), None);
-                    prop_assert_eq!(bound::claim(claim, &volume), None);
+                    prop_assert_eq!(bound::bind_volume(&volume, claim), None);
+                    prop_assert_eq!(bound::bind_claim(claim, &volume), None);
                 }
             }
         }
@@ -286,18 +286,20 @@ proptest! {
     }
 }
 
-async fn make(rig: &Rig, path: &str, value: Value) {
-    rig.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
+async fn create(test_cluster: &TestCluster, path: &str, value: Value) {
+    test_cluster.client.request(http::Method::POST, path, Some(&value)).await.expect("an object");
 }
 
 #[tokio::test]
-async fn claims_are_bound_and_volumes_released() {
-    let rig =
-        Rig::start(&["persistentvolume-binder-controller", "persistentvolumeclaim-protection-controller"])
-            .await;
+async fn claim_is_bound_and_volume_released_on_api_server() {
+    let test_cluster = TestCluster::start(&[
+        "persistentvolume-binder-controller",
+        "persistentvolumeclaim-protection-controller",
+    ])
+    .await;
     let spec = json!({"storageClassName": "", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
-    make(
-        &rig,
+    create(
+        &test_cluster,
         "/api/v1/namespaces/default/persistentvolumeclaims",
         json!({"metadata": {"name": "c"}, "spec": spec}),
     )
@@ -306,25 +308,30 @@ async fn claims_are_bound_and_volumes_released() {
         "capacity": {"storage": "2Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"},
         "persistentVolumeReclaimPolicy": "Retain",
     });
-    make(&rig, "/api/v1/persistentvolumes", json!({"metadata": {"name": "v"}, "spec": spec})).await;
+    create(&test_cluster, "/api/v1/persistentvolumes", json!({"metadata": {"name": "v"}, "spec": spec}))
+        .await;
     let key = Key::new("default", "c");
     let bound = || async {
-        let claim: PersistentVolumeClaim = rig.client.get(&key).await.ok()?;
+        let claim: PersistentVolumeClaim = test_cluster.client.get(&key).await.ok()?;
         let status = claim.status.as_ref()?;
         (status.phase.as_deref() == Some("Bound")).then_some(claim)
     };
-    let claim = until("the claim being bound", bound).await;
+    let claim = wait_for("the claim being bound", bound).await;
     assert_eq!(claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()), Some("v"));
     assert_eq!(json!(claim.status)["capacity"], json!({"storage": "2Gi"}));
     assert_eq!(claim.annotation("pv.kubernetes.io/bind-completed"), Some("yes"));
-    let phase = |wanted: &'static str| {
-        let rig = &rig;
+    let phase = |expected: &'static str| {
+        let test_cluster = &test_cluster;
         async move {
-            let volume: PersistentVolume = rig.client.get(&Key::new("", "v")).await.ok()?;
-            (super::matching::phase(&volume) == wanted).then_some(())
+            let volume: PersistentVolume = test_cluster.client.get(&Key::new("", "v")).await.ok()?;
+            (super::matching::phase(&volume) == expected).then_some(())
         }
     };
-    until("the volume being bound", || phase("Bound")).await;
-    rig.client.delete::<PersistentVolumeClaim>(&key, &Delete::default()).await.expect("a deletion");
-    until("the volume being released", || phase("Released")).await;
+    wait_for("the volume being bound", || phase("Bound")).await;
+    test_cluster
+        .client
+        .delete::<PersistentVolumeClaim>(&key, &DeleteOptions::default())
+        .await
+        .expect("a deletion");
+    wait_for("the volume being released", || phase("Released")).await;
 }

@@ -4,39 +4,39 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A cluster of a few objects.
-struct Small {
+struct FakeServices {
     services: Vec<Arc<Service>>,
     slices: Vec<Arc<EndpointSlice>>,
 }
 
-impl View for Small {
+impl View for FakeServices {
     fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>> {
-        let is_it = |service: &&Arc<Service>| service.namespace() == namespace && service.name() == name;
-        self.services.iter().find(is_it).cloned()
+        let is_match = |service: &&Arc<Service>| service.namespace() == namespace && service.name() == name;
+        self.services.iter().find(is_match).cloned()
     }
 
     fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
-        let belongs = |slice: &&Arc<EndpointSlice>| {
+        let is_of_service = |slice: &&Arc<EndpointSlice>| {
             slice.namespace() == namespace && slice.label("kubernetes.io/service-name") == Some(service)
         };
-        self.slices.iter().filter(belongs).cloned().collect()
+        self.slices.iter().filter(is_of_service).cloned().collect()
     }
 
     fn has_namespace(&self, name: &str) -> bool {
         name == "default"
     }
 
-    fn services_at(&self, address: IpAddr) -> Vec<Arc<Service>> {
-        let is_at =
+    fn services_by_ip(&self, address: IpAddr) -> Vec<Arc<Service>> {
+        let has_ip =
             |service: &&Arc<Service>| service.spec.iter().flat_map(cluster_ips).any(|ip| ip == address);
-        self.services.iter().filter(is_at).cloned().collect()
+        self.services.iter().filter(has_ip).cloned().collect()
     }
 
-    fn slices_at(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>> {
-        let is_at = |slice: &&Arc<EndpointSlice>| {
+    fn slices_by_address(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>> {
+        let has_address = |slice: &&Arc<EndpointSlice>| {
             slice.endpoints.iter().flatten().any(|one| one.addresses[0].parse() == Ok(address))
         };
-        self.slices.iter().filter(is_at).cloned().collect()
+        self.slices.iter().filter(has_address).cloned().collect()
     }
 
     fn serial(&self) -> u32 {
@@ -44,7 +44,7 @@ impl View for Small {
     }
 }
 
-fn small() -> Small {
+fn fake_services() -> FakeServices {
     let service = |name: &str, spec: Value| {
         let service = json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec});
         Arc::new(serde_json::from_value(service).unwrap())
@@ -62,7 +62,7 @@ fn small() -> Small {
         Arc::new(serde_json::from_value(slice).unwrap())
     };
     let http = json!([{"name": "http", "port": 8080, "protocol": "TCP"}]);
-    Small {
+    FakeServices {
         services: vec![
             service(
                 "web",
@@ -102,7 +102,7 @@ fn small() -> Small {
     }
 }
 
-fn print(answer: Option<Answer>) -> String {
+fn render(answer: Option<Answer>) -> String {
     let Some(answer) = answer else { return "elsewhere\n".into() };
     let mut text = format!("{:?}\n", answer.code);
     let sections = [("", &answer.answers), ("; ", &answer.authority), ("+ ", &answer.additional)];
@@ -111,24 +111,24 @@ fn print(answer: Option<Answer>) -> String {
             text.push_str(&format!("{mark}{} {} {:?}\n", record.name, record.ttl, record.data));
         }
     }
-    if let Some(name) = answer.elsewhere {
+    if let Some(name) = answer.external_name {
         text.push_str(&format!("then {name}\n"));
     }
     text
 }
 
 #[track_caller]
-fn check(name: &str, wanted: u16, expected: Expect) {
-    let (view, name) = (small(), name.replace('~', "cluster.local"));
+fn check(name: &str, record_type: u16, expected: Expect) {
+    let (view, name) = (fake_services(), name.replace('~', "cluster.local"));
     let zone = Zone { domain: "cluster.local", view: &view };
-    expected.assert_eq(&print(zone.answer(&name, wanted)));
+    expected.assert_eq(&render(zone.answer(&name, record_type)));
 }
 
 #[test]
-fn services() {
+fn resolves_services_with_cluster_ip() {
     check(
         "web.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         web.default.svc.cluster.local 5 A(10.43.0.1)
@@ -136,7 +136,7 @@ fn services() {
     );
     check(
         "web.default.svc.~",
-        kind::AAAA,
+        record_type::AAAA,
         expect![[r#"
         Ok
         web.default.svc.cluster.local 5 Aaaa(fd43::1)
@@ -144,7 +144,7 @@ fn services() {
     );
     check(
         "web.default.svc.~",
-        kind::TXT,
+        record_type::TXT,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -152,7 +152,7 @@ fn services() {
     );
     check(
         "web.other.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -160,7 +160,7 @@ fn services() {
     );
     check(
         "nobody.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -168,7 +168,7 @@ fn services() {
     );
     check(
         "_http._tcp.web.default.svc.~",
-        kind::SRV,
+        record_type::SRV,
         expect![[r#"
         Ok
         _http._tcp.web.default.svc.cluster.local 5 Srv { weight: 50, port: 80, target: "web.default.svc.cluster.local" }
@@ -178,7 +178,7 @@ fn services() {
     );
     check(
         "_http._udp.web.default.svc.~",
-        kind::SRV,
+        record_type::SRV,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -186,7 +186,7 @@ fn services() {
     );
     check(
         "_http._tcp.web.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         _http._tcp.web.default.svc.cluster.local 5 A(10.43.0.1)
@@ -194,7 +194,7 @@ fn services() {
     );
     check(
         "10-42-0-9.web.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         10-42-0-9.web.default.svc.cluster.local 5 A(10.42.0.9)
@@ -203,10 +203,10 @@ fn services() {
 }
 
 #[test]
-fn without_a_head() {
+fn resolves_headless_services_to_endpoints() {
     check(
         "db.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         db.default.svc.cluster.local 5 A(10.42.0.5)
@@ -215,7 +215,7 @@ fn without_a_head() {
     );
     check(
         "db.default.svc.~",
-        kind::AAAA,
+        record_type::AAAA,
         expect![[r#"
         Ok
         db.default.svc.cluster.local 5 Aaaa(fd42::5)
@@ -223,7 +223,7 @@ fn without_a_head() {
     );
     check(
         "db-0.db.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         db-0.db.default.svc.cluster.local 5 A(10.42.0.5)
@@ -231,7 +231,7 @@ fn without_a_head() {
     );
     check(
         "10-42-0-6.db.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         10-42-0-6.db.default.svc.cluster.local 5 A(10.42.0.6)
@@ -239,7 +239,7 @@ fn without_a_head() {
     );
     check(
         "db-2.db.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -247,7 +247,7 @@ fn without_a_head() {
     );
     check(
         "_http._tcp.db.default.svc.~",
-        kind::SRV,
+        record_type::SRV,
         expect![[r#"
         Ok
         _http._tcp.db.default.svc.cluster.local 5 Srv { weight: 50, port: 8080, target: "db-0.db.default.svc.cluster.local" }
@@ -258,7 +258,7 @@ fn without_a_head() {
     );
     check(
         "bare.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         bare.default.svc.cluster.local 5 A(10.42.0.8)
@@ -266,7 +266,7 @@ fn without_a_head() {
     );
     check(
         "bare.default.svc.~",
-        kind::SRV,
+        record_type::SRV,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -274,7 +274,7 @@ fn without_a_head() {
     );
     check(
         "idle.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -283,10 +283,10 @@ fn without_a_head() {
 }
 
 #[test]
-fn other_names() {
+fn resolves_external_names_to_aliases() {
     check(
         "out.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         out.default.svc.cluster.local 5 Cname("example.com")
@@ -295,7 +295,7 @@ fn other_names() {
     );
     check(
         "out.default.svc.~",
-        kind::CNAME,
+        record_type::CNAME,
         expect![[r#"
         Ok
         out.default.svc.cluster.local 5 Cname("example.com")
@@ -303,7 +303,7 @@ fn other_names() {
     );
     check(
         "alias.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         alias.default.svc.cluster.local 5 Cname("web.default.svc.cluster.local")
@@ -312,7 +312,7 @@ fn other_names() {
     );
     check(
         "loop.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
             Ok
             loop.default.svc.cluster.local 5 Cname("loop.default.svc.cluster.local")
@@ -321,10 +321,10 @@ fn other_names() {
 }
 
 #[test]
-fn pods() {
+fn resolves_pod_names_in_existing_namespaces() {
     check(
         "10-42-0-5.default.pod.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         10-42-0-5.default.pod.cluster.local 5 A(10.42.0.5)
@@ -332,7 +332,7 @@ fn pods() {
     );
     check(
         "fd42--5.default.pod.~",
-        kind::AAAA,
+        record_type::AAAA,
         expect![[r#"
         Ok
         fd42--5.default.pod.cluster.local 5 Aaaa(fd42::5)
@@ -340,7 +340,7 @@ fn pods() {
     );
     check(
         "10-42-0-5.default.pod.~",
-        kind::AAAA,
+        record_type::AAAA,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -348,7 +348,7 @@ fn pods() {
     );
     check(
         "10-42-0-5.other.pod.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -356,7 +356,7 @@ fn pods() {
     );
     check(
         "web.default.pod.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -365,10 +365,10 @@ fn pods() {
 }
 
 #[test]
-fn backwards() {
+fn resolves_reverse_names() {
     check(
         "1.0.43.10.in-addr.arpa",
-        kind::PTR,
+        record_type::PTR,
         expect![[r#"
         Ok
         1.0.43.10.in-addr.arpa 5 Ptr("web.default.svc.cluster.local")
@@ -376,7 +376,7 @@ fn backwards() {
     );
     check(
         "5.0.42.10.in-addr.arpa",
-        kind::PTR,
+        record_type::PTR,
         expect![[r#"
         Ok
         5.0.42.10.in-addr.arpa 5 Ptr("db-0.db.default.svc.cluster.local")
@@ -384,7 +384,7 @@ fn backwards() {
     );
     check(
         "6.0.42.10.in-addr.arpa",
-        kind::PTR,
+        record_type::PTR,
         expect![[r#"
         Ok
         6.0.42.10.in-addr.arpa 5 Ptr("10-42-0-6.db.default.svc.cluster.local")
@@ -392,14 +392,14 @@ fn backwards() {
     );
     check(
         "1.0.0.10.in-addr.arpa",
-        kind::PTR,
+        record_type::PTR,
         expect![[r#"
         elsewhere
     "#]],
     );
     check(
         "1.0.43.10.in-addr.arpa",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -408,7 +408,7 @@ fn backwards() {
     let v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.3.4.d.f.ip6.arpa";
     check(
         v6,
-        kind::PTR,
+        record_type::PTR,
         expect![[r#"
         Ok
         1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.3.4.d.f.ip6.arpa 5 Ptr("web.default.svc.cluster.local")
@@ -416,7 +416,7 @@ fn backwards() {
     );
     check(
         "1.2.ip6.arpa",
-        kind::PTR,
+        record_type::PTR,
         expect![[r#"
         elsewhere
     "#]],
@@ -424,10 +424,10 @@ fn backwards() {
 }
 
 #[test]
-fn the_zone_itself() {
+fn resolves_zone_root_and_rejects_unknown_names() {
     check(
         "~",
-        kind::SOA,
+        record_type::SOA,
         expect![[r#"
         Ok
         cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -435,7 +435,7 @@ fn the_zone_itself() {
     );
     check(
         "~",
-        kind::NS,
+        record_type::NS,
         expect![[r#"
         Ok
         cluster.local 5 Ns("kube-dns.kube-system.svc.cluster.local")
@@ -443,7 +443,7 @@ fn the_zone_itself() {
     );
     check(
         "~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -451,7 +451,7 @@ fn the_zone_itself() {
     );
     check(
         "dns-version.~",
-        kind::TXT,
+        record_type::TXT,
         expect![[r#"
         Ok
         dns-version.cluster.local 5 Txt("1.1.0")
@@ -459,7 +459,7 @@ fn the_zone_itself() {
     );
     check(
         "svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -467,7 +467,7 @@ fn the_zone_itself() {
     );
     check(
         "default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         Ok
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -475,7 +475,7 @@ fn the_zone_itself() {
     );
     check(
         "other.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }
@@ -483,21 +483,21 @@ fn the_zone_itself() {
     );
     check(
         "example.com",
-        kind::A,
+        record_type::A,
         expect![[r#"
         elsewhere
     "#]],
     );
     check(
         "notcluster.local",
-        kind::A,
+        record_type::A,
         expect![[r#"
         elsewhere
     "#]],
     );
     check(
         "a.b.c.web.default.svc.~",
-        kind::A,
+        record_type::A,
         expect![[r#"
         NoSuchName
         ; cluster.local 5 Soa { server: "ns.dns.cluster.local", person: "hostmaster.cluster.local", serial: 7, minimum: 5 }

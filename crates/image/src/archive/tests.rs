@@ -27,7 +27,7 @@ fn docker_archive(diff: &Digest) -> Vec<u8> {
 }
 
 #[test]
-fn images_come_and_go() {
+fn import_export_and_remove_images() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
@@ -38,8 +38,8 @@ fn images_come_and_go() {
     let tags: Vec<_> = image.tags.iter().map(String::as_str).collect();
     assert_eq!(tags, ["docker.io/library/app:v1", "docker.io/library/app:v2"]);
     assert_eq!(store.config(image).unwrap().config.user, "7:8");
-    let motd = store.layer(&image.layers[0]).join("etc/motd");
-    assert_eq!(std::fs::read_to_string(motd).unwrap(), "hello");
+    let file = store.layer(&image.layers[0]).join("etc/motd");
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "hello");
     let (id, hex) = (image.id.to_string(), image.id.hex());
     for name in ["app:v1", "docker.io/library/app:v2", &id, hex, &hex[..12], &id[..20]] {
         assert_eq!(store.find(name).unwrap().as_ref(), Some(image), "{name}");
@@ -57,15 +57,15 @@ fn images_come_and_go() {
     assert!(store.remove("app:v1").unwrap() && store.find("app:v2").unwrap().is_some());
     assert!(store.remove("app:v2").unwrap() && !store.remove("app:v2").unwrap());
     assert_eq!(store.images().unwrap(), []);
-    store.collect(|| Ok(image.layers.iter().cloned().collect()), |_, _| false).unwrap();
+    store.collect_garbage(|| Ok(image.layers.iter().cloned().collect()), |_, _| false).unwrap();
     assert!(store.layer(&image.layers[0]).exists());
-    store.collect(nobody, |_, _| false).unwrap();
+    store.collect_garbage(no_layers_in_use, |_, _| false).unwrap();
     let left = |name: &str| std::fs::read_dir(store.root().join(name)).unwrap().count();
     assert_eq!((left("blobs"), left("layers"), left("tmp")), (0, 0, 0));
 }
 
 #[test]
-fn a_wrong_archive_changes_nothing() {
+fn invalid_archive_leaves_the_store_unchanged() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
@@ -101,13 +101,13 @@ fn with_index(archive: &[u8], change: impl Fn(&mut Vec<serde_json::Value>)) -> V
 }
 
 #[test]
-fn what_is_for_other_machines_is_left_out() {
+fn ignores_manifests_of_another_platform() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
-    let (name, archive) = small("app");
+    let (name, archive) = small_image("app");
     let image = import(&store, io::Cursor::new(archive)).unwrap().remove(0);
     let mut archive = Vec::new();
     export(&store, &[name], &mut archive).unwrap();
@@ -132,13 +132,13 @@ fn what_is_for_other_machines_is_left_out() {
 
 /// As `docker save` wrote it before its version 25, in any order.
 #[test]
-fn layers_may_be_links_to_what_comes_later() {
+fn resolves_layer_links_to_later_entries() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
     let layer = layer();
-    let diffs = vec![Digest::of(&layer).to_string(); 3];
-    let config = serde_json::json!({"rootfs": {"diff_ids": diffs}}).to_string();
+    let diff_ids = vec![Digest::of(&layer).to_string(); 3];
+    let config = serde_json::json!({"rootfs": {"diff_ids": diff_ids}}).to_string();
     let layers = ["aaa/layer.tar", "ccc/layer.tar", "ddd/layer.tar"];
     let list = serde_json::json!([{"Config": "c.json", "RepoTags": [], "Layers": layers}]).to_string();
     let archive = |target: &str| {
@@ -167,7 +167,7 @@ fn layers_may_be_links_to_what_comes_later() {
 }
 
 #[test]
-fn an_archive_that_does_not_fit_is_noticed() {
+fn export_reports_a_full_disk() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     // All of it is small enough to stay in the buffer until the end.
@@ -176,10 +176,10 @@ fn an_archive_that_does_not_fit_is_noticed() {
 }
 
 #[test]
-fn documents_that_would_fill_the_memory_are_refused() {
+fn rejects_documents_above_the_size_limit() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
-    let large = vec![b' '; manifest::LARGEST as usize + 1];
+    let large = vec![b' '; manifest::MAX_DOCUMENT_BYTES as usize + 1];
     let list = br#"[{"Config": "c.json", "RepoTags": [], "Layers": []}]"#;
     for (files, expected) in [
         (vec![("index.json", &large[..])], "index.json"),
@@ -196,7 +196,7 @@ fn documents_that_would_fill_the_memory_are_refused() {
 }
 
 #[test]
-fn a_name_belongs_to_one_image() {
+fn tag_names_one_image() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
@@ -213,13 +213,13 @@ fn a_name_belongs_to_one_image() {
 }
 
 /// No container stands on any layer.
-fn nobody() -> io::Result<BTreeSet<String>> {
+fn no_layers_in_use() -> io::Result<BTreeSet<String>> {
     Ok(BTreeSet::new())
 }
 
 /// Whoever comes while it is decided what goes has to wait, and whoever was before is known.
 #[test]
-fn nothing_goes_while_somebody_is_on_the_way() {
+fn collect_skips_while_the_store_is_locked() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
@@ -232,52 +232,52 @@ fn nothing_goes_while_somebody_is_on_the_way() {
     };
     let in_use = || {
         assert!(others_wait(), "containers are counted while none can come");
-        nobody()
+        no_layers_in_use()
     };
     let unused = |_: &Image, _: &_| {
         assert!(others_wait(), "images are listed while none can come");
         false
     };
-    store.collect(in_use, unused).unwrap();
+    store.collect_garbage(in_use, unused).unwrap();
 
     // A container that was found its image and is not written down yet.
-    let held = store.busy().unwrap();
+    let guard = store.lock_shared().unwrap();
     assert!(store.remove("app:v1").unwrap() && store.remove("app:v2").unwrap());
-    assert_eq!(store.collect(nobody, |_, _| false).unwrap(), None);
+    assert_eq!(store.collect_garbage(no_layers_in_use, |_, _| false).unwrap(), None);
     assert!(store.layer(&image.layers[0]).exists());
-    drop(held);
-    assert!(store.collect(nobody, |_, _| false).unwrap() > Some(0));
+    drop(guard);
+    assert!(store.collect_garbage(no_layers_in_use, |_, _| false).unwrap() > Some(0));
     assert!(!store.layer(&image.layers[0]).exists());
 }
 
 #[test]
-fn what_somebody_needs_stays_while_the_rest_goes() {
+fn collect_keeps_blobs_with_a_lease() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
-    let add = |content: &str| import(&store, io::Cursor::new(small(content).1)).unwrap().remove(0);
-    let (wanted, other) = (add("wanted"), add("other"));
+    let add = |content: &str| import(&store, io::Cursor::new(small_image(content).1)).unwrap().remove(0);
+    let (required, other) = (add("wanted"), add("other"));
     let is_there = |image: &Image| (store.blob(&image.id).exists(), store.layer(&image.layers[0]).exists());
-    let needed = store.need(&[wanted.id.hex(), &wanted.layers[0]]).unwrap();
-    let collect = || store.collect(nobody, |_, _| true).unwrap();
+    let lease = store.lease(&[required.id.hex(), &required.layers[0]]).unwrap();
+    let collect = || store.collect_garbage(no_layers_in_use, |_, _| true).unwrap();
     assert!(collect() > Some(0));
-    assert_eq!((is_there(&wanted), is_there(&other)), ((true, true), (false, false)));
+    assert_eq!((is_there(&required), is_there(&other)), ((true, true), (false, false)));
     // Whoever starts anew does not take away what another process needs.
     store.clean();
     assert_eq!(collect(), Some(0));
-    drop(needed);
+    drop(lease);
     // As left by a process that was killed.
-    std::fs::write(store.temporary().join("needed-x"), wanted.id.hex()).unwrap();
+    std::fs::write(store.temp_dir().join("needed-x"), required.id.hex()).unwrap();
     assert!(collect() > Some(0));
-    assert_eq!(is_there(&wanted), (false, false));
+    assert_eq!(is_there(&required), (false, false));
     store.clean();
-    assert_eq!(std::fs::read_dir(store.temporary()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(store.temp_dir()).unwrap().count(), 0);
 }
 
 /// An image of one layer with a file of this content, by a name of its own.
-fn small(content: &str) -> (String, Vec<u8>) {
+fn small_image(content: &str) -> (String, Vec<u8>) {
     let mut layer = tar::Builder::new(Vec::new());
     append(&mut layer, "file", content.len() as u64, &mut content.as_bytes()).unwrap();
     let layer = layer.into_inner().unwrap();
@@ -294,38 +294,38 @@ fn small(content: &str) -> (String, Vec<u8>) {
 }
 
 #[test]
-fn a_damaged_image_keeps_no_other() {
+fn collect_handles_corrupt_images() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: needs root");
     }
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     let add = |content: &str| {
-        let (_, archive) = small(content);
+        let (_, archive) = small_image(content);
         import(&store, io::Cursor::new(archive)).unwrap().remove(0)
     };
-    let (cut, used, blank, unneeded, fine) =
+    let (cut, used, blank, unused, healthy) =
         (add("cut"), add("used"), add("blank"), add("unneeded"), add("fine"));
     // As after a loss of power: of one the description is cut short, of another it is gone, of a third the manifest is.
     std::fs::write(store.blob(&cut.id), "{").unwrap();
     std::fs::remove_file(store.blob(&used.id)).unwrap();
     std::fs::write(store.blob(&blank.manifest), "").unwrap();
     let in_use = || Ok(used.layers.iter().cloned().collect());
-    let freed = store.collect(in_use, |image, _| image.id == unneeded.id).unwrap();
-    assert!(freed > Some(0));
+    let released_bytes = store.collect_garbage(in_use, |image, _| image.id == unused.id).unwrap();
+    assert!(released_bytes > Some(0));
     let is_there = |image: &Image| {
         (store.find(&image.id.to_string()).unwrap().is_some(), store.layer(&image.layers[0]).exists())
     };
     assert_eq!(is_there(&cut), (false, false), "nothing can be made of it");
     assert_eq!(is_there(&used), (true, true), "a container stands on it");
     assert_eq!(is_there(&blank), (true, true), "it can still be run");
-    assert_eq!(is_there(&unneeded), (false, false));
-    assert_eq!(is_there(&fine), (true, true));
+    assert_eq!(is_there(&unused), (false, false));
+    assert_eq!(is_there(&healthy), (true, true));
     // Whoever brings it again mends it, whether its layers are still there or not.
     for (name, image) in [("cut", &cut), ("used", &used), ("blank", &blank)] {
         assert_eq!(&add(name), image);
         assert!(store.config(image).is_ok() && store.manifest(image).is_ok(), "{name}");
     }
-    store.collect(nobody, |_, _| false).unwrap();
+    store.collect_garbage(no_layers_in_use, |_, _| false).unwrap();
     assert_eq!(store.images().unwrap().len(), 4);
 }

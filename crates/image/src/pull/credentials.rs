@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_comes_in_several_forms() {
+    fn accepts_base64_with_and_without_padding() {
         for auth in ["bWU6c2VjcmV0cw==", "bWU6c2VjcmV0cw", "bWU6c2Vj\r\ncmV0cw==\n", " bWU6c2VjcmV0cw=\n"] {
             let known = Credentials::from_auth(auth).unwrap();
             assert_eq!((known.username.as_str(), known.password.as_str()), ("me", "secrets"), "{auth:?}");

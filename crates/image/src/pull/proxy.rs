@@ -18,14 +18,14 @@ use tokio::net::TcpStream;
 use tower::Service;
 
 /// The head of an answer that is longer is none.
-const LONGEST_HEAD: usize = 8 << 10;
+const MAX_RESPONSE_HEAD_BYTES: usize = 8 << 10;
 
 /// Which proxies there are, and what they are not for.
 #[derive(Debug, Default)]
 pub struct Proxies {
     http: Option<Proxy>,
     https: Option<Proxy>,
-    except: Vec<Exception>,
+    no_proxy: Vec<NoProxyRule>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,12 +33,12 @@ struct Proxy {
     /// None for one whose address cannot be used; going another way would not be what was asked for.
     address: Option<Uri>,
     /// What it is shown.
-    key: Option<HeaderValue>,
+    authorization: Option<HeaderValue>,
 }
 
 /// What is reached without a proxy; only at this port, where there is one.
 #[derive(Debug, PartialEq)]
-enum Exception {
+enum NoProxyRule {
     All,
     Network(IpAddr, u8),
     Address(IpAddr, Option<u16>),
@@ -51,43 +51,43 @@ enum Exception {
 }
 
 impl Proxies {
-    pub fn of_environment() -> Proxies {
+    pub fn from_env() -> Proxies {
         Proxies::new(|name| std::env::var(name).ok())
     }
 
     pub(super) fn new(read: impl Fn(&str) -> Option<String>) -> Proxies {
-        let either = |name: &str| {
+        let env_value = |name: &str| {
             let found = [name.to_owned(), name.to_lowercase()].iter().find_map(|name| {
                 read(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
             });
             found.unwrap_or_default()
         };
         let proxy =
-            |name: &str| Some(either(name)).filter(|text| !text.is_empty()).map(|text| Proxy::new(&text));
-        let except = either("NO_PROXY");
+            |name: &str| Some(env_value(name)).filter(|text| !text.is_empty()).map(|text| Proxy::new(&text));
+        let no_proxy = env_value("NO_PROXY");
         Proxies {
             http: proxy("HTTP_PROXY"),
             https: proxy("HTTPS_PROXY"),
-            except: except.split(',').filter_map(Exception::new).collect(),
+            no_proxy: no_proxy.split(',').filter_map(NoProxyRule::new).collect(),
         }
     }
 
-    fn of(&self, url: &Uri) -> Option<&Proxy> {
-        let (proxy, usual) = match url.scheme_str() {
+    fn proxy_for(&self, url: &Uri) -> Option<&Proxy> {
+        let (proxy, default_port) = match url.scheme_str() {
             Some("http") => (self.http.as_ref()?, 80),
             Some("https") => (self.https.as_ref()?, 443),
             _ => return None,
         };
         let host = url.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
-        let (ip, port) = (host.parse::<IpAddr>().ok(), url.port_u16().unwrap_or(usual));
-        let is_here = host == "localhost" || ip.is_some_and(|ip| ip.is_loopback());
-        let is_excepted = || self.except.iter().any(|exception| exception.is_for(&host, ip, port));
-        (!is_here && !is_excepted()).then_some(proxy)
+        let (ip, port) = (host.parse::<IpAddr>().ok(), url.port_u16().unwrap_or(default_port));
+        let is_loopback = host == "localhost" || ip.is_some_and(|ip| ip.is_loopback());
+        let matches_no_proxy = || self.no_proxy.iter().any(|rule| rule.matches(&host, ip, port));
+        (!is_loopback && !matches_no_proxy()).then_some(proxy)
     }
 
     /// What the proxy is shown in a request that it reads itself: one without TLS.
-    pub fn key(&self, url: &Uri) -> Option<HeaderValue> {
-        self.of(url).filter(|_| url.scheme_str() == Some("http"))?.key.clone()
+    pub fn proxy_authorization(&self, url: &Uri) -> Option<HeaderValue> {
+        self.proxy_for(url).filter(|_| url.scheme_str() == Some("http"))?.authorization.clone()
     }
 }
 
@@ -98,36 +98,36 @@ impl Proxy {
         let authority = whole.parse::<Uri>().ok().filter(|url| url.scheme_str() == Some("http"));
         let authority =
             authority.and_then(|url| url.authority().map(ToString::to_string)).unwrap_or_default();
-        let (user, place) = match authority.rsplit_once('@') {
-            Some((user, place)) => (Some(user), place),
+        let (user, host_port) = match authority.rsplit_once('@') {
+            Some((user, host_port)) => (Some(user), host_port),
             None => (None, authority.as_str()),
         };
-        let address = format!("http://{place}/").parse().ok().filter(|_| !place.is_empty());
+        let address = format!("http://{host_port}/").parse().ok().filter(|_| !host_port.is_empty());
         let key = user.and_then(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
-            let text = [&unescaped(name)[..], b":", &unescaped(password)].concat();
+            let text = [&percent_decode(name)[..], b":", &percent_decode(password)].concat();
             let encoded = base64::engine::general_purpose::STANDARD.encode(text);
             let mut key = HeaderValue::from_str(&format!("Basic {encoded}")).ok()?;
             key.set_sensitive(true);
             Some(key)
         });
-        Proxy { address, key }
+        Proxy { address, authorization: key }
     }
 }
 
-impl Exception {
-    fn new(text: &str) -> Option<Exception> {
+impl NoProxyRule {
+    fn new(text: &str) -> Option<NoProxyRule> {
         let text = text.trim().to_ascii_lowercase();
         if text == "*" {
-            return Some(Exception::All);
+            return Some(NoProxyRule::All);
         }
         if let Some((ip, prefix)) = text.split_once('/')
             && let (Ok(ip), Ok(prefix)) = (ip.parse(), prefix.parse())
         {
-            return Some(Exception::Network(ip, prefix));
+            return Some(NoProxyRule::Network(ip, prefix));
         }
         if let Ok(ip) = text.parse() {
-            return Some(Exception::Address(ip, None));
+            return Some(NoProxyRule::Address(ip, None));
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) => (host, Some(port.parse().ok()?)),
@@ -135,20 +135,20 @@ impl Exception {
         };
         let host = host.trim_matches(['[', ']']);
         if let Ok(ip) = host.parse() {
-            return Some(Exception::Address(ip, port));
+            return Some(NoProxyRule::Address(ip, port));
         }
         let host = host.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(host);
         let itself = !host.starts_with('.');
         let end = if itself { format!(".{host}") } else { host.to_owned() };
-        (end.len() > 1).then_some(Exception::Domain { end, itself, port })
+        (end.len() > 1).then_some(NoProxyRule::Domain { end, itself, port })
     }
 
-    fn is_for(&self, host: &str, ip: Option<IpAddr>, at: u16) -> bool {
+    fn matches(&self, host: &str, ip: Option<IpAddr>, at: u16) -> bool {
         match self {
-            Exception::All => true,
-            Exception::Network(base, prefix) => ip.is_some_and(|ip| is_inside(ip, *base, *prefix)),
-            Exception::Address(address, port) => ip == Some(*address) && port.is_none_or(|port| port == at),
-            Exception::Domain { end, itself, port } => {
+            NoProxyRule::All => true,
+            NoProxyRule::Network(base, prefix) => ip.is_some_and(|ip| contains(ip, *base, *prefix)),
+            NoProxyRule::Address(address, port) => ip == Some(*address) && port.is_none_or(|port| port == at),
+            NoProxyRule::Domain { end, itself, port } => {
                 let is_named = host.ends_with(end) || (*itself && end.strip_prefix('.') == Some(host));
                 is_named && port.is_none_or(|port| port == at)
             }
@@ -156,19 +156,19 @@ impl Exception {
     }
 }
 
-fn is_inside(ip: IpAddr, base: IpAddr, prefix: u8) -> bool {
+fn contains(ip: IpAddr, base: IpAddr, prefix: u8) -> bool {
     // All in the upper bits.
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => (u128::from(u32::from(ip)) << 96, 32),
         IpAddr::V6(ip) => (u128::from(ip), 128),
     };
     let ((ip, size), (base, other)) = (bits(ip), bits(base));
-    let differ = (ip ^ base).checked_shr(128 - u32::from(prefix.min(128))).unwrap_or(0);
-    size == other && prefix <= size && differ == 0
+    let difference = (ip ^ base).checked_shr(128 - u32::from(prefix.min(128))).unwrap_or(0);
+    size == other && prefix <= size && difference == 0
 }
 
 /// What stands for `%40` and the like.
-fn unescaped(text: &str) -> Vec<u8> {
+fn percent_decode(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((first, behind)) = rest.split_first() {
@@ -204,35 +204,36 @@ impl Connector {
 }
 
 impl Service<Uri> for Connector {
-    type Response = Stream;
+    type Response = ProxyStream;
     type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = Pin<Box<dyn Future<Output = Result<Stream, Self::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<ProxyStream, Self::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.tcp.poll_ready(context).map_err(Into::into)
     }
 
     fn call(&mut self, url: Uri) -> Self::Future {
-        let Some(proxy) = self.proxies.of(&url).cloned() else {
+        let Some(proxy) = self.proxies.proxy_for(&url).cloned() else {
             let connecting = self.tcp.call(url);
-            return Box::pin(async { Ok(Stream { inner: connecting.await?, is_proxied: false }) });
+            return Box::pin(async { Ok(ProxyStream { inner: connecting.await?, is_proxied: false }) });
         };
         let Some(address) = proxy.address else {
-            let why = "the address of the proxy cannot be used: it has to be http://host:port";
-            return Box::pin(async { Err(why.into()) });
+            let reason = "the address of the proxy cannot be used: it has to be http://host:port";
+            return Box::pin(async { Err(reason.into()) });
         };
         let connecting = self.tcp.call(address.clone());
         Box::pin(async move {
-            let failed =
-                |why: String| format!("proxy {}: {why}", address.authority().map_or("", |it| it.as_str()));
-            let mut inner = connecting.await.map_err(|error| failed(super::registry::causes(&error)))?;
+            let failed = |reason: String| {
+                format!("proxy {}: {reason}", address.authority().map_or("", |it| it.as_str()))
+            };
+            let mut inner = connecting.await.map_err(|error| failed(super::registry::root_cause(&error)))?;
             let is_proxied = url.scheme_str() == Some("http");
             if !is_proxied {
                 let to = format!("{}:{}", url.host().unwrap_or_default(), url.port_u16().unwrap_or(443));
-                let done = tunnel(inner.inner_mut(), &to, proxy.key.as_ref()).await;
+                let done = tunnel(inner.inner_mut(), &to, proxy.authorization.as_ref()).await;
                 done.map_err(|error| failed(error.to_string()))?;
             }
-            Ok(Stream { inner, is_proxied })
+            Ok(ProxyStream { inner, is_proxied })
         })
     }
 }
@@ -249,7 +250,7 @@ async fn tunnel(stream: &mut TcpStream, to: &str, key: Option<&HeaderValue>) -> 
     // Not a byte more than is meant for us.
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
-        if head.len() > LONGEST_HEAD {
+        if head.len() > MAX_RESPONSE_HEAD_BYTES {
             return Err(io::Error::other("its answer has no end"));
         }
     }
@@ -262,18 +263,18 @@ async fn tunnel(stream: &mut TcpStream, to: &str, key: Option<&HeaderValue>) -> 
 }
 
 /// A connection, and whether whoever is at its other end passes requests on.
-pub struct Stream {
+pub struct ProxyStream {
     inner: TokioIo<TcpStream>,
     is_proxied: bool,
 }
 
-impl Connection for Stream {
+impl Connection for ProxyStream {
     fn connected(&self) -> Connected {
         self.inner.connected().proxy(self.is_proxied)
     }
 }
 
-impl Read for Stream {
+impl Read for ProxyStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -283,7 +284,7 @@ impl Read for Stream {
     }
 }
 
-impl Write for Stream {
+impl Write for ProxyStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -310,16 +311,20 @@ mod tests {
         let read =
             |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned());
         let url = url.parse().unwrap();
-        let shown = |proxy: &Proxy| {
-            let key = proxy.key.as_ref().and_then(|key| key.to_str().ok()).unwrap_or("");
+        let format_proxy = |proxy: &Proxy| {
+            let key = proxy.authorization.as_ref().and_then(|key| key.to_str().ok()).unwrap_or("");
             let address = proxy.address.as_ref().map_or("unusable".to_owned(), ToString::to_string);
             format!("{address} {key}").trim().to_owned()
         };
-        assert_eq!(Proxies::new(read).of(&url).map(shown).as_deref(), expected, "{set:?} {url}");
+        assert_eq!(
+            Proxies::new(read).proxy_for(&url).map(format_proxy).as_deref(),
+            expected,
+            "{set:?} {url}"
+        );
     }
 
     #[test]
-    fn which_proxy() {
+    fn select_the_proxy_for_a_url() {
         let both = [("HTTP_PROXY", "http://one:3128"), ("https_proxy", "two")];
         check(&both, "http://r.example/v2", Some("http://one:3128/"));
         check(&both, "https://r.example/v2", Some("http://two/"));
@@ -340,8 +345,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_proxy_is_not_for() {
-        for (except, host, is_excepted) in [
+    fn no_proxy_rules_disable_the_proxy() {
+        for (no_proxy, host, matches_no_proxy) in [
             ("", "r.example", false),
             ("*", "r.example", true),
             ("a, *", "10.0.0.1", true),
@@ -372,19 +377,23 @@ mod tests {
             ("[fd00::1]:5000", "[fd00::1]", false),
             (":5000,.,", "r.example:5000", false),
         ] {
-            let set = [("HTTPS_PROXY", "proxy:1"), ("NO_PROXY", except)];
-            let expected = (!is_excepted).then_some("http://proxy:1/");
+            let set = [("HTTPS_PROXY", "proxy:1"), ("NO_PROXY", no_proxy)];
+            let expected = (!matches_no_proxy).then_some("http://proxy:1/");
             check(&set, &format!("https://{host}/"), expected);
         }
     }
 
     #[test]
-    fn passwords_are_not_printed() {
+    fn debug_output_has_no_password() {
         let proxies =
             Proxies::new(|name| name.starts_with("HTTP").then(|| "http://me:secret@one:1".to_owned()));
         let text = format!("{proxies:?}");
         assert!(!text.contains("secret") && !text.contains("bWU6"), "{text}");
-        let shown = |url: &str| proxies.key(&url.parse().unwrap()).is_some();
-        assert!(shown("http://r/") && !shown("https://r/") && !shown("http://localhost/"));
+        let has_authorization = |url: &str| proxies.proxy_authorization(&url.parse().unwrap()).is_some();
+        assert!(
+            has_authorization("http://r/")
+                && !has_authorization("https://r/")
+                && !has_authorization("http://localhost/")
+        );
     }
 }

@@ -17,46 +17,46 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use super::proxy::{Connector, Proxies};
-use super::settings::{Place, Tls};
+use super::settings::{RegistryHost, Tls};
 use super::{Credentials, PullError};
-use crate::{Digest, Error, Reference, on};
+use crate::{Digest, Error, Reference, file_error};
 
-const MOST_REDIRECTIONS: usize = 5;
-const LARGEST_TOKEN: usize = 1 << 20;
+const MAX_REDIRECTS: usize = 5;
+const MAX_TOKEN_BYTES: usize = 1 << 20;
 /// Why a registry does not want to is good to know, but not worth much waiting.
-const LARGEST_REASONS: usize = 8 << 10;
-const FOR_REASONS: Duration = Duration::from_secs(5);
+const MAX_ERROR_BODY_BYTES: usize = 8 << 10;
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where systems keep the authorities they trust.
-const TRUSTED: [&str; 4] = [
+const SYSTEM_CA_BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
+const ACCEPT_MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, */*";
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct RegistryTimeouts {
     /// For the head of an answer.
-    pub head: Duration,
+    pub header_timeout: Duration,
     /// For anything more of it. With all tries this makes the five minutes that containerd waits for progress.
-    pub more: Duration,
+    pub read_timeout: Duration,
     /// Before it is tried again, twice as long each time.
-    pub pause: Duration,
+    pub initial_backoff: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        let [head, more] = [30, 60].map(Duration::from_secs);
-        Patience { head, more, pause: Duration::from_millis(250) }
+impl Default for RegistryTimeouts {
+    fn default() -> RegistryTimeouts {
+        let [header_timeout, read_timeout] = [30, 60].map(Duration::from_secs);
+        RegistryTimeouts { header_timeout, read_timeout, initial_backoff: Duration::from_millis(250) }
     }
 }
 
 /// What is wanted of a repository.
-pub struct Ask {
+pub struct RegistryRequest {
     path: String,
     /// From this byte on.
     from: u64,
@@ -64,18 +64,23 @@ pub struct Ask {
     method: Method,
 }
 
-impl Ask {
-    pub fn manifest(which: &str) -> Ask {
-        Ask { path: format!("manifests/{which}"), from: 0, is_manifest: true, method: Method::GET }
+impl RegistryRequest {
+    pub fn manifest(which: &str) -> RegistryRequest {
+        RegistryRequest {
+            path: format!("manifests/{which}"),
+            from: 0,
+            is_manifest: true,
+            method: Method::GET,
+        }
     }
 
     /// Only what is said of a manifest.
-    pub fn head(which: &str) -> Ask {
-        Ask { method: Method::HEAD, ..Ask::manifest(which) }
+    pub fn head(which: &str) -> RegistryRequest {
+        RegistryRequest { method: Method::HEAD, ..RegistryRequest::manifest(which) }
     }
 
-    pub fn blob(digest: &Digest, from: u64) -> Ask {
-        Ask { path: format!("blobs/{digest}"), from, is_manifest: false, method: Method::GET }
+    pub fn blob(digest: &Digest, from: u64) -> RegistryRequest {
+        RegistryRequest { path: format!("blobs/{digest}"), from, is_manifest: false, method: Method::GET }
     }
 }
 
@@ -83,50 +88,51 @@ impl Ask {
 pub struct Registry {
     http: Client<HttpsConnector<Connector>, Full<Bytes>>,
     proxies: Arc<Proxies>,
-    place: Place,
+    host: RegistryHost,
     name: Reference,
     credentials: Option<Credentials>,
     /// The header that lets us in, once it is known.
-    key: Mutex<Option<String>>,
-    pub patience: Patience,
+    authorization: Mutex<Option<String>>,
+    pub timeouts: RegistryTimeouts,
 }
 
 impl Registry {
     pub fn new(
-        place: Place,
+        host: RegistryHost,
         name: &Reference,
         credentials: Option<Credentials>,
-        patience: Patience,
+        timeouts: RegistryTimeouts,
         proxies: Arc<Proxies>,
     ) -> Result<Registry, Error> {
         let mut roots = rustls::RootCertStore::empty();
         let read = |path: &Path| -> Result<Vec<CertificateDer<'static>>, Error> {
-            let pem = std::fs::read(path).map_err(on("read", path))?;
+            let pem = std::fs::read(path).map_err(file_error("read", path))?;
             Ok(CertificateDer::pem_slice_iter(&pem).flatten().collect())
         };
         // One that cannot be used is no reason to do without the others.
-        for path in TRUSTED.iter().map(Path::new).filter(|path| path.exists()) {
+        for path in SYSTEM_CA_BUNDLES.iter().map(Path::new).filter(|path| path.exists()) {
             roots.add_parsable_certificates(read(path)?);
         }
         // What is named for this registry may be its own certificate as well as that of its authority.
-        let named = place.tls.ca_file.as_deref().map(read).transpose()?;
+        let named = host.tls.ca_file.as_deref().map(read).transpose()?;
         roots.add_parsable_certificates(named.iter().flatten().cloned());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let what = |why: String| Error::Unusable { what: place.host.clone(), why };
-        let unusable = |error: rustls::Error| what(error.to_string());
+        let what = |reason: String| Error::Unusable { what: host.host.clone(), why: reason };
+        let invalid = |error: rustls::Error| what(error.to_string());
         let verifier = match named {
-            _ if place.tls.insecure_skip_verify => Some(pki::anybody()),
-            Some(own) => {
-                Some(pki::trusting_itself(roots.clone(), own).map_err(|error| what(error.to_string()))?)
-            }
+            _ if host.tls.insecure_skip_verify => Some(pki::insecure_verifier()),
+            Some(own) => Some(
+                pki::server_verifier_with_self_signed(roots.clone(), own)
+                    .map_err(|error| what(error.to_string()))?,
+            ),
             None => None,
         };
         let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(unusable)?
+            .map_err(invalid)?
             .with_root_certificates(roots);
-        let mut tls = match identity(&place.tls)? {
-            Some((chain, key)) => tls.with_client_auth_cert(chain, key).map_err(unusable)?,
+        let mut tls = match client_identity(&host.tls)? {
+            Some((chain, key)) => tls.with_client_auth_cert(chain, key).map_err(invalid)?,
             None => tls.with_no_client_auth(),
         };
         if let Some(verifier) = verifier {
@@ -142,76 +148,92 @@ impl Registry {
             .as_ref()
             .filter(|known| !known.token.is_empty())
             .map(|known| format!("Bearer {}", known.token));
-        Ok(Registry { http, proxies, place, name: name.clone(), credentials, key: Mutex::new(key), patience })
+        Ok(Registry {
+            http,
+            proxies,
+            host,
+            name: name.clone(),
+            credentials,
+            authorization: Mutex::new(key),
+            timeouts,
+        })
     }
 
     /// A small answer as a whole.
-    pub async fn small(&self, ask: &Ask, limit: usize) -> Result<Bytes, PullError> {
-        let (url, response) = self.get(ask).await?;
-        read(url, response, limit, self.patience).await
+    pub async fn get_bytes(
+        &self,
+        registry_request: &RegistryRequest,
+        limit: usize,
+    ) -> Result<Bytes, PullError> {
+        let (url, response) = self.get(registry_request).await?;
+        read_body(url, response, limit, self.timeouts).await
     }
 
     /// Asks, shows who we are where that is wanted, and follows where it is sent.
-    pub async fn get(&self, ask: &Ask) -> Result<(String, Response<Incoming>), PullError> {
-        let Place { scheme, host, path, repository, .. } = &self.place;
-        let mut url = format!("{scheme}://{host}{path}/{repository}/{}", ask.path);
-        if self.place.is_mirror_of(&self.name.registry) {
+    pub async fn get(
+        &self,
+        registry_request: &RegistryRequest,
+    ) -> Result<(String, Response<Incoming>), PullError> {
+        let RegistryHost { scheme, host, path, repository, .. } = &self.host;
+        let mut url = format!("{scheme}://{host}{path}/{repository}/{}", registry_request.path);
+        if self.host.is_mirror_of(&self.name.registry) {
             // One that stands for several registries has to know which is meant, by the word containerd uses.
-            url += &format!("?ns={}", escaped(&self.name.registry));
+            url += &format!("?ns={}", percent_encode(&self.name.registry));
         }
-        let mut key = self.key.lock().await.clone();
+        let mut key = self.authorization.lock().await.clone();
         for is_first in [true, false] {
-            let (end, response) = self.follow(&url, ask, key.clone()).await?;
+            let (end, response) = self.follow_redirects(&url, registry_request, key.clone()).await?;
             match response.status() {
                 status if status.is_success() => return Ok((url, response)),
                 // Only the registry itself may ask who we are, not somebody it has sent us to.
-                StatusCode::UNAUTHORIZED if is_first && authority(&end) == authority(&url) => {
+                StatusCode::UNAUTHORIZED if is_first && origin(&end) == origin(&url) => {
                     let all = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
-                    let best =
-                        all.filter_map(|value| value.to_str().ok()).max_by_key(|said| preference(said));
+                    let best = all
+                        .filter_map(|value| value.to_str().ok())
+                        .max_by_key(|detail| challenge_preference(detail));
                     let challenge = best.unwrap_or_default().to_owned();
-                    key = self.answer(&challenge).await?;
-                    self.key.lock().await.clone_from(&key);
+                    key = self.authorize(&challenge).await?;
+                    self.authorization.lock().await.clone_from(&key);
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    let why = "authorization failed".to_owned();
-                    return Err(PullError::Denied { name: self.name.to_string(), why });
+                    let reason = "authorization failed".to_owned();
+                    return Err(PullError::Denied { name: self.name.to_string(), why: reason });
                 }
                 StatusCode::NOT_FOUND => return Err(PullError::NotFound { name: self.name.to_string() }),
-                _ => return Err(self.refusal(url, response).await),
+                _ => return Err(self.status_error(url, response).await),
             }
         }
         Err(PullError::Denied { name: self.name.to_string(), why: "authorization failed".to_owned() })
     }
 
     /// Answers also where the answer is from.
-    async fn follow(
+    async fn follow_redirects(
         &self,
         url: &str,
-        ask: &Ask,
+        registry_request: &RegistryRequest,
         key: Option<String>,
     ) -> Result<(String, Response<Incoming>), PullError> {
         let mut url = url.to_owned();
         let mut key = key;
-        for _ in 0..MOST_REDIRECTIONS {
-            let request = Request::builder().method(ask.method.clone()).uri(&url);
+        for _ in 0..MAX_REDIRECTS {
+            let request = Request::builder().method(registry_request.method.clone()).uri(&url);
             let mut request = request.header(header::USER_AGENT, "skiff");
-            if ask.is_manifest {
-                request = request.header(header::ACCEPT, MANIFESTS);
+            if registry_request.is_manifest {
+                request = request.header(header::ACCEPT, ACCEPT_MANIFESTS);
             }
-            if ask.from > 0 {
-                request = request.header(header::RANGE, format!("bytes={}-", ask.from));
+            if registry_request.from > 0 {
+                request = request.header(header::RANGE, format!("bytes={}-", registry_request.from));
             }
             if let Some(key) = &key {
-                request = request.header(header::AUTHORIZATION, sensitive(key)?);
+                request = request.header(header::AUTHORIZATION, sensitive_header(key)?);
             }
             let response = self.send(&url, request, Bytes::new()).await?;
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let Some(location) = location.filter(|_| response.status().is_redirection()) else {
                 return Ok((url, response));
             };
-            let next = join(&url, location);
-            if authority(&next) != authority(&url) {
+            let next = resolve_location(&url, location);
+            if origin(&next) != origin(&url) {
                 // What lets us in here is nobody else's business.
                 key = None;
             }
@@ -227,33 +249,33 @@ impl Registry {
         body: Bytes,
     ) -> Result<Response<Incoming>, PullError> {
         let method = if body.is_empty() { "GET" } else { "POST" };
-        let failed = |why: String| PullError::Unreachable { method, url: url.to_owned(), why };
+        let failed = |reason: String| PullError::Unreachable { method, url: url.to_owned(), why: reason };
         let mut request = request.body(Full::new(body)).map_err(|error| failed(error.to_string()))?;
-        if let Some(key) = self.proxies.key(request.uri()) {
+        if let Some(key) = self.proxies.proxy_authorization(request.uri()) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, key);
         }
-        match tokio::time::timeout(self.patience.head, self.http.request(request)).await {
+        match tokio::time::timeout(self.timeouts.header_timeout, self.http.request(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(failed(causes(&error))),
+            Ok(Err(error)) => Err(failed(root_cause(&error))),
             Err(_) => Err(failed("no answer in time".to_owned())),
         }
     }
 
     /// An answer that is none, and when the registry wants to be asked again.
-    async fn refusal(&self, url: String, response: Response<Incoming>) -> PullError {
+    async fn status_error(&self, url: String, response: Response<Incoming>) -> PullError {
         let status = response.status();
         let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
         // It may be a date as well, which nobody sends.
         let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        let patience = Patience { more: FOR_REASONS, ..self.patience };
-        let said = read(url.clone(), response, LARGEST_REASONS, patience).await;
-        let said = said.map(|body| reasons(&body)).unwrap_or_default();
-        PullError::Status { method: "GET", url, status, said, after }
+        let timeouts = RegistryTimeouts { read_timeout: ERROR_BODY_TIMEOUT, ..self.timeouts };
+        let detail = read_body(url.clone(), response, MAX_ERROR_BODY_BYTES, timeouts).await;
+        let detail = detail.map(|body| error_messages(&body)).unwrap_or_default();
+        PullError::Status { method: "GET", url, status, said: detail, after }
     }
 
     /// What lets us in, by what the registry asks for.
-    async fn answer(&self, challenge: &str) -> Result<Option<String>, PullError> {
-        let denied = |why: &str| PullError::Denied { name: self.name.to_string(), why: why.to_owned() };
+    async fn authorize(&self, challenge: &str) -> Result<Option<String>, PullError> {
+        let denied = |reason: &str| PullError::Denied { name: self.name.to_string(), why: reason.to_owned() };
         let basic = self.credentials.as_ref().and_then(Credentials::basic);
         let (kind, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
         if kind.eq_ignore_ascii_case("basic") {
@@ -264,33 +286,35 @@ impl Registry {
         }
         let field = |name: &str| parameter(rest, name);
         let realm = field("realm").ok_or_else(|| denied("authorization failed"))?;
-        let scope = field("scope").unwrap_or_else(|| format!("repository:{}:pull", self.place.repository));
-        let mut asked = format!("scope={}", escaped(&scope));
+        let scope = field("scope").unwrap_or_else(|| format!("repository:{}:pull", self.host.repository));
+        let mut query = format!("scope={}", percent_encode(&scope));
         if let Some(service) = field("service") {
-            asked += &format!("&service={}", escaped(&service));
+            query += &format!("&service={}", percent_encode(&service));
         }
         let identity = self.credentials.as_ref().map_or("", |known| known.identity_token.as_str());
         let (url, response);
         if identity.is_empty() {
             let joint = if realm.contains('?') { '&' } else { '?' };
-            let ask = Ask { path: String::new(), from: 0, is_manifest: false, method: Method::GET };
-            (url, response) = self.follow(&format!("{realm}{joint}{asked}"), &ask, basic).await?;
+            let registry_request =
+                RegistryRequest { path: String::new(), from: 0, is_manifest: false, method: Method::GET };
+            (url, response) =
+                self.follow_redirects(&format!("{realm}{joint}{query}"), &registry_request, basic).await?;
         } else {
             url = realm;
             let form = "application/x-www-form-urlencoded";
             let request =
                 Request::post(&url).header(header::USER_AGENT, "skiff").header(header::CONTENT_TYPE, form);
             let grant = "grant_type=refresh_token&client_id=skiff&refresh_token=";
-            let body = format!("{asked}&{grant}{}", escaped(identity));
+            let body = format!("{query}&{grant}{}", percent_encode(identity));
             response = self.send(&url, request, body.into()).await?;
         }
         match response.status() {
             status if status.is_success() => {}
             // Says nothing about who we are.
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                return Err(self.refusal(url, response).await);
+                return Err(self.status_error(url, response).await);
             }
-            status if status.is_server_error() => return Err(self.refusal(url, response).await),
+            status if status.is_server_error() => return Err(self.status_error(url, response).await),
             _ => return Err(denied("authorization failed")),
         }
         #[derive(Deserialize)]
@@ -300,7 +324,7 @@ impl Registry {
             #[serde(default)]
             access_token: String,
         }
-        let bytes = read(url, response, LARGEST_TOKEN, self.patience).await?;
+        let bytes = read_body(url, response, MAX_TOKEN_BYTES, self.timeouts).await?;
         let token: Token = crate::manifest::parse("the registry's token", &bytes)?;
         let token = if token.token.is_empty() { token.access_token } else { token.token };
         Ok(Some(format!("Bearer {token}")))
@@ -308,44 +332,50 @@ impl Registry {
 }
 
 /// What we show of ourselves, where a registry wants that.
-fn identity(tls: &Tls) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, Error> {
+fn client_identity(
+    tls: &Tls,
+) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, Error> {
     let (Some(certificate), Some(key)) = (&tls.cert_file, &tls.key_file) else { return Ok(None) };
-    let read = |path: &Path| std::fs::read(path).map_err(on("read", path));
-    let unusable = |path: &Path, what: &str| Error::Unusable {
+    let read = |path: &Path| std::fs::read(path).map_err(file_error("read", path));
+    let invalid = |path: &Path, what: &str| Error::Unusable {
         what: path.display().to_string(),
         why: format!("it has no {what}"),
     };
     let pem = read(certificate)?;
     let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
     if chain.is_empty() {
-        return Err(unusable(certificate, "certificate"));
+        return Err(invalid(certificate, "certificate"));
     }
-    let key_der = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| unusable(key, "private key"))?;
+    let key_der = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| invalid(key, "private key"))?;
     Ok(Some((chain, key_der)))
 }
 
-async fn read(
+async fn read_body(
     url: String,
     response: Response<Incoming>,
     limit: usize,
-    patience: Patience,
+    timeouts: RegistryTimeouts,
 ) -> Result<Bytes, PullError> {
     let mut body = Limited::new(response.into_body(), limit);
     let mut whole = Vec::new();
-    while let Some(bytes) = next(&url, &mut body, patience).await? {
+    while let Some(bytes) = next_chunk(&url, &mut body, timeouts).await? {
         whole.extend_from_slice(&bytes);
     }
     Ok(whole.into())
 }
 
 /// The next bytes of an answer. A connection over which nothing comes any more is as good as broken.
-pub async fn next<B>(url: &str, body: &mut B, patience: Patience) -> Result<Option<Bytes>, PullError>
+pub async fn next_chunk<B>(
+    url: &str,
+    body: &mut B,
+    timeouts: RegistryTimeouts,
+) -> Result<Option<Bytes>, PullError>
 where
     B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin,
 {
-    let failed = |why: String| PullError::Unreachable { method: "GET", url: url.to_owned(), why };
+    let failed = |reason: String| PullError::Unreachable { method: "GET", url: url.to_owned(), why: reason };
     loop {
-        match tokio::time::timeout(patience.more, body.frame()).await {
+        match tokio::time::timeout(timeouts.read_timeout, body.frame()).await {
             Ok(None) => return Ok(None),
             Ok(Some(Ok(frame))) => {
                 if let Ok(bytes) = frame.into_data() {
@@ -353,13 +383,13 @@ where
                 }
             }
             Ok(Some(Err(error))) => return Err(failed(error.to_string())),
-            Err(_) => return Err(failed(format!("nothing came for {:?}", patience.more))),
+            Err(_) => return Err(failed(format!("nothing came for {:?}", timeouts.read_timeout))),
         }
     }
 }
 
 /// Why a registry does not want to, worded as containerd words it.
-fn reasons(body: &[u8]) -> String {
+fn error_messages(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let text = |error: &serde_json::Value, name: &str| error[name].as_str().unwrap_or_default().to_owned();
     let reason = |error| {
@@ -368,7 +398,7 @@ fn reasons(body: &[u8]) -> String {
     body["errors"].as_array().into_iter().flatten().map(reason).collect()
 }
 
-fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
+fn sensitive_header(text: &str) -> Result<header::HeaderValue, PullError> {
     let value = header::HeaderValue::from_str(text);
     let mut value = value.map_err(|_| Error::Unusable {
         what: "the credentials".to_owned(),
@@ -379,7 +409,7 @@ fn sensitive(text: &str) -> Result<header::HeaderValue, PullError> {
 }
 
 /// Which of the ways to show who we are is rather taken.
-fn preference(challenge: &str) -> u8 {
+fn challenge_preference(challenge: &str) -> u8 {
     let kind = challenge.split(' ').next().unwrap_or_default();
     match kind.to_ascii_lowercase().as_str() {
         "bearer" => 2,
@@ -404,7 +434,7 @@ fn parameter(text: &str, name: &str) -> Option<String> {
     None
 }
 
-fn escaped(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:,".contains(&byte);
     text.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
@@ -412,7 +442,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Where a redirection leads.
-fn join(from: &str, location: &str) -> String {
+fn resolve_location(from: &str, location: &str) -> String {
     if location.contains("://") {
         return location.to_owned();
     }
@@ -421,13 +451,13 @@ fn join(from: &str, location: &str) -> String {
     format!("{}{location}", base.unwrap_or_default())
 }
 
-fn authority(url: &str) -> Option<String> {
+fn origin(url: &str) -> Option<String> {
     let uri: Uri = url.parse().ok()?;
     Some(format!("{}://{}", uri.scheme_str()?, uri.authority()?))
 }
 
 /// What lies behind an error of the connection, which is all that helps.
-pub fn causes(error: &dyn std::error::Error) -> String {
+pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut last = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -442,7 +472,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn challenges_are_taken_apart() {
+    fn reads_challenge_parameters() {
         let text = r#"realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#;
         let found = ["realm", "service", "scope", "error"].map(|name| parameter(text, name));
         let expected = [
@@ -458,10 +488,10 @@ mod tests {
 
     /// Where the system trusts nobody either, nobody is left who could vouch.
     #[test]
-    fn who_is_not_verified_needs_nobody_to_vouch() {
+    fn skip_verify_needs_no_system_ca() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let tls = Tls { ca_file: Some(file.path().to_owned()), insecure_skip_verify: true, ..Tls::default() };
-        let place = Place {
+        let host = RegistryHost {
             scheme: "https",
             host: "r.example:443".to_owned(),
             path: "/v2".to_owned(),
@@ -469,13 +499,13 @@ mod tests {
             tls,
         };
         let name = Reference::parse("r.example/a").expect("a name");
-        assert!(Registry::new(place, &name, None, Patience::default(), Arc::default()).is_ok());
+        assert!(Registry::new(host, &name, None, RegistryTimeouts::default(), Arc::default()).is_ok());
     }
 
     #[test]
-    fn redirections_lead_somewhere() {
-        assert_eq!(join("https://a:1/v2/x", "/y?z"), "https://a:1/y?z");
-        assert_eq!(join("https://a/v2/x", "http://b/y"), "http://b/y");
-        assert_ne!(authority("https://a/x"), authority("http://a/x"));
+    fn resolves_redirect_locations() {
+        assert_eq!(resolve_location("https://a:1/v2/x", "/y?z"), "https://a:1/y?z");
+        assert_eq!(resolve_location("https://a/v2/x", "http://b/y"), "http://b/y");
+        assert_ne!(origin("https://a/x"), origin("http://a/x"));
     }
 }

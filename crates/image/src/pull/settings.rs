@@ -9,18 +9,18 @@ use serde::Deserialize;
 use super::Credentials;
 
 /// What stands for all registries that are not named.
-const ALL: &str = "*";
-const DOCKER: &str = "docker.io";
+const ANY_REGISTRY: &str = "*";
+const DOCKER_HUB: &str = "docker.io";
 /// Where that one is.
-const DOCKER_HOST: &str = "registry-1.docker.io";
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 /// What the administrator says about registries.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Settings {
+pub struct RegistrySettings {
     // Names alone are as good as ones that say nothing.
     mirrors: Option<BTreeMap<String, Option<Mirror>>>,
-    configs: Option<BTreeMap<String, Option<Config>>>,
+    configs: Option<BTreeMap<String, Option<RegistryConfig>>>,
     /// A registry that has mirrors is not asked itself; not of the file, but of who reads it.
     #[serde(skip)]
     mirrors_only: bool,
@@ -37,7 +37,7 @@ struct Mirror {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Config {
+struct RegistryConfig {
     auth: Option<Auth>,
     tls: Option<Tls>,
 }
@@ -74,7 +74,7 @@ pub struct Tls {
 
 /// Where a repository is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RegistryHost {
     /// `https` or `http`.
     pub scheme: &'static str,
     /// With its port.
@@ -85,19 +85,22 @@ pub struct Place {
     pub tls: Tls,
 }
 
-impl Settings {
+impl RegistrySettings {
     /// Reads the file; one that is not there says nothing.
-    pub fn read(path: &Path) -> Result<Settings, String> {
+    pub fn read(path: &Path) -> Result<RegistrySettings, String> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Settings::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(RegistrySettings::default());
+            }
             Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
         };
         if text.trim().is_empty() {
-            return Ok(Settings::default());
+            return Ok(RegistrySettings::default());
         }
         let bad = |why: String| format!("cannot understand {}: {why}", path.display());
-        let settings: Settings = schema::yaml::read(&text).map_err(|error| bad(error.to_string()))?;
+        let settings: RegistrySettings =
+            schema::yaml::from_str(&text).map_err(|error| bad(error.to_string()))?;
         let mirrors = settings.mirrors.iter().flat_map(BTreeMap::values).flatten();
         let mut patterns = mirrors.flat_map(|mirror| mirror.rewrite.iter().flatten());
         match patterns.find_map(|(pattern, _)| Some((pattern, Regex::new(pattern).err()?))) {
@@ -107,42 +110,49 @@ impl Settings {
     }
 
     /// Whether registries that have mirrors are not asked themselves.
-    pub fn mirrors_only(self, mirrors_only: bool) -> Settings {
-        Settings { mirrors_only, ..self }
+    pub fn mirrors_only(self, mirrors_only: bool) -> RegistrySettings {
+        RegistrySettings { mirrors_only, ..self }
     }
 
     /// The places to try for a repository.
-    pub fn places(&self, registry: &str, repository: &str) -> Vec<Place> {
-        let mirror = [registry, ALL].into_iter().find_map(|name| {
+    pub fn registry_hosts(&self, registry: &str, repository: &str) -> Vec<RegistryHost> {
+        let mirror = [registry, ANY_REGISTRY].into_iter().find_map(|name| {
             let mirror = self.mirrors.as_ref()?.get(name)?.as_ref();
             mirror.filter(|mirror| mirror.endpoint.iter().flatten().next().is_some())
         });
         let endpoints = mirror.iter().flat_map(|mirror| mirror.endpoint.iter().flatten());
-        let mut places: Vec<Place> = endpoints
+        let mut registry_hosts: Vec<RegistryHost> = endpoints
             .map(|url| {
                 let (scheme, rest) = match url.split_once("://") {
                     Some((scheme, rest)) => (Some(scheme), rest),
                     None => (None, url.as_str()),
                 };
                 let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-                let named = mirror.map_or(repository.to_owned(), |mirror| mirror.named(repository));
-                self.place(scheme, host, path, named)
+                let named =
+                    mirror.map_or(repository.to_owned(), |mirror| mirror.rewrite_repository(repository));
+                self.registry_host(scheme, host, path, named)
             })
             .collect();
         // What is named twice is not asked twice.
-        if places.is_empty() || !self.mirrors_only {
-            places.push(self.place(None, registry, "", repository.to_owned()));
+        if registry_hosts.is_empty() || !self.mirrors_only {
+            registry_hosts.push(self.registry_host(None, registry, "", repository.to_owned()));
         }
-        let mut seen: Vec<Place> = Vec::new();
-        places.into_iter().for_each(|place| {
-            if !seen.contains(&place) {
-                seen.push(place)
+        let mut seen: Vec<RegistryHost> = Vec::new();
+        registry_hosts.into_iter().for_each(|registry_host| {
+            if !seen.contains(&registry_host) {
+                seen.push(registry_host)
             }
         });
         seen
     }
 
-    fn place(&self, scheme: Option<&str>, host: &str, path: &str, repository: String) -> Place {
+    fn registry_host(
+        &self,
+        scheme: Option<&str>,
+        host: &str,
+        path: &str,
+        repository: String,
+    ) -> RegistryHost {
         let config = self.config(host);
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
         let is_local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) && !host.ends_with(":443");
@@ -158,19 +168,19 @@ impl Settings {
             "" => "/v2".to_owned(),
             path => format!("/{path}"),
         };
-        let host = if host == DOCKER { DOCKER_HOST } else { host };
+        let host = if host == DOCKER_HUB { DOCKER_HUB_HOST } else { host };
         let tls = config.and_then(|config| config.tls.clone()).unwrap_or_default();
-        Place { scheme, host: host.to_owned(), path, repository, tls }
+        RegistryHost { scheme, host: host.to_owned(), path, repository, tls }
     }
 
     /// What is said of a registry, by its name or by where it is.
-    fn config(&self, host: &str) -> Option<&Config> {
+    fn config(&self, host: &str) -> Option<&RegistryConfig> {
         let other = match host {
-            DOCKER => DOCKER_HOST,
-            DOCKER_HOST => DOCKER,
+            DOCKER_HUB => DOCKER_HUB_HOST,
+            DOCKER_HUB_HOST => DOCKER_HUB,
             host => host,
         };
-        [other, host, ALL].into_iter().find_map(|name| self.configs.as_ref()?.get(name)?.as_ref())
+        [other, host, ANY_REGISTRY].into_iter().find_map(|name| self.configs.as_ref()?.get(name)?.as_ref())
     }
 
     /// What a registry is shown.
@@ -184,21 +194,21 @@ impl Settings {
     }
 }
 
-impl Place {
+impl RegistryHost {
     /// Whether it is anything but the registry itself.
     pub fn is_mirror_of(&self, registry: &str) -> bool {
-        self.host != registry && (self.host.as_str(), registry) != (DOCKER_HOST, DOCKER)
+        self.host != registry && (self.host.as_str(), registry) != (DOCKER_HUB_HOST, DOCKER_HUB)
     }
 }
 
 impl Mirror {
     /// What a repository is called there: as the first expression has it that changes anything.
-    fn named(&self, repository: &str) -> String {
-        let rewritten = self.rewrite.iter().flatten().find_map(|(pattern, with)| {
+    fn rewrite_repository(&self, repository: &str) -> String {
+        let new_name = self.rewrite.iter().flatten().find_map(|(pattern, with)| {
             let name = Regex::new(pattern).ok()?.replace_all(repository, with.as_str()).into_owned();
             (name != repository).then_some(name)
         });
-        rewritten.unwrap_or_else(|| repository.to_owned())
+        new_name.unwrap_or_else(|| repository.to_owned())
     }
 }
 
@@ -226,15 +236,19 @@ configs:
 
     #[track_caller]
     fn check(registry: &str, repository: &str, expected: &[&str]) {
-        let settings: Settings = schema::yaml::read(TEXT).unwrap();
-        let places = settings.places(registry, repository);
-        let url =
-            |place: &Place| format!("{}://{}{}/{}", place.scheme, place.host, place.path, place.repository);
-        assert_eq!(places.iter().map(url).collect::<Vec<_>>(), expected);
+        let settings: RegistrySettings = schema::yaml::from_str(TEXT).unwrap();
+        let registry_hosts = settings.registry_hosts(registry, repository);
+        let url = |registry_host: &RegistryHost| {
+            format!(
+                "{}://{}{}/{}",
+                registry_host.scheme, registry_host.host, registry_host.path, registry_host.repository
+            )
+        };
+        assert_eq!(registry_hosts.iter().map(url).collect::<Vec<_>>(), expected);
     }
 
     #[test]
-    fn the_form_of_k3s() {
+    fn reads_the_k3s_file_format() {
         check(
             "docker.io",
             "rancher/coredns",
@@ -268,17 +282,21 @@ configs:
             "a",
             &["https://127.0.0.1:5001/v2/a", "https://localhost:443/v2/a", "https://quay.io/v2/a"],
         );
-        let without: Settings = schema::yaml::read("mirrors:\nconfigs:\n").unwrap();
-        assert_eq!(without.places("127.0.0.1:5000", "a")[0].scheme, "http");
+        let without: RegistrySettings = schema::yaml::from_str("mirrors:\nconfigs:\n").unwrap();
+        assert_eq!(without.registry_hosts("127.0.0.1:5000", "a")[0].scheme, "http");
     }
 
     #[test]
-    fn mirrors_may_be_all_there_is() {
+    fn mirrors_only_skips_the_registry_itself() {
         let text = "mirrors:\n  a.example: {endpoint: ['http://mirror:5000']}\n  b.example:\n";
-        let settings: Settings = schema::yaml::read(text).unwrap();
+        let settings: RegistrySettings = schema::yaml::from_str(text).unwrap();
         let hosts = |registry: &str, mirrors_only: bool| {
             let settings = settings.clone().mirrors_only(mirrors_only);
-            settings.places(registry, "x").into_iter().map(|place| place.host).collect::<Vec<_>>()
+            settings
+                .registry_hosts(registry, "x")
+                .into_iter()
+                .map(|registry_host| registry_host.host)
+                .collect::<Vec<_>>()
         };
         assert_eq!(hosts("a.example", false), ["mirror:5000", "a.example"]);
         assert_eq!(hosts("a.example", true), ["mirror:5000"]);
@@ -288,15 +306,15 @@ configs:
     }
 
     #[test]
-    fn what_is_shown_to_whom() {
-        let settings: Settings = schema::yaml::read(TEXT).unwrap();
-        let shown = |host: &str| settings.credentials(host).unwrap();
-        assert_eq!(shown("mirror:5000").password, "secret");
+    fn select_credentials_and_tls_per_host() {
+        let settings: RegistrySettings = schema::yaml::from_str(TEXT).unwrap();
+        let credentials = |host: &str| settings.credentials(host).unwrap();
+        assert_eq!(credentials("mirror:5000").password, "secret");
         assert_eq!(
-            (shown("docker.io"), shown("registry-1.docker.io").username.as_str()),
-            (shown(DOCKER_HOST), "me")
+            (credentials("docker.io"), credentials("registry-1.docker.io").username.as_str()),
+            (credentials(DOCKER_HUB_HOST), "me")
         );
-        assert_eq!(shown("token").identity_token, "secret");
+        assert_eq!(credentials("token").identity_token, "secret");
         assert!(settings.credentials("elsewhere").is_none());
         let tls = Tls {
             ca_file: Some("/ca".into()),
@@ -304,21 +322,26 @@ configs:
             key_file: Some("/key".into()),
             insecure_skip_verify: true,
         };
-        assert_eq!(settings.places("safe:443", "a").last().unwrap().tls, tls);
-        assert_eq!(settings.places("elsewhere", "a").last().unwrap().tls.ca_file, Some("/all".into()));
+        assert_eq!(settings.registry_hosts("safe:443", "a").last().unwrap().tls, tls);
+        assert_eq!(
+            settings.registry_hosts("elsewhere", "a").last().unwrap().tls.ca_file,
+            Some("/all".into())
+        );
         assert!(!format!("{settings:?}").contains("secret"));
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_file_and_the_pattern() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("registries.yaml");
         std::fs::write(&path, "mirrors: {a: {rewrite: {'(': b}}}").unwrap();
-        let error = Settings::read(&path).unwrap_err();
+        let error = RegistrySettings::read(&path).unwrap_err();
         assert!(error.contains("the rewrite \"(\"") && error.contains("registries.yaml"), "{error}");
         std::fs::write(&path, "mirrors: [").unwrap();
-        assert!(Settings::read(&path).unwrap_err().starts_with("cannot understand "));
+        assert!(RegistrySettings::read(&path).unwrap_err().starts_with("cannot understand "));
         std::fs::write(&path, "\n").unwrap();
-        assert!(Settings::read(&path).is_ok() && Settings::read(&dir.path().join("none")).is_ok());
+        assert!(
+            RegistrySettings::read(&path).is_ok() && RegistrySettings::read(&dir.path().join("none")).is_ok()
+        );
     }
 }

@@ -9,54 +9,54 @@ use super::*;
 
 /// What the registry has and how it behaves.
 #[derive(Default)]
-struct Behaviour {
+struct RegistryState {
     blobs: Vec<(String, Vec<u8>)>,
     wants_password: bool,
     /// Cuts this many answers in the middle.
-    cuts: u32,
+    interrupted_responses: u32,
     /// Says no more than half of answers whose path ends so, and keeps silent, this many times.
-    stalls: (String, u32),
+    blocked_responses: (String, u32),
     /// Has too much to do, this many times for each path, and wants to be left alone for so many seconds.
     busy: (&'static str, u32, &'static str),
     /// Where pieces really are.
-    sends_to: Option<String>,
+    redirect_blobs_to: Option<String>,
     /// Says which manifest it is that somebody asks about.
-    tells_digests: bool,
+    sends_digest_header: bool,
     /// Where tokens really are.
-    tokens_at: Option<String>,
+    redirect_tokens_to: Option<String>,
     /// What every request has shown of who we are.
-    shown: Vec<(String, Option<String>)>,
-    asked: Vec<String>,
+    auth_headers: Vec<(String, Option<String>)>,
+    requests: Vec<String>,
 }
 
-struct Fake {
+struct FakeRegistry {
     host: String,
-    behaviour: Arc<Mutex<Behaviour>>,
+    state: Arc<Mutex<RegistryState>>,
 }
 
-impl Fake {
-    async fn start(behaviour: Behaviour) -> Fake {
+impl FakeRegistry {
+    async fn start(state: RegistryState) -> FakeRegistry {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        let behaviour = Arc::new(Mutex::new(behaviour));
-        let known = behaviour.clone();
+        let state = Arc::new(Mutex::new(state));
+        let known = state.clone();
         let own = host.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, known.clone(), own.clone()));
             }
         });
-        Fake { host, behaviour }
+        FakeRegistry { host, state }
     }
 
-    fn asked(&self) -> Vec<String> {
-        self.behaviour.lock().unwrap().asked.clone()
+    fn requests(&self) -> Vec<String> {
+        self.state.lock().unwrap().requests.clone()
     }
 }
 
 async fn serve(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    behaviour: Arc<Mutex<Behaviour>>,
+    state: Arc<Mutex<RegistryState>>,
     host: String,
 ) {
     let mut received = Vec::new();
@@ -80,17 +80,17 @@ async fn serve(
             text = String::from_utf8_lossy(&received).to_lowercase();
         }
         received.clear();
-        let (answer, end) = answer(&text, &behaviour, &host);
-        let kept_back = match end {
-            End::Proper => 0,
-            End::Cut => 300,
-            End::Stalled => 50,
+        let (response, end) = response(&text, &state, &host);
+        let missing_bytes = match end {
+            ResponseEnd::Complete => 0,
+            ResponseEnd::Interrupted => 300,
+            ResponseEnd::Blocked => 50,
         };
-        let written = stream.write_all(&answer[..answer.len() - kept_back]).await;
-        if end == End::Stalled {
+        let written = stream.write_all(&response[..response.len() - missing_bytes]).await;
+        if end == ResponseEnd::Blocked {
             std::future::pending::<()>().await;
         }
-        if written.is_err() || end == End::Cut {
+        if written.is_err() || end == ResponseEnd::Interrupted {
             return;
         }
     }
@@ -98,14 +98,14 @@ async fn serve(
 
 /// How an answer ends.
 #[derive(Clone, Copy, PartialEq)]
-enum End {
-    Proper,
-    Cut,
-    Stalled,
+enum ResponseEnd {
+    Complete,
+    Interrupted,
+    Blocked,
 }
 
-fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, End) {
-    let mut behaviour = behaviour.lock().unwrap();
+fn response(request: &str, state: &Mutex<RegistryState>, host: &str) -> (Vec<u8>, ResponseEnd) {
+    let mut state = state.lock().unwrap();
     let path = request.split_whitespace().nth(1).unwrap_or_default().to_owned();
     let header = |name: &str| {
         request.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")).map(str::to_owned))
@@ -114,30 +114,30 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
         .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok())
         .unwrap_or(0);
     let is_head = request.starts_with("head ");
-    behaviour.asked.push(match from {
+    state.requests.push(match from {
         0 if is_head => format!("HEAD {path}"),
         0 => path.clone(),
         _ => format!("{path} from {from}"),
     });
-    let shown = header("authorization");
-    behaviour.shown.push((path.clone(), shown));
+    let authorization = header("authorization");
+    state.auth_headers.push((path.clone(), authorization));
     let reply = |status: &str, more: &str, body: &[u8]| {
         let head = format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\n\r\n", body.len());
         [head.as_bytes(), body].concat()
     };
     // Whole addresses are for proxies, who want to see more.
     if path.starts_with("http://") && header("proxy-authorization").is_none() {
-        return (reply("407 Proxy Authentication Required", "", b""), End::Proper);
+        return (reply("407 Proxy Authentication Required", "", b""), ResponseEnd::Complete);
     }
-    let times = behaviour.asked.iter().filter(|asked| asked.trim_start_matches("HEAD ") == path).count();
-    let (status, most, seconds) = behaviour.busy;
+    let times = state.requests.iter().filter(|entry| entry.trim_start_matches("HEAD ") == path).count();
+    let (status, most, seconds) = state.busy;
     if times <= most as usize {
-        let why = br#"{"errors": [{"code": "TOO_MANY", "message": "Not now"}, {"code": "X"}]}"#;
-        return (reply(status, &format!("retry-after: {seconds}\r\n"), why), End::Proper);
+        let error_body = br#"{"errors": [{"code": "TOO_MANY", "message": "Not now"}, {"code": "X"}]}"#;
+        return (reply(status, &format!("retry-after: {seconds}\r\n"), error_body), ResponseEnd::Complete);
     }
-    if let Some(elsewhere) = behaviour.tokens_at.clone().filter(|_| path.starts_with("/token")) {
-        let more = format!("location: {elsewhere}/moved{path}\r\n");
-        return (reply("307 Temporary Redirect", &more, b""), End::Proper);
+    if let Some(location) = state.redirect_tokens_to.clone().filter(|_| path.starts_with("/token")) {
+        let more = format!("location: {location}/moved{path}\r\n");
+        return (reply("307 Temporary Redirect", &more, b""), ResponseEnd::Complete);
     }
     if path.starts_with("/token") || path.starts_with("/moved/token") {
         // me:secret
@@ -146,38 +146,42 @@ fn answer(request: &str, behaviour: &Mutex<Behaviour>, host: &str) -> (Vec<u8>, 
         let body: &[u8] = br#"{"token": "let-me-in"}"#;
         return (
             if is_known { reply("200 OK", "", body) } else { reply("401 Unauthorized", "", b"") },
-            End::Proper,
+            ResponseEnd::Complete,
         );
     }
-    if behaviour.wants_password && header("authorization").is_none_or(|key| key != "bearer let-me-in") {
+    if state.wants_password && header("authorization").is_none_or(|key| key != "bearer let-me-in") {
         let more = format!(
             "www-authenticate: Negotiate\r\n\
              www-authenticate: Bearer realm=\"http://{host}/token?a=b\",service=\"fake\"\r\n\
              www-authenticate: Basic realm=\"fake\"\r\n"
         );
-        return (reply("401 Unauthorized", &more, b""), End::Proper);
+        return (reply("401 Unauthorized", &more, b""), ResponseEnd::Complete);
     }
-    if let Some(elsewhere) = behaviour.sends_to.clone().filter(|_| path.contains("/blobs/")) {
-        let more = format!("location: http://{elsewhere}{path}\r\n");
-        return (reply("307 Temporary Redirect", &more, b""), End::Proper);
+    if let Some(location) = state.redirect_blobs_to.clone().filter(|_| path.contains("/blobs/")) {
+        let more = format!("location: http://{location}{path}\r\n");
+        return (reply("307 Temporary Redirect", &more, b""), ResponseEnd::Complete);
     }
     let path = path.split('?').next().unwrap_or_default().to_owned();
-    let Some((_, body)) = behaviour.blobs.iter().find(|(name, _)| path.ends_with(name.as_str())).cloned()
-    else {
-        return (reply("404 Not Found", "", b"{}"), End::Proper);
+    let Some((_, body)) = state.blobs.iter().find(|(name, _)| path.ends_with(name.as_str())).cloned() else {
+        return (reply("404 Not Found", "", b"{}"), ResponseEnd::Complete);
     };
     if is_head {
         let digest = format!("docker-content-digest: {}\r\n", Digest::of(&body));
-        return (reply("200 OK", if behaviour.tells_digests { &digest } else { "" }, b""), End::Proper);
+        return (
+            reply("200 OK", if state.sends_digest_header { &digest } else { "" }, b""),
+            ResponseEnd::Complete,
+        );
     }
-    let is_cut = path.contains("/blobs/") && body.len() - from > 1000 && behaviour.cuts > 0;
-    behaviour.cuts -= u32::from(is_cut);
-    let is_stalled = path.ends_with(&behaviour.stalls.0) && behaviour.stalls.1 > 0 && !is_cut;
-    behaviour.stalls.1 -= u32::from(is_stalled);
-    let end = match (is_cut, is_stalled) {
-        (true, _) => End::Cut,
-        (_, true) => End::Stalled,
-        _ => End::Proper,
+    let is_interrupted =
+        path.contains("/blobs/") && body.len() - from > 1000 && state.interrupted_responses > 0;
+    state.interrupted_responses -= u32::from(is_interrupted);
+    let is_blocked =
+        path.ends_with(&state.blocked_responses.0) && state.blocked_responses.1 > 0 && !is_interrupted;
+    state.blocked_responses.1 -= u32::from(is_blocked);
+    let end = match (is_interrupted, is_blocked) {
+        (true, _) => ResponseEnd::Interrupted,
+        (_, true) => ResponseEnd::Blocked,
+        _ => ResponseEnd::Complete,
     };
     let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
     (reply(status, "", &body[from..]), end)
@@ -214,25 +218,25 @@ fn image(lies: bool) -> Vec<(String, Vec<u8>)> {
 }
 
 async fn pull(
-    fake: &Fake,
+    fake: &FakeRegistry,
     name: &str,
     credentials: Option<Credentials>,
 ) -> (tempfile::TempDir, Result<Image, PullError>) {
-    pull_by(brisk, fake, name, credentials).await
+    pull_with(fast_retry_puller, fake, name, credentials).await
 }
 
 /// Waits for something that happens elsewhere.
-async fn until(is_so: impl Fn() -> bool) {
-    let begun = std::time::Instant::now();
+async fn wait_until(is_so: impl Fn() -> bool) {
+    let started = std::time::Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it never comes to that");
+        assert!(started.elapsed() < Duration::from_secs(30), "it never comes to that");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-async fn pull_by(
+async fn pull_with(
     puller: impl Fn(Store) -> Puller,
-    fake: &Fake,
+    fake: &FakeRegistry,
     name: &str,
     credentials: Option<Credentials>,
 ) -> (tempfile::TempDir, Result<Image, PullError>) {
@@ -243,21 +247,25 @@ async fn pull_by(
     if pulled.is_err() {
         assert_eq!(store.images().unwrap(), []);
         // What was being written elsewhere goes as soon as it is.
-        until(|| std::fs::read_dir(directory.path().join("tmp")).unwrap().count() == 0).await;
+        wait_until(|| std::fs::read_dir(directory.path().join("tmp")).unwrap().count() == 0).await;
     }
     (directory, pulled)
 }
 
 /// Tries again soon.
-fn brisk(store: Store) -> Puller {
-    let patience = Patience { pause: Duration::from_millis(5), ..Patience::default() };
-    Puller { patience, ..Puller::new(store, Settings::default()) }
+fn fast_retry_puller(store: Store) -> Puller {
+    let timeouts =
+        RegistryTimeouts { initial_backoff: Duration::from_millis(5), ..RegistryTimeouts::default() };
+    Puller { timeouts, ..Puller::new(store, RegistrySettings::default()) }
 }
 
 /// Does not wait for long either. Still longer than a busy machine takes for what is not meant to take any time.
-fn impatient(store: Store) -> Puller {
-    let puller = brisk(store);
-    Puller { patience: Patience { more: Duration::from_secs(1), ..puller.patience }, ..puller }
+fn short_timeout_puller(store: Store) -> Puller {
+    let puller = fast_retry_puller(store);
+    Puller {
+        timeouts: RegistryTimeouts { read_timeout: Duration::from_secs(1), ..puller.timeouts },
+        ..puller
+    }
 }
 
 fn can_unpack() -> bool {
@@ -265,22 +273,27 @@ fn can_unpack() -> bool {
 }
 
 #[tokio::test]
-async fn an_image_for_this_machine_comes_in_pieces() {
+async fn pulls_an_image_over_interrupted_connections() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
-    let fake = Fake::start(Behaviour { blobs: image(false), cuts: 2, ..Behaviour::default() }).await;
+    let fake = FakeRegistry::start(RegistryState {
+        blobs: image(false),
+        interrupted_responses: 2,
+        ..RegistryState::default()
+    })
+    .await;
     let (_directory, pulled) = pull(&fake, "team/app:v1", None).await;
     let pulled = pulled.unwrap();
     assert_eq!(pulled.tags.iter().next().unwrap(), &format!("{}/team/app:v1", fake.host));
-    let asked = fake.asked();
-    assert!(asked.iter().any(|path| path.contains(" from ")), "{asked:?}");
-    assert_eq!(asked.iter().filter(|path| path.ends_with("manifests/v1")).count(), 1);
+    let requests = fake.requests();
+    assert!(requests.iter().any(|path| path.contains(" from ")), "{requests:?}");
+    assert_eq!(requests.iter().filter(|path| path.ends_with("manifests/v1")).count(), 1);
 }
 
 /// Somebody who says nothing any more is asked again for what is missing, but not for ever.
 #[tokio::test]
-async fn silence_is_no_answer() {
+async fn retries_after_a_read_timeout() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
@@ -291,92 +304,104 @@ async fn silence_is_no_answer() {
         ("manifests/v1", 1, None),
         ("manifests/v1", 99, Some("/v2/app/manifests/v1\": nothing came for 1s".to_owned())),
     ] {
-        let behaviour =
-            Behaviour { blobs: image(false), stalls: (path.to_owned(), times), ..Behaviour::default() };
-        let fake = Fake::start(behaviour).await;
-        let (_directory, pulled) = pull_by(impatient, &fake, "app:v1", None).await;
-        let said = pulled.err().map(|error| error.to_string());
+        let state = RegistryState {
+            blobs: image(false),
+            blocked_responses: (path.to_owned(), times),
+            ..RegistryState::default()
+        };
+        let fake = FakeRegistry::start(state).await;
+        let (_directory, pulled) = pull_with(short_timeout_puller, &fake, "app:v1", None).await;
+        let message = pulled.err().map(|error| error.to_string());
         let start = format!("failed to do request: GET \"http://{}", fake.host);
-        assert_eq!(said, expected.map(|end| start + &end), "{path} {times}");
-        let is_taken_up = fake.asked().iter().any(|path| path.contains(" from "));
+        assert_eq!(message, expected.map(|end| start + &end), "{path} {times}");
+        let is_taken_up = fake.requests().iter().any(|path| path.contains(" from "));
         assert_eq!(is_taken_up, path == layer, "what has come is not fetched again");
     }
 }
 
 /// Room is made also while something is being pulled, and not by what that needs.
 #[tokio::test]
-async fn a_pull_keeps_only_what_it_needs() {
+async fn collect_during_a_pull_keeps_its_blobs() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
     let pieces = image(false);
     let [config, layer] = [2, 3].map(|at| Digest::parse(&pieces[at].0).unwrap());
-    let fake =
-        Fake::start(Behaviour { blobs: pieces, stalls: (layer.to_string(), 1), ..Behaviour::default() })
-            .await;
+    let fake = FakeRegistry::start(RegistryState {
+        blobs: pieces,
+        blocked_responses: (layer.to_string(), 1),
+        ..RegistryState::default()
+    })
+    .await;
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     let reference = Reference::parse(&format!("{}/app:v1", fake.host)).unwrap();
-    let puller = impatient(store.clone());
+    let puller = short_timeout_puller(store.clone());
     let pulling = tokio::spawn(async move { puller.pull(&reference, None).await });
-    until(|| store.has(&config, true) && fake.asked().iter().any(|path| path.ends_with(layer.hex()))).await;
-    let nobodys = Digest::of(b"nobody's");
-    store.add_blob(&nobodys, &b"nobody's"[..]).unwrap();
-    assert!(store.collect(|| Ok(Default::default()), |_, _| false).unwrap() > Some(0));
-    assert!(!store.has(&nobodys, false) && store.has(&config, true));
+    wait_until(|| store.has(&config, true) && fake.requests().iter().any(|path| path.ends_with(layer.hex())))
+        .await;
+    let unused = Digest::of(b"nobody's");
+    store.add_blob(&unused, &b"nobody's"[..]).unwrap();
+    assert!(store.collect_garbage(|| Ok(Default::default()), |_, _| false).unwrap() > Some(0));
+    assert!(!store.has(&unused, false) && store.has(&config, true));
     let pulled = pulling.await.unwrap().unwrap();
     assert!(store.layer(&pulled.layers[0]).exists() && store.manifest(&pulled).is_ok());
-    assert_eq!(fake.asked().iter().filter(|path| path.ends_with(config.hex())).count(), 1);
+    assert_eq!(fake.requests().iter().filter(|path| path.ends_with(config.hex())).count(), 1);
 }
 
 /// Pods that begin together have one image to fetch.
 #[tokio::test]
-async fn pulls_of_one_image_fetch_it_once() {
+async fn concurrent_pulls_fetch_each_blob_once() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
     let pieces = image(false);
     let layer = pieces[3].0.clone();
     // The first falls silent over the layer, and whoever gives up on it lets another fetch it.
-    for is_given_up in [false, true] {
-        let stalls = (layer.clone(), if is_given_up { 1 } else { 0 });
-        let fake = Fake::start(Behaviour { blobs: pieces.clone(), stalls, ..Behaviour::default() }).await;
+    for is_canceled in [false, true] {
+        let blocked_responses = (layer.clone(), if is_canceled { 1 } else { 0 });
+        let fake = FakeRegistry::start(RegistryState {
+            blobs: pieces.clone(),
+            blocked_responses,
+            ..RegistryState::default()
+        })
+        .await;
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(directory.path()).unwrap();
         let begin = || {
-            let (puller, reference) = (brisk(store.clone()), format!("{}/app:v1", fake.host));
+            let (puller, reference) = (fast_retry_puller(store.clone()), format!("{}/app:v1", fake.host));
             let reference = Reference::parse(&reference).unwrap();
             tokio::spawn(async move { puller.pull(&reference, None).await })
         };
-        let fetched = || fake.asked().iter().filter(|path| path.ends_with(&layer)).count();
+        let fetch_count = || fake.requests().iter().filter(|path| path.ends_with(&layer)).count();
         let first = begin();
-        until(|| !is_given_up || fetched() > 0).await;
+        wait_until(|| !is_canceled || fetch_count() > 0).await;
         let others: Vec<_> = (0..5).map(|_| begin()).collect();
-        if is_given_up {
+        if is_canceled {
             first.abort();
         }
         for other in others {
             other.await.unwrap().unwrap();
         }
-        assert!(first.await.is_ok_and(|pulled| pulled.is_ok()) || is_given_up);
-        assert_eq!(fetched(), if is_given_up { 2 } else { 1 });
+        assert!(first.await.is_ok_and(|pulled| pulled.is_ok()) || is_canceled);
+        assert_eq!(fetch_count(), if is_canceled { 2 } else { 1 });
     }
 }
 
 /// A disk that takes its time keeps nobody else waiting, and each of these threads has many to serve.
 #[tokio::test]
-async fn writing_is_for_other_threads() {
+async fn writes_blobs_off_the_async_threads() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     let pipe = directory.path().join("slow");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
         .unwrap();
     // Takes nothing before somebody reads, once it is full.
-    let opened = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
-    let mut reader = opened.try_clone().unwrap();
+    let fifo = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let mut reader = fifo.try_clone().unwrap();
     let path = tempfile::TempPath::try_from_path(&pipe).unwrap();
-    let file = tempfile::NamedTempFile::from_parts(opened, path);
-    let part = Part { file, hash: Sha256::new(), got: 0 };
+    let file = tempfile::NamedTempFile::from_parts(fifo, path);
+    let part = PartialBlob { file, hash: Sha256::new(), received: 0 };
     let content = Bytes::from(vec![1; 1 << 20]);
     let written = part.write(&store, vec![content.clone()]);
     let read = async move {
@@ -391,7 +416,7 @@ async fn writing_is_for_other_threads() {
 
 /// Registries count who fetches manifests, and not who asks whether they are others by now.
 #[tokio::test]
-async fn what_is_here_already_is_not_fetched_again() {
+async fn head_request_detects_an_unchanged_image() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
@@ -399,20 +424,25 @@ async fn what_is_here_already_is_not_fetched_again() {
     pieces.push(("manifests/v2".to_owned(), pieces[0].1.clone()));
     let other = Digest::of(b"other");
     pieces.push((other.to_string(), pieces[0].1.clone()));
-    let fake = Fake::start(Behaviour { blobs: pieces, tells_digests: true, ..Behaviour::default() }).await;
+    let fake = FakeRegistry::start(RegistryState {
+        blobs: pieces,
+        sends_digest_header: true,
+        ..RegistryState::default()
+    })
+    .await;
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
     let pull = async |tag: &str| {
         let reference = Reference::parse(&format!("{}/app:{tag}", fake.host)).unwrap();
-        let before = fake.asked().len();
-        let image = brisk(store.clone()).pull(&reference, None).await.unwrap();
-        (image, fake.asked().split_off(before))
+        let before = fake.requests().len();
+        let image = fast_retry_puller(store.clone()).pull(&reference, None).await.unwrap();
+        (image, fake.requests().split_off(before))
     };
-    let (first, asked) = pull("v1").await;
-    assert_eq!(asked.len(), 4);
+    let (first, requests) = pull("v1").await;
+    assert_eq!(requests.len(), 4);
     assert_eq!(pull("v1").await, (first.clone(), vec!["HEAD /v2/app/manifests/v1".to_owned()]));
-    let (second, asked) = pull("v2").await;
-    assert_eq!(asked, ["HEAD /v2/app/manifests/v2"]);
+    let (second, requests) = pull("v2").await;
+    assert_eq!(requests, ["HEAD /v2/app/manifests/v2"]);
     assert_eq!((second.id, second.tags.len()), (first.id.clone(), 2));
     assert_eq!(store.images().unwrap()[0].tags, second.tags);
     // What is not whole is mended.
@@ -424,35 +454,35 @@ async fn what_is_here_already_is_not_fetched_again() {
     assert!(pull("v1").await.1.len() > 2 && store.layer(&first.layers[0]).exists());
     // Who names a digest gets that or nothing.
     let reference = Reference::parse(&format!("{}/app@{other}", fake.host)).unwrap();
-    let pulled = brisk(store.clone()).pull(&reference, None).await;
+    let pulled = fast_retry_puller(store.clone()).pull(&reference, None).await;
     assert!(matches!(pulled, Err(PullError::Store(Error::WrongDigest { .. }))), "{pulled:?}");
-    fake.behaviour.lock().unwrap().tells_digests = false;
+    fake.state.lock().unwrap().sends_digest_header = false;
     assert_eq!(pull("v1").await.1.len(), 3);
 }
 
 /// What was pulled is found by all that it could have been asked for.
 #[tokio::test]
-async fn an_image_is_known_by_its_index() {
+async fn find_a_pulled_image_by_index_digest() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
     let mut pieces = image(false);
     let (index, manifest) = (Digest::of(&pieces[0].1), pieces[1].0.clone());
     pieces.push((index.to_string(), pieces[0].1.clone()));
-    let fake = Fake::start(Behaviour { blobs: pieces, ..Behaviour::default() }).await;
-    let place = format!("{}/app", fake.host);
-    let by_index = format!("{place}@{index}");
-    for (asked, tags) in [
+    let fake = FakeRegistry::start(RegistryState { blobs: pieces, ..RegistryState::default() }).await;
+    let repository = format!("{}/app", fake.host);
+    let by_index = format!("{repository}@{index}");
+    for (requested, tags) in [
         (format!("app@{index}"), vec![]),
         (format!("app:v1@{index}"), vec![]),
-        ("app:v1".to_owned(), vec![format!("{place}:v1")]),
+        ("app:v1".to_owned(), vec![format!("{repository}:v1")]),
     ] {
-        let (directory, pulled) = pull(&fake, &asked, None).await;
+        let (directory, pulled) = pull(&fake, &requested, None).await;
         let pulled = pulled.unwrap();
-        assert!(pulled.digests.iter().eq([&by_index]), "{asked}: {:?}", pulled.digests);
-        assert_eq!(Vec::from_iter(pulled.tags.clone()), tags, "{asked}");
+        assert!(pulled.digests.iter().eq([&by_index]), "{requested}: {:?}", pulled.digests);
+        assert_eq!(Vec::from_iter(pulled.tags.clone()), tags, "{requested}");
         let store = Store::open(directory.path()).unwrap();
-        for name in [&by_index, &format!("{place}@{manifest}"), &format!("{place}:v9@{index}")] {
+        for name in [&by_index, &format!("{repository}@{manifest}"), &format!("{repository}:v9@{index}")] {
             assert_eq!(store.find(name).unwrap().as_ref(), Some(&pulled), "{name}");
         }
         for name in [format!("{}/other@{index}", fake.host), format!("{}/other@{manifest}", fake.host)] {
@@ -462,12 +492,16 @@ async fn an_image_is_known_by_its_index() {
 }
 
 #[tokio::test]
-async fn who_may_is_asked_for() {
+async fn accepts_password_and_identity_token() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
-    let fake =
-        Fake::start(Behaviour { blobs: image(false), wants_password: true, ..Behaviour::default() }).await;
+    let fake = FakeRegistry::start(RegistryState {
+        blobs: image(false),
+        wants_password: true,
+        ..RegistryState::default()
+    })
+    .await;
     let key = Credentials::from_auth("bWU6c2VjcmV0").unwrap();
     let (_directory, pulled) = pull(&fake, "app:v1", Some(key)).await;
     assert!(pulled.is_ok(), "{pulled:?}");
@@ -484,26 +518,26 @@ async fn who_may_is_asked_for() {
 
 /// Nobody asks for a configuration that cannot be held.
 #[tokio::test]
-async fn a_configuration_of_no_sensible_size_is_refused() {
-    for size in [0, LARGEST + 1] {
+async fn rejects_config_with_an_invalid_size() {
+    for size in [0, MAX_DOCUMENT_BYTES + 1] {
         let digest = Digest::of(b"config");
         let config = format!(r#"{{"digest": "{digest}", "size": {size}}}"#);
         let manifest = format!(r#"{{"schemaVersion": 2, "config": {config}, "layers": []}}"#);
-        let blobs = vec![("manifests/v1".to_owned(), manifest.into_bytes())];
-        let fake = Fake::start(Behaviour { blobs, ..Behaviour::default() }).await;
+        let contents = vec![("manifests/v1".to_owned(), manifest.into_bytes())];
+        let fake = FakeRegistry::start(RegistryState { blobs: contents, ..RegistryState::default() }).await;
         let (_directory, pulled) = pull(&fake, "app:v1", None).await;
-        let said = pulled.unwrap_err().to_string();
+        let message = pulled.unwrap_err().to_string();
         assert!(
-            said.ends_with(&format!("its configuration {digest} is said to have {size} bytes")),
-            "{said}"
+            message.ends_with(&format!("its configuration {digest} is said to have {size} bytes")),
+            "{message}"
         );
-        assert_eq!(fake.asked().len(), 1);
+        assert_eq!(fake.requests().len(), 1);
     }
 }
 
 #[tokio::test]
-async fn lies_and_absence_are_noticed() {
-    let fake = Fake::start(Behaviour { blobs: image(true), ..Behaviour::default() }).await;
+async fn reports_wrong_digest_and_missing_manifest() {
+    let fake = FakeRegistry::start(RegistryState { blobs: image(true), ..RegistryState::default() }).await;
     let (_directory, pulled) = pull(&fake, "app:v1", None).await;
     assert!(matches!(pulled, Err(PullError::Store(Error::WrongDigest { .. }))), "{pulled:?}");
     let (_directory, pulled) = pull(&fake, "app:v2", None).await;
@@ -512,36 +546,36 @@ async fn lies_and_absence_are_noticed() {
         pulled.unwrap_err().to_string(),
         format!("failed to resolve reference {name:?}: {name}: not found")
     );
-    let nobody = Fake { host: "127.0.0.1:1".to_owned(), behaviour: Arc::default() };
-    let (_directory, pulled) = pull(&nobody, "app:v1", None).await;
+    let unreachable = FakeRegistry { host: "127.0.0.1:1".to_owned(), state: Arc::default() };
+    let (_directory, pulled) = pull(&unreachable, "app:v1", None).await;
     let expected = "failed to do request: GET \"http://127.0.0.1:1/v2/app/manifests/v1\": Connection refused (os error 111)";
     assert_eq!(pulled.unwrap_err().to_string(), expected);
 }
 
 #[tokio::test]
-async fn mirrors_are_asked_first() {
+async fn mirrors_are_used_before_the_registry() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
-    let fake = Fake::start(Behaviour { blobs: image(false), ..Behaviour::default() }).await;
+    let fake = FakeRegistry::start(RegistryState { blobs: image(false), ..RegistryState::default() }).await;
     // The first does not answer, the second does; the registry itself is never asked.
     let endpoints = format!("[\"http://127.0.0.1:1\", \"http://{}\"]", fake.host);
     let text = format!("mirrors:\n  registry.invalid:\n    endpoint: {endpoints}\n");
-    let settings: Settings = schema::yaml::read(&text).unwrap();
+    let settings: RegistrySettings = schema::yaml::from_str(&text).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let puller = Puller::new(Store::open(directory.path()).unwrap(), settings);
     let reference = Reference::parse("registry.invalid/team/app:v1").unwrap();
     let pulled = puller.pull(&reference, None).await.unwrap();
     assert_eq!(pulled.tags.iter().next().unwrap(), "registry.invalid/team/app:v1");
     assert!(
-        fake.asked().contains(&"/v2/team/app/manifests/v1?ns=registry.invalid".to_owned()),
+        fake.requests().contains(&"/v2/team/app/manifests/v1?ns=registry.invalid".to_owned()),
         "{:?}",
-        fake.asked()
+        fake.requests()
     );
 }
 
 #[tokio::test]
-async fn a_registry_that_has_too_much_to_do_is_asked_again() {
+async fn retries_when_rate_limited() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
@@ -554,85 +588,105 @@ async fn a_registry_that_has_too_much_to_do_is_asked_again() {
         (("429 Too Many Requests", 99, "0"), false, false),
         (("400 Bad Request", 1, "0"), false, false),
     ] {
-        let behaviour = Behaviour { blobs: image(false), wants_password, busy, ..Behaviour::default() };
-        let fake = Fake::start(behaviour).await;
+        let state = RegistryState { blobs: image(false), wants_password, busy, ..RegistryState::default() };
+        let fake = FakeRegistry::start(state).await;
         let key = Credentials::from_auth("bWU6c2VjcmV0");
         let (_directory, pulled) = pull(&fake, "app:v1", key).await;
         assert_eq!(pulled.is_ok(), is_good, "{busy:?}: {pulled:?}");
         if let Err(error) = pulled {
-            let said = error.to_string();
+            let message = error.to_string();
             let start = "unexpected status from GET request to http://";
             let end = format!("/v2/app/manifests/v1: {}\ntoo many: Not now\nx: ", busy.0);
-            assert!(said.starts_with(start) && said.ends_with(&end), "{said}");
+            assert!(message.starts_with(start) && message.ends_with(&end), "{message}");
         }
     }
 }
 
 #[test]
-fn how_long_a_registry_is_left_alone() {
-    let patience = Patience::default();
+fn retry_delay_respects_retry_after() {
+    let timeouts = RegistryTimeouts::default();
     for (after, tries, expected) in
         [(None, 0, 250), (None, 3, 2_000), (Some(7), 0, 7_000), (Some(0), 1, 500), (Some(86_400), 1, 60_000)]
     {
         let after = after.map(Duration::from_secs);
-        let (url, said, status) = (String::new(), String::new(), StatusCode::TOO_MANY_REQUESTS);
-        let error = PullError::Status { method: "GET", url, status, said, after };
-        assert_eq!(error.pause(patience, tries), Duration::from_millis(expected), "{after:?}");
+        let (url, message, status) = (String::new(), String::new(), StatusCode::TOO_MANY_REQUESTS);
+        let error = PullError::Status { method: "GET", url, status, said: message, after };
+        assert_eq!(error.retry_delay(timeouts, tries), Duration::from_millis(expected), "{after:?}");
     }
 }
 
 /// Whoever a registry sends us to is not told who we are, whatever he asks.
 #[tokio::test]
-async fn what_lets_us_in_is_shown_to_nobody_else() {
+async fn redirects_do_not_forward_credentials() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
-    for asks_too in [false, true] {
-        let elsewhere = Behaviour { blobs: image(false), wants_password: asks_too, ..Behaviour::default() };
-        let elsewhere = Fake::start(elsewhere).await;
-        let sends_to = Some(elsewhere.host.clone());
-        let behaviour =
-            Behaviour { blobs: image(false), wants_password: true, sends_to, ..Behaviour::default() };
-        let fake = Fake::start(behaviour).await;
+    for requires_auth in [false, true] {
+        let location =
+            RegistryState { blobs: image(false), wants_password: requires_auth, ..RegistryState::default() };
+        let location = FakeRegistry::start(location).await;
+        let redirect_blobs_to = Some(location.host.clone());
+        let state = RegistryState {
+            blobs: image(false),
+            wants_password: true,
+            redirect_blobs_to,
+            ..RegistryState::default()
+        };
+        let fake = FakeRegistry::start(state).await;
         let (_directory, pulled) = pull(&fake, "app:v1", Credentials::from_auth("bWU6c2VjcmV0")).await;
-        assert_eq!(pulled.is_ok(), !asks_too, "{pulled:?}");
-        let shown = elsewhere.behaviour.lock().unwrap().shown.clone();
-        assert!(!shown.is_empty() && shown.iter().all(|(_, key)| key.is_none()), "{shown:?}");
-        assert!(shown.iter().all(|(path, _)| path.contains("/blobs/")), "{shown:?}");
-        let shown = fake.behaviour.lock().unwrap().shown.clone();
-        let asked_for = |start: &str| shown.iter().filter(|(path, _)| path.starts_with(start)).count();
-        assert_eq!(asked_for("/token?a=b&scope=repository:app:pull&service=fake"), 1, "{shown:?}");
+        assert_eq!(pulled.is_ok(), !requires_auth, "{pulled:?}");
+        let auth_headers = location.state.lock().unwrap().auth_headers.clone();
+        assert!(
+            !auth_headers.is_empty() && auth_headers.iter().all(|(_, key)| key.is_none()),
+            "{auth_headers:?}"
+        );
+        assert!(auth_headers.iter().all(|(path, _)| path.contains("/blobs/")), "{auth_headers:?}");
+        let auth_headers = fake.state.lock().unwrap().auth_headers.clone();
+        let count_requests =
+            |start: &str| auth_headers.iter().filter(|(path, _)| path.starts_with(start)).count();
+        assert_eq!(
+            count_requests("/token?a=b&scope=repository:app:pull&service=fake"),
+            1,
+            "{auth_headers:?}"
+        );
     }
 }
 
 /// So it is with whoever gives out tokens, who may also be elsewhere on the same host.
 #[tokio::test]
-async fn tokens_are_followed_without_the_password() {
+async fn token_redirects_do_not_forward_the_password() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
-    let other = Fake::start(Behaviour::default()).await;
-    for (tokens_at, is_good) in [(String::new(), true), (format!("http://{}", other.host), false)] {
-        let tokens_at = Some(tokens_at);
-        let behaviour =
-            Behaviour { blobs: image(false), wants_password: true, tokens_at, ..Behaviour::default() };
-        let fake = Fake::start(behaviour).await;
+    let other = FakeRegistry::start(RegistryState::default()).await;
+    for (redirect_tokens_to, is_good) in [(String::new(), true), (format!("http://{}", other.host), false)] {
+        let redirect_tokens_to = Some(redirect_tokens_to);
+        let state = RegistryState {
+            blobs: image(false),
+            wants_password: true,
+            redirect_tokens_to,
+            ..RegistryState::default()
+        };
+        let fake = FakeRegistry::start(state).await;
         let (_directory, pulled) = pull(&fake, "app:v1", Credentials::from_auth("bWU6c2VjcmV0")).await;
         assert_eq!(pulled.is_ok(), is_good, "{pulled:?}");
     }
-    let shown = other.behaviour.lock().unwrap().shown.clone();
-    assert!(shown.iter().all(|(path, key)| path.starts_with("/moved/token") && key.is_none()), "{shown:?}");
-    assert_eq!(shown.len(), 1);
+    let auth_headers = other.state.lock().unwrap().auth_headers.clone();
+    assert!(
+        auth_headers.iter().all(|(path, key)| path.starts_with("/moved/token") && key.is_none()),
+        "{auth_headers:?}"
+    );
+    assert_eq!(auth_headers.len(), 1);
 }
 
 /// A proxy that plays the registry as well. Behind a tunnel it speaks TLS.
-async fn proxy(stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, tls: tokio_rustls::TlsAcceptor) {
+async fn proxy(stream: TcpStream, state: Arc<Mutex<RegistryState>>, tls: tokio_rustls::TlsAcceptor) {
     let mut start = [0; 7];
     while stream.peek(&mut start).await.is_ok_and(|count| count < start.len()) {
         tokio::task::yield_now().await;
     }
     if &start != b"CONNECT" {
-        return serve(stream, behaviour, String::new()).await;
+        return serve(stream, state, String::new()).await;
     }
     let (mut stream, mut head) = (stream, Vec::new());
     while !head.ends_with(b"\r\n\r\n") {
@@ -641,42 +695,42 @@ async fn proxy(stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, tls: tokio_r
     let head = String::from_utf8(head).unwrap();
     let is_known = head.contains("Proxy-Authorization: Basic bWU6c2VjcmV0\r\n");
     let to = head.split(' ').nth(1).unwrap().to_owned();
-    behaviour.lock().unwrap().asked.push(format!("CONNECT {to}"));
+    state.lock().unwrap().requests.push(format!("CONNECT {to}"));
     let status = if is_known { "200 Connection established" } else { "407 Proxy Authentication Required" };
     stream.write_all(format!("HTTP/1.1 {status}\r\nx: y\r\n\r\n").as_bytes()).await.unwrap();
     if let (true, Ok(stream)) = (is_known, tls.accept(stream).await) {
-        serve(stream, behaviour, String::new()).await;
+        serve(stream, state, String::new()).await;
     }
 }
 
 #[tokio::test]
-async fn registries_are_reached_through_proxies() {
+async fn pulls_through_a_proxy() {
     if !can_unpack() {
         return eprintln!("skipped: needs root");
     }
     let params = rcgen::CertificateParams::new(vec!["registry.invalid".to_owned()]).unwrap();
     let key = rcgen::KeyPair::generate().unwrap();
-    let issued =
-        pki::Issued { cert_pem: params.self_signed(&key).unwrap().pem(), key_pem: key.serialize_pem() };
-    let tls = Arc::new(pki::server_config(pki::Serving::new(&issued).unwrap(), &[]).unwrap());
+    let certificate =
+        pki::CertKeyPair { cert_pem: params.self_signed(&key).unwrap().pem(), key_pem: key.serialize_pem() };
+    let tls = Arc::new(pki::server_config(pki::ServingCertificate::new(&certificate).unwrap(), &[]).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
-    let behaviour = Arc::new(Mutex::new(Behaviour { blobs: image(false), ..Behaviour::default() }));
-    let known = behaviour.clone();
+    let state = Arc::new(Mutex::new(RegistryState { blobs: image(false), ..RegistryState::default() }));
+    let known = state.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(proxy(stream, known.clone(), tls.clone().into()));
         }
     });
     let with_key = format!("http://me:secret@{host}");
-    let refused = format!("proxy {host}: 407 Proxy Authentication Required");
-    let unusable = "the address of the proxy cannot be used: it has to be http://host:port";
-    for (endpoint, proxy, asked, expected) in [
+    let proxy_error = format!("proxy {host}: 407 Proxy Authentication Required");
+    let address_error = "the address of the proxy cannot be used: it has to be http://host:port";
+    for (endpoint, proxy, expected_request, expected) in [
         ("http://registry.invalid", &with_key, "http://registry.invalid/v2/app/manifests/v1", None),
         ("https://registry.invalid:8443", &with_key, "CONNECT registry.invalid:8443", None),
         ("https://registry.invalid", &with_key, "CONNECT registry.invalid:443", None),
-        ("https://registry.invalid", &host, "CONNECT registry.invalid:443", Some(refused.as_str())),
-        ("https://registry.invalid", &"socks5://x".to_owned(), "", Some(unusable)),
+        ("https://registry.invalid", &host, "CONNECT registry.invalid:443", Some(proxy_error.as_str())),
+        ("https://registry.invalid", &"socks5://x".to_owned(), "", Some(address_error)),
         (
             "https://registry.invalid",
             &"127.0.0.1:1".to_owned(),
@@ -688,27 +742,31 @@ async fn registries_are_reached_through_proxies() {
             "mirrors: {{registry.invalid: {{endpoint: ['{endpoint}']}}}}\n\
              configs: {{'*': {{tls: {{insecure_skip_verify: true}}}}}}\n"
         );
-        let settings: Settings = schema::yaml::read(&text).unwrap();
+        let settings: RegistrySettings = schema::yaml::from_str(&text).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(directory.path()).unwrap();
         let (settings, proxies) = (
             Arc::new(settings.mirrors_only(true)),
             Proxies::new(|name| name.starts_with("HTTP").then(|| proxy.clone())),
         );
-        let puller = Puller { settings, proxies: Arc::new(proxies), ..brisk(store) };
-        behaviour.lock().unwrap().asked.clear();
+        let puller = Puller { settings, proxies: Arc::new(proxies), ..fast_retry_puller(store) };
+        state.lock().unwrap().requests.clear();
         let pulled = puller.pull(&Reference::parse("registry.invalid/app:v1").unwrap(), None).await;
         match (expected, pulled) {
             (None, pulled) => assert!(pulled.is_ok(), "{endpoint}: {pulled:?}"),
-            (Some(why), pulled) => {
-                let said = pulled.unwrap_err().to_string();
-                assert!(said.ends_with(&format!(": {why}")), "{said}");
+            (Some(error_body), pulled) => {
+                let message = pulled.unwrap_err().to_string();
+                assert!(message.ends_with(&format!(": {error_body}")), "{message}");
             }
         }
-        let heard = behaviour.lock().unwrap().asked.clone();
+        let received = state.lock().unwrap().requests.clone();
         assert!(
-            asked.is_empty() || heard.iter().any(|heard| heard == &asked.to_lowercase() || heard == asked),
-            "{heard:?}"
+            expected_request.is_empty()
+                || received
+                    .iter()
+                    .any(|received| received == &expected_request.to_lowercase()
+                        || received == expected_request),
+            "{received:?}"
         );
     }
 }

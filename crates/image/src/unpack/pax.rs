@@ -8,16 +8,16 @@ use std::io::{self, Cursor, Read};
 
 use tar::Header;
 
-const BLOCK: u64 = 512;
+const TAR_BLOCK_BYTES: u64 = 512;
 /// Headers for the next file are held in memory, and nobody needs larger ones.
-const LARGEST: u64 = 1 << 20;
+const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// Where a block of what is in a sparse file says that there is another.
-const SPARSE_GOES_ON: usize = 504;
+const SPARSE_EXTENDED_OFFSET: usize = 504;
 /// Before the names of values in hexadecimal.
-const ESCAPED: &str = "SKIFF.hex.";
+const ESCAPED_KEY_PREFIX: &str = "SKIFF.hex.";
 
 /// An archive whose PAX headers have no newlines in their values.
-pub struct Escaping<R> {
+pub struct PaxEscapeReader<R> {
     source: R,
     /// What is read already.
     ready: Cursor<Vec<u8>>,
@@ -27,15 +27,15 @@ pub struct Escaping<R> {
     size: Option<u64>,
 }
 
-impl<R: Read> Escaping<R> {
-    pub fn new(source: R) -> Escaping<R> {
-        Escaping { source, ready: Cursor::default(), left: 0, size: None }
+impl<R: Read> PaxEscapeReader<R> {
+    pub fn new(source: R) -> PaxEscapeReader<R> {
+        PaxEscapeReader { source, ready: Cursor::default(), left: 0, size: None }
     }
 
     /// Reads the next header, and all of it if it is of PAX; whether there was any.
     fn advance(&mut self) -> io::Result<bool> {
-        let mut block = self.read_up_to(BLOCK)?;
-        if block.len() as u64 == BLOCK {
+        let mut block = self.read_up_to(TAR_BLOCK_BYTES)?;
+        if block.len() as u64 == TAR_BLOCK_BYTES {
             let mut header = Header::from_byte_slice(&block).clone();
             let kind = header.entry_type();
             let is_known = header.as_gnu().is_some() || header.as_ustar().is_some();
@@ -44,35 +44,35 @@ impl<R: Read> Escaping<R> {
                 || kind.is_pax_local_extensions()
                 || kind.is_pax_global_extensions();
             match header.entry_size() {
-                Ok(size) if is_of_next && size > LARGEST => return Err(too_large()),
+                Ok(size) if is_of_next && size > MAX_HEADER_BYTES => return Err(too_large()),
                 Ok(size) if is_known && kind.is_pax_local_extensions() => {
-                    let data = self.read_up_to(size.next_multiple_of(BLOCK))?;
+                    let data = self.read_up_to(size.next_multiple_of(TAR_BLOCK_BYTES))?;
                     let known = data.get(..size as usize).unwrap_or(&data);
-                    let escaped = escaped(known);
+                    let escaped = escape_records(known);
                     self.size = file_size(escaped.as_deref().unwrap_or(known));
                     block = match escaped {
                         None => [block, data].concat(),
                         Some(mut escaped) => {
                             header.set_size(escaped.len() as u64);
                             header.set_cksum();
-                            escaped.resize(escaped.len().next_multiple_of(BLOCK as usize), 0);
+                            escaped.resize(escaped.len().next_multiple_of(TAR_BLOCK_BYTES as usize), 0);
                             [&header.as_bytes()[..], &escaped].concat()
                         }
                     };
                 }
                 Ok(size) => {
                     let gnu = header.as_gnu().filter(|_| kind.is_gnu_sparse());
-                    let mut goes_on = gnu.is_some_and(tar::GnuHeader::is_extended);
-                    while goes_on {
-                        let more = self.read_up_to(BLOCK)?;
-                        goes_on = more.get(SPARSE_GOES_ON) == Some(&1);
+                    let mut is_extended = gnu.is_some_and(tar::GnuHeader::is_extended);
+                    while is_extended {
+                        let more = self.read_up_to(TAR_BLOCK_BYTES)?;
+                        is_extended = more.get(SPARSE_EXTENDED_OFFSET) == Some(&1);
                         block.extend(more);
-                        if block.len() as u64 > LARGEST {
+                        if block.len() as u64 > MAX_HEADER_BYTES {
                             return Err(too_large());
                         }
                     }
                     let size = if is_of_next { size } else { self.size.take().unwrap_or(size) };
-                    self.left = size.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+                    self.left = size.checked_next_multiple_of(TAR_BLOCK_BYTES).unwrap_or(u64::MAX);
                 }
                 // What cannot be followed is left to who reads it.
                 Err(_) => self.left = u64::MAX,
@@ -90,7 +90,7 @@ impl<R: Read> Escaping<R> {
     }
 }
 
-impl<R: Read> Read for Escaping<R> {
+impl<R: Read> Read for PaxEscapeReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let count = self.ready.read(buffer)?;
@@ -111,7 +111,10 @@ impl<R: Read> Read for Escaping<R> {
 }
 
 fn too_large() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("a header in it is larger than {LARGEST} bytes"))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("a header in it is larger than {MAX_HEADER_BYTES} bytes"),
+    )
 }
 
 /// What the PAX header of an entry says, by name; whatever cannot be understood is left out.
@@ -119,7 +122,7 @@ pub fn records(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Vec<(String,
     let extensions = entry.pax_extensions()?.into_iter().flatten().flatten();
     let record = |extension: tar::PaxExtension<'_>| {
         let (key, value) = (extension.key().ok()?, extension.value_bytes());
-        match key.strip_prefix(ESCAPED) {
+        match key.strip_prefix(ESCAPED_KEY_PREFIX) {
             Some(key) => Some((key.to_owned(), from_hex(value)?)),
             None => Some((key.to_owned(), value.to_owned())),
         }
@@ -128,7 +131,7 @@ pub fn records(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Vec<(String,
 }
 
 /// The records without newlines in their values; none where there is nothing to change, or no sense in it.
-fn escaped(bytes: &[u8]) -> Option<Vec<u8>> {
+fn escape_records(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut records = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -139,23 +142,27 @@ fn escaped(bytes: &[u8]) -> Option<Vec<u8>> {
         records.push((&record[..equals], &record[equals + 1..]));
         rest = &rest[length..];
     }
-    let is_broken = |value: &[u8]| value.contains(&b'\n');
-    if !records.iter().any(|(_, value)| is_broken(value)) {
+    let has_newline = |value: &[u8]| value.contains(&b'\n');
+    if !records.iter().any(|(_, value)| has_newline(value)) {
         return None;
     }
     let mut written = Vec::new();
     for (key, value) in records {
-        if is_broken(value) {
-            write(&mut written, &[ESCAPED.as_bytes(), key].concat(), to_hex(value).as_bytes());
+        if has_newline(value) {
+            write_record(
+                &mut written,
+                &[ESCAPED_KEY_PREFIX.as_bytes(), key].concat(),
+                to_hex(value).as_bytes(),
+            );
         } else {
-            write(&mut written, key, value);
+            write_record(&mut written, key, value);
         }
     }
     Some(written)
 }
 
 /// Writes a record, whose length counts its own digits.
-fn write(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
+fn write_record(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let others = key.len() + value.len() + 3;
     let mut length = others + 1;
     while others + length.to_string().len() != length {
@@ -191,12 +198,12 @@ mod tests {
 
     #[track_caller]
     fn check(header: &[u8], expected: Option<&[u8]>) {
-        let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert_eq!(escaped(header).as_deref().map(shown), expected.map(shown));
+        let to_text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(escape_records(header).as_deref().map(to_text), expected.map(to_text));
     }
 
     #[test]
-    fn only_values_with_newlines_are_changed() {
+    fn escapes_only_values_with_newlines() {
         check(b"", None);
         check(b"8 a=bcd\n7 e=fg\n", None);
         check(b"8 a=b\nd\n7 e=fg\n", Some(b"22 SKIFF.hex.a=620a64\n7 e=fg\n"));
@@ -220,10 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_would_fill_the_memory_are_refused() {
+    fn rejects_headers_above_the_size_limit() {
         let read = |archive: Vec<u8>| {
             let source = archive.chain(io::repeat(b'x').take(4 << 20));
-            let mut archive = tar::Archive::new(Escaping::new(source));
+            let mut archive = tar::Archive::new(PaxEscapeReader::new(source));
             archive.entries()?.try_for_each(|entry| entry.map(drop))
         };
         let mut sparse = header(b'S', 0);
@@ -232,24 +239,28 @@ mod tests {
         sparse.set_cksum();
         let sparse = [&sparse.as_bytes()[..], &[0; 512]].concat();
         for kind in [b'L', b'K', b'x', b'g'] {
-            let large = header(kind, LARGEST + 1).as_bytes().to_vec();
+            let large = header(kind, MAX_HEADER_BYTES + 1).as_bytes().to_vec();
             for archive in [large.clone(), [&sparse[..], &large].concat()] {
-                let said = read(archive).unwrap_err().to_string();
-                assert_eq!(said, "a header in it is larger than 1048576 bytes", "{}", char::from(kind));
+                let message = read(archive).unwrap_err().to_string();
+                assert_eq!(message, "a header in it is larger than 1048576 bytes", "{}", char::from(kind));
             }
         }
-        let mut endless = [1; 512].repeat(3000);
-        endless.splice(..512, sparse[..512].iter().copied());
-        assert_eq!(read(endless).unwrap_err().to_string(), "a header in it is larger than 1048576 bytes");
+        let mut large_header = [1; 512].repeat(3000);
+        large_header.splice(..512, sparse[..512].iter().copied());
+        assert_eq!(
+            read(large_header).unwrap_err().to_string(),
+            "a header in it is larger than 1048576 bytes"
+        );
     }
 
     #[test]
-    fn lengths_count_themselves() {
+    fn record_length_includes_its_own_digits() {
         for length in 90..=100 {
             let mut written = Vec::new();
-            write(&mut written, b"k", &vec![b'v'; length]);
-            let said: usize = String::from_utf8_lossy(&written).split(' ').next().unwrap().parse().unwrap();
-            assert_eq!(said, written.len());
+            write_record(&mut written, b"k", &vec![b'v'; length]);
+            let recorded_length: usize =
+                String::from_utf8_lossy(&written).split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(recorded_length, written.len());
         }
     }
 }

@@ -8,33 +8,34 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
 /// Nobody has a longer list of parts before a file.
-const LARGEST: usize = 1 << 20;
+const MAX_MAP_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Default)]
-pub struct Sparse {
+pub struct SparseFile {
     /// What the file is called. The name of the entry is for programs that do not know these.
     pub name: Option<PathBuf>,
     size: u64,
     /// Where each part begins and how long it is.
-    parts: Vec<u64>,
+    segments: Vec<u64>,
     /// Whether these are before the content instead.
-    is_list_inside: bool,
+    is_map_inline: bool,
 }
 
-impl Sparse {
+impl SparseFile {
     /// What the header of an entry says, if it is such a file.
-    pub fn of(records: Vec<(String, Vec<u8>)>) -> io::Result<Option<Sparse>> {
+    pub fn from_records(records: Vec<(String, Vec<u8>)>) -> io::Result<Option<SparseFile>> {
         let mut sparse = None;
         for (key, value) in records {
             let Some(key) = key.strip_prefix("GNU.sparse.") else { continue };
-            let sparse = sparse.get_or_insert_with(Sparse::default);
+            let sparse = sparse.get_or_insert_with(SparseFile::default);
             match key {
                 "name" => sparse.name = Some(OsString::from_vec(value).into()),
                 "size" | "realsize" => sparse.size = number(&value)?,
-                "major" => sparse.is_list_inside = value == b"1",
-                "offset" | "numbytes" => sparse.parts.push(number(&value)?),
+                "major" => sparse.is_map_inline = value == b"1",
+                "offset" | "numbytes" => sparse.segments.push(number(&value)?),
                 "map" => {
-                    sparse.parts = value.split(|byte| *byte == b',').map(number).collect::<io::Result<_>>()?
+                    sparse.segments =
+                        value.split(|byte| *byte == b',').map(number).collect::<io::Result<_>>()?
                 }
                 _ => {}
             }
@@ -43,11 +44,11 @@ impl Sparse {
     }
 
     pub fn write(mut self, mut content: impl Read, file: &mut File) -> io::Result<()> {
-        if self.is_list_inside {
-            self.parts = list(&mut content)?;
+        if self.is_map_inline {
+            self.segments = read_map(&mut content)?;
         }
         file.set_len(self.size)?;
-        for part in self.parts.chunks(2) {
+        for part in self.segments.chunks(2) {
             let &[from, length] = part else { return Err(io::ErrorKind::InvalidData.into()) };
             if from.checked_add(length).is_none_or(|end| end > self.size) {
                 return Err(io::ErrorKind::InvalidData.into());
@@ -62,9 +63,9 @@ impl Sparse {
 }
 
 /// How many parts there are, then the parts, each number in a line, in whole blocks.
-fn list(content: &mut impl Read) -> io::Result<Vec<u64>> {
+fn read_map(content: &mut impl Read) -> io::Result<Vec<u64>> {
     let mut text = Vec::new();
-    while text.len() < LARGEST {
+    while text.len() < MAX_MAP_BYTES {
         let mut block = [0; 512];
         content.read_exact(&mut block)?;
         text.extend(block);

@@ -96,7 +96,7 @@ fn list(root: &Path, directory: &Path) -> String {
 }
 
 #[test]
-fn a_plain_layer() {
+fn unpack_files_links_and_devices() {
     check(
         &[&[
             "d bin",
@@ -113,7 +113,7 @@ fn a_plain_layer() {
 }
 
 #[test]
-fn what_a_layer_takes_away() {
+fn unpack_whiteouts() {
     check(
         &[&["f a/x 1", "f b/y 2"], &["f a/.wh.x", "f b/.wh..wh..opq", "f b/z 3", "f .wh..wh.aufs"]],
         "a/ 0:0 755\na/x special 0\nb/ 0:0 755 opaque\nb/z 7:8 644 \"3\"\n",
@@ -122,7 +122,7 @@ fn what_a_layer_takes_away() {
 
 /// Whiteouts are about the layers below, wherever they stand in their own.
 #[test]
-fn what_a_layer_takes_away_and_has_itself() {
+fn whiteouts_keep_entries_of_their_own_layer() {
     let below = ["f a/x 1", "f b 2"];
     for lines in
         [&["f .wh.a", "d a", "f a/y 3"][..], &["d a", "f a/y 3", "f .wh.a"], &["f a 1", "d a", "f a/y 3"]]
@@ -149,7 +149,7 @@ fn what_a_layer_takes_away_and_has_itself() {
 }
 
 #[test]
-fn names_are_bytes() {
+fn whiteout_names_need_not_be_utf8() {
     if !is_root() {
         return;
     }
@@ -165,7 +165,7 @@ fn names_are_bytes() {
 }
 
 #[test]
-fn the_root_is_a_directory_like_others() {
+fn applies_metadata_to_the_root_directory() {
     if !is_root() {
         return;
     }
@@ -180,12 +180,12 @@ fn the_root_is_a_directory_like_others() {
 }
 
 #[test]
-fn directories_that_are_passed_through_stay_as_they_are() {
+fn implicit_directories_copy_metadata_from_below() {
     check(&[&["d home"], &["f home/file x"]], "home/ 7:8 644\nhome/file 7:8 644 \"x\"\n");
 }
 
 #[test]
-fn links_to_directories_are_followed_inside() {
+fn follows_directory_symlinks_inside_the_root() {
     check(
         &[&["d usr/lib", "l lib -> /usr/lib"], &["f lib/new x"]],
         "usr/ 0:0 755\nusr/lib/ 7:8 644\nusr/lib/new 7:8 644 \"x\"\n",
@@ -199,7 +199,7 @@ fn links_to_directories_are_followed_inside() {
 }
 
 #[test]
-fn nothing_leads_out() {
+fn rejects_paths_outside_the_root() {
     check(&[&["f ../out x"]], "../out leads out of the layer\n");
     check(&[&["f a/../../out x"]], "a/../../out leads out of the layer\n");
     check(&[&["f /etc/inside x"]], "etc/ 0:0 755\netc/inside 7:8 644 \"x\"\n");
@@ -217,7 +217,7 @@ fn later_entries_replace_earlier_ones() {
 }
 
 #[test]
-fn layers_may_be_compressed() {
+fn unpack_gzip_and_zstd_layers() {
     use std::io::Write as _;
     let plain = layer(&["f a 1"]);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -229,16 +229,16 @@ fn layers_may_be_compressed() {
     ]
     .concat();
     // What podman writes behind a layer, and others before it.
-    let skippable = |kind: u8, content: &[u8]| {
+    let skip_frame = |kind: u8, content: &[u8]| {
         let length = (content.len() as u32).to_le_bytes();
         [&[kind, 0x2a, 0x4d, 0x18], &length[..], content].concat()
     };
-    let chunked = [&zstd[..], &skippable(0x50, b"list"), &skippable(0x5f, b"")].concat();
-    let begun = [&skippable(0x57, &[7; 100_000]), &zstd[..]].concat();
+    let chunked = [&zstd[..], &skip_frame(0x50, b"list"), &skip_frame(0x5f, b"")].concat();
+    let with_skip_frame_first = [&skip_frame(0x57, &[7; 100_000]), &zstd[..]].concat();
     let cut = chunked[..chunked.len() - 10].to_vec();
     let all = |compressed: Vec<u8>| {
         let mut bytes = Vec::new();
-        decompressed(io::Cursor::new(compressed)).unwrap().read_to_end(&mut bytes).map(|_| bytes)
+        decompress(io::Cursor::new(compressed)).unwrap().read_to_end(&mut bytes).map(|_| bytes)
     };
     for (compressed, extra) in [
         (plain.clone(), ""),
@@ -246,7 +246,7 @@ fn layers_may_be_compressed() {
         (zstd, ""),
         (twice, "more"),
         (chunked, ""),
-        (begun, ""),
+        (with_skip_frame_first, ""),
     ] {
         assert_eq!(all(compressed).unwrap(), [&plain[..], extra.as_bytes()].concat());
     }
@@ -256,26 +256,26 @@ fn layers_may_be_compressed() {
 /// The capabilities 1 and 3, which are written as a newline.
 const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-fn attribute(path: &Path) -> Option<Vec<u8>> {
+fn capability_xattr(path: &Path) -> Option<Vec<u8>> {
     let mut value = [0; 64];
     let length = rustix::fs::lgetxattr(path, c"security.capability", &mut value[..]).ok()?;
     Some(value[..length].to_vec())
 }
 
 #[test]
-fn values_with_newlines_keep_what_is_behind_them() {
+fn reads_pax_values_with_newlines() {
     if !is_root() {
         return;
     }
     let mut builder = tar::Builder::new(Vec::new());
-    let mut add = |name: &str, kind, said: &[(&str, &[u8])], content: &[u8]| {
-        builder.append_pax_extensions(said.iter().copied()).unwrap();
+    let mut add = |name: &str, kind, records: &[(&str, &[u8])], content: &[u8]| {
+        builder.append_pax_extensions(records.iter().copied()).unwrap();
         let mut header = tar::Header::new_ustar();
         header.set_entry_type(kind);
         header.set_mode(0o644);
         header.set_path(name).unwrap();
         // Where PAX says how large it is, nobody else needs to.
-        header.set_size(if said.iter().any(|(key, _)| *key == "size") { 0 } else { content.len() as u64 });
+        header.set_size(if records.iter().any(|(key, _)| *key == "size") { 0 } else { content.len() as u64 });
         header.set_cksum();
         let padding = vec![0; content.len().next_multiple_of(512) - content.len()];
         let written = [&header.as_bytes()[..], content, &padding].concat();
@@ -292,7 +292,7 @@ fn values_with_newlines_keep_what_is_behind_them() {
     unpack(&builder.into_inner().unwrap()[..], &below, &[]).unwrap();
     let ping = fs::metadata(below.join("ping")).unwrap();
     assert_eq!((ping.uid(), ping.len()), (3_000_000, 700));
-    assert_eq!(attribute(&below.join("ping")).unwrap(), CAPABILITIES);
+    assert_eq!(capability_xattr(&below.join("ping")).unwrap(), CAPABILITIES);
     assert_eq!(fs::metadata(below.join("a\nb")).unwrap().gid(), 7);
     assert_eq!(fs::read_to_string(below.join("link")).unwrap(), "1");
     assert_eq!(fs::read_to_string(below.join("last")).unwrap(), "2");
@@ -302,30 +302,30 @@ fn values_with_newlines_keep_what_is_behind_them() {
     unpack(&layer(&["h pong -> ping"])[..], &above, &[below]).unwrap();
     let pong = fs::metadata(above.join("pong")).unwrap();
     assert_eq!((pong.uid(), pong.len(), pong.mtime()), (3_000_000, 700, ping.mtime()));
-    assert_eq!(attribute(&above.join("pong")).unwrap(), CAPABILITIES);
+    assert_eq!(capability_xattr(&above.join("pong")).unwrap(), CAPABILITIES);
 }
 
 /// A file with holes, as GNU tar writes it in one of its forms.
 #[track_caller]
-fn check_sparse(said: &[(&str, &[u8])], content: &[u8], expected: Result<&[u8], ()>) {
+fn check_sparse(records: &[(&str, &[u8])], content: &[u8], expected: Result<&[u8], ()>) {
     if !is_root() {
         return;
     }
     let mut builder = tar::Builder::new(Vec::new());
-    builder.append_pax_extensions(said.iter().copied()).unwrap();
+    builder.append_pax_extensions(records.iter().copied()).unwrap();
     let mut header = tar::Header::new_ustar();
     header.set_size(content.len() as u64);
     header.set_mode(0o644);
     builder.append_data(&mut header, "GNUSparseFile.1/file", content).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("root");
-    let unpacked = unpack(&builder.into_inner().unwrap()[..], &root, &[]);
-    let read = unpacked.map(|()| fs::read(root.join("a")).unwrap()).map_err(drop);
-    assert!(read.as_deref() == expected.as_ref().copied(), "{said:?} {read:?}");
+    let result = unpack(&builder.into_inner().unwrap()[..], &root, &[]);
+    let read = result.map(|()| fs::read(root.join("a")).unwrap()).map_err(drop);
+    assert!(read.as_deref() == expected.as_ref().copied(), "{records:?} {read:?}");
 }
 
 #[test]
-fn files_with_holes() {
+fn unpack_sparse_files() {
     let expected = [&b"one"[..], &[0; 997], b"two", &[0; 97]].concat();
     let name: (&str, &[u8]) = ("GNU.sparse.name", b"a");
     let size: (&str, &[u8]) = ("GNU.sparse.size", b"1100");
@@ -338,19 +338,19 @@ fn files_with_holes() {
     check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1000,3")], b"onetwo", Ok(&expected));
     check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1000,3")], b"one", Err(()));
     check_sparse(&[name, size, ("GNU.sparse.map", b"0,3,1098,3")], b"onetwo", Err(()));
-    let newest: [(&str, &[u8]); 4] =
+    let version_one: [(&str, &[u8]); 4] =
         [("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0"), name, ("GNU.sparse.realsize", b"1100")];
     let inside = |list: &[u8]| {
         let mut content = list.to_vec();
         content.resize(list.len().next_multiple_of(512), 0);
         [&content[..], b"onetwo"].concat()
     };
-    check_sparse(&newest, &inside(b"2\n0\n3\n1000\n3\n"), Ok(&expected));
+    check_sparse(&version_one, &inside(b"2\n0\n3\n1000\n3\n"), Ok(&expected));
     // More than one block.
     let long = [&b"202\n0\n3\n"[..], &b"5\n0\n".repeat(200), b"1000\n3\n"].concat();
-    check_sparse(&newest, &inside(&long), Ok(&expected));
+    check_sparse(&version_one, &inside(&long), Ok(&expected));
     for list in [&b"3\n0\n3\n1000\n3\n"[..], b"x\n", b"99999999999999999999\n", b"18446744073709551615\n"] {
-        check_sparse(&newest, &inside(list), Err(()));
+        check_sparse(&version_one, &inside(list), Err(()));
     }
 }
 
@@ -359,7 +359,7 @@ proptest! {
 
     /// Whatever a layer says, nothing beside its directory is touched.
     #[test]
-    fn any_layer_stays_inside(lines in proptest::collection::vec(
+    fn any_layer_stays_inside_the_root(lines in proptest::collection::vec(
         ("[dflhp]", "(\\.\\./|/)?[a-c](/(\\.\\.|[a-c]|\\.wh\\.[a-c])){0,3}", "(\\.\\./){0,3}/?[a-c](/[a-c]){0,2}"), 0..12)
     ) {
         if rustix::process::geteuid().is_root() {
@@ -370,15 +370,15 @@ proptest! {
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             let directory = tempfile::tempdir().unwrap();
             let _ = unpack(&layer(&lines)[..], &directory.path().join("root"), &[]);
-            let beside: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
-            prop_assert_eq!(beside, vec!["root"]);
+            let entries: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+            prop_assert_eq!(entries, vec!["root"]);
         }
     }
 
     #[test]
-    fn nonsense_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+    fn invalid_input_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
         let directory = tempfile::tempdir().unwrap();
-        if let Ok(content) = decompressed(io::Cursor::new(bytes)) {
+        if let Ok(content) = decompress(io::Cursor::new(bytes)) {
             let _ = unpack(content, &directory.path().join("root"), &[]);
         }
     }

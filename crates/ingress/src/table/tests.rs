@@ -7,7 +7,7 @@ fn backend(name: &str) -> Arc<Backend> {
 }
 
 /// Lines such as `host /path backend`, `= ` before a path that is exact, and `host default backend`.
-fn table(text: &str) -> Table {
+fn table(text: &str) -> RouteTable {
     let (mut rules, mut defaults) = (Vec::new(), Vec::new());
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -25,17 +25,17 @@ fn table(text: &str) -> Table {
             _ => panic!("{line}"),
         }
     }
-    Table::new(rules, defaults)
+    RouteTable::new(rules, defaults)
 }
 
 #[track_caller]
-fn check(table: &Table, host: &str, path: &str, expected: &str) {
+fn check(table: &RouteTable, host: &str, path: &str, expected: &str) {
     let found = table.find(host, path).map_or("-", |backend| &backend.name);
     assert_eq!(found, expected, "{host}{path}");
 }
 
 #[test]
-fn paths_match_by_elements() {
+fn prefix_paths_match_whole_elements() {
     let table = table(
         "a.io /foo foo
          a.io /foo/bar/ bar
@@ -62,7 +62,7 @@ fn paths_match_by_elements() {
 }
 
 #[test]
-fn hosts_match_from_the_most_exact() {
+fn exact_host_precedes_wildcard_and_any_host() {
     let table = table(
         "* / any
          *.io /w wild
@@ -86,7 +86,7 @@ fn hosts_match_from_the_most_exact() {
 }
 
 #[test]
-fn what_nobody_answers_for_goes_to_a_default() {
+fn requests_without_rule_use_default_backend() {
     let table = table(
         "a.io /x x
          b.io /x y
@@ -101,7 +101,7 @@ fn what_nobody_answers_for_goes_to_a_default() {
 }
 
 #[test]
-fn the_older_one_is_right() {
+fn older_rule_wins_for_equal_paths() {
     let table = table(
         "a.io /x first
          a.io /x second
@@ -113,13 +113,13 @@ fn the_older_one_is_right() {
 }
 
 #[test]
-fn everyone_has_a_turn() {
+fn rotates_first_address_per_request() {
     let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
     let backend = Backend::new("b".to_owned(), vec![address(1), address(2)]);
-    let turns: Vec<Vec<u16>> =
-        (0..3).map(|_| backend.in_turn().map(|place| place.address.port()).collect()).collect();
-    assert_eq!(turns, [[1, 2], [2, 1], [1, 2]]);
-    assert_eq!(Backend::default().in_turn().count(), 0);
+    let port_lists: Vec<Vec<u16>> =
+        (0..3).map(|_| backend.rotate().map(|backend_addr| backend_addr.address.port()).collect()).collect();
+    assert_eq!(port_lists, [[1, 2], [2, 1], [1, 2]]);
+    assert_eq!(Backend::default().rotate().count(), 0);
 }
 
 fn host() -> impl Strategy<Value = String> {
@@ -128,16 +128,16 @@ fn host() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn whatever_is_asked_has_an_answer(host in ".{0,20}", path in ".{0,20}") {
+    fn find_does_not_panic_for_arbitrary_requests(host in ".{0,20}", path in ".{0,20}") {
         let table = table("* / any\n*.io /x wild\na.io = /x exact");
         table.find(&host, &path);
     }
 
     /// Whoever is found has a rule that matches, and no rule of the same host that matches is longer.
     #[test]
-    fn the_longest_match_is_found(
+    fn longest_matching_path_wins(
         rules in proptest::collection::vec((host(), "(/[ab]){0,3}/?", any::<bool>()), 0..12),
-        asked in "[abc]\\.io",
+        requested_host in "[abc]\\.io",
         path in "(/[abc]){0,4}/?",
     ) {
         let rules: Vec<Rule> = rules
@@ -150,11 +150,11 @@ proptest! {
                 backend: backend(&index.to_string()),
             })
             .collect();
-        let table = Table::new(rules.clone(), Vec::new());
+        let table = RouteTable::new(rules.clone(), Vec::new());
         let level = |rule: &Rule| match rule.host.as_str() {
             "" => 0,
             "*.io" => 1,
-            host if host == asked => 2,
+            host if host == requested_host => 2,
             _ => -1,
         };
         let best = rules.iter().map(level).max().unwrap_or(-1).max(0);
@@ -169,7 +169,7 @@ proptest! {
                 }
         };
         let length = |rule: &Rule| elements(&rule.path).count();
-        let found = table.find(&asked, &path);
+        let found = table.find(&requested_host, &path);
         let candidates: Vec<&Rule> = rules.iter().filter(matches).collect();
         prop_assert_eq!(found.is_some(), !candidates.is_empty());
         if let Some(found) = found {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 
 #[derive(Default)]
-struct World {
+struct FakeView {
     ingresses: Vec<Arc<Ingress>>,
     classes: Vec<Arc<IngressClass>>,
     services: Vec<Arc<Service>>,
@@ -12,7 +12,7 @@ struct World {
     secrets: Vec<Arc<Secret>>,
 }
 
-impl View for World {
+impl View for FakeView {
     fn ingresses(&self) -> Vec<Arc<Ingress>> {
         self.ingresses.clone()
     }
@@ -35,16 +35,16 @@ impl View for World {
     }
 }
 
-fn read<T: for<'de> k8s_openapi::serde::Deserialize<'de>>(object: Value) -> Arc<T> {
+fn parse_object<T: for<'de> k8s_openapi::serde::Deserialize<'de>>(object: Value) -> Arc<T> {
     Arc::new(serde_json::from_value(object).expect("it is one"))
 }
 
 fn ingress(name: &str, created: &str, spec: Value) -> Arc<Ingress> {
     let metadata = json!({"name": name, "namespace": "n", "creationTimestamp": created});
-    read(json!({"metadata": metadata, "spec": spec}))
+    parse_object(json!({"metadata": metadata, "spec": spec}))
 }
 
-fn world() -> World {
+fn fake_view() -> FakeView {
     let service = json!({"metadata": {"name": "web", "namespace": "n"}, "spec": {"ports": [
         {"name": "http", "port": 80, "targetPort": 8080}, {"name": "admin", "port": 81},
     ]}});
@@ -57,15 +57,15 @@ fn world() -> World {
             {"addresses": ["10.0.0.3"]},
         ],
     });
-    World {
+    FakeView {
         classes: vec![
-            Arc::new(crate::class()),
-            read(json!({"metadata": {"name": "nginx"}, "spec": {"controller": "k8s.io/nginx"}})),
+            Arc::new(crate::ingress_class()),
+            parse_object(json!({"metadata": {"name": "nginx"}, "spec": {"controller": "k8s.io/nginx"}})),
         ],
-        services: vec![read(service)],
-        slices: vec![read(slice)],
-        secrets: vec![read(json!({"metadata": {"name": "cert", "namespace": "n"}}))],
-        ..World::default()
+        services: vec![parse_object(service)],
+        slices: vec![parse_object(slice)],
+        secrets: vec![parse_object(json!({"metadata": {"name": "cert", "namespace": "n"}}))],
+        ..FakeView::default()
     }
 }
 
@@ -74,24 +74,24 @@ fn path(path: &str, port: Value) -> Value {
 }
 
 #[track_caller]
-fn check(world: &World, asked: &[(&str, &str)], expected: Expect) {
-    let plan = plan(world);
-    let mut said = String::new();
-    for (host, path) in asked {
+fn check(view: &FakeView, requests: &[(&str, &str)], expected: Expect) {
+    let plan = build_plan(view);
+    let mut output = String::new();
+    for (host, path) in requests {
         let found = plan.table.find(host, path);
         let found =
             found.map_or("nobody".to_owned(), |found| format!("{} {:?}", found.name, found.addresses));
-        said += &format!("{host}{path}: {found}\n");
+        output += &format!("{host}{path}: {found}\n");
     }
     for (host, secret) in &plan.certificates {
-        said += &format!("{host} by {}\n", secret.name());
+        output += &format!("{host} by {}\n", secret.name());
     }
-    expected.assert_eq(&said);
+    expected.assert_eq(&output);
 }
 
 #[test]
-fn rules_lead_to_pods_that_are_ready() {
-    let mut world = world();
+fn routes_to_ready_endpoints() {
+    let mut view = fake_view();
     let paths = json!([
         path("/", json!({"number": 80})),
         path("/admin", json!({"name": "admin"})),
@@ -102,11 +102,11 @@ fn rules_lead_to_pods_that_are_ready() {
         "rules": [{"host": "A.io", "http": {"paths": paths}}],
         "tls": [{"hosts": ["a.io", "*.a.io"], "secretName": "cert"}, {"secretName": "absent"}],
     });
-    world.ingresses.push(ingress("i", "2026-01-01T00:00:00Z", spec));
-    let asked = [("a.io", "/x"), ("a.io", "/admin/x"), ("a.io", "/wrong"), ("b.io", "/")];
+    view.ingresses.push(ingress("i", "2026-01-01T00:00:00Z", spec));
+    let requests = [("a.io", "/x"), ("a.io", "/admin/x"), ("a.io", "/wrong"), ("b.io", "/")];
     check(
-        &world,
-        &asked,
+        &view,
+        &requests,
         expect![[r#"
             a.io/x: n/web:80 [10.0.0.1:8080, 10.0.0.3:8080]
             a.io/admin/x: n/web:admin [10.0.0.1:9090, 10.0.0.3:9090]
@@ -116,22 +116,24 @@ fn rules_lead_to_pods_that_are_ready() {
             *.a.io by cert
         "#]],
     );
-    assert_eq!(plan(&world).secrets.len(), 2, "what is not there yet may come");
+    assert_eq!(build_plan(&view).secrets.len(), 2, "what is not there yet may come");
 }
 
 #[test]
-fn only_our_classes_are_served() {
+fn ignores_ingresses_of_other_classes() {
     let rules = |class: Option<&str>| json!({"ingressClassName": class, "rules": [{"http": {"paths": [path("/", json!({"number": 80}))]}}]});
-    let check =
-        |class: Option<&str>, annotation: Option<&str>, classes: &[Arc<IngressClass>], expected: bool| {
-            let mut world = World { classes: classes.to_vec(), ..world() };
-            let mut one = (*ingress("i", "2026-01-01T00:00:00Z", rules(class))).clone();
-            one.metadata.annotations =
-                annotation.map(|name| [(ANNOTATION.to_owned(), name.to_owned())].into());
-            world.ingresses.push(Arc::new(one));
-            assert_eq!(plan(&world).table.find("x", "/").is_some(), expected, "{class:?} {annotation:?}");
-        };
-    let classes = world().classes;
+    let check = |class: Option<&str>,
+                 annotation: Option<&str>,
+                 classes: &[Arc<IngressClass>],
+                 expected: bool| {
+        let mut view = FakeView { classes: classes.to_vec(), ..fake_view() };
+        let mut one = (*ingress("i", "2026-01-01T00:00:00Z", rules(class))).clone();
+        one.metadata.annotations =
+            annotation.map(|name| [(CLASS_ANNOTATION.to_owned(), name.to_owned())].into());
+        view.ingresses.push(Arc::new(one));
+        assert_eq!(build_plan(&view).table.find("x", "/").is_some(), expected, "{class:?} {annotation:?}");
+    };
+    let classes = fake_view().classes;
     check(Some("skiff"), None, &classes, true);
     check(Some("nginx"), None, &classes, false);
     check(Some("nobody"), None, &classes, false);
@@ -140,21 +142,21 @@ fn only_our_classes_are_served() {
     check(None, None, &classes, true);
     check(None, None, &[], false);
     check(Some("skiff"), None, &[], false);
-    let mut other = crate::class();
+    let mut other = crate::ingress_class();
     other.metadata.annotations = None;
     check(None, None, &[Arc::new(other)], false);
 }
 
 #[test]
-fn the_older_ingress_wins_and_defaults_catch_the_rest() {
-    let mut world = world();
+fn older_ingress_wins_and_default_backend_is_used_without_rule() {
+    let mut view = fake_view();
     let rule = |name: &str| json!([{"host": "a.io", "http": {"paths": [path("/", json!({"name": name}))]}}]);
-    world.ingresses.push(ingress("new", "2026-02-01T00:00:00Z", json!({"rules": rule("admin")})));
-    world.ingresses.push(ingress("old", "2026-01-01T00:00:00Z", json!({"rules": rule("http")})));
+    view.ingresses.push(ingress("new", "2026-02-01T00:00:00Z", json!({"rules": rule("admin")})));
+    view.ingresses.push(ingress("old", "2026-01-01T00:00:00Z", json!({"rules": rule("http")})));
     let default = json!({"defaultBackend": {"service": {"name": "gone", "port": {"number": 1}}}});
-    world.ingresses.push(ingress("default", "2026-03-01T00:00:00Z", default));
+    view.ingresses.push(ingress("default", "2026-03-01T00:00:00Z", default));
     check(
-        &world,
+        &view,
         &[("a.io", "/"), ("b.io", "/")],
         expect![[r#"
             a.io/: n/web:http [10.0.0.1:8080, 10.0.0.3:8080]

@@ -9,11 +9,11 @@ use reconcile::Object as _;
 use schema::quantity::Quantity;
 
 use super::Allocation;
-use crate::admission::{Refusal, requests};
-use crate::pod::needs;
+use crate::admission::{AdmissionFailure, requests};
+use crate::pod::resource_spec;
 
 /// A pod of the node that has been let in.
-pub struct Present {
+pub struct AdmittedPod {
     /// As it asks for itself.
     pub pod: Arc<Pod>,
     /// What was agreed to; what it asks for where nothing was written down.
@@ -22,15 +22,15 @@ pub struct Present {
     pub since: Option<Timestamp>,
 }
 
-impl Present {
-    fn has(&self) -> Arc<Pod> {
+impl AdmittedPod {
+    fn allocated_pod(&self) -> Arc<Pod> {
         match &self.allocated {
-            Some(allocated) => allocated.shared(&self.pod),
+            Some(allocated) => allocated.apply_to_shared(&self.pod),
             None => self.pod.clone(),
         }
     }
 
-    fn wants_other(&self) -> bool {
+    fn needs_resize(&self) -> bool {
         let differs = self.allocated.as_ref().is_some_and(|allocated| allocated.differs(&self.pod));
         differs && !self.pod.is_deleting()
     }
@@ -38,34 +38,35 @@ impl Present {
 
 /// Those who want something else than they have, in their order, each with what speaks against it. Whoever is given
 /// something leaves the others what is left.
-pub fn decide(
-    present: &[Present],
-    judge: impl Fn(&Pod, &[Arc<Pod>]) -> Option<Refusal>,
-) -> Vec<(&Arc<Pod>, Option<Refusal>)> {
-    let mut have: Vec<Arc<Pod>> = present.iter().map(Present::has).collect();
-    let mut waiting: Vec<usize> = (0..present.len()).filter(|place| present[*place].wants_other()).collect();
-    waiting.sort_by_cached_key(|place| turn(&present[*place], &have[*place]));
-    let decided = waiting.into_iter().map(|place| {
-        let pod = &present[place].pod;
-        let others: Vec<Arc<Pod>> = have.iter().filter(|other| other.uid() != pod.uid()).cloned().collect();
-        let refusal = judge(pod, &others);
-        if refusal.is_none() {
-            have[place] = pod.clone();
+pub fn evaluate_resizes(
+    present: &[AdmittedPod],
+    admit: impl Fn(&Pod, &[Arc<Pod>]) -> Option<AdmissionFailure>,
+) -> Vec<(&Arc<Pod>, Option<AdmissionFailure>)> {
+    let mut allocated: Vec<Arc<Pod>> = present.iter().map(AdmittedPod::allocated_pod).collect();
+    let mut pending: Vec<usize> = (0..present.len()).filter(|index| present[*index].needs_resize()).collect();
+    pending.sort_by_cached_key(|index| resize_order(&present[*index], &allocated[*index]));
+    let results = pending.into_iter().map(|index| {
+        let pod = &present[index].pod;
+        let others: Vec<Arc<Pod>> =
+            allocated.iter().filter(|other| other.uid() != pod.uid()).cloned().collect();
+        let rejection = admit(pod, &others);
+        if rejection.is_none() {
+            allocated[index] = pod.clone();
         }
-        (pod, refusal)
+        (pod, rejection)
     });
-    decided.collect()
+    results.collect()
 }
 
 /// Whose turn it is: those first who want no more than they have, which always works out; then by priority; those next who
 /// were promised all that they may use; and among equals whoever has been waiting longest.
-fn turn(one: &Present, has: &Pod) -> impl Ord + use<> {
-    let (wanted, before) = (requests(&needs(&one.pod)), requests(&needs(has)));
-    let grows = ["cpu", "memory"].iter().any(|name| {
+fn resize_order(admitted: &AdmittedPod, has: &Pod) -> impl Ord + use<> {
+    let (requested, current) = (requests(&resource_spec(&admitted.pod)), requests(&resource_spec(has)));
+    let needs_more = ["cpu", "memory"].iter().any(|name| {
         let amount = |list: &api::resources::ResourceList| list.get(*name).copied().unwrap_or(Quantity::ZERO);
-        amount(&wanted) > amount(&before)
+        amount(&requested) > amount(&current)
     });
-    let priority = one.pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
-    let is_guaranteed = crate::cgroups::class(&one.pod) == "Guaranteed";
-    (grows, Reverse(priority), !is_guaranteed, one.since.is_none(), one.since)
+    let priority = admitted.pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
+    let is_guaranteed = crate::cgroups::qos_class(&admitted.pod) == "Guaranteed";
+    (needs_more, Reverse(priority), !is_guaranteed, admitted.since.is_none(), admitted.since)
 }

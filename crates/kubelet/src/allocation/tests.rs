@@ -14,21 +14,21 @@ fn pod(name: &str, cpu: &str) -> Pod {
 
 /// `a 1 2 | b 1 1 at 5 priority 7 | c 1 3 guaranteed | d 1 0 told 1 | e 1 2 deleting`: what each has and wants of
 /// processors.
-fn present(text: &str) -> Vec<Present> {
+fn present(text: &str) -> Vec<AdmittedPod> {
     let one = |text: &str| {
         let words: Vec<&str> = text.split_whitespace().collect();
         let after = |word: &str| {
-            let place = words.iter().position(|known| *known == word)?;
-            words.get(place + 1).map(|text| text.parse::<i64>().expect("a number"))
+            let at = words.iter().position(|known| *known == word)?;
+            words.get(at + 1).map(|text| text.parse::<i64>().expect("a number"))
         };
         let mut pod = pod(words[0], words[2]);
         pod.spec.as_mut().expect("a spec").priority = after("priority").map(|priority| priority as i32);
         let class = if words.contains(&"guaranteed") { "Guaranteed" } else { "Burstable" };
         let mut status = json!({"qosClass": class});
-        if let Some(told) = after("told") {
+        if let Some(reported) = after("told") {
             status["containerStatuses"] = json!([{
                 "name": "main", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-                "resources": resources(&told.to_string()),
+                "resources": resources(&reported.to_string()),
             }]);
         }
         pod.status = serde_json::from_value(status).expect("a status");
@@ -36,9 +36,9 @@ fn present(text: &str) -> Vec<Present> {
             let now = jiff::Timestamp::UNIX_EPOCH;
             pod.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
         }
-        let allocated = Some(Allocation::of(&self::pod(words[0], words[1])));
+        let allocated = Some(Allocation::from_pod(&self::pod(words[0], words[1])));
         let since = after("at").map(|second| jiff::Timestamp::from_second(second).expect("a time"));
-        Present { pod: Arc::new(pod), allocated, since }
+        AdmittedPod { pod: Arc::new(pod), allocated, since }
     };
     text.split('|').map(one).collect()
 }
@@ -50,18 +50,18 @@ fn check(text: &str, expected: &[&str]) {
     });
     let node = serde_json::from_value(node).expect("a node");
     let present = present(text);
-    let judge = |pod: &Pod, others: &[Arc<Pod>]| {
-        admission::judge(pod, &node, others, &crate::abilities::Abilities::default())
+    let admit = |pod: &Pod, others: &[Arc<Pod>]| {
+        admission::admit(pod, &node, others, &crate::runtime_features::RuntimeCapabilities::default())
     };
-    let decided = decide(&present, judge).into_iter().map(|(pod, refusal)| match refusal {
+    let results = evaluate_resizes(&present, admit).into_iter().map(|(pod, rejection)| match rejection {
         None => format!("{} yes", pod.name()),
-        Some(refusal) => format!("{} {}: {}", pod.name(), refusal.reason, refusal.message),
+        Some(rejection) => format!("{} {}: {}", pod.name(), rejection.reason, rejection.message),
     });
-    assert_eq!(decided.collect::<Vec<_>>(), expected);
+    assert_eq!(results.collect::<Vec<_>>(), expected);
 }
 
 #[test]
-fn there_is_room_or_there_is_not() {
+fn resize_requires_available_resources() {
     check("a 1 2 | b 1 1", &["a yes"]);
     check("a 1 9 | b 1 1", &["a yes"]);
     let no =
@@ -80,7 +80,7 @@ fn there_is_room_or_there_is_not() {
 }
 
 #[test]
-fn who_gives_back_is_first_and_has_it_until_it_is_told_otherwise() {
+fn lower_request_is_first_and_counts_until_status_reports_it() {
     check("a 5 6 | b 5 4", &["b yes", "a yes"]);
     let no =
         "a OutOfcpu: Node didn't have enough resource: cpu, requested: 6000, used: 5000, capacity: 10000";
@@ -88,7 +88,7 @@ fn who_gives_back_is_first_and_has_it_until_it_is_told_otherwise() {
 }
 
 #[test]
-fn whose_turn_it_is() {
+fn resize_order_is_priority_then_qos_then_wait_time() {
     let all = "a 1 2 at 4 | b 1 2 at 3 | c 1 2 at 9 guaranteed | d 1 2 at 9 priority 5 | e 1 2";
     check(all, &["d yes", "c yes", "b yes", "a yes", "e yes"]);
     let all = "a 2 5 at 1 | b 2 5 at 2 priority 9";
@@ -98,56 +98,56 @@ fn whose_turn_it_is() {
 }
 
 #[test]
-fn what_was_agreed_to_is_put_in_place_of_what_is_asked_for() {
-    let wanted = json!({"metadata": {}, "spec": {
+fn applies_allocated_resources_to_pod_spec() {
+    let requested = json!({"metadata": {}, "spec": {
         "resources": {"limits": {"cpu": "9"}},
         "containers": [{"name": "a", "resources": resources("2")}, {"name": "b"}],
         "initContainers": [{"name": "i", "resources": resources("3")}],
     }});
-    let mut agreed = wanted.clone();
+    let mut accepted = requested.clone();
     let pod = |value: &Value| -> Pod { serde_json::from_value(value.clone()).expect("a pod") };
-    let check = |agreed: &Value, differs: bool| {
-        let allocation = Allocation::of(&pod(agreed));
-        assert_eq!(allocation.differs(&pod(&wanted)), differs, "{agreed}");
-        let wanted = pod(&wanted);
-        let put = allocation.put_into(&wanted);
+    let check = |accepted: &Value, differs: bool| {
+        let allocation = Allocation::from_pod(&pod(accepted));
+        assert_eq!(allocation.differs(&pod(&requested)), differs, "{accepted}");
+        let requested = pod(&requested);
+        let put = allocation.apply_to(&requested);
         assert!(!allocation.differs(&put));
         assert_eq!(put.spec.as_ref().expect("a spec").containers[1].resources, Some(Default::default()));
     };
-    check(&agreed, false);
-    agreed["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("2000m");
-    check(&agreed, false);
-    for place in ["/spec/resources/limits/cpu", "/spec/initContainers/0/resources/requests/cpu"] {
-        let mut other = agreed.clone();
-        *other.pointer_mut(place).expect("is there") = json!("1");
+    check(&accepted, false);
+    accepted["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("2000m");
+    check(&accepted, false);
+    for pointer in ["/spec/resources/limits/cpu", "/spec/initContainers/0/resources/requests/cpu"] {
+        let mut other = accepted.clone();
+        *other.pointer_mut(pointer).expect("is there") = json!("1");
         check(&other, true);
     }
 }
 
 #[test]
-fn what_is_written_down_is_read_again() {
+fn allocation_record_round_trip() {
     let dir = tempfile::tempdir().expect("a directory");
-    let place = dir.path().join("uid");
-    assert_eq!(Record::read(&place), None);
-    let mut record = Record::new(&pod("a", "1"));
-    record.given.insert("id".to_owned(), Amounts { cpu_limit: 5, ..Amounts::default() });
-    record.keep(&place).expect("kept");
-    assert_eq!(Record::read(&place), Some(record));
-    std::fs::write(place.join(FILE), "{").expect("written");
-    assert_eq!(Record::read(&place), None);
+    let path = dir.path().join("uid");
+    assert_eq!(AllocationRecord::read(&path), None);
+    let mut record = AllocationRecord::new(&pod("a", "1"));
+    record.given.insert("id".to_owned(), ComputeResources { cpu_limit: 5, ..ComputeResources::default() });
+    record.write(&path).expect("kept");
+    assert_eq!(AllocationRecord::read(&path), Some(record));
+    std::fs::write(path.join(ALLOCATION_FILE), "{").expect("written");
+    assert_eq!(AllocationRecord::read(&path), None);
 }
 
 #[test]
-fn what_makes_room_for_others() {
+fn detects_released_resources() {
     let pod = |phase: &str, given: &str| -> Arc<Pod> {
-        let told = json!({"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0, "resources": resources(given)});
-        let status = json!({"phase": phase, "containerStatuses": [told]});
+        let container_status = json!({"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0, "resources": resources(given)});
+        let status = json!({"phase": phase, "containerStatuses": [container_status]});
         Arc::new(serde_json::from_value(json!({"metadata": {}, "status": status})).expect("a pod"))
     };
     let running = pod("Running", "2");
-    assert!(frees(&running, None));
-    assert!(frees(&running, Some(&pod("Failed", "2"))));
-    assert!(frees(&running, Some(&pod("Running", "1"))));
-    assert!(!frees(&running, Some(&pod("Running", "2"))));
-    assert!(!frees(&pod("Failed", "2"), None));
+    assert!(has_released_resources(&running, None));
+    assert!(has_released_resources(&running, Some(&pod("Failed", "2"))));
+    assert!(has_released_resources(&running, Some(&pod("Running", "1"))));
+    assert!(!has_released_resources(&running, Some(&pod("Running", "2"))));
+    assert!(!has_released_resources(&pod("Failed", "2"), None));
 }

@@ -3,10 +3,10 @@ use serde_json::{Value, json};
 use super::*;
 
 #[test]
-fn what_pods_may_use_together() {
+fn pod_limits_are_container_limits_with_overhead() {
     let check = |spec: Value, expected: (i64, i64, i64)| {
         let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec.clone()})).expect("a pod");
-        let found = limits(&pod, 0);
+        let found = pod_limits(&pod, 0);
         assert_eq!((found.cpu_shares, found.cpu_quota, found.memory), expected, "{spec}");
     };
     let one = |requests: Value, limits: Value| json!({"name": "c", "resources": {"requests": requests, "limits": limits}});
@@ -22,62 +22,62 @@ fn what_pods_may_use_together() {
     let own = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "1Gi"}});
     check(json!({"containers": [{"name": "c"}], "resources": own}), (2048, 300_000, 1 << 30));
     let pod: Pod = serde_json::from_value(json!({"metadata": {}})).expect("a pod");
-    assert_eq!(limits(&pod, 100).pids, 100);
+    assert_eq!(pod_limits(&pod, 100).pids, 100);
 }
 
 #[test]
-fn weights_are_upstreams() {
-    let weight = |milli: i64| weighed(milli).unified[0].1.parse::<i64>().expect("a number");
+fn cpu_weight_matches_upstream() {
+    let weight = |milli: i64| cpu_weight_limits(milli).unified[0].1.parse::<i64>().expect("a number");
     assert_eq!([0, 1, 100, 1000, 2000, 1 << 40].map(weight), [1, 1, 4, 39, 79, 10_000]);
 }
 
 #[test]
-fn pods_are_where_their_class_is() {
-    let place = |status: Value, resources: Value| {
+fn pod_cgroup_is_per_qos_class() {
+    let pod_path = |status: Value, resources: Value| {
         let spec = json!({"containers": [{"name": "c", "resources": resources}]});
         let pod = json!({"metadata": {"uid": "1"}, "spec": spec, "status": status});
-        of_below("skiff/node-1", &serde_json::from_value(pod).expect("a pod"))
+        pod_cgroup_under("skiff/node-1", &serde_json::from_value(pod).expect("a pod"))
     };
-    let told = |class: &str| place(json!({"qosClass": class}), json!({}));
+    let cgroup_of = |class: &str| pod_path(json!({"qosClass": class}), json!({}));
     let classes = ["Guaranteed", "Burstable", "BestEffort"];
     assert_eq!(
-        classes.map(told),
+        classes.map(cgroup_of),
         ["/skiff/node-1/pod1", "/skiff/node-1/burstable/pod1", "/skiff/node-1/besteffort/pod1"]
     );
     // Where nobody has said it yet.
-    assert_eq!(place(json!({}), json!({"requests": {"cpu": "1"}})), "/skiff/node-1/burstable/pod1");
-    assert_eq!(place(json!({}), json!({})), "/skiff/node-1/besteffort/pod1");
+    assert_eq!(pod_path(json!({}), json!({"requests": {"cpu": "1"}})), "/skiff/node-1/burstable/pod1");
+    assert_eq!(pod_path(json!({}), json!({})), "/skiff/node-1/besteffort/pod1");
 }
 
 #[test]
-fn nodes_are_told_apart() {
+fn node_cgroup_is_unique_per_pods_directory() {
     let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
-    assert_ne!(of_node(one.path()), of_node(other.path()));
-    assert_eq!(of_node(one.path()), of_node(&other.path().join("..").join(one.path())));
-    assert_eq!(of_node(&one.path().join("none")), "skiff");
+    assert_ne!(node_cgroup(one.path()), node_cgroup(other.path()));
+    assert_eq!(node_cgroup(one.path()), node_cgroup(&other.path().join("..").join(one.path())));
+    assert_eq!(node_cgroup(&one.path().join("none")), "skiff");
 }
 
 #[test]
-fn what_is_empty_goes_and_what_runs_is_ended_first() {
+fn pod_cgroup_removal_can_kill_remaining_processes() {
     let dir = tempfile::tempdir().expect("a directory");
     let group = |name: &str| dir.path().join(name);
     fs::create_dir_all(group("memory/skiff/node-1/burstable/pod1/a/b")).expect("made");
     fs::create_dir_all(group("memory/skiff/node-1/besteffort/pod1/a")).expect("made");
     fs::create_dir_all(group("skiff/node-1/pod1")).expect("made");
     fs::create_dir_all(group("skiff/node-1/pod2/a")).expect("made");
-    let mut forgotten = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
+    let mut orphan = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
     // In the place of what the kernel does not let go.
-    fs::write(group("skiff/node-1/pod2/a/cgroup.procs"), format!("{}\n", forgotten.id())).expect("written");
-    clear_below(dir.path(), "skiff/node-1", "1").expect("empty");
-    for gone in
+    fs::write(group("skiff/node-1/pod2/a/cgroup.procs"), format!("{}\n", orphan.id())).expect("written");
+    remove_pod_cgroup_under(dir.path(), "skiff/node-1", "1").expect("empty");
+    for removed in
         ["memory/skiff/node-1/burstable/pod1", "memory/skiff/node-1/besteffort/pod1", "skiff/node-1/pod1"]
     {
-        assert!(!group(gone).exists() && group(gone).parent().is_some_and(Path::exists), "{gone}");
+        assert!(!group(removed).exists() && group(removed).parent().is_some_and(Path::exists), "{removed}");
     }
-    let error = clear_below(dir.path(), "skiff/node-1", "2").expect_err("in use");
+    let error = remove_pod_cgroup_under(dir.path(), "skiff/node-1", "2").expect_err("in use");
     assert!(error.to_string().ends_with("skiff/node-1/pod2 is still in use"), "{error}");
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&forgotten.wait().expect("ended")), Some(9));
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&orphan.wait().expect("ended")), Some(9));
     fs::remove_file(group("skiff/node-1/pod2/a/cgroup.procs")).expect("removed");
-    clear_below(dir.path(), "skiff/node-1", "2").expect("empty");
-    clear_below(dir.path(), "skiff/node-1", "2").expect("gone already");
+    remove_pod_cgroup_under(dir.path(), "skiff/node-1", "2").expect("empty");
+    remove_pod_cgroup_under(dir.path(), "skiff/node-1", "2").expect("gone already");
 }

@@ -10,7 +10,7 @@ use runtime::cri::{
 };
 
 /// What the kernel tells that no container should read,
-const MASKED: &[&str] = &[
+const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
     "/proc/kcore",
@@ -24,13 +24,14 @@ const MASKED: &[&str] = &[
     "/sys/devices/virtual/powercap",
 ];
 /// or write.
-const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 pub fn sandbox(pod: &Pod) -> LinuxSandboxSecurityContext {
     let context = pod_context(pod);
     let privileged =
         pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-    let privileged = privileged.into_iter().any(|container| own(container).privileged == Some(true));
+    let privileged =
+        privileged.into_iter().any(|container| container_context(container).privileged == Some(true));
     LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(pod)),
         run_as_user: context.run_as_user.map(|value| Int64Value { value }),
@@ -52,17 +53,18 @@ pub fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
         .sysctls
         .into_iter()
         .flatten()
-        .map(|sysctl| (crate::sysctls::dotted(&sysctl.name), sysctl.value))
+        .map(|sysctl| (crate::sysctls::normalize_name(&sysctl.name), sysctl.value))
         .collect()
 }
 
 pub fn container(pod: &Pod, container: &Container, settings: &Settings) -> LinuxContainerSecurityContext {
-    let (context, own) = (pod_context(pod), own(container));
+    let (context, own) = (pod_context(pod), container_context(container));
     let privileged = own.privileged == Some(true);
     let user = own.run_as_user.or(context.run_as_user);
     let group = own.run_as_group.or(context.run_as_group);
-    let unmasked = privileged || own.proc_mount.as_deref() == Some("Unmasked");
-    let paths = |list: &[&str]| list.iter().filter(|_| !unmasked).map(|path| (*path).to_owned()).collect();
+    let has_raw_proc = privileged || own.proc_mount.as_deref() == Some("Unmasked");
+    let paths =
+        |list: &[&str]| list.iter().filter(|_| !has_raw_proc).map(|path| (*path).to_owned()).collect();
     let capabilities = own.capabilities.clone().unwrap_or_default();
     let selinux = own.se_linux_options.clone().or(context.se_linux_options.clone());
     LinuxContainerSecurityContext {
@@ -85,9 +87,9 @@ pub fn container(pod: &Pod, container: &Container, settings: &Settings) -> Linux
         supplemental_groups: groups(&context),
         supplemental_groups_policy: groups_policy(&context),
         no_new_privs: own.allow_privilege_escalation == Some(false),
-        masked_paths: paths(MASKED),
-        readonly_paths: paths(READ_ONLY),
-        apparmor: crate::apparmor::of(pod, container),
+        masked_paths: paths(MASKED_PATHS),
+        readonly_paths: paths(READONLY_PATHS),
+        apparmor: crate::apparmor::security_profile(pod, container),
         seccomp: Some(seccomp(
             own.seccomp_profile.as_ref().or(context.seccomp_profile.as_ref()),
             privileged,
@@ -101,7 +103,7 @@ fn pod_context(pod: &Pod) -> PodSecurityContext {
     pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default()
 }
 
-fn own(container: &Container) -> SecurityContext {
+fn container_context(container: &Container) -> SecurityContext {
     container.security_context.clone().unwrap_or_default()
 }
 
@@ -136,16 +138,18 @@ fn namespaces(pod: &Pod) -> NamespaceOption {
 }
 
 fn seccomp(profile: Option<&SeccompProfile>, privileged: bool, settings: &Settings) -> SecurityProfile {
-    let usual = if settings.keeping.seccomp_default { "RuntimeDefault" } else { "Unconfined" };
-    let kind = match profile.map_or(usual, |profile| profile.type_.as_str()) {
+    let default_profile =
+        if settings.kubelet_config.seccomp_default { "RuntimeDefault" } else { "Unconfined" };
+    let profile_type = match profile.map_or(default_profile, |profile| profile.type_.as_str()) {
         "RuntimeDefault" if !privileged => ProfileType::RuntimeDefault,
         "Localhost" => ProfileType::Localhost,
         _ => ProfileType::Unconfined,
     };
     let name = profile.and_then(|profile| profile.localhost_profile.as_deref());
-    let path = name.filter(|_| kind == ProfileType::Localhost).map(|name| settings.seccomp_profile(name));
+    let path =
+        name.filter(|_| profile_type == ProfileType::Localhost).map(|name| settings.seccomp_profile(name));
     let localhost_ref = path.map(|path| path.display().to_string()).unwrap_or_default();
-    SecurityProfile { profile_type: kind.into(), localhost_ref }
+    SecurityProfile { profile_type: profile_type.into(), localhost_ref }
 }
 
 #[cfg(test)]
@@ -153,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seccomp_profiles() {
+    fn seccomp_default_and_localhost_profile_paths() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut settings = super::super::tests::settings(dir.path());
         let [root, before] = [&settings.root, dir.path()].map(|dir| dir.join("seccomp"));
@@ -161,13 +165,14 @@ mod tests {
             std::fs::create_dir_all(dir).expect("a directory");
             std::fs::write(dir.join(name), "{}").expect("written");
         }
-        let mut check = |kind: &str, usual: bool, privileged: bool, expected: ProfileType| {
-            settings.keeping.seccomp_default = usual;
-            let profile = SeccompProfile { type_: kind.to_owned(), ..SeccompProfile::default() };
-            let profile = Some(&profile).filter(|_| !kind.is_empty());
-            let found = seccomp(profile, privileged, &settings);
-            assert_eq!(found.profile_type(), expected, "{kind} {usual} {privileged}");
-        };
+        let mut check =
+            |profile_type: &str, seccomp_default: bool, privileged: bool, expected: ProfileType| {
+                settings.kubelet_config.seccomp_default = seccomp_default;
+                let profile = SeccompProfile { type_: profile_type.to_owned(), ..SeccompProfile::default() };
+                let profile = Some(&profile).filter(|_| !profile_type.is_empty());
+                let found = seccomp(profile, privileged, &settings);
+                assert_eq!(found.profile_type(), expected, "{profile_type} {seccomp_default} {privileged}");
+            };
         check("", false, false, ProfileType::Unconfined);
         check("", true, false, ProfileType::RuntimeDefault);
         check("", true, true, ProfileType::Unconfined);

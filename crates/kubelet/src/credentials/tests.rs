@@ -4,7 +4,7 @@ use tokio::sync::watch;
 use super::*;
 
 /// A directory of programs with a shell in it, which can be any of them.
-fn programs() -> tempfile::TempDir {
+fn plugin_dir() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     std::os::unix::fs::symlink("/bin/sh", dir.path().join("sh")).expect("a shell");
     dir
@@ -18,9 +18,9 @@ fn provider(script: &str) -> Value {
 }
 
 /// Writes down what it is asked, one line each, and answers.
-fn script(dir: &Path, answer: &str) -> String {
-    let asked = dir.join("asked");
-    format!("cat >> {0}; echo >> {0}; cat <<END\n{answer}\nEND\n", asked.display())
+fn recording_script(dir: &Path, answer: &str) -> String {
+    let log = dir.join("asked");
+    format!("cat >> {0}; echo >> {0}; cat <<END\n{answer}\nEND\n", log.display())
 }
 
 fn answer(kind: &str, more: &str) -> String {
@@ -30,32 +30,34 @@ fn answer(kind: &str, more: &str) -> String {
     )
 }
 
-fn asked(dir: &Path) -> Vec<Value> {
+fn recorded_requests(dir: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(dir.join("asked")).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 fn providers(dir: &Path, provider: Value) -> Providers {
-    Providers::new(Config { programs: dir.to_owned(), providers: vec![provider] })
+    Providers::new(Config { plugin_dir: dir.to_owned(), providers: vec![provider] })
 }
 
 #[tokio::test]
-async fn answers_are_good_for_as_long_and_as_much_as_they_say() {
+async fn responses_are_cached_by_cache_key_type_and_duration() {
     let check = async |kind: &str, more: &str, expected: usize| {
-        let dir = programs();
-        let provider = provider(&script(dir.path(), &answer(kind, more)));
+        let dir = plugin_dir();
+        let provider = provider(&recording_script(dir.path(), &answer(kind, more)));
         let all = providers(dir.path(), provider);
         for image in ["a.example:5000/x", "a.example:5000/x", "a.example:5000/y", "b.example:5000/x"] {
-            let found = all.ask(&all.config.providers[0], &all.known[0], image, &Asker::default()).await;
+            let found = all
+                .fetch_credentials(&all.config.providers[0], &all.caches[0], image, &PullIdentity::default())
+                .await;
             let found = found.expect("an answer");
             assert_eq!(found, json!({"a.example:5000": {"username": "me", "password": "sesame"}}));
         }
-        let asked = asked(dir.path());
-        assert_eq!(asked.len(), expected, "{kind} {more}: {asked:?}");
+        let requests = recorded_requests(dir.path());
+        assert_eq!(requests.len(), expected, "{kind} {more}: {requests:?}");
         let version = "credentialprovider.kubelet.k8s.io/v1";
         let first =
             json!({"kind": "CredentialProviderRequest", "apiVersion": version, "image": "a.example:5000/x"});
-        assert_eq!(asked[0], first);
+        assert_eq!(requests[0], first);
     };
     check("Image", "", 3).await;
     check("Registry", "", 2).await;
@@ -65,13 +67,14 @@ async fn answers_are_good_for_as_long_and_as_much_as_they_say() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_is_told_without_secrets() {
+async fn errors_do_not_contain_credentials() {
     let check = async |script: &str, expected: &str| {
-        let dir = programs();
+        let dir = plugin_dir();
         let all = providers(dir.path(), provider(script));
-        let asker = Asker::default();
-        let asked = all.ask(&all.config.providers[0], &all.known[0], "a.example:5000/x", &asker);
-        let error = asked.await.expect_err("a failure");
+        let identity = PullIdentity::default();
+        let response =
+            all.fetch_credentials(&all.config.providers[0], &all.caches[0], "a.example:5000/x", &identity);
+        let error = response.await.expect_err("a failure");
         assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
     };
     check("echo no luck >&2; exit 3", "plugin sh for image a.example:5000/x: exit status: 3: no luck").await;
@@ -83,10 +86,11 @@ async fn what_goes_wrong_is_told_without_secrets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_are_known_by_their_accounts() {
-    let dir = programs();
+async fn service_account_tokens_are_cached_by_account_or_token() {
+    let dir = plugin_dir();
     let (_stop, shutdown) = watch::channel(false);
-    let server = apiserver::start_in(&dir.path().join("server"), shutdown.clone()).await.expect("a server");
+    let server =
+        apiserver::start_in_directory(&dir.path().join("server"), shutdown.clone()).await.expect("a server");
     let client = Client::new(server.local(), "kubelet");
     let ctx = Ctx::new(client.clone(), Clock::default(), shutdown);
     let metadata = |name: &str| json!({"name": name, "namespace": "default", "annotations": {"example.com/role": "reader"}});
@@ -101,7 +105,7 @@ async fn pods_are_known_by_their_accounts() {
         }
     });
     let pod: Pod = client.create(&serde_json::from_value(pod).expect("a pod")).await.expect("created");
-    let mut provider = provider(&script(dir.path(), &answer("Image", "")));
+    let mut provider = provider(&recording_script(dir.path(), &answer("Image", "")));
     let attributes = |required: &str, cache: &str| {
         json!({
             "serviceAccountTokenAudience": "registry", "requireServiceAccount": true, "cacheType": cache,
@@ -114,23 +118,23 @@ async fn pods_are_known_by_their_accounts() {
         let keys = all.keys(&ctx, &pod, "a.example:5000/x:1").await;
         let [key] = &keys[..] else { panic!("one for this image: {}", keys.len()) };
         assert_eq!((key.auth.username.as_str(), key.auth.password.as_str()), ("me", "sesame"));
-        assert_eq!(key.from, Some(PullSecret::account("default", "own", account.uid())));
+        assert_eq!(key.source, Some(PullSecret::account("default", "own", account.uid())));
     }
     // A port, and whatever else no provider is for.
     for image in ["a.example/x", "busybox", "b.a.example:5000/x"] {
         assert!(all.keys(&ctx, &pod, image).await.is_empty(), "{image}");
     }
-    let told = asked(dir.path());
-    assert_eq!(told.len(), 1, "the account is the same");
-    assert_eq!(told[0]["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
-    assert_eq!(text(&told[0], "serviceAccountToken").split('.').count(), 3, "a token");
+    let requests = recorded_requests(dir.path());
+    assert_eq!(requests.len(), 1, "the account is the same");
+    assert_eq!(requests[0]["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
+    assert_eq!(text(&requests[0], "serviceAccountToken").split('.').count(), 3, "a token");
 
     // Each token is another.
     provider["tokenAttributes"] = attributes("example.com/role", "Token");
     let all = providers(dir.path(), provider.clone());
     let now = ctx.clock.now().as_second();
     assert_eq!(all.keys(&ctx, &pod, "a.example:5000/x:1").await.len(), 1, "{now}");
-    assert_eq!(asked(dir.path()).len(), 2);
+    assert_eq!(recorded_requests(dir.path()).len(), 2);
     // Who does not say so is not asked for.
     provider["tokenAttributes"] = attributes("example.com/other", "Token");
     let all = providers(dir.path(), provider.clone());
@@ -149,8 +153,8 @@ END"#;
 }
 
 #[test]
-fn mistakes_are_named() {
-    let dir = programs();
+fn invalid_provider_config_is_rejected() {
+    let dir = plugin_dir();
     let file = dir.path().join("config.yaml");
     let read = |providers: Value| {
         let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": providers});

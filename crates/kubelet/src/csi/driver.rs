@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use runtime::{Refusal, Socket};
+use runtime::{GrpcClient, RpcError};
 
 use super::messages::*;
 
 /// What upstream's kubelet allows a driver for one call.
-const PATIENCE: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// For calls that only ask.
-const QUICK: Duration = Duration::from_secs(15);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(15);
 
-const STAGES: i32 = 1;
-const TELLS_STATS: i32 = 2;
-const EXPANDS: i32 = 3;
+const STAGE_UNSTAGE_VOLUME: i32 = 1;
+const GET_VOLUME_STATS: i32 = 2;
+const EXPAND_VOLUME: i32 = 3;
 const SINGLE_NODE_MULTI_WRITER: i32 = 5;
-const MOUNTS_FOR_GROUPS: i32 = 6;
+const VOLUME_MOUNT_GROUP: i32 = 6;
 
 /// A storage driver on this node.
 #[derive(Clone, Debug)]
@@ -25,92 +25,93 @@ pub struct Driver {
     /// What the driver calls this node.
     pub node_id: String,
     /// How many of its volumes can be here; 0 for no limit.
-    pub most: i64,
+    pub max_volumes: i64,
     pub topology: BTreeMap<String, String>,
-    can: Vec<i32>,
-    socket: Socket,
+    capabilities: Vec<i32>,
+    socket: GrpcClient,
 }
 
 impl Driver {
     /// Asks a driver what it is like.
-    pub async fn meet(name: &str, endpoint: &str) -> Result<Driver, Refusal> {
-        let socket = Socket::new(endpoint);
-        let info: NodeGetInfoResponse = socket.call("/csi.v1.Node/NodeGetInfo", &Empty {}, QUICK).await?;
+    pub async fn connect(name: &str, endpoint: &str) -> Result<Driver, RpcError> {
+        let socket = GrpcClient::new(endpoint);
+        let info: NodeGetInfoResponse =
+            socket.call("/csi.v1.Node/NodeGetInfo", &Empty {}, QUERY_TIMEOUT).await?;
         let known: NodeGetCapabilitiesResponse =
-            socket.call("/csi.v1.Node/NodeGetCapabilities", &Empty {}, QUICK).await?;
+            socket.call("/csi.v1.Node/NodeGetCapabilities", &Empty {}, QUERY_TIMEOUT).await?;
         Ok(Driver {
             name: name.to_owned(),
             node_id: info.node_id,
-            most: info.max_volumes_per_node,
+            max_volumes: info.max_volumes_per_node,
             topology: info.accessible_topology.map(|topology| topology.segments).unwrap_or_default(),
-            can: known.capabilities.iter().filter_map(|one| Some(one.rpc.as_ref()?.kind)).collect(),
+            capabilities: known.capabilities.iter().filter_map(|one| Some(one.rpc.as_ref()?.kind)).collect(),
             socket,
         })
     }
 
-    pub fn stages(&self) -> bool {
-        self.can.contains(&STAGES)
+    pub fn supports_stage(&self) -> bool {
+        self.capabilities.contains(&STAGE_UNSTAGE_VOLUME)
     }
 
-    pub fn tells_stats(&self) -> bool {
-        self.can.contains(&TELLS_STATS)
+    pub fn supports_stats(&self) -> bool {
+        self.capabilities.contains(&GET_VOLUME_STATS)
     }
 
-    pub fn expands(&self) -> bool {
-        self.can.contains(&EXPANDS)
+    pub fn supports_expand(&self) -> bool {
+        self.capabilities.contains(&EXPAND_VOLUME)
     }
 
     /// Whether it gives volumes to the pod's group by itself.
-    pub fn mounts_for_groups(&self) -> bool {
-        self.can.contains(&MOUNTS_FOR_GROUPS)
+    pub fn supports_mount_group(&self) -> bool {
+        self.capabilities.contains(&VOLUME_MOUNT_GROUP)
     }
 
     /// CSI's word for an access mode.
     pub fn access_mode(&self, mode: &str) -> AccessMode {
-        let finer = self.can.contains(&SINGLE_NODE_MULTI_WRITER);
+        let has_multi_writer = self.capabilities.contains(&SINGLE_NODE_MULTI_WRITER);
         let mode = match mode {
             "ReadOnlyMany" => 3,
             "ReadWriteMany" => 5,
-            "ReadWriteOncePod" if finer => 6,
-            "ReadWriteOnce" if finer => 7,
+            "ReadWriteOncePod" if has_multi_writer => 6,
+            "ReadWriteOnce" if has_multi_writer => 7,
             _ => 1,
         };
         AccessMode { mode }
     }
 
-    pub async fn stage(&self, request: &NodeStageVolumeRequest) -> Result<(), Refusal> {
-        self.ask::<_, Empty>("/csi.v1.Node/NodeStageVolume", request).await.map(drop)
+    pub async fn stage(&self, request: &NodeStageVolumeRequest) -> Result<(), RpcError> {
+        self.call::<_, Empty>("/csi.v1.Node/NodeStageVolume", request).await.map(drop)
     }
 
-    pub async fn unstage(&self, volume: &VolumeAt) -> Result<(), Refusal> {
-        self.ask::<_, Empty>("/csi.v1.Node/NodeUnstageVolume", volume).await.map(drop)
+    pub async fn unstage(&self, volume: &VolumeTargetRequest) -> Result<(), RpcError> {
+        self.call::<_, Empty>("/csi.v1.Node/NodeUnstageVolume", volume).await.map(drop)
     }
 
-    pub async fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Refusal> {
-        self.ask::<_, Empty>("/csi.v1.Node/NodePublishVolume", request).await.map(drop)
+    pub async fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), RpcError> {
+        self.call::<_, Empty>("/csi.v1.Node/NodePublishVolume", request).await.map(drop)
     }
 
-    pub async fn unpublish(&self, volume: &VolumeAt) -> Result<(), Refusal> {
-        self.ask::<_, Empty>("/csi.v1.Node/NodeUnpublishVolume", volume).await.map(drop)
+    pub async fn unpublish(&self, volume: &VolumeTargetRequest) -> Result<(), RpcError> {
+        self.call::<_, Empty>("/csi.v1.Node/NodeUnpublishVolume", volume).await.map(drop)
     }
 
     /// Answers with the size there is now.
-    pub async fn expand(&self, request: &NodeExpandVolumeRequest) -> Result<i64, Refusal> {
-        let answer: NodeExpandVolumeResponse = self.ask("/csi.v1.Node/NodeExpandVolume", request).await?;
+    pub async fn expand(&self, request: &NodeExpandVolumeRequest) -> Result<i64, RpcError> {
+        let answer: NodeExpandVolumeResponse = self.call("/csi.v1.Node/NodeExpandVolume", request).await?;
         Ok(answer.capacity_bytes)
     }
 
-    pub async fn stats(&self, request: &NodeGetVolumeStatsRequest) -> Result<Vec<VolumeUsage>, Refusal> {
+    pub async fn stats(&self, request: &NodeGetVolumeStatsRequest) -> Result<Vec<VolumeUsage>, RpcError> {
         let answer: NodeGetVolumeStatsResponse =
-            self.socket.call("/csi.v1.Node/NodeGetVolumeStats", request, QUICK).await?;
+            self.socket.call("/csi.v1.Node/NodeGetVolumeStats", request, QUERY_TIMEOUT).await?;
         Ok(answer.usage)
     }
 
-    async fn ask<Q, A>(&self, call: &'static str, question: &Q) -> Result<A, Refusal>
+    async fn call<Q, A>(&self, method: &'static str, request: &Q) -> Result<A, RpcError>
     where
         Q: prost::Message,
         A: prost::Message + Default,
     {
-        self.socket.call(call, question, PATIENCE).await
+        self.socket.call(method, request, CALL_TIMEOUT).await
     }
 }

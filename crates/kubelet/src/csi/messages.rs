@@ -83,7 +83,7 @@ pub struct NodeStageVolumeRequest {
 
 /// Names a volume and where it is, to have it taken away from there: unstage and unpublish alike.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct VolumeAt {
+pub struct VolumeTargetRequest {
     #[prost(string, tag = 1)]
     pub volume_id: String,
     #[prost(string, tag = 2)]

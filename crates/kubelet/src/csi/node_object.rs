@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::driver::Driver;
 
-const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
+const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
 
 /// The CSINode of a node with these drivers.
 pub fn csi_node(before: Option<&CSINode>, node: &Node, drivers: &[Driver]) -> CSINode {
@@ -31,8 +31,9 @@ pub fn csi_node(before: Option<&CSINode>, node: &Node, drivers: &[Driver]) -> CS
         node_id: driver.node_id.clone(),
         topology_keys: Some(driver.topology.keys().cloned().collect::<Vec<_>>())
             .filter(|keys| !keys.is_empty()),
-        allocatable: (driver.most > 0)
-            .then(|| VolumeNodeResources { count: Some(i32::try_from(driver.most).unwrap_or(i32::MAX)) }),
+        allocatable: (driver.max_volumes > 0).then(|| VolumeNodeResources {
+            count: Some(i32::try_from(driver.max_volumes).unwrap_or(i32::MAX)),
+        }),
     });
     CSINode {
         metadata: before.map_or_else(fresh, |before| before.metadata.clone()),
@@ -41,7 +42,7 @@ pub fn csi_node(before: Option<&CSINode>, node: &Node, drivers: &[Driver]) -> CS
 }
 
 /// What changes in the Node's own labels and annotations: where it is by its drivers, and what they call it.
-pub fn marks(node: &Node, drivers: &[Driver]) -> Option<Value> {
+pub fn node_metadata_patch(node: &Node, drivers: &[Driver]) -> Option<Value> {
     let ids: BTreeMap<&str, &str> =
         drivers.iter().map(|driver| (driver.name.as_str(), driver.node_id.as_str())).collect();
     let ids = (!ids.is_empty()).then(|| json!(ids).to_string());
@@ -49,6 +50,6 @@ pub fn marks(node: &Node, drivers: &[Driver]) -> Option<Value> {
     let segments = drivers.iter().flat_map(|driver| &driver.topology);
     let labels: BTreeMap<&String, &String> =
         segments.filter(|(name, value)| known.get(*name) != Some(value)).collect();
-    let same = node.annotation(NODE_ID) == ids.as_deref();
-    (!same || !labels.is_empty()).then(|| json!({"labels": labels, "annotations": {NODE_ID: ids}}))
+    let same = node.annotation(NODE_ID_ANNOTATION) == ids.as_deref();
+    (!same || !labels.is_empty()).then(|| json!({"labels": labels, "annotations": {NODE_ID_ANNOTATION: ids}}))
 }

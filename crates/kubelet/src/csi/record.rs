@@ -5,36 +5,36 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-const FILE: &str = "vol_data.json";
+const VOLUME_DATA_FILE: &str = "vol_data.json";
 
 /// A volume that is on this node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct VolumeRecord {
     pub driver: String,
     pub handle: String,
     /// The name of the volume, or of the one in the pod where it is made for it alone.
     pub name: String,
     /// What the pod calls it.
-    pub in_pod: String,
+    pub pod_volume_name: String,
     pub is_ephemeral: bool,
     pub is_block: bool,
     /// The directory it is written in.
     pub dir: PathBuf,
 }
 
-impl Record {
+impl VolumeRecord {
     /// As statuses of nodes name it.
     pub fn unique_name(&self) -> String {
         unique_name(&self.driver, &self.handle)
     }
 
     /// Where the driver puts it for a pod.
-    pub fn place(&self) -> PathBuf {
+    pub fn target_path(&self) -> PathBuf {
         self.dir.join("mount")
     }
 
     /// Where the driver puts it for all pods.
-    pub fn staging(&self) -> PathBuf {
+    pub fn staging_path(&self) -> PathBuf {
         self.dir.join("globalmount")
     }
 
@@ -45,28 +45,28 @@ impl Record {
             "attachmentID": attachment_name(&self.handle, &self.driver, node),
             "driverName": self.driver,
             "nodeName": node,
-            "podVolume": self.in_pod,
+            "podVolume": self.pod_volume_name,
             "specVolID": self.name,
             "volumeHandle": self.handle,
             "volumeLifecycleMode": mode,
             "volumeMode": if self.is_block { "Block" } else { "Filesystem" },
         });
-        std::fs::write(self.dir.join(FILE), text.to_string())
+        std::fs::write(self.dir.join(VOLUME_DATA_FILE), text.to_string())
     }
 
     pub fn is_written(&self) -> bool {
-        self.dir.join(FILE).exists()
+        self.dir.join(VOLUME_DATA_FILE).exists()
     }
 
-    fn read(dir: PathBuf) -> Option<Record> {
-        let text = std::fs::read(dir.join(FILE)).ok()?;
+    fn read(dir: PathBuf) -> Option<VolumeRecord> {
+        let text = std::fs::read(dir.join(VOLUME_DATA_FILE)).ok()?;
         let value: Value = serde_json::from_slice(&text).ok()?;
         let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-        Some(Record {
+        Some(VolumeRecord {
             driver: text("driverName"),
             handle: text("volumeHandle"),
             name: text("specVolID"),
-            in_pod: text("podVolume"),
+            pod_volume_name: text("podVolume"),
             is_ephemeral: value["volumeLifecycleMode"] == "Ephemeral",
             is_block: value["volumeMode"] == "Block",
             dir,
@@ -74,18 +74,18 @@ impl Record {
     }
 
     /// Removes what is written, and the directory, which must be empty then: what is in it is somebody's data.
-    pub fn erase(&self, place: &Path) -> io::Result<()> {
-        let gone = |result: io::Result<()>| match result {
+    pub fn remove(&self, mount_path: &Path) -> io::Result<()> {
+        let ignore_not_found = |result: io::Result<()>| match result {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
-        match std::fs::symlink_metadata(place) {
-            Ok(known) if known.is_dir() => gone(std::fs::remove_dir(place))?,
-            Ok(_) => gone(std::fs::remove_file(place))?,
+        match std::fs::symlink_metadata(mount_path) {
+            Ok(known) if known.is_dir() => ignore_not_found(std::fs::remove_dir(mount_path))?,
+            Ok(_) => ignore_not_found(std::fs::remove_file(mount_path))?,
             Err(_) => {}
         }
-        gone(std::fs::remove_file(self.dir.join(FILE)))?;
-        gone(std::fs::remove_dir(&self.dir))
+        ignore_not_found(std::fs::remove_file(self.dir.join(VOLUME_DATA_FILE)))?;
+        ignore_not_found(std::fs::remove_dir(&self.dir))
     }
 }
 
@@ -118,24 +118,26 @@ pub fn staged_dir(root: &Path, driver: &str, handle: &str) -> PathBuf {
 }
 
 /// The volumes a pod has.
-pub fn published(root: &Path, pod: &str) -> Vec<Record> {
-    below(&pod_dir(root, pod)).filter_map(Record::read).collect()
+pub fn published_volumes(root: &Path, pod: &str) -> Vec<VolumeRecord> {
+    dir_entries(&pod_dir(root, pod)).filter_map(VolumeRecord::read).collect()
 }
 
 /// Whether any pod has a volume.
 pub fn is_published(root: &Path, driver: &str, handle: &str) -> bool {
-    below(&root.join("pods")).any(|pod| {
-        let of_pod = below(&pod.join("volumes/kubernetes.io~csi")).filter_map(Record::read);
+    dir_entries(&root.join("pods")).any(|pod| {
+        let of_pod = dir_entries(&pod.join("volumes/kubernetes.io~csi")).filter_map(VolumeRecord::read);
         of_pod.into_iter().any(|record| record.driver == driver && record.handle == handle)
     })
 }
 
 /// All volumes that pods share.
-pub fn staged(root: &Path) -> Vec<Record> {
-    let drivers = below(&root.join("plugins/kubernetes.io/csi"));
-    drivers.flat_map(|driver| below(&driver).filter_map(Record::read).collect::<Vec<_>>()).collect()
+pub fn staged_volumes(root: &Path) -> Vec<VolumeRecord> {
+    let drivers = dir_entries(&root.join("plugins/kubernetes.io/csi"));
+    drivers
+        .flat_map(|driver| dir_entries(&driver).filter_map(VolumeRecord::read).collect::<Vec<_>>())
+        .collect()
 }
 
-fn below(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+fn dir_entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
 }

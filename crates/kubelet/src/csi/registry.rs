@@ -10,10 +10,10 @@ use super::Drivers;
 use super::driver::Driver;
 use super::node_object;
 use crate::config::Settings;
-use crate::plugins::Info;
+use crate::plugins::PluginRegistrationInfo;
 
 /// Asks a driver that has introduced itself, and serves at this socket, what it is like.
-pub async fn meet(info: &Info, endpoint: &str) -> Result<Driver, String> {
+pub async fn connect_driver(info: &PluginRegistrationInfo, endpoint: &str) -> Result<Driver, String> {
     let is_first = |version: &String| version.trim_start_matches('v').split('.').next() == Some("1");
     if !info.supported_versions.iter().any(is_first) {
         let known = info.supported_versions.join(" ");
@@ -22,15 +22,15 @@ pub async fn meet(info: &Info, endpoint: &str) -> Result<Driver, String> {
             info.name, info.endpoint
         ));
     }
-    Driver::meet(&info.name, endpoint).await.map_err(|refusal| refusal.to_string())
+    Driver::connect(&info.name, endpoint).await.map_err(|refusal| refusal.to_string())
 }
 
 /// Says in the cluster which drivers are here; `false` while this node is not known there yet.
-pub async fn tell(ctx: &Ctx, settings: &Settings, drivers: &Drivers) -> Result<bool, Error> {
+pub async fn update_csi_node(ctx: &Ctx, settings: &Settings, drivers: &Drivers) -> Result<bool, Error> {
     let key = Key::new("", &settings.node_name);
     let Some(own) = ctx.caches.nodes().get(&key) else { return Ok(false) };
     let drivers = drivers.all();
-    if let Some(changes) = node_object::marks(&own, &drivers) {
+    if let Some(changes) = node_object::node_metadata_patch(&own, &drivers) {
         ctx.client.patch::<ApiNode>(&key, &Patch::Merge(json!({"metadata": changes}))).await?;
     }
     match ctx.client.get::<CSINode>(&key).await {

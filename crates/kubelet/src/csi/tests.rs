@@ -25,72 +25,72 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 use super::messages::*;
-use super::volume::{Trouble, Wanted};
+use super::volume::{CsiVolumeSpec, SetUpError};
 use super::{Drivers, record, volume};
 use crate::config::Settings;
 use crate::env::Addresses;
-use crate::plugins::{self, Info, Registered};
-use crate::sources::Cluster;
-use crate::volumes::Materials;
+use crate::plugins::{self, PluginRegistrationInfo, RegistrationStatus};
+use crate::sources::CachedSources;
+use crate::volumes::VolumeContext;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What was asked, a line each, with paths below the node's own directory.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<String>>>);
+struct CallLog(Arc<Mutex<Vec<String>>>);
 
 /// Serves a driver at a socket in the directory of plugins until it is dropped.
-struct Fake {
+struct FakeDriver {
     task: tokio::task::JoinHandle<()>,
     socket: PathBuf,
-    asked: Asked,
+    calls: CallLog,
 }
 
-impl Drop for Fake {
+impl Drop for FakeDriver {
     fn drop(&mut self) {
         self.task.abort();
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
-impl Fake {
-    fn start(root: &Path) -> Fake {
+impl FakeDriver {
+    fn start(root: &Path) -> FakeDriver {
         let dir = root.join("plugins_registry");
         std::fs::create_dir_all(&dir).expect("a directory");
         let socket = dir.join("disk.example.com-reg.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
-        let asked = Asked::default();
-        let (heard, root) = (asked.clone(), root.to_owned());
+        let calls = CallLog::default();
+        let (call_log, root) = (calls.clone(), root.to_owned());
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (heard, root) = (heard.clone(), root.clone());
+                let (call_log, root) = (call_log.clone(), root.clone());
                 let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-                    let (heard, root) = (heard.clone(), root.clone());
-                    async move { Ok::<_, Infallible>(serve(request, &heard, &root).await) }
+                    let (call_log, root) = (call_log.clone(), root.clone());
+                    async move { Ok::<_, Infallible>(serve(request, &call_log, &root).await) }
                 });
                 let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                     .serve_connection(TokioIo::new(stream), service);
                 tokio::spawn(connection);
             }
         });
-        Fake { task, socket, asked }
+        FakeDriver { task, socket, calls }
     }
 
     /// What was asked since the last time.
     #[track_caller]
     fn check(&self, expected: Expect) {
-        let asked: Vec<String> = std::mem::take(&mut self.asked.0.lock());
-        expected.assert_eq(&asked.join("\n"));
+        let calls: Vec<String> = std::mem::take(&mut self.calls.0.lock());
+        expected.assert_eq(&calls.join("\n"));
     }
 }
 
 type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
 
-async fn serve(request: Request<Incoming>, heard: &Asked, root: &Path) -> Response<Body> {
+async fn serve(request: Request<Incoming>, call_log: &CallLog, root: &Path) -> Response<Body> {
     let call = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
     let bytes = request.into_body().collect().await.expect("a whole request").to_bytes();
     let (line, answer) = answer(&call, bytes.slice(5..));
-    heard.0.lock().push(line.replace(&root.display().to_string(), ""));
+    call_log.0.lock().push(line.replace(&root.display().to_string(), ""));
     let (status, message) = match answer {
         Ok(message) => ("0", message),
         Err(()) => ("13", Vec::new()),
@@ -119,7 +119,7 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
     };
     match call {
         "GetInfo" => {
-            let info = Info {
+            let info = PluginRegistrationInfo {
                 kind: "CSIPlugin".into(),
                 name: "disk.example.com".into(),
                 // As its container sees it, which has the node's own directory there.
@@ -129,7 +129,7 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             ("who are you".into(), Ok(info.encode_to_vec()))
         }
         "NotifyRegistrationStatus" => {
-            let status: Registered = read(bytes);
+            let status: RegistrationStatus = read(bytes);
             done(format!("registered {}{}", status.plugin_registered, status.error))
         }
         "NodeGetInfo" => {
@@ -163,8 +163,11 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
                 return (format!("publish {}", request.volume_id), Err(()));
             }
             // It may be published already.
-            let made = std::fs::create_dir(&request.target_path);
-            assert!(made.is_ok() || Path::new(&request.target_path).is_dir(), "the directory above is there");
+            let created = std::fs::create_dir(&request.target_path);
+            assert!(
+                created.is_ok() || Path::new(&request.target_path).is_dir(),
+                "the directory above is there"
+            );
             let id = request.volume_id.get(..8).unwrap_or(&request.volume_id);
             done(format!(
                 "publish {id} at {} read-only {} for {:?}{}",
@@ -175,13 +178,13 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             ))
         }
         "NodeUnpublishVolume" => {
-            let request: VolumeAt = read(bytes);
+            let request: VolumeTargetRequest = read(bytes);
             // What it had mounted there is not there any more.
             let _ = std::fs::remove_dir_all(&request.path);
             done(format!("unpublish {}", request.path))
         }
         "NodeUnstageVolume" => {
-            let request: VolumeAt = read(bytes);
+            let request: VolumeTargetRequest = read(bytes);
             done(format!("unstage {}", request.volume_id))
         }
         "NodeExpandVolume" => {
@@ -199,37 +202,38 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
 }
 
 /// A cluster with one node, and what that node knows of drivers.
-pub struct Rig {
+pub struct TestCluster {
     pub client: Client,
     pub ctx: Ctx,
     pub settings: Settings,
     drivers: Arc<Drivers>,
     /// Watches the plugin registry from `meet` on. A second watcher would ask plugins for their names again, at any time.
     plugins: Mutex<Option<tokio::task::JoinHandle<()>>>,
-    _server: apiserver::Started,
+    _server: apiserver::RunningServer,
     _stop: watch::Sender<bool>,
     dir: tempfile::TempDir,
 }
 
-impl Rig {
-    pub async fn start() -> Rig {
-        Rig::start_as(None).await
+impl TestCluster {
+    pub async fn start() -> TestCluster {
+        TestCluster::start_as(None).await
     }
 
     /// The node as this user, who may not do everything.
-    async fn start_as(user: Option<&str>) -> Rig {
+    async fn start_as(user: Option<&str>) -> TestCluster {
         let dir = tempfile::tempdir().expect("a directory");
         let (stop, shutdown) = watch::channel(false);
-        let server =
-            apiserver::start_in(&dir.path().join("server"), shutdown.clone()).await.expect("a server");
+        let server = apiserver::start_in_directory(&dir.path().join("server"), shutdown.clone())
+            .await
+            .expect("a server");
         let client = Client::new(server.local(), "kubelet");
-        let own = user.and_then(|user| reconcile::Connection::acting_as(&*server.local(), user));
+        let own = user.and_then(|user| reconcile::Connection::impersonate(&*server.local(), user));
         let own = own.map_or_else(|| client.clone(), |own| Client::new(own, "kubelet"));
         let ctx = Ctx::new(own, Clock::default(), shutdown);
         let root = dir.path().join("kubelet");
         let settings = Settings::for_tests(&root);
         let (drivers, plugins) = (Arc::new(Drivers::open(&root)), Mutex::default());
-        Rig { client, ctx, settings, drivers, plugins, _server: server, _stop: stop, dir }
+        TestCluster { client, ctx, settings, drivers, plugins, _server: server, _stop: stop, dir }
     }
 
     fn root(&self) -> PathBuf {
@@ -255,32 +259,36 @@ impl Rig {
         found.unwrap_or_else(|_| panic!("never came: {what}"))
     }
 
-    async fn set_up(&self, pod: &Pod, wanted: &Wanted) -> Result<volume::Ready, Trouble> {
-        let sources = Cluster { ctx: &self.ctx, node_name: "here" };
-        volume::set_up(&self.materials(&sources), pod, wanted).await
+    async fn set_up(
+        &self,
+        pod: &Pod,
+        volume_spec: &CsiVolumeSpec,
+    ) -> Result<volume::PublishedVolume, SetUpError> {
+        let sources = CachedSources { ctx: &self.ctx, node_name: "here" };
+        volume::set_up(&self.mount_context(&sources), pod, volume_spec).await
     }
 
-    fn materials<'a>(&'a self, sources: &'a Cluster<'a>) -> Materials<'a> {
-        Materials {
+    fn mount_context<'a>(&'a self, sources: &'a CachedSources<'a>) -> VolumeContext<'a> {
+        VolumeContext {
             ctx: &self.ctx,
             sources,
             settings: &self.settings,
             csi: &self.drivers,
-            in_memory: false,
+            tmpfs_visible: false,
             addresses: Addresses { host_ips: &[], pod_ips: &[] },
-            is_first: true,
+            before_first_container: true,
         }
     }
 
-    async fn meet(&self) -> CSINode {
-        self.ctx.caches.nodes().filled().await;
+    async fn register_driver(&self) -> CSINode {
+        self.ctx.caches.nodes().wait_for_sync().await;
         self.create::<Node>(json!({"metadata": {"name": "here"}})).await;
         let here = Key::new("", "here");
         self.until("the node is known", async || self.ctx.caches.nodes().get(&here)).await;
         let (ctx, settings, drivers) = (self.ctx.clone(), self.settings.clone(), self.drivers.clone());
         let plugins = tokio::spawn(async move {
             let dra = crate::dra::Drivers::default();
-            plugins::run(&ctx, &settings, plugins::Hosts { csi: &drivers, dra: &dra }, || {}).await;
+            plugins::run(&ctx, &settings, plugins::PluginHandlers { csi: &drivers, dra: &dra }, || {}).await;
         });
         *self.plugins.lock() = Some(plugins);
         self.until("the driver is known", async || {
@@ -291,7 +299,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         self.plugins.get_mut().iter().for_each(|plugins| plugins.abort());
     }
@@ -319,10 +327,10 @@ fn persistent() -> Value {
 }
 
 #[tokio::test]
-async fn a_driver_introduces_itself_and_leaves() {
-    let rig = Rig::start().await;
-    let fake = Fake::start(&rig.root());
-    let node = rig.meet().await;
+async fn driver_registration_updates_node_and_csi_node() {
+    let cluster = TestCluster::start().await;
+    let fake = FakeDriver::start(&cluster.root());
+    let node = cluster.register_driver().await;
     fake.check(expect![[r#"
         who are you
         info
@@ -330,101 +338,108 @@ async fn a_driver_introduces_itself_and_leaves() {
         registered true"#]]);
     let spec = serde_json::to_string(&node.spec).expect("text");
     expect![[r#"{"drivers":[{"allocatable":{"count":7},"name":"disk.example.com","nodeID":"n-1","topologyKeys":["example.com/rack"]}]}"#]].assert_eq(&spec);
-    let own: Node = rig.client.get(&Key::new("", "here")).await.expect("a node");
-    let marks = (own.metadata.labels.unwrap_or_default(), own.metadata.annotations.unwrap_or_default());
-    assert_eq!(marks.0.get("example.com/rack").map(String::as_str), Some("r1"));
+    let own: Node = cluster.client.get(&Key::new("", "here")).await.expect("a node");
+    let metadata = (own.metadata.labels.unwrap_or_default(), own.metadata.annotations.unwrap_or_default());
+    assert_eq!(metadata.0.get("example.com/rack").map(String::as_str), Some("r1"));
     assert_eq!(
-        marks.1.get("csi.volume.kubernetes.io/nodeid").map(String::as_str),
+        metadata.1.get("csi.volume.kubernetes.io/nodeid").map(String::as_str),
         Some(r#"{"disk.example.com":"n-1"}"#)
     );
     drop(fake);
-    rig.until("the driver is gone", async || {
-        let node: CSINode = rig.client.get(&Key::new("", "here")).await.ok()?;
-        node.spec.drivers.is_empty().then_some(())
-    })
-    .await;
+    cluster
+        .until("the driver is gone", async || {
+            let node: CSINode = cluster.client.get(&Key::new("", "here")).await.ok()?;
+            node.spec.drivers.is_empty().then_some(())
+        })
+        .await;
 }
 
 /// Some volumes hold what becomes old, which only their driver knows how to renew.
 #[tokio::test]
-async fn a_driver_is_asked_again_where_it_wants_that() {
-    let rig = Rig::start().await;
+async fn requires_republish_calls_driver_again() {
+    let cluster = TestCluster::start().await;
     let pod = pod("u1");
     let volumes = pod.spec.clone().expect("a spec").volumes.expect("volumes");
-    let wanted = Wanted::inline(&pod, &volumes[0]).expect("a driver's volume");
+    let volume_spec = CsiVolumeSpec::inline(&pod, &volumes[0]).expect("a driver's volume");
     let spec =
         json!({"attachRequired": false, "requiresRepublish": true, "volumeLifecycleModes": ["Ephemeral"]});
-    rig.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
+    cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
     let driver = Key::new("", "disk.example.com");
-    rig.until("the driver's object", async || rig.ctx.caches.csi_drivers().get(&driver)).await;
-    let fake = Fake::start(&rig.root());
-    rig.meet().await;
-    let asked = || fake.asked.0.lock().iter().filter(|line| line.starts_with("publish ")).count();
-    let left = || rig.drivers.republish_at("u1").map(|at| at.duration_since(rig.ctx.clock.now()).as_secs());
+    cluster.until("the driver's object", async || cluster.ctx.caches.csi_drivers().get(&driver)).await;
+    let fake = FakeDriver::start(&cluster.root());
+    cluster.register_driver().await;
+    let calls = || fake.calls.0.lock().iter().filter(|line| line.starts_with("publish ")).count();
+    let left =
+        || cluster.drivers.republish_at("u1").map(|at| at.duration_since(cluster.ctx.clock.now()).as_secs());
     assert_eq!(left(), None);
-    rig.set_up(&pod, &wanted).await.expect("published");
-    assert!((59..=60).contains(&left().expect("a time")) && rig.drivers.republish_at("u2").is_none());
-    rig.ctx.clock.jump(30);
-    rig.set_up(&pod, &wanted).await.expect("as it was");
-    assert!((29..=30).contains(&left().expect("a time")) && asked() == 1);
-    rig.ctx.clock.jump(31);
-    let ready = rig.set_up(&pod, &wanted).await.expect("published again");
-    assert!((59..=60).contains(&left().expect("a time")) && asked() == 2 && !ready.share);
+    cluster.set_up(&pod, &volume_spec).await.expect("published");
+    assert!((59..=60).contains(&left().expect("a time")) && cluster.drivers.republish_at("u2").is_none());
+    cluster.ctx.clock.advance(30);
+    cluster.set_up(&pod, &volume_spec).await.expect("as it was");
+    assert!((29..=30).contains(&left().expect("a time")) && calls() == 1);
+    cluster.ctx.clock.advance(31);
+    let ready = cluster.set_up(&pod, &volume_spec).await.expect("published again");
+    assert!((59..=60).contains(&left().expect("a time")) && calls() == 2 && !ready.apply_fs_group);
     // One that fails keeps its volume, and is asked again soon, but not at once.
-    let mut broken = wanted.clone();
+    let mut broken = volume_spec.clone();
     broken.attributes.insert("broken".to_owned(), "yes".to_owned());
-    rig.ctx.clock.jump(61);
-    rig.set_up(&pod, &broken).await.expect_err("it is broken");
+    cluster.ctx.clock.advance(61);
+    cluster.set_up(&pod, &broken).await.expect_err("it is broken");
     assert!((9..=10).contains(&left().expect("a time")) && ready.path.is_dir());
     let never = json!({"spec": {"requiresRepublish": false}});
-    rig.client.patch::<CSIDriver>(&driver, &reconcile::Patch::Merge(never)).await.expect("changed");
-    rig.until("the driver's other wish", async || {
-        let object = rig.ctx.caches.csi_drivers().get(&driver)?;
-        (object.spec.requires_republish == Some(false)).then_some(())
-    })
-    .await;
-    rig.set_up(&pod, &wanted).await.expect("as it was");
+    cluster.client.patch::<CSIDriver>(&driver, &reconcile::Patch::Merge(never)).await.expect("changed");
+    cluster
+        .until("the driver's other wish", async || {
+            let object = cluster.ctx.caches.csi_drivers().get(&driver)?;
+            (object.spec.requires_republish == Some(false)).then_some(())
+        })
+        .await;
+    cluster.set_up(&pod, &volume_spec).await.expect("as it was");
     assert_eq!(left(), None);
 }
 
 #[tokio::test]
-async fn a_volume_for_one_pod_alone() {
-    let rig = Rig::start().await;
+async fn inline_volume_is_published_for_its_pod() {
+    let cluster = TestCluster::start().await;
     let pod = pod("u1");
     let volumes = pod.spec.clone().expect("a spec").volumes.expect("volumes");
-    let wanted = Wanted::inline(&pod, &volumes[0]).expect("a driver's volume");
-    let check = |result: Result<volume::Ready, Trouble>, expected: &str| {
-        let Err(Trouble::Failed { operation, message }) = result else { panic!("{result:?}") };
+    let volume_spec = CsiVolumeSpec::inline(&pod, &volumes[0]).expect("a driver's volume");
+    let check = |result: Result<volume::PublishedVolume, SetUpError>, expected: &str| {
+        let Err(SetUpError::Failed { operation, message }) = result else { panic!("{result:?}") };
         assert_eq!(format!("{operation}: {message}"), expected);
     };
     check(
-        rig.set_up(&pod, &wanted).await,
+        cluster.set_up(&pod, &volume_spec).await,
         "MountVolume.SetUp: kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: volume mode \
          \"Ephemeral\" not supported by driver disk.example.com (no CSIDriver object)",
     );
     let spec =
         json!({"attachRequired": false, "podInfoOnMount": true, "volumeLifecycleModes": ["Ephemeral"]});
-    rig.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
-    rig.until("the driver's object", async || {
-        rig.ctx.caches.csi_drivers().get(&Key::new("", "disk.example.com"))
-    })
-    .await;
+    cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
+    cluster
+        .until("the driver's object", async || {
+            cluster.ctx.caches.csi_drivers().get(&Key::new("", "disk.example.com"))
+        })
+        .await;
     check(
-        rig.set_up(&pod, &wanted).await,
+        cluster.set_up(&pod, &volume_spec).await,
         "MountVolume.SetUp: kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name \
          disk.example.com not found in the list of registered CSI drivers",
     );
-    let fake = Fake::start(&rig.root());
-    rig.meet().await;
-    fake.asked.0.lock().clear();
-    let ready = rig.set_up(&pod, &wanted).await.expect("published");
+    let fake = FakeDriver::start(&cluster.root());
+    cluster.register_driver().await;
+    fake.calls.0.lock().clear();
+    let ready = cluster.set_up(&pod, &volume_spec).await.expect("published");
     assert!(ready.path.ends_with("pods/u1/volumes/kubernetes.io~csi/scratch/mount") && ready.path.is_dir());
     // Once more changes nothing.
-    rig.set_up(&pod, &wanted).await.expect("published");
-    let bad = Wanted::inline(&pod, &volumes[1]).expect("a driver's volume");
-    check(rig.set_up(&pod, &bad).await, "MountVolume.SetUp: rpc error: code = Internal desc = it is broken");
-    volume::let_go(&rig.drivers, &rig.settings, "u1").await.expect("gone");
-    assert!(!rig.root().join("pods/u1").exists());
+    cluster.set_up(&pod, &volume_spec).await.expect("published");
+    let bad = CsiVolumeSpec::inline(&pod, &volumes[1]).expect("a driver's volume");
+    check(
+        cluster.set_up(&pod, &bad).await,
+        "MountVolume.SetUp: rpc error: code = Internal desc = it is broken",
+    );
+    volume::tear_down(&cluster.drivers, &cluster.settings, "u1").await.expect("gone");
+    assert!(!cluster.root().join("pods/u1").exists());
     fake.check(expect![[r#"
         publish csi-c8c1 at /pods/u1/volumes/kubernetes.io~csi/scratch/mount read-only false for {"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.uid": "u1", "csi.storage.k8s.io/serviceAccount.name": "default", "size": "1"}
         publish csi-67c6888d7bcbbca4e6576249732f647613fffc63754541f8d9214c2f86f4a39c
@@ -433,15 +448,16 @@ async fn a_volume_for_one_pod_alone() {
 
 /// A node may read the secrets of those volumes alone that its own pods lead to, and does so by name.
 #[tokio::test]
-async fn secrets_of_a_volume_reach_a_node_that_may_read_no_others() {
-    let rig = Rig::start_as(Some("system:node:here")).await;
-    let fake = Fake::start(&rig.root());
+async fn node_reads_only_secrets_of_volumes_of_its_pods() {
+    let cluster = TestCluster::start_as(Some("system:node:here")).await;
+    let fake = FakeDriver::start(&cluster.root());
     let spec = json!({"attachRequired": false});
-    rig.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
-    rig.meet().await;
+    cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
+    cluster.register_driver().await;
     for (namespace, name) in [("kube-system", "stage"), ("default", "publish"), ("default", "of-nobody")] {
         let metadata = json!({"name": name, "namespace": namespace});
-        rig.create::<Secret>(json!({"metadata": metadata, "stringData": {"key": format!("{name}-word")}}))
+        cluster
+            .create::<Secret>(json!({"metadata": metadata, "stringData": {"key": format!("{name}-word")}}))
             .await;
     }
     let mut volume = persistent();
@@ -449,12 +465,12 @@ async fn secrets_of_a_volume_reach_a_node_that_may_read_no_others() {
     let csi = &mut volume["spec"]["csi"];
     csi["nodeStageSecretRef"] = json!({"namespace": "kube-system", "name": "stage"});
     csi["nodePublishSecretRef"] = json!({"namespace": "default", "name": "publish"});
-    let volume: PersistentVolume = rig.create(volume).await;
-    let wanted = Wanted::persistent("data", &volume, false).expect("a driver's volume");
-    let sources = Cluster { ctx: &rig.ctx, node_name: "here" };
-    let materials = rig.materials(&sources);
+    let volume: PersistentVolume = cluster.create(volume).await;
+    let volume_spec = CsiVolumeSpec::persistent("data", &volume, false).expect("a driver's volume");
+    let sources = CachedSources { ctx: &cluster.ctx, node_name: "here" };
+    let mount_context = cluster.mount_context(&sources);
     let read = async |namespace: &str, name: &str| {
-        crate::volumes::secret_data(&materials, namespace, name).await.map_err(|why| {
+        crate::volumes::secret_data(&mount_context, namespace, name).await.map_err(|why| {
             let expected =
                 format!("secrets {name:?} is forbidden: User \"system:node:here\" cannot get resource");
             assert!(why.contains(&expected), "{why}");
@@ -462,9 +478,9 @@ async fn secrets_of_a_volume_reach_a_node_that_may_read_no_others() {
     };
     // No pod of this node has the volume yet.
     assert_eq!(read("kube-system", "stage").await, Err(()));
-    rig.create::<ServiceAccount>(json!({"metadata": {"name": "default", "namespace": "default"}})).await;
+    cluster.create::<ServiceAccount>(json!({"metadata": {"name": "default", "namespace": "default"}})).await;
     let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}});
-    let pod: Pod = rig
+    let pod: Pod = cluster
         .create(json!({
             "metadata": {"name": "web", "namespace": "default"},
             "spec": {
@@ -473,77 +489,82 @@ async fn secrets_of_a_volume_reach_a_node_that_may_read_no_others() {
             },
         }))
         .await;
-    rig.until("the node may read them", async || read("kube-system", "stage").await.ok()).await;
+    cluster.until("the node may read them", async || read("kube-system", "stage").await.ok()).await;
     assert_eq!(read("default", "of-nobody").await, Err(()));
-    fake.asked.0.lock().clear();
-    rig.set_up(&pod, &wanted).await.expect("published");
+    fake.calls.0.lock().clear();
+    cluster.set_up(&pod, &volume_spec).await.expect("published");
     let uid = pod.metadata.uid.as_deref().expect("a uid");
-    fake.asked.0.lock().iter_mut().for_each(|line| *line = line.replace(uid, "u1"));
+    fake.calls.0.lock().iter_mut().for_each(|line| *line = line.replace(uid, "u1"));
     fake.check(expect![[r#"
         stage vol-1 at globalmount mode 1 context {} with {"key": "stage-word"}
         publish vol-1 at /pods/u1/volumes/kubernetes.io~csi/pv-1/mount read-only false for {} with {"key": "publish-word"}"#]]);
-    volume::let_go(&rig.drivers, &rig.settings, uid).await.expect("gone");
+    volume::tear_down(&cluster.drivers, &cluster.settings, uid).await.expect("gone");
 }
 
 #[tokio::test]
-async fn a_volume_that_pods_share() {
-    let rig = Rig::start().await;
-    let fake = Fake::start(&rig.root());
-    rig.meet().await;
-    fake.asked.0.lock().clear();
+async fn persistent_volume_is_staged_published_and_expanded() {
+    let cluster = TestCluster::start().await;
+    let fake = FakeDriver::start(&cluster.root());
+    cluster.register_driver().await;
+    fake.calls.0.lock().clear();
     let (one, two) = (pod("u1"), pod("u2"));
-    let volume: PersistentVolume = rig.create(persistent()).await;
-    let wanted = Wanted::persistent("data", &volume, false).expect("a driver's volume");
+    let volume: PersistentVolume = cluster.create(persistent()).await;
+    let volume_spec = CsiVolumeSpec::persistent("data", &volume, false).expect("a driver's volume");
     // It is said to be in use first, and then has to be attached.
-    assert!(matches!(rig.set_up(&one, &wanted).await, Err(Trouble::Waits)));
+    assert!(matches!(cluster.set_up(&one, &volume_spec).await, Err(SetUpError::Waiting)));
     let name = "kubernetes.io/csi/disk.example.com^vol-1".to_owned();
-    assert_eq!(rig.drivers.in_use().join(" "), name);
+    assert_eq!(cluster.drivers.in_use().join(" "), name);
     let attachment = record::attachment_name("vol-1", "disk.example.com", "here");
     let spec = json!({"attacher": "disk.example.com", "nodeName": "here", "source": {"persistentVolumeName": "pv-1"}});
     let attachment: VolumeAttachment =
-        rig.create(json!({"metadata": {"name": attachment}, "spec": spec})).await;
+        cluster.create(json!({"metadata": {"name": attachment}, "spec": spec})).await;
     let done = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sdb"}}});
     let key = Key::new("", attachment.metadata.name.as_deref().expect("a name"));
-    rig.client.patch_status::<VolumeAttachment>(&key, &reconcile::Patch::Merge(done)).await.expect("told");
-    let told = json!({"status": {
+    cluster
+        .client
+        .patch_status::<VolumeAttachment>(&key, &reconcile::Patch::Merge(done))
+        .await
+        .expect("told");
+    let status_patch = json!({"status": {
         "volumesInUse": [name], "volumesAttached": [{"name": name, "devicePath": ""}],
     }});
     let here = Key::new("", "here");
-    rig.client.patch_status::<Node>(&here, &reconcile::Patch::Merge(told)).await.expect("told");
-    rig.until("it is seen", async || {
-        rig.ctx.caches.nodes().get(&here)?.status.as_ref()?.volumes_attached.clone()
-    })
-    .await;
-    fake.asked.0.lock().clear();
-    let ready = rig.set_up(&one, &wanted).await.expect("published");
-    assert!(ready.share, "the pod's group is given it, as its driver has no other wish");
-    rig.set_up(&two, &wanted).await.expect("published");
+    cluster.client.patch_status::<Node>(&here, &reconcile::Patch::Merge(status_patch)).await.expect("told");
+    cluster
+        .until("it is seen", async || {
+            cluster.ctx.caches.nodes().get(&here)?.status.as_ref()?.volumes_attached.clone()
+        })
+        .await;
+    fake.calls.0.lock().clear();
+    let ready = cluster.set_up(&one, &volume_spec).await.expect("published");
+    assert!(ready.apply_fs_group, "the pod's group is given it, as its driver has no other wish");
+    cluster.set_up(&two, &volume_spec).await.expect("published");
     // It has grown meanwhile.
     let claim = json!({
         "metadata": {"name": "c", "namespace": "default"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "pv-1"},
     });
-    let claim: PersistentVolumeClaim = rig.create(claim).await;
+    let claim: PersistentVolumeClaim = cluster.create(claim).await;
     let small = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
     let key = Key::new("default", "c");
-    let claim_status = rig.client.patch_status(&key, &reconcile::Patch::Merge(small)).await;
+    let claim_status = cluster.client.patch_status(&key, &reconcile::Patch::Merge(small)).await;
     let claim: PersistentVolumeClaim = claim_status.unwrap_or(claim);
-    let sources = Cluster { ctx: &rig.ctx, node_name: "here" };
-    let materials = rig.materials(&sources);
-    assert!(volume::expand(&materials, &one, &wanted, &volume, &claim).await.expect("grown"));
-    let claim: PersistentVolumeClaim = rig.client.get(&key).await.expect("a claim");
-    assert!(!volume::expand(&materials, &one, &wanted, &volume, &claim).await.expect("as it was"));
-    let stats = volume::stats(&rig.drivers, &rig.settings, "u1").await;
+    let sources = CachedSources { ctx: &cluster.ctx, node_name: "here" };
+    let mount_context = cluster.mount_context(&sources);
+    assert!(volume::expand(&mount_context, &one, &volume_spec, &volume, &claim).await.expect("grown"));
+    let claim: PersistentVolumeClaim = cluster.client.get(&key).await.expect("a claim");
+    assert!(!volume::expand(&mount_context, &one, &volume_spec, &volume, &claim).await.expect("as it was"));
+    let stats = volume::stats(&cluster.drivers, &cluster.settings, "u1").await;
     assert_eq!(stats["data"][0].used, 2);
     // Another process knows what is here, and takes it away when the last pod is gone.
-    let after = Drivers::open(&rig.root());
+    let after = Drivers::open(&cluster.root());
     assert_eq!(after.in_use(), [name]);
     // Two that remove a pod's volumes at the same time unpublish each of them once.
-    let removal = || volume::let_go(&rig.drivers, &rig.settings, "u1");
+    let removal = || volume::tear_down(&cluster.drivers, &cluster.settings, "u1");
     let (first, second) = tokio::join!(removal(), removal());
     first.and(second).expect("gone");
-    volume::let_go(&rig.drivers, &rig.settings, "u2").await.expect("gone");
-    assert!(rig.drivers.in_use().is_empty());
+    volume::tear_down(&cluster.drivers, &cluster.settings, "u2").await.expect("gone");
+    assert!(cluster.drivers.in_use().is_empty());
     fake.check(expect![[r#"
         stage vol-1 at globalmount mode 1 context {"device": "sdb"}
         publish vol-1 at /pods/u1/volumes/kubernetes.io~csi/pv-1/mount read-only false for {}

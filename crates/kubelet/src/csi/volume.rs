@@ -13,22 +13,22 @@ use serde_json::{Value, json};
 
 use super::driver::Driver;
 use super::messages::*;
-use super::record::{self, Record};
+use super::record::{self, VolumeRecord};
 use crate::config::Settings;
-use crate::volumes::Materials;
+use crate::volumes::VolumeContext;
 
 /// How long a driver is left alone that failed to publish again.
-const UNPUBLISHED: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
+const REPUBLISH_RETRY: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
 
 /// A volume that a pod wants.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct CsiVolumeSpec {
     pub driver: String,
     pub handle: String,
     /// The persistent volume's name, or the volume's in the pod.
     pub name: String,
     /// What the pod calls it.
-    pub in_pod: String,
+    pub pod_volume_name: String,
     pub is_ephemeral: bool,
     pub is_block: bool,
     pub read_only: bool,
@@ -43,63 +43,67 @@ pub struct Wanted {
 
 /// A volume that is there.
 #[derive(Debug)]
-pub struct Ready {
+pub struct PublishedVolume {
     pub path: PathBuf,
     /// Whether the pod's group is still to be given it.
-    pub share: bool,
+    pub apply_fs_group: bool,
 }
 
 /// Why a volume is not there.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum SetUpError {
     /// Others have to do something first, which is nothing to complain about.
-    Waits,
+    Waiting,
     Failed {
         operation: &'static str,
         message: String,
     },
 }
 
-const DEVICE: &str = "MountVolume.MountDevice";
+const MOUNT_DEVICE: &str = "MountVolume.MountDevice";
 const SET_UP: &str = "MountVolume.SetUp";
 
-fn failed(operation: &'static str, message: impl ToString) -> Trouble {
-    Trouble::Failed { operation, message: message.to_string() }
+fn failed(operation: &'static str, message: impl ToString) -> SetUpError {
+    SetUpError::Failed { operation, message: message.to_string() }
 }
 
-impl Wanted {
+impl CsiVolumeSpec {
     /// One that is made for the pod alone.
-    pub fn inline(pod: &Pod, volume: &Volume) -> Option<Wanted> {
+    pub fn inline(pod: &Pod, volume: &Volume) -> Option<CsiVolumeSpec> {
         let source = volume.csi.as_ref()?;
         let secret = source.node_publish_secret_ref.as_ref().map(|secret| SecretReference {
             name: Some(secret.name.clone()),
             namespace: Some(pod.namespace().to_owned()),
         });
-        Some(Wanted {
+        Some(CsiVolumeSpec {
             driver: source.driver.clone(),
             handle: format!("csi-{}", record::digest(&format!("{}{}", pod.uid(), volume.name))),
             name: volume.name.clone(),
-            in_pod: volume.name.clone(),
+            pod_volume_name: volume.name.clone(),
             is_ephemeral: true,
             read_only: source.read_only == Some(true),
             fs_type: source.fs_type.clone().unwrap_or_default(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_mode: "ReadWriteOnce".to_owned(),
             publish_secret: secret,
-            ..Wanted::default()
+            ..CsiVolumeSpec::default()
         })
     }
 
     /// One that outlives the pod.
-    pub fn persistent(in_pod: &str, volume: &PersistentVolume, read_only: bool) -> Option<Wanted> {
+    pub fn persistent(
+        pod_volume_name: &str,
+        volume: &PersistentVolume,
+        read_only: bool,
+    ) -> Option<CsiVolumeSpec> {
         let spec = volume.spec.as_ref()?;
         let source = spec.csi.as_ref()?;
         let mode = spec.access_modes.iter().flatten().next();
-        Some(Wanted {
+        Some(CsiVolumeSpec {
             driver: source.driver.clone(),
             handle: source.volume_handle.clone(),
             name: volume.name().to_owned(),
-            in_pod: in_pod.to_owned(),
+            pod_volume_name: pod_volume_name.to_owned(),
             is_ephemeral: false,
             is_block: spec.volume_mode.as_deref() == Some("Block"),
             read_only: read_only || source.read_only == Some(true),
@@ -113,12 +117,12 @@ impl Wanted {
         })
     }
 
-    fn record(&self, dir: PathBuf) -> Record {
-        Record {
+    fn record(&self, dir: PathBuf) -> VolumeRecord {
+        VolumeRecord {
             driver: self.driver.clone(),
             handle: self.handle.clone(),
             name: self.name.clone(),
-            in_pod: self.in_pod.clone(),
+            pod_volume_name: self.pod_volume_name.clone(),
             is_ephemeral: self.is_ephemeral,
             is_block: self.is_block,
             dir,
@@ -130,7 +134,7 @@ impl Wanted {
             fs_type: self.fs_type.clone(),
             mount_flags: self.mount_options.clone(),
             volume_mount_group: group
-                .filter(|_| driver.mounts_for_groups())
+                .filter(|_| driver.supports_mount_group())
                 .map_or_else(String::new, |group| group.to_string()),
         };
         VolumeCapability {
@@ -141,8 +145,8 @@ impl Wanted {
     }
 
     /// Whether the kubelet gives it to the pod's group, as the driver wants that.
-    fn is_shared(&self, driver: &Driver, object: Option<&CSIDriver>) -> bool {
-        if driver.mounts_for_groups() || self.is_block {
+    fn applies_fs_group(&self, driver: &Driver, object: Option<&CSIDriver>) -> bool {
+        if driver.supports_mount_group() || self.is_block {
             return false;
         }
         match object.and_then(|object| object.spec.fs_group_policy.as_deref()) {
@@ -156,82 +160,93 @@ impl Wanted {
 }
 
 /// Makes a volume be there for a pod; may be repeated.
-pub async fn set_up(materials: &Materials<'_>, pod: &Pod, wanted: &Wanted) -> Result<Ready, Trouble> {
-    let drivers = materials.csi;
-    let root = &materials.settings.root;
-    let name = record::unique_name(&wanted.driver, &wanted.handle);
-    let _alone = drivers.busy.alone(&name).await;
-    let object = driver_object(materials, &wanted.driver).await;
-    check_mode(wanted, object.as_ref()).map_err(|why| failed(SET_UP, why))?;
-    let driver = drivers.find(&wanted.driver).map_err(|why| {
-        let (operation, who) = match wanted.is_ephemeral {
+pub async fn set_up(
+    mount_context: &VolumeContext<'_>,
+    pod: &Pod,
+    volume_spec: &CsiVolumeSpec,
+) -> Result<PublishedVolume, SetUpError> {
+    let drivers = mount_context.csi;
+    let root = &mount_context.settings.root;
+    let name = record::unique_name(&volume_spec.driver, &volume_spec.handle);
+    let _guard = drivers.volume_locks.lock(&name).await;
+    let object = driver_object(mount_context, &volume_spec.driver).await;
+    check_mode(volume_spec, object.as_ref()).map_err(|why| failed(SET_UP, why))?;
+    let driver = drivers.find(&volume_spec.driver).map_err(|why| {
+        let (operation, who) = match volume_spec.is_ephemeral {
             true => (SET_UP, "mounter.SetUpAt failed to get CSI client"),
-            false => (DEVICE, "attacher.MountDevice failed to create newCsiDriverClient"),
+            false => (MOUNT_DEVICE, "attacher.MountDevice failed to create newCsiDriverClient"),
         };
         failed(operation, format!("kubernetes.io/csi: {who}: {why}"))
     })?;
-    let published = wanted.record(record::published_dir(root, pod.uid(), &wanted.name));
-    let share = wanted.is_shared(&driver, object.as_ref());
-    let key = (pod.uid().to_owned(), wanted.name.clone());
-    let now = materials.ctx.clock.now();
-    let before = drivers.published.lock().get(&key).copied();
-    let comes_again = object.as_ref().is_some_and(|object| object.spec.requires_republish == Some(true));
-    let again = |pause| if comes_again { now.checked_add(pause).ok() } else { None };
+    let published = volume_spec.record(record::published_dir(root, pod.uid(), &volume_spec.name));
+    let apply_fs_group = volume_spec.applies_fs_group(&driver, object.as_ref());
+    let key = (pod.uid().to_owned(), volume_spec.name.clone());
+    let now = mount_context.ctx.clock.now();
+    let before = drivers.republish_times.lock().get(&key).copied();
+    let requires_republish =
+        object.as_ref().is_some_and(|object| object.spec.requires_republish == Some(true));
+    let republish_at = |pause| if requires_republish { now.checked_add(pause).ok() } else { None };
     if let Some(before) = before {
-        if !comes_again || before.is_some_and(|again| now < again) {
-            drivers.published.lock().insert(key, before.filter(|_| comes_again));
-            return Ok(Ready { path: published.place(), share: false });
+        if !requires_republish || before.is_some_and(|republish_at| now < republish_at) {
+            drivers.republish_times.lock().insert(key, before.filter(|_| requires_republish));
+            return Ok(PublishedVolume { path: published.target_path(), apply_fs_group: false });
         }
         // Whatever comes of it now.
-        drivers.published.lock().insert(key.clone(), again(UNPUBLISHED));
+        drivers.republish_times.lock().insert(key.clone(), republish_at(REPUBLISH_RETRY));
     }
     let mut staging = PathBuf::new();
     let mut publish_context = BTreeMap::new();
-    if !wanted.is_ephemeral {
+    if !volume_spec.is_ephemeral {
         let is_attached = object.as_ref().is_none_or(|object| object.spec.attach_required != Some(false));
         publish_context = match is_attached {
-            true => attached(materials, wanted, &name).await?,
+            true => wait_for_attach(mount_context, volume_spec, &name).await?,
             false => {
-                drivers.use_of(&name, true);
+                drivers.set_in_use(&name, true);
                 BTreeMap::new()
             }
         };
         staging = match before {
-            None => stage(materials, pod, wanted, &driver, &publish_context).await?,
-            Some(_) => wanted.record(record::staged_dir(root, &wanted.driver, &wanted.handle)).staging(),
+            None => stage(mount_context, pod, volume_spec, &driver, &publish_context).await?,
+            Some(_) => volume_spec
+                .record(record::staged_dir(root, &volume_spec.driver, &volume_spec.handle))
+                .staging_path(),
         };
     }
     let message = |error: std::io::Error| failed(SET_UP, error);
-    published.write(&materials.settings.node_name).map_err(message)?;
+    published.write(&mount_context.settings.node_name).map_err(message)?;
     let mut request = NodePublishVolumeRequest {
-        volume_id: wanted.handle.clone(),
+        volume_id: volume_spec.handle.clone(),
         publish_context,
-        staging_target_path: if driver.stages() { shown(&staging) } else { String::new() },
-        target_path: shown(&published.place()),
-        volume_capability: Some(wanted.capability(&driver, group(pod))),
-        readonly: wanted.read_only,
-        secrets: secrets(materials, wanted.publish_secret.as_ref(), "NodePublishSecretRef", SET_UP).await?,
-        volume_context: wanted.attributes.clone(),
+        staging_target_path: if driver.supports_stage() { path_string(&staging) } else { String::new() },
+        target_path: path_string(&published.target_path()),
+        volume_capability: Some(volume_spec.capability(&driver, group(pod))),
+        readonly: volume_spec.read_only,
+        secrets: secrets(mount_context, volume_spec.publish_secret.as_ref(), "NodePublishSecretRef", SET_UP)
+            .await?,
+        volume_context: volume_spec.attributes.clone(),
     };
     if let Some(object) = &object {
-        introduce_pod(materials, pod, wanted, object, &mut request)
+        add_pod_info(mount_context, pod, volume_spec, object, &mut request)
             .await
             .map_err(|why| failed(SET_UP, why))?;
     }
     if let Err(refusal) = driver.publish(&request).await {
-        if before.is_none() && refusal.code != DEADLINE {
-            let _ = published.erase(&published.place());
+        if before.is_none() && refusal.code != DEADLINE_EXCEEDED {
+            let _ = published.remove(&published.target_path());
         }
         return Err(failed(SET_UP, refusal));
     }
-    drivers.published.lock().insert(key, again(materials.settings.keeping.republish));
-    Ok(Ready { path: published.place(), share: share && before.is_none() })
+    drivers
+        .republish_times
+        .lock()
+        .insert(key, republish_at(mount_context.settings.kubelet_config.republish_interval));
+    Ok(PublishedVolume { path: published.target_path(), apply_fs_group: apply_fs_group && before.is_none() })
 }
 
 /// After this one nobody knows what the driver did.
-const DEADLINE: runtime::RefusalCode = runtime::RefusalCode::DeadlineExceeded;
+const DEADLINE_EXCEEDED: runtime::RefusalCode = runtime::RefusalCode::DeadlineExceeded;
 
-fn shown(path: &Path) -> String {
+fn path_string(path: &Path) -> String {
     path.display().to_string()
 }
 
@@ -240,112 +255,124 @@ fn group(pod: &Pod) -> Option<i64> {
 }
 
 /// Drivers need not be described; by name, since not every node is allowed to see all.
-async fn driver_object(materials: &Materials<'_>, name: &str) -> Option<CSIDriver> {
-    let drivers = materials.ctx.caches.csi_drivers();
-    drivers.filled().await;
+async fn driver_object(mount_context: &VolumeContext<'_>, name: &str) -> Option<CSIDriver> {
+    let drivers = mount_context.ctx.caches.csi_drivers();
+    drivers.wait_for_sync().await;
     drivers.get(&Key::new("", name)).map(|driver| CSIDriver::clone(&driver))
 }
 
-fn check_mode(wanted: &Wanted, object: Option<&CSIDriver>) -> Result<(), String> {
-    let mode = if wanted.is_ephemeral { "Ephemeral" } else { "Persistent" };
-    let refused = |why: String| {
+fn check_mode(volume_spec: &CsiVolumeSpec, object: Option<&CSIDriver>) -> Result<(), String> {
+    let mode = if volume_spec.is_ephemeral { "Ephemeral" } else { "Persistent" };
+    let unsupported = |why: String| {
         Err(format!(
             "kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: volume mode {mode:?} not \
              supported by driver {} ({why})",
-            wanted.driver
+            volume_spec.driver
         ))
     };
     let Some(object) = object else {
-        return if wanted.is_ephemeral { refused("no CSIDriver object".to_owned()) } else { Ok(()) };
+        return if volume_spec.is_ephemeral { unsupported("no CSIDriver object".to_owned()) } else { Ok(()) };
     };
     let modes = object.spec.volume_lifecycle_modes.clone().unwrap_or_else(|| vec!["Persistent".to_owned()]);
     match modes.iter().any(|known| known == mode) {
         true => Ok(()),
         false => {
             let modes: Vec<String> = modes.iter().map(|mode| format!("{mode:?}")).collect();
-            refused(format!("only supports [{}]", modes.join(" ")))
+            unsupported(format!("only supports [{}]", modes.join(" ")))
         }
     }
 }
 
 /// Waits for the volume to be attached, after having said that it is going to be used. Answers with what the driver's
 /// other half has to say about it.
-async fn attached(
-    materials: &Materials<'_>,
-    wanted: &Wanted,
+async fn wait_for_attach(
+    mount_context: &VolumeContext<'_>,
+    volume_spec: &CsiVolumeSpec,
     name: &str,
-) -> Result<BTreeMap<String, String>, Trouble> {
-    may_be_used(materials, name)?;
-    let node_name = &materials.settings.node_name;
-    let key = Key::new("", &record::attachment_name(&wanted.handle, &wanted.driver, node_name));
-    let attachment = materials.ctx.client.get::<VolumeAttachment>(&key).await;
+) -> Result<BTreeMap<String, String>, SetUpError> {
+    check_attached(mount_context, name)?;
+    let node_name = &mount_context.settings.node_name;
+    let key = Key::new("", &record::attachment_name(&volume_spec.handle, &volume_spec.driver, node_name));
+    let attachment = mount_context.ctx.client.get::<VolumeAttachment>(&key).await;
     let attachment = attachment.map_err(|error| failed("MountVolume.WaitForAttach", error))?;
     Ok(attachment.status.and_then(|status| status.attachment_metadata).unwrap_or_default())
 }
 
 /// Says that a volume is going to be used, and waits until the node's status tells that both is so: that it is attached
 /// here, and that it must not be detached.
-pub fn may_be_used(materials: &Materials<'_>, name: &str) -> Result<(), Trouble> {
-    materials.csi.use_of(name, true);
-    let node = materials.ctx.caches.nodes().get(&Key::new("", &materials.settings.node_name));
-    let status = node.as_ref().and_then(|node| node.status.as_ref()).ok_or(Trouble::Waits)?;
-    let is_told = status.volumes_in_use.iter().flatten().any(|known| known == name);
+pub fn check_attached(mount_context: &VolumeContext<'_>, name: &str) -> Result<(), SetUpError> {
+    mount_context.csi.set_in_use(name, true);
+    let node = mount_context.ctx.caches.nodes().get(&Key::new("", &mount_context.settings.node_name));
+    let status = node.as_ref().and_then(|node| node.status.as_ref()).ok_or(SetUpError::Waiting)?;
+    let is_reported_in_use = status.volumes_in_use.iter().flatten().any(|known| known == name);
     let is_attached = status.volumes_attached.iter().flatten().any(|known| known.name == name);
-    if is_told && is_attached { Ok(()) } else { Err(Trouble::Waits) }
+    if is_reported_in_use && is_attached { Ok(()) } else { Err(SetUpError::Waiting) }
 }
 
 /// Puts a volume where all pods of this node get it from; where that is.
 async fn stage(
-    materials: &Materials<'_>,
+    mount_context: &VolumeContext<'_>,
     pod: &Pod,
-    wanted: &Wanted,
+    volume_spec: &CsiVolumeSpec,
     driver: &Driver,
     publish_context: &BTreeMap<String, String>,
-) -> Result<PathBuf, Trouble> {
-    let staged = wanted.record(record::staged_dir(&materials.settings.root, &wanted.driver, &wanted.handle));
-    let written = staged.write(&materials.settings.node_name);
-    let place = staged.staging();
-    written.and_then(|()| std::fs::create_dir_all(&place)).map_err(|error| failed(DEVICE, error))?;
-    if driver.stages() {
+) -> Result<PathBuf, SetUpError> {
+    let staged = volume_spec.record(record::staged_dir(
+        &mount_context.settings.root,
+        &volume_spec.driver,
+        &volume_spec.handle,
+    ));
+    let written = staged.write(&mount_context.settings.node_name);
+    let staging_path = staged.staging_path();
+    written
+        .and_then(|()| std::fs::create_dir_all(&staging_path))
+        .map_err(|error| failed(MOUNT_DEVICE, error))?;
+    if driver.supports_stage() {
         let request = NodeStageVolumeRequest {
-            volume_id: wanted.handle.clone(),
+            volume_id: volume_spec.handle.clone(),
             publish_context: publish_context.clone(),
-            staging_target_path: shown(&place),
-            volume_capability: Some(wanted.capability(driver, group(pod))),
-            secrets: secrets(materials, wanted.stage_secret.as_ref(), "NodeStageSecretRef", DEVICE).await?,
-            volume_context: wanted.attributes.clone(),
+            staging_target_path: path_string(&staging_path),
+            volume_capability: Some(volume_spec.capability(driver, group(pod))),
+            secrets: secrets(
+                mount_context,
+                volume_spec.stage_secret.as_ref(),
+                "NodeStageSecretRef",
+                MOUNT_DEVICE,
+            )
+            .await?,
+            volume_context: volume_spec.attributes.clone(),
         };
-        driver.stage(&request).await.map_err(|refusal| failed(DEVICE, refusal))?;
+        driver.stage(&request).await.map_err(|refusal| failed(MOUNT_DEVICE, refusal))?;
     }
-    Ok(place)
+    Ok(staging_path)
 }
 
 async fn secrets(
-    materials: &Materials<'_>,
+    mount_context: &VolumeContext<'_>,
     reference: Option<&SecretReference>,
     what: &str,
     operation: &'static str,
-) -> Result<BTreeMap<String, String>, Trouble> {
+) -> Result<BTreeMap<String, String>, SetUpError> {
     let Some(reference) = reference else { return Ok(BTreeMap::new()) };
     let (namespace, name) =
         (reference.namespace.as_deref().unwrap_or_default(), reference.name.as_deref().unwrap_or_default());
-    crate::volumes::secret_data(materials, namespace, name)
+    crate::volumes::secret_data(mount_context, namespace, name)
         .await
         .map_err(|why| failed(operation, format!("fetching {what} {namespace}/{name} failed: {why}")))
 }
 
 /// Tells the driver which pod it is for, where it wants to know.
-async fn introduce_pod(
-    materials: &Materials<'_>,
+async fn add_pod_info(
+    mount_context: &VolumeContext<'_>,
     pod: &Pod,
-    wanted: &Wanted,
+    volume_spec: &CsiVolumeSpec,
     object: &CSIDriver,
     request: &mut NodePublishVolumeRequest,
 ) -> Result<(), String> {
     let account =
         pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref()).unwrap_or("default");
     if object.spec.pod_info_on_mount == Some(true) {
-        let ephemeral = wanted.is_ephemeral.to_string();
+        let ephemeral = volume_spec.is_ephemeral.to_string();
         let pairs = [
             ("pod.name", pod.name()),
             ("pod.namespace", pod.namespace()),
@@ -357,21 +384,21 @@ async fn introduce_pod(
         request.volume_context.extend(pairs);
     }
     let mut tokens = BTreeMap::new();
-    for wanted in object.spec.token_requests.iter().flatten() {
+    for token_request in object.spec.token_requests.iter().flatten() {
         let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name(), "uid": pod.uid()});
         let body = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
             "spec": {
-                "audiences": [wanted.audience], "expirationSeconds": wanted.expiration_seconds,
+                "audiences": [token_request.audience], "expirationSeconds": token_request.expiration_seconds,
                 "boundObjectRef": bound,
             }
         });
         let key = Key::new(pod.namespace(), account);
-        let answer = materials.ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
+        let answer = mount_context.ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
         let answer = answer.map_err(|error| format!("failed to fetch token: {error}"))?;
         let status = &answer["status"];
         let token = json!({"token": status["token"], "expirationTimestamp": status["expirationTimestamp"]});
-        tokens.insert(wanted.audience.clone(), token);
+        tokens.insert(token_request.audience.clone(), token);
     }
     if !tokens.is_empty() {
         let name = "csi.storage.k8s.io/serviceAccount.tokens".to_owned();
@@ -386,48 +413,59 @@ async fn introduce_pod(
 
 /// Lets a volume that has grown elsewhere grow on this node as well; whether it did.
 pub async fn expand(
-    materials: &Materials<'_>,
+    mount_context: &VolumeContext<'_>,
     pod: &Pod,
-    wanted: &Wanted,
+    volume_spec: &CsiVolumeSpec,
     volume: &PersistentVolume,
     claim: &PersistentVolumeClaim,
-) -> Result<bool, Trouble> {
+) -> Result<bool, SetUpError> {
     const OPERATION: &str = "MountVolume.NodeExpandVolume";
-    let Some((size, bytes)) = grown(volume, claim) else { return Ok(false) };
-    let Ok(driver) = materials.csi.find(&wanted.driver) else { return Ok(false) };
-    let _alone = materials.csi.busy.alone(&record::unique_name(&wanted.driver, &wanted.handle)).await;
-    let root = &materials.settings.root;
-    if driver.expands() {
-        let staging = record::staged_dir(root, &wanted.driver, &wanted.handle).join("globalmount");
+    let Some((size, bytes)) = expanded_size(volume, claim) else { return Ok(false) };
+    let Ok(driver) = mount_context.csi.find(&volume_spec.driver) else { return Ok(false) };
+    let _guard = mount_context
+        .csi
+        .volume_locks
+        .lock(&record::unique_name(&volume_spec.driver, &volume_spec.handle))
+        .await;
+    let root = &mount_context.settings.root;
+    if driver.supports_expand() {
+        let staging = record::staged_dir(root, &volume_spec.driver, &volume_spec.handle).join("globalmount");
         let request = NodeExpandVolumeRequest {
-            volume_id: wanted.handle.clone(),
-            volume_path: shown(&record::published_dir(root, pod.uid(), &wanted.name).join("mount")),
+            volume_id: volume_spec.handle.clone(),
+            volume_path: path_string(
+                &record::published_dir(root, pod.uid(), &volume_spec.name).join("mount"),
+            ),
             capacity_range: Some(CapacityRange { required_bytes: bytes }),
-            staging_target_path: if driver.stages() { shown(&staging) } else { String::new() },
-            volume_capability: Some(wanted.capability(&driver, group(pod))),
-            secrets: secrets(materials, wanted.expand_secret.as_ref(), "NodeExpandSecretRef", OPERATION)
-                .await?,
+            staging_target_path: if driver.supports_stage() { path_string(&staging) } else { String::new() },
+            volume_capability: Some(volume_spec.capability(&driver, group(pod))),
+            secrets: secrets(
+                mount_context,
+                volume_spec.expand_secret.as_ref(),
+                "NodeExpandSecretRef",
+                OPERATION,
+            )
+            .await?,
         };
         driver.expand(&request).await.map_err(|refusal| failed(OPERATION, refusal))?;
     }
     let conditions = claim.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let left: Vec<Value> = conditions
+    let conditions_left: Vec<Value> = conditions
         .filter(|condition| !matches!(&*condition.type_, "FileSystemResizePending" | "Resizing"))
         .map(|condition| json!(condition))
         .collect();
-    let told = json!({"status": {
-        "capacity": {"storage": size}, "conditions": left, "allocatedResourceStatuses": null,
+    let patch = json!({"status": {
+        "capacity": {"storage": size}, "conditions": conditions_left, "allocatedResourceStatuses": null,
     }});
-    let (client, told) = (&materials.ctx.client, Patch::Merge(told));
+    let (client, patch) = (&mount_context.ctx.client, Patch::Merge(patch));
     client
-        .patch_status::<PersistentVolumeClaim>(&claim.key(), &told)
+        .patch_status::<PersistentVolumeClaim>(&claim.key(), &patch)
         .await
         .map_err(|error| failed(OPERATION, error))?;
     Ok(true)
 }
 
 /// The size of a volume that is larger than its claim knows, as written and in bytes.
-fn grown(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<(String, i64)> {
+fn expanded_size(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<(String, i64)> {
     let size = volume.spec.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone();
     let known = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone();
     let bytes = |text: &str| Some(schema::quantity::Quantity::parse(text).ok()?.value());
@@ -436,30 +474,36 @@ fn grown(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<(St
 }
 
 /// Takes all volumes away from a pod that is gone; what nobody uses any more is unstaged as well.
-pub async fn let_go(drivers: &super::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
+pub async fn tear_down(drivers: &super::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
     let root = &settings.root;
-    for published in record::published(root, pod) {
-        let _alone = drivers.busy.alone(&published.unique_name()).await;
+    for published in record::published_volumes(root, pod) {
+        let _guard = drivers.volume_locks.lock(&published.unique_name()).await;
         // The pod's worker and the removal of orphaned pods overlap: the other one may have unpublished it by now.
         if !published.is_written() {
             continue;
         }
         let driver = drivers.find(&published.driver)?;
-        let at = VolumeAt { volume_id: published.handle.clone(), path: shown(&published.place()) };
-        driver.unpublish(&at).await.map_err(|refusal| refusal.to_string())?;
-        published.erase(&published.place()).map_err(|error| error.to_string())?;
-        drivers.published.lock().remove(&(pod.to_owned(), published.name.clone()));
-        let staged = Record {
+        let target = VolumeTargetRequest {
+            volume_id: published.handle.clone(),
+            path: path_string(&published.target_path()),
+        };
+        driver.unpublish(&target).await.map_err(|refusal| refusal.to_string())?;
+        published.remove(&published.target_path()).map_err(|error| error.to_string())?;
+        drivers.republish_times.lock().remove(&(pod.to_owned(), published.name.clone()));
+        let staged = VolumeRecord {
             dir: record::staged_dir(root, &published.driver, &published.handle),
             ..published.clone()
         };
         if !published.is_ephemeral && !record::is_published(root, &published.driver, &published.handle) {
-            if driver.stages() {
-                let at = VolumeAt { volume_id: staged.handle.clone(), path: shown(&staged.staging()) };
-                driver.unstage(&at).await.map_err(|refusal| refusal.to_string())?;
+            if driver.supports_stage() {
+                let target = VolumeTargetRequest {
+                    volume_id: staged.handle.clone(),
+                    path: path_string(&staged.staging_path()),
+                };
+                driver.unstage(&target).await.map_err(|refusal| refusal.to_string())?;
             }
-            staged.erase(&staged.staging()).map_err(|error| error.to_string())?;
-            drivers.use_of(&staged.unique_name(), false);
+            staged.remove(&staged.staging_path()).map_err(|error| error.to_string())?;
+            drivers.set_in_use(&staged.unique_name(), false);
         }
     }
     // Nothing of anybody's is below, or this fails.
@@ -477,20 +521,20 @@ pub async fn stats(
     pod: &str,
 ) -> BTreeMap<String, Vec<VolumeUsage>> {
     let mut all = BTreeMap::new();
-    for published in record::published(&settings.root, pod) {
+    for published in record::published_volumes(&settings.root, pod) {
         let Ok(driver) = drivers.find(&published.driver) else { continue };
-        if !driver.tells_stats() {
+        if !driver.supports_stats() {
             continue;
         }
         let staging =
             record::staged_dir(&settings.root, &published.driver, &published.handle).join("globalmount");
         let request = NodeGetVolumeStatsRequest {
             volume_id: published.handle.clone(),
-            volume_path: shown(&published.place()),
-            staging_target_path: if driver.stages() { shown(&staging) } else { String::new() },
+            volume_path: path_string(&published.target_path()),
+            staging_target_path: if driver.supports_stage() { path_string(&staging) } else { String::new() },
         };
         if let Ok(usage) = driver.stats(&request).await {
-            all.insert(published.in_pod, usage);
+            all.insert(published.pod_volume_name, usage);
         }
     }
     all

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 pub struct Empty {}
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Options {
+pub struct DevicePluginOptions {
     #[prost(bool, tag = 1)]
     pub pre_start_required: bool,
     #[prost(bool, tag = 2)]
@@ -23,7 +23,7 @@ pub struct RegisterRequest {
     #[prost(string, tag = 3)]
     pub resource_name: String,
     #[prost(message, optional, tag = 4)]
-    pub options: Option<Options>,
+    pub options: Option<DevicePluginOptions>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -42,7 +42,7 @@ pub struct Device {
 
 /// Devices of one container; also what is asked before it starts.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Ids {
+pub struct DeviceIds {
     #[prost(string, repeated, tag = 1)]
     pub ids: Vec<String>,
 }
@@ -50,18 +50,18 @@ pub struct Ids {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateRequest {
     #[prost(message, repeated, tag = 1)]
-    pub containers: Vec<Ids>,
+    pub containers: Vec<DeviceIds>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateResponse {
     #[prost(message, repeated, tag = 1)]
-    pub containers: Vec<Allocated>,
+    pub containers: Vec<ContainerAllocateResponse>,
 }
 
 /// What a container needs to use its devices.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Allocated {
+pub struct ContainerAllocateResponse {
     #[prost(btree_map = "string, string", tag = 1)]
     pub envs: BTreeMap<String, String>,
     #[prost(message, repeated, tag = 2)]
@@ -85,13 +85,13 @@ pub struct Mount {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct PreferenceRequest {
+pub struct PreferredAllocationRequest {
     #[prost(message, repeated, tag = 1)]
-    pub containers: Vec<Preference>,
+    pub containers: Vec<ContainerPreferredAllocationRequest>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Preference {
+pub struct ContainerPreferredAllocationRequest {
     #[prost(string, repeated, tag = 1)]
     pub available: Vec<String>,
     #[prost(string, repeated, tag = 2)]
@@ -101,7 +101,7 @@ pub struct Preference {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct PreferenceResponse {
+pub struct PreferredAllocationResponse {
     #[prost(message, repeated, tag = 1)]
-    pub containers: Vec<Ids>,
+    pub containers: Vec<DeviceIds>,
 }

@@ -8,49 +8,55 @@ const RESOURCE: &str = "example.com/gpu";
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A plugin that is there until it is dropped.
-struct Played {
+struct FakePlugin {
     task: tokio::task::JoinHandle<()>,
-    told: tokio::sync::mpsc::Sender<Vec<u8>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    responses: tokio::sync::mpsc::Sender<Vec<u8>>,
+    calls: Arc<Mutex<Vec<String>>>,
 }
 
-impl Drop for Played {
+impl Drop for FakePlugin {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Played {
-    fn start(dir: &Path) -> Played {
+impl FakePlugin {
+    fn start(dir: &Path) -> FakePlugin {
         let listener = runtime::embedded::listen(&dir.join("gpu.sock")).expect("a socket");
-        let (told, heard) = tokio::sync::mpsc::channel(8);
-        let heard = Mutex::new(Some(heard));
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
-        let asking = asked.clone();
+        let (responses, receiver) = tokio::sync::mpsc::channel(8);
+        let receiver = Mutex::new(Some(receiver));
+        let calls: Arc<Mutex<Vec<String>>> = Arc::default();
+        let call_log = calls.clone();
         let answer = move |call: &str, question: &[u8]| {
             let decode = |error: prost::DecodeError| error.to_string();
             match call.rsplit('/').next().unwrap_or_default() {
-                "ListAndWatch" => Ok(Reply::Many(heard.lock().take().ok_or("asked twice")?)),
+                "ListAndWatch" => Ok(GrpcReply::Many(receiver.lock().take().ok_or("asked twice")?)),
                 "GetPreferredAllocation" => {
-                    let request = PreferenceRequest::decode(question).map_err(decode)?;
-                    let wish = &request.containers[0];
-                    let last = wish.available.iter().rev().take(usize::try_from(wish.size).unwrap_or(0));
-                    let ids = if wish.must_include.is_empty() {
+                    let request = PreferredAllocationRequest::decode(question).map_err(decode)?;
+                    let preference_request = &request.containers[0];
+                    let last = preference_request
+                        .available
+                        .iter()
+                        .rev()
+                        .take(usize::try_from(preference_request.size).unwrap_or(0));
+                    let ids = if preference_request.must_include.is_empty() {
                         last.cloned().collect()
                     } else {
-                        wish.must_include.clone()
+                        preference_request.must_include.clone()
                     };
-                    Ok(Reply::One(PreferenceResponse { containers: vec![Ids { ids }] }.encode_to_vec()))
+                    Ok(GrpcReply::One(
+                        PreferredAllocationResponse { containers: vec![DeviceIds { ids }] }.encode_to_vec(),
+                    ))
                 }
                 "Allocate" => {
                     let ids = AllocateRequest::decode(question).map_err(decode)?.containers[0].ids.clone();
-                    asking.lock().push(format!("allocate {}", ids.join(" ")));
+                    call_log.lock().push(format!("allocate {}", ids.join(" ")));
                     let device = runtime::cri::Device {
                         container_path: "/dev/gpu".into(),
                         host_path: "/dev/null".into(),
                         permissions: "rw".into(),
                     };
-                    let answer = Allocated {
+                    let answer = ContainerAllocateResponse {
                         envs: [("GPU".to_owned(), ids.join(","))].into(),
                         mounts: vec![messages::Mount {
                             container_path: "/lib/gpu".into(),
@@ -61,53 +67,54 @@ impl Played {
                         annotations: [("gpu".to_owned(), "yes".to_owned())].into(),
                         cdi_devices: Vec::new(),
                     };
-                    Ok(Reply::One(AllocateResponse { containers: vec![answer] }.encode_to_vec()))
+                    Ok(GrpcReply::One(AllocateResponse { containers: vec![answer] }.encode_to_vec()))
                 }
                 "PreStartContainer" => {
-                    let ids = Ids::decode(question).map_err(decode)?.ids;
-                    asking.lock().push(format!("start {}", ids.join(" ")));
-                    Ok(Reply::One(Vec::new()))
+                    let ids = DeviceIds::decode(question).map_err(decode)?.ids;
+                    call_log.lock().push(format!("start {}", ids.join(" ")));
+                    Ok(GrpcReply::One(Vec::new()))
                 }
                 other => Err(format!("what is {other}?")),
             }
         };
         let task = tokio::spawn(async move { runtime::embedded::serve_with(listener, answer).await });
-        Played { task, told, asked }
+        FakePlugin { task, responses, calls }
     }
 
-    async fn tell(&self, devices: &[(&str, &str)]) {
+    async fn send_devices(&self, devices: &[(&str, &str)]) {
         let device =
             |(id, health): &(&str, &str)| Device { id: (*id).to_owned(), health: (*health).to_owned() };
-        let told = ListAndWatchResponse { devices: devices.iter().map(device).collect() };
-        self.told.send(told.encode_to_vec()).await.expect("somebody listens");
+        let response = ListAndWatchResponse { devices: devices.iter().map(device).collect() };
+        self.responses.send(response.encode_to_vec()).await.expect("somebody listens");
     }
 
     #[track_caller]
-    fn asked(&self, expected: &[&str]) {
-        assert_eq!(std::mem::take(&mut *self.asked.lock()), expected);
+    fn check_calls(&self, expected: &[&str]) {
+        assert_eq!(std::mem::take(&mut *self.calls.lock()), expected);
     }
 }
 
-async fn until(devices: &Devices, expected: (usize, usize)) {
+async fn wait_for_counts(devices: &Devices, expected: (usize, usize)) {
     let seen = async {
-        while devices.amounts().get(RESOURCE) != Some(&expected) {
-            devices.news.notified().await;
+        while devices.device_counts().get(RESOURCE) != Some(&expected) {
+            devices.devices_changed.notified().await;
         }
     };
-    tokio::time::timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("{:?}", devices.amounts()));
+    tokio::time::timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("{:?}", devices.device_counts()));
 }
 
-async fn introduce(devices: &Devices, change: impl FnOnce(&mut RegisterRequest)) -> Result<(), String> {
+async fn register(devices: &Devices, change: impl FnOnce(&mut RegisterRequest)) -> Result<(), String> {
     let mut request = RegisterRequest {
-        version: VERSION.into(),
+        version: API_VERSION.into(),
         endpoint: "gpu.sock".into(),
         resource_name: RESOURCE.into(),
-        options: Some(Options { pre_start_required: true, has_preferences: true }),
+        options: Some(DevicePluginOptions { pre_start_required: true, has_preferences: true }),
     };
     change(&mut request);
-    let socket = Socket::new(&devices.dir.join(SOCKET).display().to_string());
-    let told: Result<Empty, _> = socket.call("/v1beta1.Registration/Register", &request, PATIENCE).await;
-    told.map(drop).map_err(|refusal| refusal.message)
+    let socket = GrpcClient::new(&devices.dir.join(KUBELET_SOCKET).display().to_string());
+    let response: Result<Empty, _> =
+        socket.call("/v1beta1.Registration/Register", &request, CALL_TIMEOUT).await;
+    response.map(drop).map_err(|refusal| refusal.message)
 }
 
 /// A pod whose containers want so many each; those before the bar begin alone.
@@ -121,21 +128,21 @@ fn pod(uid: &str, first: &[i32], then: &[i32]) -> Pod {
 }
 
 #[tokio::test]
-async fn a_plugin_lends_its_devices_to_pods() {
+async fn devices_are_allocated_to_pods_and_reused_after_init_containers() {
     let dir = tempfile::tempdir().expect("a directory");
     let devices = Devices::new(dir.path(), &dir.path().join("pods"));
     let serving = devices.clone();
     let serving = tokio::spawn(async move { serving.run().await });
-    let there = async {
-        while introduce(&devices, |request| request.version = "v1".into()).await.is_ok_and(|()| true)
-            || !devices.dir.join(SOCKET).exists()
+    let registered = async {
+        while register(&devices, |request| request.version = "v1".into()).await.is_ok_and(|()| true)
+            || !devices.dir.join(KUBELET_SOCKET).exists()
         {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(DEADLINE, there).await.expect("it listens");
+    tokio::time::timeout(DEADLINE, registered).await.expect("it listens");
     let check = async |change: fn(&mut RegisterRequest), expected: &str| {
-        assert_eq!(introduce(&devices, change).await, Err(expected.to_owned()));
+        assert_eq!(register(&devices, change).await, Err(expected.to_owned()));
     };
     check(
         |request| request.version = "v1".into(),
@@ -145,33 +152,33 @@ async fn a_plugin_lends_its_devices_to_pods() {
     check(|request| request.resource_name = "gpu".into(), "the ResourceName \"gpu\" is invalid").await;
     check(|request| request.endpoint = "../x".into(), "the endpoint \"../x\" is no name of a socket").await;
 
-    let played = Played::start(&devices.dir);
-    introduce(&devices, |_| {}).await.expect("introduced");
-    played.tell(&[("a", "Healthy"), ("b", "Healthy"), ("c", "Healthy"), ("d", "Unhealthy")]).await;
-    until(&devices, (4, 3)).await;
+    let plugin = FakePlugin::start(&devices.dir);
+    register(&devices, |_| {}).await.expect("introduced");
+    plugin.send_devices(&[("a", "Healthy"), ("b", "Healthy"), ("c", "Healthy"), ("d", "Unhealthy")]).await;
+    wait_for_counts(&devices, (4, 3)).await;
 
     let over = AtomicBool::new(false);
     let is_over = |uid: &str| uid == "one" && over.load(Ordering::Relaxed);
     // What one that begins alone has had is handed on, and a second time nobody is asked.
     let one = pod("one", &[1], &[1, 1]);
-    devices.lend(&one, is_over).await.expect("lent");
-    played.asked(&["allocate c", "allocate c", "allocate b"]);
-    devices.lend(&one, is_over).await.expect("lent");
-    played.asked(&[]);
+    devices.allocate(&one, is_over).await.expect("lent");
+    plugin.check_calls(&["allocate c", "allocate c", "allocate b"]);
+    devices.allocate(&one, is_over).await.expect("lent");
+    plugin.check_calls(&[]);
     let two = pod("two", &[], &[2]);
-    let why = devices.lend(&two, is_over).await;
+    let result = devices.allocate(&two, is_over).await;
     let expected = "requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1";
-    assert_eq!(why, Err(expected.to_owned()));
+    assert_eq!(result, Err(expected.to_owned()));
     over.store(true, Ordering::Relaxed);
-    devices.lend(&two, is_over).await.expect("lent");
-    played.asked(&["allocate b c"]);
+    devices.allocate(&two, is_over).await.expect("lent");
+    plugin.check_calls(&["allocate b c"]);
 
     let mut config = ContainerConfig {
         envs: vec![KeyValue { key: "OWN".into(), value: "1".into() }],
         ..ContainerConfig::default()
     };
-    devices.hand_over("two", "c0", &mut config).await.expect("handed over");
-    played.asked(&["start b c"]);
+    devices.configure_container("two", "c0", &mut config).await.expect("handed over");
+    plugin.check_calls(&["start b c"]);
     let envs: Vec<String> = config.envs.iter().map(|env| format!("{}={}", env.key, env.value)).collect();
     assert_eq!(envs, ["GPU=b,c", "OWN=1"]);
     assert_eq!(config.devices[0].container_path, "/dev/gpu");
@@ -181,16 +188,16 @@ async fn a_plugin_lends_its_devices_to_pods() {
     // Another process knows what was lent before a plugin has come back to it.
     let after = Devices::new(dir.path(), &dir.path().join("pods"));
     let mut config = ContainerConfig::default();
-    after.hand_over("two", "c0", &mut config).await.expect("handed over");
+    after.configure_container("two", "c0", &mut config).await.expect("handed over");
     assert_eq!(config.envs.len(), 1);
 
-    played.tell(&[("a", "Unhealthy")]).await;
-    until(&devices, (1, 0)).await;
-    let why = devices.lend(&pod("three", &[], &[1]), is_over).await;
+    plugin.send_devices(&[("a", "Unhealthy")]).await;
+    wait_for_counts(&devices, (1, 0)).await;
+    let result = devices.allocate(&pod("three", &[], &[1]), is_over).await;
     let expected = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
-    assert_eq!(why, Err(expected.to_owned()));
-    played.tell(&[("a", "Healthy"), ("b", "Healthy")]).await;
-    until(&devices, (2, 2)).await;
-    drop(played);
+    assert_eq!(result, Err(expected.to_owned()));
+    plugin.send_devices(&[("a", "Healthy"), ("b", "Healthy")]).await;
+    wait_for_counts(&devices, (2, 2)).await;
+    drop(plugin);
     serving.abort();
 }

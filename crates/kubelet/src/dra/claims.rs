@@ -6,42 +6,43 @@ use reconcile::Object as _;
 
 /// A claim of a pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Named {
+pub struct PodClaim {
     pub name: String,
     /// It was made for the pod alone, which must then be its owner.
     pub is_own: bool,
 }
 
 /// The claims that are to be ready before the pod begins.
-pub fn of(pod: &Pod) -> Result<Vec<Named>, String> {
-    let wanted = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-    let named = wanted.filter_map(|claim| named(pod, claim).transpose());
+pub fn pod_claims(pod: &Pod) -> Result<Vec<PodClaim>, String> {
+    let requested = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let named = requested.filter_map(|claim| resolve_claim(pod, claim).transpose());
     let extended = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
-    let extended = extended.map(|known| Ok(Named { name: known.resource_claim_name.clone(), is_own: false }));
+    let extended =
+        extended.map(|known| Ok(PodClaim { name: known.resource_claim_name.clone(), is_own: false }));
     named.chain(extended).collect()
 }
 
 /// The claim behind a name of the pod's; `None` where the pod turned out to need none.
-fn named(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<Named>, String> {
-    let whole = || format!("pod \"{}/{}\"", pod.namespace(), pod.name());
+fn resolve_claim(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<PodClaim>, String> {
+    let pod_description = || format!("pod \"{}/{}\"", pod.namespace(), pod.name());
     if let Some(name) = &claim.resource_claim_name {
-        return Ok(Some(Named { name: name.clone(), is_own: false }));
+        return Ok(Some(PodClaim { name: name.clone(), is_own: false }));
     }
     if claim.resource_claim_template_name.is_none() {
-        let problem = "none of the supported fields are set";
-        return Err(format!("{}, spec.resourceClaim {:?}: {problem}", whole(), claim.name));
+        let message = "none of the supported fields are set";
+        return Err(format!("{}, spec.resourceClaim {:?}: {message}", pod_description(), claim.name));
     }
-    let made = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
-    match made.into_iter().find(|made| made.name == claim.name) {
-        Some(made) => Ok(made.resource_claim_name.clone().map(|name| Named { name, is_own: true })),
-        None => Err(format!("{}: ResourceClaim not created yet", whole())),
+    let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    match statuses.into_iter().find(|made| made.name == claim.name) {
+        Some(made) => Ok(made.resource_claim_name.clone().map(|name| PodClaim { name, is_own: true })),
+        None => Err(format!("{}: ResourceClaim not created yet", pod_description())),
     }
 }
 
 /// Whether the pod may use a claim.
-pub fn judge(pod: &Pod, claim: &ResourceClaim, named: &Named) -> Result<(), String> {
-    let owns = claim.controller().is_some_and(|owner| owner.uid == pod.uid());
-    if named.is_own && !owns {
+pub fn validate_claim(pod: &Pod, claim: &ResourceClaim, named: &PodClaim) -> Result<(), String> {
+    let is_owner = claim.controller().is_some_and(|owner| owner.uid == pod.uid());
+    if named.is_own && !is_owner {
         return Err(format!(
             "ResourceClaim {}/{} was not created for Pod {}/{} (Pod is not owner)",
             claim.namespace(),
@@ -65,22 +66,22 @@ pub fn judge(pod: &Pod, claim: &ResourceClaim, named: &Named) -> Result<(), Stri
 
 /// What a container uses of the pod's claims: the claim, what the pod calls it, and which of its requests; `""` for all.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Use {
+pub struct ClaimRequest {
     pub claim: String,
     pub request: String,
     /// What the pod calls it; nothing for the claim behind extended resources.
-    pub called: Option<String>,
+    pub pod_claim_name: Option<String>,
 }
 
-pub fn used_by(pod: &Pod, container: &Container) -> Result<Vec<Use>, String> {
-    let wanted = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
+pub fn container_claims(pod: &Pod, container: &Container) -> Result<Vec<ClaimRequest>, String> {
+    let requested = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
     let mut uses = Vec::new();
-    for want in wanted {
+    for want in requested {
         let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
         let Some(claim) = claims.into_iter().find(|claim| claim.name == want.name) else { continue };
-        if let Some(named) = named(pod, claim)? {
+        if let Some(named) = resolve_claim(pod, claim)? {
             let request = want.request.clone().unwrap_or_default();
-            uses.push(Use { claim: named.name, request, called: Some(want.name.clone()) });
+            uses.push(ClaimRequest { claim: named.name, request, pod_claim_name: Some(want.name.clone()) });
         }
     }
     let Some(extended) =
@@ -89,13 +90,15 @@ pub fn used_by(pod: &Pod, container: &Container) -> Result<Vec<Use>, String> {
         return Ok(uses);
     };
     let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-    let is_asked = |name: &str| requests.and_then(|all| all.get(name)).is_some_and(|asked| asked.0 != "0");
+    let is_requested =
+        |name: &str| requests.and_then(|all| all.get(name)).is_some_and(|quantity| quantity.0 != "0");
     let mapped = extended.request_mappings.iter();
-    let mapped = mapped.filter(|one| one.container_name == container.name && is_asked(&one.resource_name));
-    uses.extend(mapped.map(|one| Use {
+    let mapped =
+        mapped.filter(|one| one.container_name == container.name && is_requested(&one.resource_name));
+    uses.extend(mapped.map(|one| ClaimRequest {
         claim: extended.resource_claim_name.clone(),
         request: one.request_name.clone(),
-        called: None,
+        pod_claim_name: None,
     }));
     Ok(uses)
 }

@@ -8,58 +8,59 @@ use parking_lot::Mutex;
 use reconcile::Object as _;
 
 use super::claims;
-use super::messages::{Device, DeviceHealth, Healths};
-use super::record::Book;
+use super::messages::{Device, DeviceHealth, NodeWatchResourcesResponse};
+use super::record::ClaimInfoCache;
 
 /// How long what a driver says holds where it does not say how long.
-const FRESH: i64 = 30;
-const LONGEST_MESSAGE: usize = 1024;
+const DEFAULT_HEALTH_TIMEOUT_SECONDS: i64 = 30;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// By driver, pool and device.
 #[derive(Default)]
-pub struct Health(Mutex<BTreeMap<(String, String, String), Known>>);
+pub struct HealthInfoCache(Mutex<BTreeMap<(String, String, String), CachedHealth>>);
 
 #[derive(Clone, Debug, PartialEq)]
-struct Known {
+struct CachedHealth {
     health: &'static str,
     message: String,
-    fresh_for: SignedDuration,
+    timeout: SignedDuration,
     at: Timestamp,
 }
 
-impl Known {
-    fn new(told: &DeviceHealth, at: Timestamp) -> Known {
-        let health = match told.health {
+impl CachedHealth {
+    fn new(report: &DeviceHealth, at: Timestamp) -> CachedHealth {
+        let health = match report.health {
             1 => "Healthy",
             2 => "Unhealthy",
             _ => "Unknown",
         };
-        let seconds = if told.timeout_seconds > 0 { told.timeout_seconds } else { FRESH };
-        let fresh_for = SignedDuration::from_secs(seconds);
-        Known { health, message: shortened(&told.message), fresh_for, at }
+        let seconds =
+            if report.timeout_seconds > 0 { report.timeout_seconds } else { DEFAULT_HEALTH_TIMEOUT_SECONDS };
+        let timeout = SignedDuration::from_secs(seconds);
+        CachedHealth { health, message: truncate_message(&report.message), timeout, at }
     }
 
     fn is_fresh(&self, now: Timestamp) -> bool {
-        now.duration_since(self.at) <= self.fresh_for
+        now.duration_since(self.at) <= self.timeout
     }
 }
 
-impl Health {
+impl HealthInfoCache {
     /// Takes in what a driver says of its devices; whether any of them is not as it was.
-    pub fn hear(&self, driver: &str, told: &Healths, now: Timestamp) -> bool {
+    pub fn update(&self, driver: &str, report: &NodeWatchResourcesResponse, now: Timestamp) -> bool {
         let mut all = self.0.lock();
         let mut has_changed = false;
-        for one in &told.devices {
+        for one in &report.devices {
             let device = one.device.clone().unwrap_or_default();
-            let known = Known::new(one, now);
+            let known = CachedHealth::new(one, now);
             let before = all.insert((driver.to_owned(), device.pool, device.name), known.clone());
-            has_changed |= before.is_none_or(|before| Known { at: now, ..before } != known);
+            has_changed |= before.is_none_or(|before| CachedHealth { at: now, ..before } != known);
         }
         has_changed
     }
 
     /// A driver has stopped telling.
-    pub fn forget(&self, driver: &str) {
+    pub fn remove_driver(&self, driver: &str) {
         self.0.lock().retain(|(of, ..), _| of != driver);
     }
 
@@ -78,25 +79,25 @@ impl Health {
     }
 
     /// The devices of a container's claims and how they are, a line for each claim or request that it names.
-    pub fn told_of(
+    pub fn resource_statuses(
         &self,
         pod: &Pod,
         container: &Container,
-        book: &Book,
+        claim_cache: &ClaimInfoCache,
         now: Timestamp,
     ) -> Vec<ResourceStatus> {
-        let uses = claims::used_by(pod, container).unwrap_or_default();
+        let uses = claims::container_claims(pod, container).unwrap_or_default();
         let statuses = uses.into_iter().filter_map(|one| {
-            let called = one.called.as_ref()?;
-            let claim = book.get(pod.namespace(), &one.claim)?;
+            let pod_claim_name = one.pod_claim_name.as_ref()?;
+            let claim = claim_cache.get(pod.namespace(), &one.claim)?;
             // Of the alternatives that a request may name, only one was chosen.
             let request = one.request.split('/').next().unwrap_or_default();
             let mut seen = BTreeSet::new();
             let devices = claim.devices(request).map(|(driver, device)| self.of(driver, device, now));
             let devices: Vec<_> = devices.filter(|device| seen.insert(device.resource_id.clone())).collect();
             let name = match one.request.as_str() {
-                "" => format!("claim:{called}"),
-                request => format!("claim:{called}/{request}"),
+                "" => format!("claim:{pod_claim_name}"),
+                request => format!("claim:{pod_claim_name}/{request}"),
             };
             (!devices.is_empty()).then_some(ResourceStatus { name, resources: Some(devices) })
         });
@@ -104,10 +105,10 @@ impl Health {
     }
 }
 
-fn shortened(message: &str) -> String {
-    if message.len() <= LONGEST_MESSAGE {
+fn truncate_message(message: &str) -> String {
+    if message.len() <= MAX_MESSAGE_BYTES {
         return message.to_owned();
     }
-    let end = (0..=LONGEST_MESSAGE - 3).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=MAX_MESSAGE_BYTES - 3).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
     format!("{}...", message.get(..end).unwrap_or_default())
 }

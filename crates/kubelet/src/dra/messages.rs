@@ -8,7 +8,7 @@ pub struct Empty {}
 
 /// Claims that are to be made ready, or given back.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Request {
+pub struct NodeResourcesRequest {
     #[prost(message, repeated, tag = 1)]
     pub claims: Vec<Claim>,
 }
@@ -25,13 +25,13 @@ pub struct Claim {
 
 /// By the uid of the claim.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Prepared {
+pub struct NodePrepareResourcesResponse {
     #[prost(btree_map = "string, message", tag = 1)]
-    pub claims: BTreeMap<String, PreparedClaim>,
+    pub claims: BTreeMap<String, NodePrepareResourceResponse>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct PreparedClaim {
+pub struct NodePrepareResourceResponse {
     #[prost(message, repeated, tag = 1)]
     pub devices: Vec<Device>,
     #[prost(string, tag = 2)]
@@ -54,20 +54,20 @@ pub struct Device {
 
 /// By the uid of the claim.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Unprepared {
+pub struct NodeUnprepareResourcesResponse {
     #[prost(btree_map = "string, message", tag = 1)]
-    pub claims: BTreeMap<String, UnpreparedClaim>,
+    pub claims: BTreeMap<String, NodeUnprepareResourceResponse>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct UnpreparedClaim {
+pub struct NodeUnprepareResourceResponse {
     #[prost(string, tag = 1)]
     pub error: String,
 }
 
 /// All devices of a driver, each time one of them changes.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Healths {
+pub struct NodeWatchResourcesResponse {
     #[prost(message, repeated, tag = 1)]
     pub devices: Vec<DeviceHealth>,
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use runtime::{Refusal, RefusalCode, Socket};
+use runtime::{GrpcClient, RefusalCode, RpcError};
 use tokio::sync::watch;
 
 use super::messages::*;
-use crate::plugins::Info;
+use crate::plugins::PluginRegistrationInfo;
 
 /// What upstream's kubelet allows a driver for one call.
-const PATIENCE: Duration = Duration::from_secs(45);
-const QUICK: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(45);
+const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A version of what drivers are asked, as drivers name it, and where they are asked.
 #[derive(Debug)]
@@ -40,61 +40,68 @@ pub struct Plugin {
     pub driver: String,
     pub endpoint: String,
     service: &'static Service,
-    socket: Socket,
+    socket: GrpcClient,
     /// It has gone.
-    pub gone: Arc<watch::Sender<bool>>,
+    pub removed: Arc<watch::Sender<bool>>,
 }
 
 impl Plugin {
     /// Takes the first of its versions that is known here: drivers put the one they like best first.
-    pub fn new(info: &Info, endpoint: &str) -> Result<Plugin, String> {
-        let why = match choose(&info.supported_versions) {
+    pub fn new(info: &PluginRegistrationInfo, endpoint: &str) -> Result<Plugin, String> {
+        let reason = match select_service(&info.supported_versions) {
             Ok(service) => {
                 return Ok(Plugin {
                     driver: info.name.clone(),
                     endpoint: endpoint.to_owned(),
                     service,
-                    socket: Socket::new(endpoint),
-                    gone: Arc::new(watch::Sender::new(false)),
+                    socket: GrpcClient::new(endpoint),
+                    removed: Arc::new(watch::Sender::new(false)),
                 });
             }
-            Err(why) => why,
+            Err(reason) => reason,
         };
         let name = &info.name;
         Err(format!(
-            "invalid supported gRPC versions of DRA driver plugin {name} at endpoint {endpoint}: {why}"
+            "invalid supported gRPC versions of DRA driver plugin {name} at endpoint {endpoint}: {reason}"
         ))
     }
 
-    pub async fn prepare(&self, claims: &[Claim]) -> Result<Prepared, Refusal> {
-        self.socket.call(self.service.prepare, &Request { claims: claims.to_vec() }, PATIENCE).await
+    pub async fn prepare(&self, claims: &[Claim]) -> Result<NodePrepareResourcesResponse, RpcError> {
+        self.socket
+            .call(self.service.prepare, &NodeResourcesRequest { claims: claims.to_vec() }, CALL_TIMEOUT)
+            .await
     }
 
-    pub async fn unprepare(&self, claims: &[Claim]) -> Result<Unprepared, Refusal> {
-        self.socket.call(self.service.unprepare, &Request { claims: claims.to_vec() }, PATIENCE).await
+    pub async fn unprepare(&self, claims: &[Claim]) -> Result<NodeUnprepareResourcesResponse, RpcError> {
+        self.socket
+            .call(self.service.unprepare, &NodeResourcesRequest { claims: claims.to_vec() }, CALL_TIMEOUT)
+            .await
     }
 
     /// Whether anybody is there. What is asked hardly any driver knows, but even that is an answer.
-    pub async fn answers(&self) -> bool {
-        let asked: Result<Empty, Refusal> =
-            self.socket.call("/grpc.health.v1.Health/Check", &Empty {}, QUICK).await;
-        let silent = [RefusalCode::Unavailable, RefusalCode::DeadlineExceeded];
-        asked.err().is_none_or(|refusal| !silent.contains(&refusal.code))
+    pub async fn is_reachable(&self) -> bool {
+        let response: Result<Empty, RpcError> =
+            self.socket.call("/grpc.health.v1.Health/Check", &Empty {}, HEALTH_CHECK_TIMEOUT).await;
+        let unreachable = [RefusalCode::Unavailable, RefusalCode::DeadlineExceeded];
+        response.err().is_none_or(|refusal| !unreachable.contains(&refusal.code))
     }
 
     /// Hears how its devices are, for as long as it tells.
-    pub async fn healths(&self, mut heard: impl FnMut(Healths)) -> Result<(), Refusal> {
-        let hear = |bytes: bytes::Bytes| match prost::Message::decode(bytes) {
-            Ok(healths) => heard(healths),
+    pub async fn watch_health(
+        &self,
+        mut on_report: impl FnMut(NodeWatchResourcesResponse),
+    ) -> Result<(), RpcError> {
+        let decode = |bytes: bytes::Bytes| match prost::Message::decode(bytes) {
+            Ok(report) => on_report(report),
             Err(error) => {
                 tracing::warn!(%error, driver = self.driver, "what a driver tells of its devices cannot be read")
             }
         };
-        self.socket.listen("/v1alpha1.DRAResourceHealth/NodeWatchResources", &Empty {}, hear).await
+        self.socket.listen("/v1alpha1.DRAResourceHealth/NodeWatchResources", &Empty {}, decode).await
     }
 }
 
-fn choose(offered: &[String]) -> Result<&'static Service, String> {
+fn select_service(offered: &[String]) -> Result<&'static Service, String> {
     if offered.is_empty() {
         return Err("empty list of supported gRPC services (aka supported versions)".to_owned());
     }
@@ -103,10 +110,10 @@ fn choose(offered: &[String]) -> Result<&'static Service, String> {
         let quoted = |names: &mut dyn Iterator<Item = &str>| {
             names.map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" ")
         };
-        let theirs = quoted(&mut offered.iter().map(String::as_str));
-        let ours = quoted(&mut SERVICES.iter().map(|known| known.name));
+        let offered_names = quoted(&mut offered.iter().map(String::as_str));
+        let supported_names = quoted(&mut SERVICES.iter().map(|known| known.name));
         format!(
-            "none of services supported by the plugin ([{theirs}]) are supported by the kubelet ([{ours}])"
+            "none of services supported by the plugin ([{offered_names}]) are supported by the kubelet ([{supported_names}])"
         )
     })
 }

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::messages;
 
-const FILE: &str = "dra_manager_state";
+const CHECKPOINT_FILE: &str = "dra_manager_state";
 
 /// A claim that drivers on this node were asked to make ready.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Claim {
+pub struct ClaimInfo {
     pub uid: String,
     pub name: String,
     pub namespace: String,
@@ -27,17 +27,17 @@ pub struct Claim {
     pub is_ready: bool,
 }
 
-impl Claim {
+impl ClaimInfo {
     /// `None` for one that nothing was given to.
-    pub fn new(claim: &ResourceClaim) -> Option<Claim> {
-        let given = claim.status.as_ref()?.allocation.as_ref()?;
-        let results = given.devices.iter().flat_map(|devices| devices.results.iter().flatten());
-        Some(Claim {
+    pub fn new(claim: &ResourceClaim) -> Option<ClaimInfo> {
+        let allocation = claim.status.as_ref()?.allocation.as_ref()?;
+        let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+        Some(ClaimInfo {
             uid: claim.uid().to_owned(),
             name: claim.name().to_owned(),
             namespace: claim.namespace().to_owned(),
             drivers: results.map(|result| (result.driver.clone(), Vec::new())).collect(),
-            ..Claim::default()
+            ..ClaimInfo::default()
         })
     }
 
@@ -79,21 +79,22 @@ impl Claim {
         })
     }
 
-    fn from_value(value: &Value) -> Claim {
+    fn from_value(value: &Value) -> ClaimInfo {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let texts = |value: &Value| value.as_array().into_iter().flatten().map(text).collect::<Vec<String>>();
+        let strings =
+            |value: &Value| value.as_array().into_iter().flatten().map(text).collect::<Vec<String>>();
         let device = |device: &Value| messages::Device {
             pool_name: text(&device["PoolName"]),
             device_name: text(&device["DeviceName"]),
             share_id: device["ShareID"].as_str().map(str::to_owned),
-            request_names: texts(&device["RequestNames"]),
-            cdi_device_ids: texts(&device["CDIDeviceIDs"]),
+            request_names: strings(&device["RequestNames"]),
+            cdi_device_ids: strings(&device["CDIDeviceIDs"]),
         };
         let drivers = value["DriverState"].as_object().into_iter().flatten();
         let drivers = drivers.map(|(driver, state)| {
             (driver.clone(), state["Devices"].as_array().into_iter().flatten().map(device).collect())
         });
-        Claim {
+        ClaimInfo {
             uid: text(&value["ClaimUID"]),
             name: text(&value["ClaimName"]),
             namespace: text(&value["Namespace"]),
@@ -106,46 +107,49 @@ impl Claim {
 
 /// The claims of a node by namespace and name.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct ClaimInfoCache {
     dir: PathBuf,
-    claims: BTreeMap<(String, String), Claim>,
+    claims: BTreeMap<(String, String), ClaimInfo>,
 }
 
-impl Book {
+impl ClaimInfoCache {
     /// As it was left. One that cannot be read is put aside: whoever looks after the node may still want to know.
-    pub fn open(dir: &Path) -> Book {
-        let file = dir.join(FILE);
+    pub fn open(dir: &Path) -> ClaimInfoCache {
+        let file = dir.join(CHECKPOINT_FILE);
         let claims = match std::fs::read(&file) {
-            Ok(text) => read(&text).unwrap_or_else(|why| {
+            Ok(text) => decode_checkpoint(&text).unwrap_or_else(|why| {
                 tracing::error!(file = %file.display(), why, "it is not known which claims are to be given back");
-                let _ = std::fs::rename(&file, dir.join(format!("{FILE}.unreadable")));
+                let _ = std::fs::rename(&file, dir.join(format!("{CHECKPOINT_FILE}.unreadable")));
                 Vec::new()
             }),
             Err(_) => Vec::new(),
         };
-        let key = |claim: &Claim| (claim.namespace.clone(), claim.name.clone());
-        Book { dir: dir.to_owned(), claims: claims.into_iter().map(|claim| (key(&claim), claim)).collect() }
+        let key = |claim: &ClaimInfo| (claim.namespace.clone(), claim.name.clone());
+        ClaimInfoCache {
+            dir: dir.to_owned(),
+            claims: claims.into_iter().map(|claim| (key(&claim), claim)).collect(),
+        }
     }
 
-    pub fn get(&self, namespace: &str, name: &str) -> Option<&Claim> {
+    pub fn get(&self, namespace: &str, name: &str) -> Option<&ClaimInfo> {
         self.claims.get(&(namespace.to_owned(), name.to_owned()))
     }
 
-    pub fn get_mut(&mut self, namespace: &str, name: &str) -> Option<&mut Claim> {
+    pub fn get_mut(&mut self, namespace: &str, name: &str) -> Option<&mut ClaimInfo> {
         self.claims.get_mut(&(namespace.to_owned(), name.to_owned()))
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Claim> {
+    pub fn all(&self) -> impl Iterator<Item = &ClaimInfo> {
         self.claims.values()
     }
 
     /// Those that a pod uses.
-    pub fn of(&self, pod: &str) -> impl Iterator<Item = &Claim> {
+    pub fn for_pod(&self, pod: &str) -> impl Iterator<Item = &ClaimInfo> {
         self.claims.values().filter(move |claim| claim.pods.contains(pod))
     }
 
     /// The one there is, or this one.
-    pub fn take(&mut self, claim: &Claim) -> &mut Claim {
+    pub fn get_or_insert(&mut self, claim: &ClaimInfo) -> &mut ClaimInfo {
         let key = (claim.namespace.clone(), claim.name.clone());
         self.claims.entry(key).or_insert_with(|| claim.clone())
     }
@@ -155,8 +159,8 @@ impl Book {
     }
 
     /// Writes it down, whole or not at all.
-    pub fn keep(&self) -> io::Result<()> {
-        let claims: Vec<Value> = self.claims.values().map(Claim::to_value).collect();
+    pub fn sync_to_checkpoint(&self) -> io::Result<()> {
+        let claims: Vec<Value> = self.claims.values().map(ClaimInfo::to_value).collect();
         let data = json!({
             "kind": "DRACheckpoint",
             "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
@@ -165,22 +169,22 @@ impl Book {
         let data = data.to_string();
         let text = json!({"Data": data, "Checksum": checksum(&data)}).to_string();
         std::fs::create_dir_all(&self.dir)?;
-        let fresh = self.dir.join(format!(".{FILE}"));
-        let mut file = std::fs::File::create(&fresh)?;
+        let temporary = self.dir.join(format!(".{CHECKPOINT_FILE}"));
+        let mut file = std::fs::File::create(&temporary)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(fresh, self.dir.join(FILE))
+        std::fs::rename(temporary, self.dir.join(CHECKPOINT_FILE))
     }
 }
 
-fn read(text: &[u8]) -> Result<Vec<Claim>, String> {
-    let whole: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    let data = whole["Data"].as_str().unwrap_or_default();
-    if whole["Checksum"] != checksum(data) {
+fn decode_checkpoint(text: &[u8]) -> Result<Vec<ClaimInfo>, String> {
+    let checkpoint: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let data = checkpoint["Data"].as_str().unwrap_or_default();
+    if checkpoint["Checksum"] != checksum(data) {
         return Err("checkpoint is corrupted".to_owned());
     }
     let data: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
-    Ok(data["ClaimInfoStateList"].as_array().into_iter().flatten().map(Claim::from_value).collect())
+    Ok(data["ClaimInfoStateList"].as_array().into_iter().flatten().map(ClaimInfo::from_value).collect())
 }
 
 fn checksum(data: &str) -> u32 {

@@ -18,11 +18,12 @@ use serde_json::{Value, json};
 use tokio::net::UnixListener;
 
 use super::messages::{
-    Device, DeviceHealth, DeviceName, Healths, Prepared, PreparedClaim, Unprepared, UnpreparedClaim,
+    Device, DeviceHealth, DeviceName, NodePrepareResourceResponse, NodePrepareResourcesResponse,
+    NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse, NodeWatchResourcesResponse,
 };
 use super::*;
-use crate::csi::tests::Rig;
-use crate::plugins::{self, Hosts, Info, Registered};
+use crate::csi::tests::TestCluster;
+use crate::plugins::{self, PluginHandlers, PluginRegistrationInfo, RegistrationStatus};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const DRIVER: &str = "gpu.example.com";
@@ -30,31 +31,31 @@ const DRIVER: &str = "gpu.example.com";
 type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
 
 /// What was asked, a line each.
-type Asked = Arc<Mutex<Vec<String>>>;
+type CallLog = Arc<Mutex<Vec<String>>>;
 
 /// A driver at a socket in the directory of plugins, until it is dropped.
-struct Fake {
+struct FakeDriver {
     task: tokio::task::JoinHandle<()>,
     socket: PathBuf,
-    asked: Asked,
+    calls: CallLog,
 }
 
-impl Drop for Fake {
+impl Drop for FakeDriver {
     fn drop(&mut self) {
         self.task.abort();
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
-impl Fake {
-    fn start(root: &Path, versions: &[&str]) -> Fake {
+impl FakeDriver {
+    fn start(root: &Path, versions: &[&str]) -> FakeDriver {
         let dir = root.join("plugins_registry");
         std::fs::create_dir_all(&dir).expect("a directory");
         let socket = dir.join(format!("{DRIVER}-reg.sock"));
         let listener = UnixListener::bind(&socket).expect("a socket");
-        let asked = Asked::default();
-        let heard = asked.clone();
-        let info = Info {
+        let calls = CallLog::default();
+        let call_log = calls.clone();
+        let info = PluginRegistrationInfo {
             kind: "DRAPlugin".into(),
             name: DRIVER.into(),
             endpoint: String::new(),
@@ -63,32 +64,36 @@ impl Fake {
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (heard, info) = (heard.clone(), info.clone());
+                let (call_log, info) = (call_log.clone(), info.clone());
                 let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-                    let (heard, info) = (heard.clone(), info.clone());
-                    async move { Ok::<_, Infallible>(serve(request, &heard, &info).await) }
+                    let (call_log, info) = (call_log.clone(), info.clone());
+                    async move { Ok::<_, Infallible>(serve(request, &call_log, &info).await) }
                 });
                 let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                     .serve_connection(TokioIo::new(stream), service);
                 connections.spawn(connection);
             }
         });
-        Fake { task, socket, asked }
+        FakeDriver { task, socket, calls }
     }
 
     /// What was asked since the last time.
     #[track_caller]
     fn check(&self, expected: Expect) {
-        let asked: Vec<String> = std::mem::take(&mut self.asked.lock());
-        expected.assert_eq(&asked.join("\n"));
+        let calls: Vec<String> = std::mem::take(&mut self.calls.lock());
+        expected.assert_eq(&calls.join("\n"));
     }
 }
 
-async fn serve(request: Request<Incoming>, heard: &Asked, info: &Info) -> Response<Body> {
+async fn serve(
+    request: Request<Incoming>,
+    call_log: &CallLog,
+    info: &PluginRegistrationInfo,
+) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let bytes = request.into_body().collect().await.expect("a whole request").to_bytes().slice(5..);
     let (line, answer) = answer(&path, bytes, info);
-    heard.lock().extend(line);
+    call_log.lock().extend(line);
     let status = if answer.is_some() { "0" } else { "12" };
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static(status));
@@ -111,8 +116,9 @@ async fn serve(request: Request<Incoming>, heard: &Asked, info: &Info) -> Respon
 }
 
 /// A line about what was asked, and the answer.
-fn answer(path: &str, bytes: Bytes, info: &Info) -> (Option<String>, Option<Vec<u8>>) {
-    let asked = |bytes: Bytes| super::messages::Request::decode(bytes).expect("a message").claims;
+fn answer(path: &str, bytes: Bytes, info: &PluginRegistrationInfo) -> (Option<String>, Option<Vec<u8>>) {
+    let decode_claims =
+        |bytes: Bytes| super::messages::NodeResourcesRequest::decode(bytes).expect("a message").claims;
     let names = |claims: &[messages::Claim]| {
         claims.iter().map(|claim| format!(" {}/{}", claim.namespace, claim.name)).collect::<String>()
     };
@@ -120,11 +126,11 @@ fn answer(path: &str, bytes: Bytes, info: &Info) -> (Option<String>, Option<Vec<
     match path.rsplit('/').next().unwrap_or_default() {
         "GetInfo" => (None, Some(info.encode_to_vec())),
         "NotifyRegistrationStatus" => {
-            let told = Registered::decode(bytes).expect("a message");
-            (Some(format!("registered {} {}", told.plugin_registered, told.error)), Some(Vec::new()))
+            let status = RegistrationStatus::decode(bytes).expect("a message");
+            (Some(format!("registered {} {}", status.plugin_registered, status.error)), Some(Vec::new()))
         }
         "NodePrepareResources" => {
-            let claims = asked(bytes);
+            let claims = decode_claims(bytes);
             let prepared = |claim: &messages::Claim| {
                 let device = Device {
                     request_names: vec!["one".into()],
@@ -134,26 +140,30 @@ fn answer(path: &str, bytes: Bytes, info: &Info) -> (Option<String>, Option<Vec<
                     share_id: None,
                 };
                 let error = if claim.name == "broken" { "it is broken" } else { "" };
-                (claim.uid.clone(), PreparedClaim { devices: vec![device], error: error.into() })
+                (
+                    claim.uid.clone(),
+                    NodePrepareResourceResponse { devices: vec![device], error: error.into() },
+                )
             };
-            let answer = Prepared { claims: claims.iter().map(prepared).collect() };
+            let answer = NodePrepareResourcesResponse { claims: claims.iter().map(prepared).collect() };
             (Some(format!("prepare {version}{}", names(&claims))), Some(answer.encode_to_vec()))
         }
         "NodeUnprepareResources" => {
-            let claims = asked(bytes);
-            let done = claims.iter().map(|claim| (claim.uid.clone(), UnpreparedClaim::default()));
-            let answer = Unprepared { claims: done.collect() };
+            let claims = decode_claims(bytes);
+            let done =
+                claims.iter().map(|claim| (claim.uid.clone(), NodeUnprepareResourceResponse::default()));
+            let answer = NodeUnprepareResourcesResponse { claims: done.collect() };
             (Some(format!("unprepare {version}{}", names(&claims))), Some(answer.encode_to_vec()))
         }
         "NodeWatchResources" => {
             let device = DeviceName { pool: "here".into(), name: "gpu-mine".into() };
-            let sick = DeviceHealth {
+            let unhealthy = DeviceHealth {
                 device: Some(device),
                 health: 2,
                 timeout_seconds: 600,
                 message: "too hot".into(),
             };
-            (None, Some(Healths { devices: vec![sick] }.encode_to_vec()))
+            (None, Some(NodeWatchResourcesResponse { devices: vec![unhealthy] }.encode_to_vec()))
         }
         _ => (None, None),
     }
@@ -181,7 +191,7 @@ fn pod(name: &str, shared: &str) -> Pod {
     serde_json::from_value(value).expect("a pod")
 }
 
-impl Rig {
+impl TestCluster {
     /// A claim to which a device was given, for these pods.
     async fn claim(&self, name: &str, pods: &[&str], owner: Option<&str>) {
         let owner = owner.map(|pod| {
@@ -216,7 +226,7 @@ impl Rig {
             }
         };
         let csi = crate::csi::Drivers::default();
-        let hosts = Hosts { csi: &csi, dra: &dra.drivers };
+        let hosts = PluginHandlers { csi: &csi, dra: &dra.drivers };
         tokio::select! {
             found = checking => found,
             () = plugins::run(&self.ctx, &self.settings, hosts, || {}) => unreachable!("it goes on"),
@@ -226,11 +236,11 @@ impl Rig {
     }
 
     /// As after a start, with the driver known.
-    async fn meet_devices(&self, fake: &Fake) -> Dra {
+    async fn open_with_driver(&self, fake: &FakeDriver) -> Dra {
         let dra = Dra::open(&self.settings.root);
         // It is told so last, when it is known already.
-        let is_told = || fake.asked.lock().iter().any(|line| line.starts_with("registered"));
-        let is_known = async || dra.drivers.find(DRIVER).ok().filter(|_| is_told());
+        let is_registered = || fake.calls.lock().iter().any(|line| line.starts_with("registered"));
+        let is_known = async || dra.drivers.find(DRIVER).ok().filter(|_| is_registered());
         self.with_plugins(&dra, "the driver is known", is_known).await;
         dra
     }
@@ -247,17 +257,17 @@ fn devices(dra: &Dra, pod: &Pod) -> String {
 }
 
 #[tokio::test]
-async fn claims_are_ready_before_a_pod_begins_and_are_given_back() {
-    let rig = Rig::start().await;
-    let fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
-    let dra = rig.meet_devices(&fake).await;
-    rig.claim("mine", &["web", "db"], None).await;
-    rig.claim("web-own", &["web"], Some("web")).await;
-    rig.claim("db-own", &["db"], Some("db")).await;
+async fn claims_are_prepared_before_pod_start_and_unprepared_after_it() {
+    let cluster = TestCluster::start().await;
+    let fake = FakeDriver::start(&cluster.settings.root, &["v1.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let dra = cluster.open_with_driver(&fake).await;
+    cluster.claim("mine", &["web", "db"], None).await;
+    cluster.claim("web-own", &["web"], Some("web")).await;
+    cluster.claim("db-own", &["db"], Some("db")).await;
     let (web, db) = (pod("web", "mine"), pod("db", "mine"));
-    dra.prepare(&rig.ctx, &web).await.expect("ready");
+    dra.prepare(&cluster.ctx, &web).await.expect("ready");
     // Asked again, nothing is done again.
-    dra.prepare(&rig.ctx, &web).await.expect("ready");
+    dra.prepare(&cluster.ctx, &web).await.expect("ready");
     fake.check(expect![[r#"
         registered true 
         prepare v1 default/mine default/web-own"#]]);
@@ -266,48 +276,48 @@ async fn claims_are_ready_before_a_pod_begins_and_are_given_back() {
         b: 
         c: "#]]
     .assert_eq(&devices(&dra, &web));
-    dra.prepare(&rig.ctx, &db).await.expect("ready");
+    dra.prepare(&cluster.ctx, &db).await.expect("ready");
     fake.check(expect!["prepare v1 default/db-own"]);
     expect![[r#"{"<any>": 3, "gpu.example.com": 3}"#]].assert_eq(&format!("{:?}", dra.in_use()));
     // Somebody else uses what is shared.
     dra.unprepare("uid-web").await.expect("given back");
     fake.check(expect!["unprepare v1 default/web-own"]);
-    assert!(!dra.holds("uid-web") && dra.holds("uid-db"));
+    assert!(!dra.has_claims("uid-web") && dra.has_claims("uid-db"));
     // Whoever is started next knows what is left, and the containers' devices.
-    let again = Dra::open(&rig.settings.root);
+    let again = Dra::open(&cluster.settings.root);
     expect![[r#"
         a: example.com/gpu=mine example.com/gpu=db-own
         b: 
         c: "#]]
     .assert_eq(&devices(&again, &db));
-    let refused = again.unprepare("uid-db").await.expect_err("nobody is there");
-    expect!["unprepare dynamic resources: DRA driver gpu.example.com is not registered"].assert_eq(&refused);
+    let error = again.unprepare("uid-db").await.expect_err("nobody is there");
+    expect!["unprepare dynamic resources: DRA driver gpu.example.com is not registered"].assert_eq(&error);
     drop((dra, again));
-    let dra = rig.meet_devices(&fake).await;
+    let dra = cluster.open_with_driver(&fake).await;
     fake.check(expect!["registered true "]);
     // Nobody knows the pod any more.
     tokio::select! {
-        () = dra.give_back_lost(&rig.ctx, "here") => unreachable!("it goes on"),
-        () = async { while dra.holds("uid-db") { tokio::task::yield_now().await } } => {}
+        () = dra.unprepare_orphaned_claims(&cluster.ctx, "here") => unreachable!("it goes on"),
+        () = async { while dra.has_claims("uid-db") { tokio::task::yield_now().await } } => {}
     }
     fake.check(expect!["unprepare v1 default/db-own default/mine"]);
-    assert!(Book::open(&rig.settings.root).all().next().is_none());
+    assert!(ClaimInfoCache::open(&cluster.settings.root).all().next().is_none());
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_in_upstreams_words() {
-    let rig = Rig::start().await;
-    let dra = Dra::open(&rig.settings.root);
+async fn prepare_errors_match_upstream() {
+    let cluster = TestCluster::start().await;
+    let dra = Dra::open(&cluster.settings.root);
     let check = async |dra: &Dra, pod: &Pod, expected: Expect| {
-        let refused = dra.prepare(&rig.ctx, pod).await.expect_err("something is wrong");
-        expected.assert_eq(&refused);
+        let error = dra.prepare(&cluster.ctx, pod).await.expect_err("something is wrong");
+        expected.assert_eq(&error);
     };
     let web = pod("web", "mine");
     check(&dra, &web, expect![[r#"prepare dynamic resources: fetch ResourceClaim mine: resourceclaims.resource.k8s.io "mine" not found"#]]).await;
-    rig.claim("mine", &["web"], None).await;
+    cluster.claim("mine", &["web"], None).await;
     check(&dra, &web, expect!["prepare dynamic resources: DRA driver gpu.example.com is not registered"])
         .await;
-    assert!(!dra.holds("uid-web"), "nothing is to be given back that was never asked for");
+    assert!(!dra.has_claims("uid-web"), "nothing is to be given back that was never asked for");
     let mut early = web.clone();
     early.status = None;
     check(
@@ -316,11 +326,11 @@ async fn what_is_wrong_is_said_in_upstreams_words() {
         expect![[r#"prepare dynamic resources: pod "default/web": ResourceClaim not created yet"#]],
     )
     .await;
-    rig.claim("web-own", &["web"], Some("db")).await;
-    rig.claim("broken", &["bad"], None).await;
-    rig.claim("bad-own", &["bad"], Some("bad")).await;
-    let fake = Fake::start(&rig.settings.root, &["v9.DRAPlugin", "v1beta1.DRAPlugin"]);
-    let dra = rig.meet_devices(&fake).await;
+    cluster.claim("web-own", &["web"], Some("db")).await;
+    cluster.claim("broken", &["bad"], None).await;
+    cluster.claim("bad-own", &["bad"], Some("bad")).await;
+    let fake = FakeDriver::start(&cluster.settings.root, &["v9.DRAPlugin", "v1beta1.DRAPlugin"]);
+    let dra = cluster.open_with_driver(&fake).await;
     check(&dra, &web, expect!["prepare dynamic resources: ResourceClaim default/web-own was not created for Pod default/web (Pod is not owner)"]).await;
     let bad = pod("bad", "broken");
     check(
@@ -331,95 +341,97 @@ async fn what_is_wrong_is_said_in_upstreams_words() {
         ],
     )
     .await;
-    assert!(dra.holds("uid-bad"), "who knows what the driver has done");
+    assert!(dra.has_claims("uid-bad"), "who knows what the driver has done");
     dra.unprepare("uid-bad").await.expect("given back");
     fake.check(expect![[r#"
         registered true 
         prepare v1beta1 default/broken default/bad-own
         unprepare v1beta1 default/bad-own default/broken"#]]);
     let db = pod("db", "mine");
-    let claim: ResourceClaim = rig.client.get(&Key::new("default", "mine")).await.expect("a claim");
-    let refused = dra.prepare(&rig.ctx, &db).await.expect_err("not its own");
+    let claim: ResourceClaim = cluster.client.get(&Key::new("default", "mine")).await.expect("a claim");
+    let error = dra.prepare(&cluster.ctx, &db).await.expect_err("not its own");
     let expected = format!(
         "prepare dynamic resources: pod db (uid-db) is not allowed to use ResourceClaim mine ({})",
         claim.uid()
     );
-    assert_eq!(refused, expected);
+    assert_eq!(error, expected);
 }
 
 #[tokio::test]
-async fn a_driver_of_another_age_is_told_so() {
-    let rig = Rig::start().await;
-    let fake = Fake::start(&rig.settings.root, &["v1alpha4.Node"]);
-    let dra = Dra::open(&rig.settings.root);
-    rig.with_plugins(&dra, "it is told", async || (!fake.asked.lock().is_empty()).then_some(())).await;
-    let told = fake.asked.lock().join("\n").replace(&rig.settings.root.display().to_string(), "");
-    expect![[r#"registered false invalid supported gRPC versions of DRA driver plugin gpu.example.com at endpoint /plugins_registry/gpu.example.com-reg.sock: none of services supported by the plugin (["v1alpha4.Node"]) are supported by the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])"#]].assert_eq(&told);
+async fn driver_with_unsupported_versions_is_rejected() {
+    let cluster = TestCluster::start().await;
+    let fake = FakeDriver::start(&cluster.settings.root, &["v1alpha4.Node"]);
+    let dra = Dra::open(&cluster.settings.root);
+    cluster.with_plugins(&dra, "it is told", async || (!fake.calls.lock().is_empty()).then_some(())).await;
+    let call = fake.calls.lock().join("\n").replace(&cluster.settings.root.display().to_string(), "");
+    expect![[r#"registered false invalid supported gRPC versions of DRA driver plugin gpu.example.com at endpoint /plugins_registry/gpu.example.com-reg.sock: none of services supported by the plugin (["v1alpha4.Node"]) are supported by the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])"#]].assert_eq(&call);
 }
 
 #[tokio::test]
-async fn what_a_driver_offers_goes_with_it() {
-    let rig = Rig::start().await;
-    rig.ctx.caches.nodes().filled().await;
-    rig.create::<Node>(json!({"metadata": {"name": "here"}})).await;
+async fn resource_slices_are_deleted_without_driver() {
+    let cluster = TestCluster::start().await;
+    cluster.ctx.caches.nodes().wait_for_sync().await;
+    cluster.create::<Node>(json!({"metadata": {"name": "here"}})).await;
     let slice = |name: &str, node: &str| {
         let pool = json!({"name": node, "generation": 1, "resourceSliceCount": 1});
         let spec = json!({"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [{"name": "gpu-1"}]});
         json!({"metadata": {"name": name}, "spec": spec})
     };
-    rig.create::<ResourceSlice>(slice("left-behind", "here")).await;
-    rig.create::<ResourceSlice>(slice("elsewhere", "there")).await;
+    cluster.create::<ResourceSlice>(slice("left-behind", "here")).await;
+    cluster.create::<ResourceSlice>(slice("elsewhere", "there")).await;
     let slices = async || {
-        let slices: Vec<ResourceSlice> = rig.client.list("").await.expect("slices");
+        let slices: Vec<ResourceSlice> = cluster.client.list("").await.expect("slices");
         slices.iter().map(|slice| slice.name().to_owned()).collect::<Vec<_>>().join(" ")
     };
-    let mut dra = Dra::open(&rig.settings.root);
-    dra.drivers.absence = Duration::from_millis(200);
+    let mut dra = Dra::open(&cluster.settings.root);
+    dra.drivers.slice_grace_period = Duration::from_millis(200);
     // Nobody knows at the start whether the driver is still there.
-    rig.with_plugins(&dra, "what was there is gone", async || (slices().await == "elsewhere").then_some(()))
+    cluster
+        .with_plugins(&dra, "what was there is gone", async || (slices().await == "elsewhere").then_some(()))
         .await;
-    let fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin"]);
+    let fake = FakeDriver::start(&cluster.settings.root, &["v1.DRAPlugin"]);
     let mut fake = Some(fake);
     let step = std::cell::Cell::new(0);
     let fake = Mutex::new(&mut fake);
-    rig.with_plugins(&dra, "what it offered is gone", async || {
-        match step.get() {
-            0 if dra.drivers.find(DRIVER).is_ok() && slices().await == "elsewhere" => {
-                rig.create::<ResourceSlice>(slice("offered", "here")).await;
-                step.set(1);
+    cluster
+        .with_plugins(&dra, "what it offered is gone", async || {
+            match step.get() {
+                0 if dra.drivers.find(DRIVER).is_ok() && slices().await == "elsewhere" => {
+                    cluster.create::<ResourceSlice>(slice("offered", "here")).await;
+                    step.set(1);
+                }
+                1 => {
+                    fake.lock().take();
+                    step.set(2);
+                }
+                2 if slices().await == "elsewhere" => return Some(()),
+                _ => {}
             }
-            1 => {
-                fake.lock().take();
-                step.set(2);
-            }
-            2 if slices().await == "elsewhere" => return Some(()),
-            _ => {}
-        }
-        None
-    })
-    .await;
+            None
+        })
+        .await;
     assert!(dra.drivers.find(DRIVER).is_err());
 }
 
 #[tokio::test]
-async fn a_pod_says_how_its_devices_are() {
-    let rig = Rig::start().await;
-    let _fake = Fake::start(&rig.settings.root, &["v1.DRAPlugin"]);
-    let dra = Dra::open(&rig.settings.root);
-    rig.claim("mine", &["web"], None).await;
-    rig.claim("web-own", &["web"], Some("web")).await;
+async fn device_health_is_reported_in_pod_status() {
+    let cluster = TestCluster::start().await;
+    let _fake = FakeDriver::start(&cluster.settings.root, &["v1.DRAPlugin"]);
+    let dra = Dra::open(&cluster.settings.root);
+    cluster.claim("mine", &["web"], None).await;
+    cluster.claim("web-own", &["web"], Some("web")).await;
     let web = pod("web", "mine");
-    let told = || {
+    let report = || {
         let status = |name: &str| ContainerStatus { name: name.to_owned(), ..ContainerStatus::default() };
         let mut statuses = ["a", "b", "c"].map(status);
-        dra.tell(&web, &mut statuses, rig.ctx.clock.now());
+        dra.update_device_health(&web, &mut statuses, cluster.ctx.clock.now());
         statuses.map(|status| json!(status.allocated_resources_status).to_string()).join("\n")
     };
-    let hot = async || {
-        dra.prepare(&rig.ctx, &web).await.ok()?;
-        Some(told()).filter(|told| told.contains("hot"))
+    let reports_unhealthy = async || {
+        dra.prepare(&cluster.ctx, &web).await.ok()?;
+        Some(report()).filter(|text| text.contains("hot"))
     };
-    let told = rig.with_plugins(&dra, "the driver tells", hot).await;
+    let told = cluster.with_plugins(&dra, "the driver tells", reports_unhealthy).await;
     expect![[r#"
         [{"name":"claim:shared/one","resources":[{"health":"Unhealthy","message":"too hot","resourceID":"example.com/gpu=mine"}]},{"name":"claim:own","resources":[{"health":"Unknown","resourceID":"example.com/gpu=web-own"}]}]
         null
@@ -428,9 +440,9 @@ async fn a_pod_says_how_its_devices_are() {
 }
 
 #[test]
-fn what_is_written_down_is_as_upstream_writes_it() {
+fn checkpoint_format_matches_upstream() {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut book = Book::open(dir.path());
+    let mut claim_cache = ClaimInfoCache::open(dir.path());
     let device = Device {
         request_names: vec!["one".into()],
         pool_name: "pool".into(),
@@ -438,7 +450,7 @@ fn what_is_written_down_is_as_upstream_writes_it() {
         cdi_device_ids: vec!["example.com/gpu=1".into()],
         share_id: None,
     };
-    let claim = record::Claim {
+    let claim = record::ClaimInfo {
         uid: "1".into(),
         name: "mine".into(),
         namespace: "default".into(),
@@ -446,12 +458,16 @@ fn what_is_written_down_is_as_upstream_writes_it() {
         drivers: [(DRIVER.to_owned(), vec![device])].into(),
         is_ready: false,
     };
-    book.take(&claim);
-    book.keep().expect("written");
+    claim_cache.get_or_insert(&claim);
+    claim_cache.sync_to_checkpoint().expect("written");
     let file = dir.path().join("dra_manager_state");
     let text = std::fs::read_to_string(&file).expect("text");
     expect![[r#"{"Checksum":2019359365,"Data":"{\"ClaimInfoStateList\":[{\"ClaimName\":\"mine\",\"ClaimUID\":\"1\",\"DriverState\":{\"gpu.example.com\":{\"Devices\":[{\"CDIDeviceIDs\":[\"example.com/gpu=1\"],\"DeviceName\":\"gpu-1\",\"PoolName\":\"pool\",\"RequestNames\":[\"one\"],\"ShareID\":null}]}},\"Namespace\":\"default\",\"PodUIDs\":{\"a\":{}}}],\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",\"kind\":\"DRACheckpoint\"}"}"#]].assert_eq(&text);
-    assert_eq!(Book::open(dir.path()).all().collect::<Vec<_>>(), [&claim]);
+    assert_eq!(ClaimInfoCache::open(dir.path()).all().collect::<Vec<_>>(), [&claim]);
     std::fs::write(&file, text.replace("gpu-1", "gpu-2")).expect("written");
-    assert_eq!(Book::open(dir.path()).all().count(), 0, "one that somebody has changed is not believed");
+    assert_eq!(
+        ClaimInfoCache::open(dir.path()).all().count(),
+        0,
+        "one that somebody has changed is not believed"
+    );
 }

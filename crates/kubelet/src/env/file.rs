@@ -6,37 +6,37 @@
 use std::io::{BufRead, Read as _};
 
 /// As upstream reads files.
-const LONGEST_LINE: u64 = 64 << 10;
+const MAX_LINE_BYTES: u64 = 64 << 10;
 /// More of a file is not read, whatever is in it. No process could be given as much anyway.
-const MOST_READ: usize = 1 << 20;
+const MAX_FILE_BYTES: usize = 1 << 20;
 
-const BLANKS: [char; 2] = [' ', '\t'];
+const WHITESPACE: [char; 2] = [' ', '\t'];
 
 /// The value of a variable; what stands behind it is not looked at.
-pub fn find(file: &mut dyn BufRead, key: &str) -> Result<Option<String>, String> {
-    let mut lines = Lines { file, number: 0, left: MOST_READ };
+pub fn find_variable(file: &mut dyn BufRead, key: &str) -> Result<Option<String>, String> {
+    let mut lines = Lines { file, number: 0, left: MAX_FILE_BYTES };
     while let Some(line) = lines.next()? {
-        let line = line.trim_start_matches(BLANKS);
+        let line = line.trim_start_matches(WHITESPACE);
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let wrong = |why: &str| Err(format!("line {}: {why}", lines.number));
-        let Some((name, value)) = line.split_once('=') else { return wrong("missing '='") };
-        if name.trim_end_matches(BLANKS).is_empty() {
-            return wrong("empty variable name");
+        let syntax_error = |why: &str| Err(format!("line {}: {why}", lines.number));
+        let Some((name, value)) = line.split_once('=') else { return syntax_error("missing '='") };
+        if name.trim_end_matches(WHITESPACE).is_empty() {
+            return syntax_error("empty variable name");
         }
-        if name.ends_with(BLANKS) {
-            return wrong("whitespace before '=' is not allowed");
+        if name.ends_with(WHITESPACE) {
+            return syntax_error("whitespace before '=' is not allowed");
         }
         // The shell takes this for nothing, and a command behind it.
-        if value.starts_with(BLANKS) {
+        if value.starts_with(WHITESPACE) {
             if name == key {
                 return Ok(None);
             }
             continue;
         }
         let Some(quoted) = value.strip_prefix('\'') else {
-            return wrong("value must be enclosed in single quotes");
+            return syntax_error("value must be enclosed in single quotes");
         };
         let (name, quoted) = (name.to_owned(), quoted.to_owned());
         let value = lines.until_quote(quoted)?;
@@ -57,17 +57,17 @@ struct Lines<'a> {
 impl Lines<'_> {
     fn next(&mut self) -> Result<Option<String>, String> {
         let mut line = Vec::new();
-        let read = (&mut *self.file).take(LONGEST_LINE).read_until(b'\n', &mut line);
+        let read = (&mut *self.file).take(MAX_LINE_BYTES).read_until(b'\n', &mut line);
         let read = read.map_err(|error| error.to_string())?;
         if read == 0 {
             return Ok(None);
         }
         self.number += 1;
-        let too_much = || format!("more than {MOST_READ} bytes would have to be read");
-        self.left = self.left.checked_sub(read).ok_or_else(too_much)?;
+        let limit_error = || format!("more than {MAX_FILE_BYTES} bytes would have to be read");
+        self.left = self.left.checked_sub(read).ok_or_else(limit_error)?;
         match line.pop_if(|last| *last == b'\n') {
             Some(_) => drop(line.pop_if(|last| *last == b'\r')),
-            None if line.len() as u64 == LONGEST_LINE => {
+            None if line.len() as u64 == MAX_LINE_BYTES => {
                 return Err(format!("line {} is too long", self.number));
             }
             None => {}
@@ -77,18 +77,18 @@ impl Lines<'_> {
 
     /// What follows an opening quote, up to the one that closes it and ends its line.
     fn until_quote(&mut self, first: String) -> Result<String, String> {
-        let (mut value, mut rest, begun) = (String::new(), first, self.number);
+        let (mut value, mut rest, start_line) = (String::new(), first, self.number);
         loop {
-            if let Some((last, behind)) = rest.split_once('\'') {
-                let behind = behind.trim_start_matches(BLANKS);
-                if !behind.is_empty() && !behind.starts_with('#') {
+            if let Some((last, trailing)) = rest.split_once('\'') {
+                let trailing = trailing.trim_start_matches(WHITESPACE);
+                if !trailing.is_empty() && !trailing.starts_with('#') {
                     return Err(format!("line {}: unexpected content after closing quote", self.number));
                 }
                 return Ok(value + last);
             }
             value += &rest;
             value.push('\n');
-            let unclosed = || format!("starting at line {begun}: unclosed single quote");
+            let unclosed = || format!("starting at line {start_line}: unclosed single quote");
             rest = self.next()?.ok_or_else(unclosed)?;
         }
     }
@@ -100,13 +100,13 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: Result<Option<&str>, &str>) {
-        let found = find(&mut text.as_bytes(), "X");
+        let found = find_variable(&mut text.as_bytes(), "X");
         let found = found.as_ref().map(Option::as_deref).map_err(String::as_str);
         assert_eq!(found, expected, "{:?}", text.get(..200).unwrap_or(text));
     }
 
     #[test]
-    fn what_a_file_may_say() {
+    fn valid_files_are_parsed() {
         check("", Ok(None));
         check("X='1'", Ok(Some("1")));
         check("# X='0'\n\n \t\n  X='1' # one\n", Ok(Some("1")));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_may_not() {
+    fn invalid_files_are_rejected() {
         check("X", Err("line 1: missing '='"));
         check("A='1'\n='1'", Err("line 2: empty variable name"));
         check("X ='1'", Err("line 1: whitespace before '=' is not allowed"));
@@ -132,19 +132,19 @@ mod tests {
         check("A='a\n\nX='2'", Err("line 3: unexpected content after closing quote"));
         check("\nX='1\n\n", Err("starting at line 2: unclosed single quote"));
         check(&"#".repeat(1 << 20), Err("line 1 is too long"));
-        let too_much = Err("more than 1048576 bytes would have to be read");
-        check(&format!("X='{}", "a\n".repeat(2 << 20)), too_much);
-        check(&"#\n".repeat(1 << 20), too_much);
-        check(&format!("{}X='1'", "#\n".repeat((1 << 19) - 2)), too_much);
+        let limit_error = Err("more than 1048576 bytes would have to be read");
+        check(&format!("X='{}", "a\n".repeat(2 << 20)), limit_error);
+        check(&"#\n".repeat(1 << 20), limit_error);
+        check(&format!("{}X='1'", "#\n".repeat((1 << 19) - 2)), limit_error);
         check(&format!("{}X='1'", "#\n".repeat((1 << 19) - 3)), Ok(Some("1")));
     }
 
     proptest::proptest! {
         #[test]
-        fn what_is_quoted_is_found(value in "[^'\r]{0,50}", text in "\\PC{0,50}") {
+        fn quoted_values_round_trip(value in "[^'\r]{0,50}", text in "\\PC{0,50}") {
             let written = format!("A='{value}'\nX='{value}'");
-            proptest::prop_assert_eq!(find(&mut written.as_bytes(), "X"), Ok(Some(value)));
-            let _ = find(&mut text.as_bytes(), "X");
+            proptest::prop_assert_eq!(find_variable(&mut written.as_bytes(), "X"), Ok(Some(value)));
+            let _ = find_variable(&mut text.as_bytes(), "X");
         }
     }
 }

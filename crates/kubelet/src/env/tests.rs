@@ -2,9 +2,9 @@ use serde_json::json;
 
 use super::*;
 
-struct Given;
+struct TestSources;
 
-impl Sources for Given {
+impl Sources for TestSources {
     fn config_map(&self, _: &str, name: &str) -> Option<Arc<ConfigMap>> {
         let data = [("color".to_owned(), "blue".to_owned()), ("size".to_owned(), "9".to_owned())].into();
         (name == "settings").then(|| Arc::new(ConfigMap { data: Some(data), ..ConfigMap::default() }))
@@ -40,21 +40,21 @@ fn pod(container: serde_json::Value) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-fn of(container: serde_json::Value) -> Result<BTreeMap<String, String>, Missing> {
-    ordered(container).map(|list| list.into_iter().collect())
+fn environment_map(container: serde_json::Value) -> Result<BTreeMap<String, String>, EnvError> {
+    environment_list(container).map(|list| list.into_iter().collect())
 }
 
-fn ordered(container: serde_json::Value) -> Result<Vec<(String, String)>, Missing> {
+fn environment_list(container: serde_json::Value) -> Result<Vec<(String, String)>, EnvError> {
     let pod = pod(container);
     let container = &pod.spec.as_ref().expect("a spec").containers[0];
     let host_ips = ["192.0.2.1", "2001:db8::1"].map(str::to_owned);
     let addresses = Addresses { host_ips: &host_ips, pod_ips: &["10.42.0.7".to_owned()] };
-    environment(&pod, container, &Given, &addresses, &|_| None)
+    environment(&pod, container, &TestSources, &addresses, &|_| None)
 }
 
 #[track_caller]
 fn check(env: serde_json::Value, expected: Result<&str, &str>) {
-    let found = of(
+    let found = environment_map(
         json!({"name": "main", "env": [env], "resources": {"limits": {"memory": "1Gi"}, "requests": {"cpu": "250m"}}}),
     );
     let found = found.map(|all| all.get("X").cloned().unwrap_or_else(|| "(none)".into()));
@@ -62,7 +62,7 @@ fn check(env: serde_json::Value, expected: Result<&str, &str>) {
 }
 
 #[test]
-fn values_come_from_where_they_are_said_to() {
+fn resolves_values_from_every_source() {
     let from = |source: serde_json::Value| json!({"name": "X", "valueFrom": source});
     let field = |path: &str| from(json!({"fieldRef": {"fieldPath": path}}));
     check(json!({"name": "X", "value": "plain"}), Ok("plain"));
@@ -85,7 +85,7 @@ fn values_come_from_where_they_are_said_to() {
 }
 
 #[test]
-fn what_is_missing_is_said_in_upstreams_words() {
+fn errors_for_missing_references_match_upstream() {
     let from = |source: serde_json::Value| json!({"name": "X", "valueFrom": source});
     check(
         from(json!({"configMapKeyRef": {"name": "none", "key": "x"}})),
@@ -97,8 +97,8 @@ fn what_is_missing_is_said_in_upstreams_words() {
 }
 
 #[test]
-fn services_and_whole_maps_come_first_and_the_pod_wins() {
-    let all = of(json!({
+fn pod_env_overrides_env_from_and_service_variables() {
+    let all = environment_map(json!({
         "name": "main",
         "envFrom": [{"prefix": "S_", "configMapRef": {"name": "settings"}}],
         "env": [{"name": "S_color", "value": "red"}, {"name": "MY_DB_PORT", "value": "mine"}]
@@ -112,8 +112,8 @@ fn services_and_whole_maps_come_first_and_the_pod_wins() {
 }
 
 #[test]
-fn variables_keep_the_order_they_are_declared_in() {
-    let all = ordered(json!({
+fn variables_keep_their_order() {
+    let all = environment_list(json!({
         "name": "main",
         "envFrom": [{"secretRef": {"name": "login"}}, {"configMapRef": {"name": "settings"}}],
         "env": [{"name": "Z", "value": "1"}, {"name": "A", "value": "2"}, {"name": "color", "value": "red"}]

@@ -4,17 +4,17 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodSpec};
 use reconcile::Object as _;
 
-use super::anew::Anew;
-use super::back_off::{failure, restart_at, waits_from};
+use super::back_off::{back_off_visible_at, restart_at, start_failure};
 use super::resize::{self, Resize};
-use crate::memory::{Failure, Memory};
-use crate::observed::{Observed, Ran, Sandbox, State};
+use super::restart_all_containers::RestartAllContainers;
+use crate::observed::{ContainerRun, ObservedPod, Sandbox, State};
+use crate::worker_state::{PodWorkerState, StartFailure};
 
 /// One thing to do. The order matters; what cannot be done ends the round.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Make what the containers share.
-    MakeSandbox {
+    CreateSandbox {
         attempt: u32,
     },
     Start {
@@ -29,7 +29,7 @@ pub enum Action {
         id: String,
     },
     /// Everything is over and the pod is to go: clear away what is left of it.
-    Clear,
+    Cleanup,
     /// Look again then, although nothing happens.
     Recheck(Timestamp),
 }
@@ -39,49 +39,49 @@ pub enum Action {
 pub struct Stop {
     pub id: String,
     pub container: String,
-    pub why: Why,
+    pub reason: StopReason,
     /// The runs that it is to outlive, as long as there is time.
     pub after: Vec<String>,
 }
 
 impl Stop {
-    fn new(run: &Ran, why: Why) -> Stop {
-        Stop { id: run.id.clone(), container: run.name.clone(), why, after: Vec::new() }
+    fn new(run: &ContainerRun, reason: StopReason) -> Stop {
+        Stop { id: run.id.clone(), container: run.name.clone(), reason, after: Vec::new() }
     }
 }
 
 /// Why a container is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum StopReason {
     /// The pod is being deleted, or has been ended.
-    PodEnds,
+    PodTerminating,
     /// Its liveness or startup probe has failed.
     Unhealthy,
     /// What it lived in is gone.
-    SandboxGone,
+    SandboxLost,
     /// It is to be made from something else.
-    Changed,
+    SpecChanged,
     /// It is to have something else, and wants to be started anew for that.
     Resized,
     /// Another has ended in a way that all are to begin anew for.
-    AllBeginAnew,
+    RestartAllContainers,
 }
 
 /// Whether the pod has said its last word: nothing in it will ever be started again.
-pub fn is_finished(pod: &Pod, seen: &Observed, memory: &Memory) -> bool {
-    if memory.ended.is_some() {
+pub fn is_finished(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState) -> bool {
+    if worker_state.termination_reason.is_some() {
         return true;
     }
     let Some(spec) = &pod.spec else { return true };
-    if failed_init(pod, seen) {
+    if init_failed(pod, seen) {
         return true;
     }
-    let anew = Anew::of(pod, seen);
-    let over = |container: &Container| {
-        let run = anew.latest(&container.name);
-        run.is_some_and(|run| run.state.is_exited() && !restarts_after(pod, container, run, memory))
+    let restart_all = RestartAllContainers::of(pod, seen);
+    let is_done = |container: &Container| {
+        let run = restart_all.latest(&container.name);
+        run.is_some_and(|run| run.state.is_exited() && !restarts_after(pod, container, run, worker_state))
     };
-    !spec.containers.is_empty() && spec.containers.iter().all(over)
+    !spec.containers.is_empty() && spec.containers.iter().all(is_done)
 }
 
 /// When the pod has been at it for as long as it may.
@@ -91,89 +91,103 @@ pub fn deadline(pod: &Pod) -> Option<Timestamp> {
     start.checked_add(SignedDuration::from_secs(seconds)).ok()
 }
 
-pub fn plan(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
-    let mut actions = next(pod, seen, memory, now);
-    if memory.ended.is_none() {
+pub fn compute_pod_actions(
+    pod: &Pod,
+    seen: &ObservedPod,
+    worker_state: &PodWorkerState,
+    now: Timestamp,
+) -> Vec<Action> {
+    let mut actions = next_actions(pod, seen, worker_state, now);
+    if worker_state.termination_reason.is_none() {
         actions.extend(deadline(pod).filter(|deadline| *deadline > now).map(Action::Recheck));
     }
     // What is said about a failure changes once nothing is tried for a while.
-    let quiet = memory.failures.values().filter_map(Failure::quiet_from);
-    actions.extend(quiet.filter(|from| *from > now).map(Action::Recheck));
+    let back_off_reports = worker_state.failures.values().filter_map(StartFailure::back_off_visible_at);
+    actions.extend(back_off_reports.filter(|from| *from > now).map(Action::Recheck));
     actions
 }
 
-fn next(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
-    if pod.is_deleting() || memory.is_suspended || is_finished(pod, seen, memory) {
-        return end(pod, seen);
+fn next_actions(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, now: Timestamp) -> Vec<Action> {
+    if pod.is_deleting() || worker_state.is_suspended || is_finished(pod, seen, worker_state) {
+        return terminate(pod, seen);
     }
-    let Some(sandbox) = seen.sandbox() else { return begin_anew(pod, seen, memory, now) };
+    let Some(sandbox) = seen.sandbox() else { return recreate_sandbox(pod, seen, worker_state, now) };
     // What runs in older sandboxes has nothing to stand on; a runtime tells of no such thing, but may one day.
     let mut actions = Vec::new();
     for old in seen.sandboxes.iter().filter(|old| old.ready && old.id != sandbox.id) {
         actions.push(Action::StopSandbox { id: old.id.clone() });
     }
-    let look = Look { pod, seen, sandbox, anew: Anew::of(pod, seen), memory, now };
-    let past: Vec<&Ran> = look.anew.still_running().collect();
-    if !past.is_empty() {
-        actions.extend(past.iter().map(|run| Action::Stop(Stop::new(run, Why::AllBeginAnew))));
+    let context = PlanContext {
+        pod,
+        seen,
+        sandbox,
+        restart_all: RestartAllContainers::of(pod, seen),
+        worker_state,
+        now,
+    };
+    let obsolete: Vec<&ContainerRun> = context.restart_all.obsolete_running().collect();
+    if !obsolete.is_empty() {
+        actions.extend(
+            obsolete.iter().map(|run| Action::Stop(Stop::new(run, StopReason::RestartAllContainers))),
+        );
         return actions;
     }
     let spec = pod.spec.clone().unwrap_or_default();
     // Whoever wants to have a look waits for nobody, and has one look.
-    for container in spec.ephemeral_containers.iter().flatten().map(super::ephemeral) {
+    for container in spec.ephemeral_containers.iter().flatten().map(super::from_ephemeral) {
         if seen.latest(&container.name).is_none_or(|run| run.state == State::Created) {
-            look.start(&container, &mut actions);
+            context.plan_start(&container, &mut actions);
         }
     }
-    if look.prepare(&spec, &mut actions) {
-        look.run(&spec.containers, &mut actions);
+    if context.plan_init_containers(&spec, &mut actions) {
+        context.plan_main_containers(&spec.containers, &mut actions);
     }
     let starts = |action: &Action| matches!(action, Action::Start { .. });
     let first = actions.iter().position(starts).unwrap_or(actions.len());
-    if let Some(resize) = look.resize() {
+    if let Some(resize) = context.plan_resize() {
         actions.insert(first, resize);
     }
     actions
 }
 
 /// All there is to go by while a pod has a sandbox.
-struct Look<'a> {
+struct PlanContext<'a> {
     pod: &'a Pod,
-    seen: &'a Observed,
+    seen: &'a ObservedPod,
     sandbox: &'a Sandbox,
-    anew: Anew<'a>,
-    memory: &'a Memory,
+    restart_all: RestartAllContainers<'a>,
+    worker_state: &'a PodWorkerState,
     now: Timestamp,
 }
 
-impl Look<'_> {
+impl PlanContext<'_> {
     /// The newest run in this sandbox: what was done in another has to be done again.
-    fn here(&self, container: &Container) -> Option<&Ran> {
-        self.anew.latest(&container.name).filter(|run| run.sandbox == self.sandbox.id)
+    fn latest_in_sandbox(&self, container: &Container) -> Option<&ContainerRun> {
+        self.restart_all.latest(&container.name).filter(|run| run.sandbox == self.sandbox.id)
     }
 
     /// Sees to those that come first, one after the other, and says whether the main containers may run.
-    fn prepare(&self, spec: &PodSpec, actions: &mut Vec<Action>) -> bool {
-        let inits = spec.init_containers.as_deref().unwrap_or_default();
-        let began = |container: &Container| self.here(container).is_some();
+    fn plan_init_containers(&self, spec: &PodSpec, actions: &mut Vec<Action>) -> bool {
+        let init_containers = spec.init_containers.as_deref().unwrap_or_default();
+        let has_started = |container: &Container| self.latest_in_sandbox(container).is_some();
         // Whatever stands before one that has begun was done, though nothing may be left of it. Its companions come back
         // beside those that run.
-        let reached = match spec.containers.iter().any(began) {
-            true => inits.len(),
-            false => inits.iter().rposition(began).unwrap_or(0),
+        let done_until = match spec.containers.iter().any(has_started) {
+            true => init_containers.len(),
+            false => init_containers.iter().rposition(has_started).unwrap_or(0),
         };
-        inits.iter().enumerate().all(|(place, container)| {
-            let was_done = place < reached;
-            match self.here(container).map(|run| run.state) {
+        init_containers.iter().enumerate().all(|(index, container)| {
+            let was_done = index < done_until;
+            match self.latest_in_sandbox(container).map(|run| run.state) {
                 _ if was_done && !is_sidecar(container) => true,
                 Some(State::Exited { code: 0, .. }) if !is_sidecar(container) => true,
                 Some(State::Running { .. }) if !is_sidecar(container) => false,
                 Some(State::Running { .. }) => {
-                    self.keep(container, actions);
+                    self.check_running(container, actions);
                     was_done || self.is_started(container)
                 }
                 _ => {
-                    self.start(container, actions);
+                    self.plan_start(container, actions);
                     was_done
                 }
             }
@@ -182,59 +196,64 @@ impl Look<'_> {
 
     fn is_started(&self, container: &Container) -> bool {
         let run = self.seen.latest(&container.name);
-        run.is_some_and(|run| self.memory.health.get(&run.id).is_none_or(|health| health.started))
+        run.is_some_and(|run| self.worker_state.health.get(&run.id).is_none_or(|health| health.started))
     }
 
-    fn run(&self, mains: &[Container], actions: &mut Vec<Action>) {
-        for container in mains {
-            match self.anew.latest(&container.name) {
-                Some(run) if run.state.is_running() => self.keep(container, actions),
+    fn plan_main_containers(&self, main_containers: &[Container], actions: &mut Vec<Action>) {
+        for container in main_containers {
+            match self.restart_all.latest(&container.name) {
+                Some(run) if run.state.is_running() => self.check_running(container, actions),
                 Some(run)
-                    if run.state.is_exited() && !restarts_after(self.pod, container, run, self.memory) => {}
-                _ => self.start(container, actions),
+                    if run.state.is_exited()
+                        && !restarts_after(self.pod, container, run, self.worker_state) => {}
+                _ => self.plan_start(container, actions),
             }
         }
     }
 
     /// Sees to a container that runs.
-    fn keep(&self, container: &Container, actions: &mut Vec<Action>) {
+    fn check_running(&self, container: &Container, actions: &mut Vec<Action>) {
         let Some(run) = self.seen.latest(&container.name) else { return };
-        let dead = self.memory.health.get(&run.id).is_some_and(|health| health.dead);
-        let other_image = run.made_of.image.is_some() && run.made_of.image != container.image;
-        let resized = || resize::wants_restart(self.pod, self.seen, self.memory, &container.name);
-        let why = match (dead, other_image) {
-            (true, _) => Why::Unhealthy,
-            (_, true) => Why::Changed,
-            _ if resized() => Why::Resized,
+        let dead = self.worker_state.health.get(&run.id).is_some_and(|health| health.dead);
+        let other_image = run.created_from.image.is_some() && run.created_from.image != container.image;
+        let resized = || resize::requires_restart(self.pod, self.seen, self.worker_state, &container.name);
+        let reason = match (dead, other_image) {
+            (true, _) => StopReason::Unhealthy,
+            (_, true) => StopReason::SpecChanged,
+            _ if resized() => StopReason::Resized,
             _ => return,
         };
-        actions.push(Action::Stop(Stop::new(run, why)));
+        actions.push(Action::Stop(Stop::new(run, reason)));
     }
 
     /// Gives what runs what it is to have, or says when that is tried again.
-    fn resize(&self) -> Option<Action> {
-        let needed = resize::needed(self.pod, self.seen, self.memory)?;
-        let failure = self.memory.resizing.failure.as_ref().filter(|failure| failure.again > self.now);
-        Some(failure.map_or(Action::Resize(needed), |failure| Action::Recheck(failure.again)))
+    fn plan_resize(&self) -> Option<Action> {
+        let needed = resize::pending_resize(self.pod, self.seen, self.worker_state)?;
+        let failure =
+            self.worker_state.resize_status.failure.as_ref().filter(|failure| failure.retry_at > self.now);
+        Some(failure.map_or(Action::Resize(needed), |failure| Action::Recheck(failure.retry_at)))
     }
 
     /// Starts a container, or says when it may be.
-    fn start(&self, container: &Container, actions: &mut Vec<Action>) {
+    fn plan_start(&self, container: &Container, actions: &mut Vec<Action>) {
         let run = self.seen.latest(&container.name);
         // Nobody who begins anew with all others has to wait.
-        let present = run.filter(|run| !self.anew.is_past(run));
-        let after_exit = present.and_then(|run| restart_at(run, self.memory));
-        let after_failure = failure(&container.name, run, self.memory).map(|failure| failure.again);
+        let present = run.filter(|run| !self.restart_all.is_obsolete(run));
+        let after_exit = present.and_then(|run| restart_at(run, self.worker_state));
+        let after_failure =
+            start_failure(&container.name, run, self.worker_state).map(|failure| failure.retry_at);
         let attempt = match run {
             // Made but never started: that one is tried again.
-            Some(Ran { state: State::Created, attempt, .. }) => *attempt,
+            Some(ContainerRun { state: State::Created, attempt, .. }) => *attempt,
             Some(run) => run.attempt + 1,
             None => 0,
         };
         match after_exit.max(after_failure).filter(|at| *at > self.now) {
             Some(at) => {
-                let shown = run.and_then(|run| waits_from(run, self.memory)).filter(|from| *from > self.now);
-                actions.push(Action::Recheck(shown.map_or(at, |from| from.min(at))));
+                let visible_at = run
+                    .and_then(|run| back_off_visible_at(run, self.worker_state))
+                    .filter(|from| *from > self.now);
+                actions.push(Action::Recheck(visible_at.map_or(at, |from| from.min(at))));
             }
             None => actions.push(Action::Start { container: container.name.clone(), attempt }),
         }
@@ -242,8 +261,8 @@ impl Look<'_> {
 }
 
 /// Ends what runs, then what it lived in.
-fn end(pod: &Pod, seen: &Observed) -> Vec<Action> {
-    let stops = stop_all(pod, seen, Why::PodEnds);
+fn terminate(pod: &Pod, seen: &ObservedPod) -> Vec<Action> {
+    let stops = stop_all(pod, seen, StopReason::PodTerminating);
     if !stops.is_empty() {
         return stops;
     }
@@ -251,36 +270,47 @@ fn end(pod: &Pod, seen: &Observed) -> Vec<Action> {
     let mut actions: Vec<Action> =
         sandboxes.map(|sandbox| Action::StopSandbox { id: sandbox.id.clone() }).collect();
     if actions.is_empty() && pod.is_deleting() {
-        actions.push(Action::Clear);
+        actions.push(Action::Cleanup);
     }
     actions
 }
 
 /// Stops all that runs at once; but companions stay for the main containers, and for the companions that came after them.
-fn stop_all(pod: &Pod, seen: &Observed, why: Why) -> Vec<Action> {
+fn stop_all(pod: &Pod, seen: &ObservedPod, reason: StopReason) -> Vec<Action> {
     let spec = pod.spec.clone().unwrap_or_default();
-    let inits = spec.init_containers.unwrap_or_default();
-    let companion = |run: &Ran| inits.iter().position(|init| init.name == run.name && is_sidecar(init));
-    let is_main = |run: &Ran| spec.containers.iter().any(|main| main.name == run.name);
-    let stop = |run: &Ran| {
-        let outlives =
-            |place: usize, other: &Ran| is_main(other) || companion(other).is_some_and(|later| later > place);
-        let after = companion(run).map(|place| seen.running().filter(move |other| outlives(place, other)));
+    let init_containers = spec.init_containers.unwrap_or_default();
+    let sidecar_index = |run: &ContainerRun| {
+        init_containers.iter().position(|init| init.name == run.name && is_sidecar(init))
+    };
+    let is_main = |run: &ContainerRun| spec.containers.iter().any(|main| main.name == run.name);
+    let stop = |run: &ContainerRun| {
+        let stops_first = |index: usize, other: &ContainerRun| {
+            is_main(other) || sidecar_index(other).is_some_and(|later| later > index)
+        };
+        let after =
+            sidecar_index(run).map(|index| seen.running().filter(move |other| stops_first(index, other)));
         let after = after.into_iter().flatten().map(|other| other.id.clone()).collect();
-        Action::Stop(Stop { after, ..Stop::new(run, why) })
+        Action::Stop(Stop { after, ..Stop::new(run, reason) })
     };
     seen.running().map(stop).collect()
 }
 
 /// A new sandbox, once nothing is left running of the old one.
-fn begin_anew(pod: &Pod, seen: &Observed, memory: &Memory, now: Timestamp) -> Vec<Action> {
-    let left = stop_all(pod, seen, Why::SandboxGone);
-    if !left.is_empty() {
-        return left;
+fn recreate_sandbox(
+    pod: &Pod,
+    seen: &ObservedPod,
+    worker_state: &PodWorkerState,
+    now: Timestamp,
+) -> Vec<Action> {
+    let remaining = stop_all(pod, seen, StopReason::SandboxLost);
+    if !remaining.is_empty() {
+        return remaining;
     }
-    match &memory.sandbox_failure {
-        Some(failure) if failure.again > now => vec![Action::Recheck(failure.again)],
-        _ => vec![Action::MakeSandbox { attempt: seen.sandboxes.first().map_or(0, |last| last.attempt + 1) }],
+    match &worker_state.sandbox_failure {
+        Some(failure) if failure.retry_at > now => vec![Action::Recheck(failure.retry_at)],
+        _ => {
+            vec![Action::CreateSandbox { attempt: seen.sandboxes.first().map_or(0, |last| last.attempt + 1) }]
+        }
     }
 }
 
@@ -288,22 +318,27 @@ pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-pub fn policy(pod: &Pod) -> &str {
+pub fn restart_policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always")
 }
 
 /// Whether a container is started again after a run that has ended: also where it was only stopped for a resize.
-fn restarts_after(pod: &Pod, container: &Container, run: &Ran, memory: &Memory) -> bool {
+fn restarts_after(
+    pod: &Pod,
+    container: &Container,
+    run: &ContainerRun,
+    worker_state: &PodWorkerState,
+) -> bool {
     let State::Exited { code, .. } = run.state else { return false };
-    memory.resized.contains(&run.id) || restarts(pod, container, code)
+    worker_state.stopped_for_resize.contains(&run.id) || should_restart(pod, container, code)
 }
 
 /// Whether a container that has ended in this way is started again: by its own rules, its own policy, or the pod's.
-pub fn restarts(pod: &Pod, container: &Container, code: i32) -> bool {
-    if rule(container, code).is_some_and(|rule| rule.action.starts_with("Restart")) {
+pub fn should_restart(pod: &Pod, container: &Container, code: i32) -> bool {
+    if restart_rule(container, code).is_some_and(|rule| rule.action.starts_with("Restart")) {
         return true;
     }
-    match container.restart_policy.as_deref().unwrap_or(policy(pod)) {
+    match container.restart_policy.as_deref().unwrap_or(restart_policy(pod)) {
         "Never" => false,
         "OnFailure" => code != 0,
         _ => true,
@@ -312,16 +347,17 @@ pub fn restarts(pod: &Pod, container: &Container, code: i32) -> bool {
 
 /// Whether a container that has ended in this way has another run. Init containers that are done have none, nor have those
 /// for having a look.
-pub fn comes_again(pod: &Pod, container: &Container, code: i32) -> bool {
+pub fn will_restart(pod: &Pod, container: &Container, code: i32) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let is_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
     let is_done = is_init && !is_sidecar(container) && code == 0;
-    let is_a_look = spec.ephemeral_containers.iter().flatten().any(|look| look.name == container.name);
-    !is_done && !is_a_look && restarts(pod, container, code)
+    let is_ephemeral =
+        spec.ephemeral_containers.iter().flatten().any(|ephemeral| ephemeral.name == container.name);
+    !is_done && !is_ephemeral && should_restart(pod, container, code)
 }
 
 /// The rule for a container that has ended in this way.
-pub fn rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
+pub fn restart_rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
     let mut rules = container.restart_policy_rules.iter().flatten();
     rules.find(|rule| {
         rule.exit_codes.as_ref().is_some_and(|codes| {
@@ -332,17 +368,17 @@ pub fn rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
 }
 
 /// An init container has failed and is not tried again.
-pub fn failed_init(pod: &Pod, seen: &Observed) -> bool {
-    let anew = Anew::of(pod, seen);
+pub fn init_failed(pod: &Pod, seen: &ObservedPod) -> bool {
+    let restart_all = RestartAllContainers::of(pod, seen);
     let failed = |container: &Container| {
-        let run = anew.latest(&container.name);
+        let run = restart_all.latest(&container.name);
         !is_sidecar(container)
             && run.is_some_and(|run| {
-                matches!(run.state, State::Exited { code, .. } if code != 0 && !restarts(pod, container, code))
+                matches!(run.state, State::Exited { code, .. } if code != 0 && !should_restart(pod, container, code))
             })
     };
-    let inits = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
-    inits.into_iter().flatten().any(failed)
+    let init_containers = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
+    init_containers.into_iter().flatten().any(failed)
 }
 
 #[cfg(test)]

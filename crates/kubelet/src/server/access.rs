@@ -11,12 +11,12 @@ use reconcile::review::User;
 use rustls::pki_types::CertificateDer;
 use serde_json::json;
 
-use super::{Api, Refused};
+use super::{HttpError, KubeletServer};
 use crate::Node;
 
 /// Who shows these certificates, which must be vouched for at this time.
-pub fn shown(api: &Api, chain: &[CertificateDer<'_>], now: Timestamp) -> Option<User> {
-    if !api.authority.vouches_for(chain, now) {
+pub fn certificate_user(api: &KubeletServer, chain: &[CertificateDer<'_>], now: Timestamp) -> Option<User> {
+    if !api.authority.is_trusted(chain, now) {
         return None;
     }
     let identity = pki::identity_of(chain.first()?).ok()?;
@@ -25,70 +25,70 @@ pub fn shown(api: &Api, chain: &[CertificateDer<'_>], now: Timestamp) -> Option<
 }
 
 /// Lets a request in, or says why not.
-pub async fn admit(
+pub async fn authorize(
     node: &Node,
-    api: &Api,
-    shown: Option<&User>,
+    api: &KubeletServer,
+    certificate_user: Option<&User>,
     (method, path): (&Method, &str),
     headers: &HeaderMap,
-) -> Result<(), Refused> {
-    let user = match shown {
+) -> Result<(), HttpError> {
+    let user = match certificate_user {
         Some(user) => Some(user.clone()),
-        None => match bearer(headers) {
-            Some(token) => whose(node, token).await,
+        None => match bearer_token(headers) {
+            Some(token) => authenticate_token(node, token).await,
             None => None,
         },
     };
     let Some(user) = user else { return Err((StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())) };
-    if user.name == api.user || user.is_master() {
+    if user.name == api.api_server_user || user.is_privileged() {
         return Ok(());
     }
     let verb = verb(method);
     let subresources = subresources(path);
     for subresource in subresources {
-        if may(node, &user, verb, subresource).await? {
+        if is_authorized(node, &user, verb, subresource).await? {
             return Ok(());
         }
     }
-    let why = format!(
+    let message = format!(
         "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])",
         user.name,
         subresources.join(" ")
     );
-    Err((StatusCode::FORBIDDEN, why))
+    Err((StatusCode::FORBIDDEN, message))
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-async fn whose(node: &Node, token: &str) -> Option<User> {
-    node.reviews.whose(&node.ctx.client, token).await.unwrap_or_else(|error| {
+async fn authenticate_token(node: &Node, token: &str) -> Option<User> {
+    node.reviews.authenticate(&node.ctx.client, token).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot ask whose token it is");
         None
     })
 }
 
-async fn may(
+async fn is_authorized(
     node: &Node,
     user: &User,
     verb: &'static str,
     subresource: &'static str,
-) -> Result<bool, Refused> {
+) -> Result<bool, HttpError> {
     let attributes = json!({
         "verb": verb, "version": "v1", "resource": "nodes", "subresource": subresource,
         "name": node.settings.node_name,
     });
-    let asked = node.reviews.may(&node.ctx.client, user, ("resourceAttributes", attributes)).await;
-    asked.map_err(|error| {
+    let review = node.reviews.authorize(&node.ctx.client, user, ("resourceAttributes", attributes)).await;
+    review.map_err(|error| {
         tracing::warn!(%error, "cannot ask who may ask");
-        let why = format!(
+        let message = format!(
             "Authorization error (user={}, verb={verb}, resource=nodes, subresource={subresource})",
             user.name
         );
-        (StatusCode::INTERNAL_SERVER_ERROR, why)
+        (StatusCode::INTERNAL_SERVER_ERROR, message)
     })
 }
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_subresources_of_the_node() {
+    fn paths_map_to_node_subresources() {
         check("/pods", &["pods", "proxy"]);
         check("/runningpods/", &["pods", "proxy"]);
         check("/podsoup", &["proxy"]);
@@ -142,12 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn tokens() {
+    fn reads_bearer_tokens() {
         let mut headers = HeaderMap::new();
-        assert_eq!(bearer(&headers), None);
+        assert_eq!(bearer_token(&headers), None);
         headers.insert(AUTHORIZATION, "bearer abc ".parse().expect("a header"));
-        assert_eq!(bearer(&headers), Some("abc"));
+        assert_eq!(bearer_token(&headers), Some("abc"));
         headers.insert(AUTHORIZATION, "Basic abc".parse().expect("a header"));
-        assert_eq!(bearer(&headers), None);
+        assert_eq!(bearer_token(&headers), None);
     }
 }

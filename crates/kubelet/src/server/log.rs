@@ -22,21 +22,21 @@ use reconcile::{Key, Object as _};
 use runtime::cri;
 use tokio::sync::{mpsc, watch};
 
-use super::request::Flags;
-use super::status::run_to_show;
-use super::{Body, Refused, find, text};
+use super::log_target::container_id_for_logs;
+use super::request::QueryFlags;
+use super::{Body, HttpError, find_pod, text};
 use crate::Node;
-use crate::changes::Changes;
-use lines::{Lines, tail};
+use crate::dir_watcher::DirWatcher;
+use lines::{LogParser, tail_offset};
 
 /// How much is read at once.
-const PIECE: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 /// Pieces read ahead of the client.
-const AHEAD: usize = 2;
+const READ_AHEAD_CHUNKS: usize = 2;
 
 /// What is wanted of a log.
 #[derive(Debug, Default, PartialEq)]
-pub struct Options {
+pub struct PodLogOptions {
     follow: bool,
     previous: bool,
     timestamps: bool,
@@ -45,17 +45,17 @@ pub struct Options {
     limit: Option<u64>,
 }
 
-impl Options {
-    fn parse(query: &str, now: Timestamp) -> Result<Options, Refused> {
+impl PodLogOptions {
+    fn parse(query: &str, now: Timestamp) -> Result<PodLogOptions, HttpError> {
         let bad = || (StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned());
         let invalid = || (StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned());
-        let flags = Flags::of(query);
+        let flags = QueryFlags::of(query);
         let number = |name: &str| match flags.get(name) {
             "" => Ok(None),
             text => text.parse::<i64>().map_err(|_| bad()).map(Some),
         };
-        let count = |name: &str, least: i64| match number(name)? {
-            Some(number) if number < least => Err(invalid()),
+        let count = |name: &str, minimum: i64| match number(name)? {
+            Some(number) if number < minimum => Err(invalid()),
             number => Ok(number.map(i64::unsigned_abs)),
         };
         let since = match (count("sinceSeconds", 1)?, flags.get("sinceTime")) {
@@ -67,7 +67,7 @@ impl Options {
             }
             (None, time) => Some(time.parse().map_err(|_| bad())?),
         };
-        Ok(Options {
+        Ok(PodLogOptions {
             follow: flags.is_set("follow"),
             previous: flags.is_set("previous"),
             timestamps: flags.is_set("timestamps"),
@@ -78,51 +78,51 @@ impl Options {
     }
 }
 
-pub async fn answer(
+pub async fn handle_logs(
     node: &Arc<Node>,
     pod: &Key,
     container: &str,
     query: &str,
-) -> Result<Response<Body>, Refused> {
-    let options = Options::parse(query, node.ctx.clock.now())?;
-    let pod = find(node, pod)?;
+) -> Result<Response<Body>, HttpError> {
+    let options = PodLogOptions::parse(query, node.ctx.clock.now())?;
+    let pod = find_pod(node, pod)?;
     if !has_container(&pod, container) {
-        let why = format!("container {container:?} not found in pod {:?}", pod.name());
-        return Err((StatusCode::NOT_FOUND, why));
+        let message = format!("container {container:?} not found in pod {:?}", pod.name());
+        return Err((StatusCode::NOT_FOUND, message));
     }
-    let shown =
-        run_to_show(&pod, container, options.previous).map_err(|why| (StatusCode::BAD_REQUEST, why))?;
-    let id = shown.split_once("://").map_or(shown.as_str(), |(_, id)| id).to_owned();
+    let container_uri = container_id_for_logs(&pod, container, options.previous)
+        .map_err(|message| (StatusCode::BAD_REQUEST, message))?;
+    let id = container_uri.split_once("://").map_or(container_uri.as_str(), |(_, id)| id).to_owned();
     // News from before the look at the container must not be missed.
-    let news = node.news.subscribe();
+    let runtime_changes = node.runtime_changes.subscribe();
     let Ok(status) = node.runtime.container_status(&id).await else {
-        return Ok(text(StatusCode::OK, format!("unable to retrieve container logs for {shown}")));
+        return Ok(text(StatusCode::OK, format!("unable to retrieve container logs for {container_uri}")));
     };
     let attempt = status.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let dir = node.settings.log_dir(&pod.key(), pod.uid());
     let path = dir.join(crate::config::log_path(container, attempt));
-    let mut log = match Log::open(path.clone(), &options) {
+    let mut log = match LogReader::open(path.clone(), &options) {
         Ok(log) => log,
         Err(error) => {
-            let why = format!("failed to try resolving symlinks in path {:?}: {error}", path.display());
-            return Ok(text(StatusCode::OK, why));
+            let message = format!("failed to try resolving symlinks in path {:?}: {error}", path.display());
+            return Ok(text(StatusCode::OK, message));
         }
     };
     let running = is_running(&status);
-    let (pieces, taken) = mpsc::channel(AHEAD);
+    let (chunks, receiver) = mpsc::channel(READ_AHEAD_CHUNKS);
     let node = node.clone();
     tokio::spawn(async move {
         let sent = match options.follow && running {
-            true => follow(&node, &id, news, &mut log, &pieces).await,
-            false => send(&mut log, &pieces).await,
+            true => follow(&node, &id, runtime_changes, &mut log, &chunks).await,
+            false => send(&mut log, &chunks).await,
         };
         if let Err(error) = sent {
             tracing::debug!(%error, path = %log.path.display(), "a log could not be read to its end");
         }
     });
-    let frames = unfold(taken, |mut taken| async {
-        let piece: Bytes = taken.recv().await?;
-        Some((Ok(Frame::data(piece)), taken))
+    let frames = unfold(receiver, |mut receiver| async {
+        let chunk: Bytes = receiver.recv().await?;
+        Some((Ok(Frame::data(chunk)), receiver))
     });
     Ok(Response::new(StreamBody::new(frames).boxed_unsync()))
 }
@@ -139,13 +139,13 @@ fn is_running(status: &cri::ContainerStatus) -> bool {
 }
 
 /// Sends what there is. `Ok(false)` when there is no more to be sent, ever.
-async fn send(log: &mut Log, pieces: &mpsc::Sender<Bytes>) -> io::Result<bool> {
+async fn send(log: &mut LogReader, chunks: &mpsc::Sender<Bytes>) -> io::Result<bool> {
     loop {
         match log.read()? {
-            Piece::None => return Ok(!log.lines.is_done()),
-            Piece::Read(bytes) if bytes.is_empty() => {}
-            Piece::Read(bytes) => {
-                if pieces.send(bytes).await.is_err() {
+            LogChunk::End => return Ok(!log.lines.is_done()),
+            LogChunk::Data(bytes) if bytes.is_empty() => {}
+            LogChunk::Data(bytes) => {
+                if chunks.send(bytes).await.is_err() {
                     return Ok(false);
                 }
             }
@@ -157,13 +157,13 @@ async fn send(log: &mut Log, pieces: &mpsc::Sender<Bytes>) -> io::Result<bool> {
 async fn follow(
     node: &Node,
     id: &str,
-    mut news: watch::Receiver<u64>,
-    log: &mut Log,
-    pieces: &mpsc::Sender<Bytes>,
+    mut runtime_changes: watch::Receiver<u64>,
+    log: &mut LogReader,
+    chunks: &mpsc::Sender<Bytes>,
 ) -> io::Result<bool> {
-    let changes = Changes::of(log.path.parent().unwrap_or(Path::new("/")))?;
+    let changes = DirWatcher::new(log.path.parent().unwrap_or(Path::new("/")))?;
     loop {
-        if !send(log, pieces).await? {
+        if !send(log, chunks).await? {
             return Ok(false);
         }
         if log.reopen()? {
@@ -171,12 +171,12 @@ async fn follow(
         }
         tokio::select! {
             changed = changes.next() => changed?,
-            () = pieces.closed() => return Ok(false),
-            changed = news.changed() => {
+            () = chunks.closed() => return Ok(false),
+            changed = runtime_changes.changed() => {
                 let status = node.runtime.container_status(id).await;
                 if changed.is_err() || !status.is_ok_and(|status| is_running(&status)) {
                     // What it said last is in the file before the runtime says that it is over.
-                    return send(log, pieces).await;
+                    return send(log, chunks).await;
                 }
             }
         }
@@ -184,38 +184,38 @@ async fn follow(
 }
 
 /// A log being read.
-struct Log {
+struct LogReader {
     path: PathBuf,
     file: File,
-    lines: Lines,
+    lines: LogParser,
     buffer: Vec<u8>,
 }
 
-enum Piece {
-    Read(Bytes),
-    None,
+enum LogChunk {
+    Data(Bytes),
+    End,
 }
 
-impl Log {
-    fn open(path: PathBuf, options: &Options) -> io::Result<Log> {
+impl LogReader {
+    fn open(path: PathBuf, options: &PodLogOptions) -> io::Result<LogReader> {
         let mut file = File::open(&path)?;
         if let Some(count) = options.tail {
-            let start = tail(&mut file, count)?;
+            let start = tail_offset(&mut file, count)?;
             file.seek(SeekFrom::Start(start))?;
         }
-        let lines = Lines::new(options.since, options.timestamps, options.limit);
-        Ok(Log { path, file, lines, buffer: vec![0; PIECE] })
+        let lines = LogParser::new(options.since, options.timestamps, options.limit);
+        Ok(LogReader { path, file, lines, buffer: vec![0; CHUNK_BYTES] })
     }
 
-    fn read(&mut self) -> io::Result<Piece> {
+    fn read(&mut self) -> io::Result<LogChunk> {
         if self.lines.is_done() {
-            return Ok(Piece::None);
+            return Ok(LogChunk::End);
         }
         let count = self.file.read(&mut self.buffer)?;
         if count == 0 {
-            return Ok(Piece::None);
+            return Ok(LogChunk::End);
         }
-        Ok(Piece::Read(self.lines.take(&self.buffer[..count]).into()))
+        Ok(LogChunk::Data(self.lines.process(&self.buffer[..count]).into()))
     }
 
     /// Goes on with the new file where the log has been rotated.

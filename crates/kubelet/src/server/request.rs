@@ -3,7 +3,7 @@
 use http::{Request, StatusCode};
 use reconcile::Key;
 
-use super::Refused;
+use super::HttpError;
 
 /// Where a request goes.
 #[derive(Debug, PartialEq)]
@@ -13,7 +13,7 @@ pub enum Route {
     RunningPods,
     Summary,
     Config,
-    Metrics(Metrics),
+    Metrics(MetricsEndpoint),
     Logs { pod: Key, container: String },
     Exec { pod: Key, container: String },
     Attach { pod: Key, container: String },
@@ -23,8 +23,8 @@ pub enum Route {
 
 /// The pages of metrics there are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Metrics {
-    Own,
+pub enum MetricsEndpoint {
+    Kubelet,
     Resource,
     Cadvisor,
     Probes,
@@ -47,10 +47,10 @@ impl Route {
             ["pods"] => Route::Pods,
             ["configz"] => Route::Config,
             ["stats", "summary"] => Route::Summary,
-            ["metrics"] => Route::Metrics(Metrics::Own),
-            ["metrics", "resource"] => Route::Metrics(Metrics::Resource),
-            ["metrics", "cadvisor"] => Route::Metrics(Metrics::Cadvisor),
-            ["metrics", "probes"] => Route::Metrics(Metrics::Probes),
+            ["metrics"] => Route::Metrics(MetricsEndpoint::Kubelet),
+            ["metrics", "resource"] => Route::Metrics(MetricsEndpoint::Resource),
+            ["metrics", "cadvisor"] => Route::Metrics(MetricsEndpoint::Cadvisor),
+            ["metrics", "probes"] => Route::Metrics(MetricsEndpoint::Probes),
             ["containerLogs", namespace, name, container] => {
                 Route::Logs { pod: pod(namespace, name), container: (*container).to_owned() }
             }
@@ -74,11 +74,11 @@ fn is_name(text: &str) -> bool {
 }
 
 /// A query's pairs, unescaped.
-pub struct Flags(Vec<(String, String)>);
+pub struct QueryFlags(Vec<(String, String)>);
 
-impl Flags {
-    pub fn of(query: &str) -> Flags {
-        Flags(stream::escapes::pairs(query).collect())
+impl QueryFlags {
+    pub fn of(query: &str) -> QueryFlags {
+        QueryFlags(stream::url_encoding::parse_query(query).collect())
     }
 
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -97,18 +97,18 @@ impl Flags {
 
 /// Which streams a client wants.
 #[derive(Debug, PartialEq)]
-pub struct Streams {
+pub struct StreamOptions {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
     pub tty: bool,
 }
 
-impl Streams {
-    pub fn of<B>(request: &Request<B>) -> Result<Streams, Refused> {
-        let flags = Flags::of(request.uri().query().unwrap_or(""));
+impl StreamOptions {
+    pub fn of<B>(request: &Request<B>) -> Result<StreamOptions, HttpError> {
+        let flags = QueryFlags::of(request.uri().query().unwrap_or(""));
         let tty = flags.is_set("tty");
-        let streams = Streams {
+        let streams = StreamOptions {
             stdin: flags.is_set("input"),
             stdout: flags.is_set("output"),
             // A terminal has one way out.
@@ -116,8 +116,8 @@ impl Streams {
             tty,
         };
         if !streams.stdin && !streams.stdout && !streams.stderr {
-            let why = "you must specify at least 1 of stdin, stdout, stderr";
-            return Err((StatusCode::BAD_REQUEST, why.to_owned()));
+            let message = "you must specify at least 1 of stdin, stdout, stderr";
+            return Err((StatusCode::BAD_REQUEST, message.to_owned()));
         }
         Ok(streams)
     }
@@ -133,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn paths() {
+    fn routes_paths() {
         let pod = || Key::new("default", "web");
         let container = || "main".to_owned();
         check("/healthz", Route::Health);
         check("/pods", Route::Pods);
         check("/runningpods/", Route::RunningPods);
-        check("/metrics/resource", Route::Metrics(Metrics::Resource));
+        check("/metrics/resource", Route::Metrics(MetricsEndpoint::Resource));
         check("/metrics/else", Route::Unknown);
         check("/stats/summary", Route::Summary);
         check("/containerLogs/default/web/main", Route::Logs { pod: pod(), container: container() });
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_leads_out_of_the_logs() {
+    fn rejects_paths_outside_the_logs() {
         for path in [
             "/containerLogs/default/web/..",
             "/containerLogs/default/../main",
@@ -168,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn queries() {
-        let flags = Flags::of("command=sh&command=echo%20a%26b+c&tty=1&none&x=%zz");
+    fn reads_query_pairs() {
+        let flags = QueryFlags::of("command=sh&command=echo%20a%26b+c&tty=1&none&x=%zz");
         assert_eq!(flags.all("command").collect::<Vec<_>>(), ["sh", "echo a&b c"]);
         assert!(flags.is_set("tty") && !flags.is_set("none"));
         assert_eq!(flags.get("x"), "%zz");

@@ -5,26 +5,29 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 /// Pods with at least this priority keep the node itself going.
-const CRITICAL: i32 = 2_000_000_000;
+const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// The time that pods from some priority on have to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Period {
+pub struct PriorityGracePeriod {
     pub priority: i32,
     pub seconds: i64,
 }
 
 /// The periods of a node that has so much time in all, and so much of it for critical pods.
-pub fn periods(all: i64, critical: i64) -> Vec<Period> {
+pub fn periods(all: i64, critical: i64) -> Vec<PriorityGracePeriod> {
     if all <= 0 || critical > all || critical < 0 {
         return Vec::new();
     }
-    vec![Period { priority: 0, seconds: all - critical }, Period { priority: CRITICAL, seconds: critical }]
+    vec![
+        PriorityGracePeriod { priority: 0, seconds: all - critical },
+        PriorityGracePeriod { priority: CRITICAL_PRIORITY, seconds: critical },
+    ]
 }
 
 /// Pods that end together.
 #[derive(Debug)]
-pub struct Group {
+pub struct ShutdownGroup {
     /// For the whole group.
     pub seconds: i64,
     /// Each with the time it has itself.
@@ -32,11 +35,11 @@ pub struct Group {
 }
 
 /// The least important first; groups without pods are left out.
-pub fn plan(periods: &[Period], pods: &[Arc<Pod>]) -> Vec<Group> {
+pub fn shutdown_groups(periods: &[PriorityGracePeriod], pods: &[Arc<Pod>]) -> Vec<ShutdownGroup> {
     let mut periods = periods.to_vec();
     periods.sort_by_key(|period| period.priority);
-    let mut groups: Vec<Group> =
-        periods.iter().map(|period| Group { seconds: period.seconds, pods: Vec::new() }).collect();
+    let mut groups: Vec<ShutdownGroup> =
+        periods.iter().map(|period| ShutdownGroup { seconds: period.seconds, pods: Vec::new() }).collect();
     for pod in pods {
         let spec = pod.spec.as_ref();
         let priority = spec.and_then(|spec| spec.priority).unwrap_or(0);
@@ -58,7 +61,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(periods: &[Period], pods: &[(&str, i32, i64)], expected: &str) {
+    fn check(periods: &[PriorityGracePeriod], pods: &[(&str, i32, i64)], expected: &str) {
         let pods: Vec<Arc<Pod>> = pods
             .iter()
             .map(|(name, priority, grace)| {
@@ -68,16 +71,16 @@ mod tests {
                 Arc::new(serde_json::from_value(pod).expect("a pod"))
             })
             .collect();
-        let shown = plan(periods, &pods).into_iter().map(|group| {
+        let groups = shutdown_groups(periods, &pods).into_iter().map(|group| {
             let pods: Vec<String> =
                 group.pods.iter().map(|(pod, seconds)| format!("{} {seconds}s", pod.name())).collect();
             format!("within {}s: {}", group.seconds, pods.join(", "))
         });
-        assert_eq!(shown.collect::<Vec<_>>().join("; "), expected);
+        assert_eq!(groups.collect::<Vec<_>>().join("; "), expected);
     }
 
     #[test]
-    fn the_least_important_end_first() {
+    fn low_priority_pods_terminate_first() {
         let two = periods(30, 10);
         check(
             &two,
@@ -87,7 +90,8 @@ mod tests {
         check(&two, &[("dns", 2_000_001_000, 3)], "within 10s: dns 3s");
         check(&periods(0, 0), &[("web", 0, 5)], "");
         assert!(periods(5, 10).is_empty());
-        let three = [(100, 10), (10, 20), (1000, 30)].map(|(priority, seconds)| Period { priority, seconds });
+        let three = [(100, 10), (10, 20), (1000, 30)]
+            .map(|(priority, seconds)| PriorityGracePeriod { priority, seconds });
         check(
             &three,
             &[("a", 5, 60), ("b", 10, 60), ("c", 99, 60), ("d", 100, 60), ("e", 5000, 60)],

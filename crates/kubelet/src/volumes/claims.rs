@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use reconcile::{Key, Object as _};
 
-use super::{Materials, VolumeError, host_path, iscsi, nfs};
+use super::{VolumeContext, VolumeError, host_path, iscsi, nfs};
 use crate::config::Settings;
 use crate::csi;
 
 /// Where a volume that a claim stands for is on this host.
-pub struct Claimed {
+pub struct BoundVolume {
     /// The volume's own name, which is what people look for.
     pub name: String,
-    pub place: PathBuf,
+    pub path: PathBuf,
     pub read_only: bool,
     /// Whether the pod's group is to be given it.
-    pub is_shared: bool,
+    pub needs_fs_group: bool,
     /// It is a device without a file system.
     pub is_block: bool,
 }
 
 /// The claim that a pod's volume stands for; those made for one pod alone are called after both.
-pub fn name(pod: &Pod, volume: &Volume) -> Option<String> {
+pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
     match (&volume.persistent_volume_claim, &volume.ephemeral) {
         (Some(claim), _) => Some(claim.claim_name.clone()),
         (_, Some(_)) => Some(format!("{}-{}", pod.name(), volume.name)),
@@ -34,50 +34,52 @@ pub fn name(pod: &Pod, volume: &Volume) -> Option<String> {
 /// Finds the volume of a claim and makes sure that it is there. The claim and the volume are asked for by name, since
 /// a node may see no others than those of its own pods.
 pub async fn set_up(
-    materials: &Materials<'_>,
+    volume_context: &VolumeContext<'_>,
     pod: &Pod,
     volume: &Volume,
     claim: &str,
-) -> Result<Claimed, VolumeError> {
-    let client = &materials.ctx.client;
+) -> Result<BoundVolume, VolumeError> {
+    let client = &volume_context.ctx.client;
     let failed = |message: String| VolumeError::new(&volume.name, message);
-    let told = |why: String| failed(format!("error processing PVC {}/{claim}: {why}", pod.namespace()));
+    let claim_error =
+        |reason: String| failed(format!("error processing PVC {}/{claim}: {reason}", pod.namespace()));
     let key = Key::new(pod.namespace(), claim);
     let claim: PersistentVolumeClaim = client
         .get(&key)
         .await
-        .map_err(|error| told(format!("failed to fetch PVC from API server: {error}")))?;
-    let bound = bound(pod, volume, &claim).map_err(told)?;
+        .map_err(|error| claim_error(format!("failed to fetch PVC from API server: {error}")))?;
+    let volume_name = bound_volume_name(pod, volume, &claim).map_err(claim_error)?;
     let found: PersistentVolume = client
-        .get(&Key::new("", &bound))
+        .get(&Key::new("", &volume_name))
         .await
-        .map_err(|error| told(format!("failed to fetch PV {bound} from API server: {error}")))?;
+        .map_err(|error| claim_error(format!("failed to fetch PV {volume_name} from API server: {error}")))?;
     let read_only =
         volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only).unwrap_or(false);
-    let failed = |message: String| VolumeError::new(&bound, message);
-    if let Some(wanted) = csi::volume::Wanted::persistent(&volume.name, &found, read_only) {
-        let trouble = |trouble| VolumeError::of(&bound, trouble);
-        let ready = csi::volume::set_up(materials, pod, &wanted).await.map_err(trouble)?;
-        if csi::volume::expand(materials, pod, &wanted, &found, &claim).await.map_err(trouble)? {
-            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {bound:?}");
-            materials.ctx.events.normal(pod, "FileSystemResizeSuccessful", message);
+    let failed = |message: String| VolumeError::new(&volume_name, message);
+    if let Some(request) = csi::volume::CsiVolumeSpec::persistent(&volume.name, &found, read_only) {
+        let volume_error = |volume_error| VolumeError::from_csi(&volume_name, volume_error);
+        let ready = csi::volume::set_up(volume_context, pod, &request).await.map_err(volume_error)?;
+        if csi::volume::expand(volume_context, pod, &request, &found, &claim).await.map_err(volume_error)? {
+            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {volume_name:?}");
+            volume_context.ctx.events.normal(pod, "FileSystemResizeSuccessful", message);
         }
-        return Ok(Claimed {
-            is_shared: ready.share && !wanted.read_only,
-            is_block: wanted.is_block,
-            read_only: wanted.read_only,
-            place: ready.path,
-            name: bound,
+        return Ok(BoundVolume {
+            needs_fs_group: ready.apply_fs_group && !request.read_only,
+            is_block: request.is_block,
+            read_only: request.read_only,
+            path: ready.path,
+            name: volume_name,
         });
     }
-    if let Some(wanted) = iscsi::Wanted::persistent(pod, &found, read_only) {
-        return disk(materials, pod, &bound, &wanted).await;
+    if let Some(request) = iscsi::DiskRequest::persistent(pod, &found, read_only) {
+        return set_up_disk(volume_context, pod, &volume_name, &request).await;
     }
     let spec = found.spec.clone().unwrap_or_default();
     let is_block = spec.volume_mode.as_deref() == Some("Block");
-    let place = match &spec.nfs {
+    let path = match &spec.nfs {
         Some(source) if !is_block => {
-            let dir = materials.settings.pod_dir(pod).join("volumes/kubernetes.io~nfs").join(&bound);
+            let dir =
+                volume_context.settings.pod_dir(pod).join("volumes/kubernetes.io~nfs").join(&volume_name);
             let options = spec.mount_options.as_deref().unwrap_or_default();
             nfs::mount(
                 &NFSVolumeSource {
@@ -92,39 +94,42 @@ pub async fn set_up(
             .map_err(failed)?;
             dir
         }
-        _ => place(&found, materials.settings).map_err(failed)?,
+        _ => volume_path(&found, volume_context.settings).map_err(failed)?,
     };
-    let is_shared = !read_only && !is_block && may_be_given(&found);
-    Ok(Claimed { name: bound, place, read_only, is_shared, is_block })
+    let is_shared = !read_only && !is_block && supports_fs_group(&found);
+    Ok(BoundVolume { name: volume_name, path, read_only, needs_fs_group: is_shared, is_block })
 }
 
 /// Whether a volume becomes its pod's group's. NFS has its own idea of who owns what, and a place of the host is the
 /// administrator's, unless it was made for a claim.
-fn may_be_given(volume: &PersistentVolume) -> bool {
-    let is_made = volume.annotation("pv.kubernetes.io/provisioned-by").is_some();
-    volume.spec.as_ref().is_some_and(|spec| spec.nfs.is_none() && (spec.host_path.is_none() || is_made))
+fn supports_fs_group(volume: &PersistentVolume) -> bool {
+    let is_provisioned = volume.annotation("pv.kubernetes.io/provisioned-by").is_some();
+    volume
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.nfs.is_none() && (spec.host_path.is_none() || is_provisioned))
 }
 
 /// The same for a disk that this node logs in to.
-pub async fn disk(
-    materials: &Materials<'_>,
+pub async fn set_up_disk(
+    volume_context: &VolumeContext<'_>,
     pod: &Pod,
     name: &str,
-    wanted: &iscsi::Wanted,
-) -> Result<Claimed, VolumeError> {
-    let ready = iscsi::set_up(materials, pod, wanted).await;
-    let ready = ready.map_err(|trouble| VolumeError::of(name, trouble))?;
-    Ok(Claimed {
+    request: &iscsi::DiskRequest,
+) -> Result<BoundVolume, VolumeError> {
+    let ready = iscsi::set_up(volume_context, pod, request).await;
+    let ready = ready.map_err(|volume_error| VolumeError::from_csi(name, volume_error))?;
+    Ok(BoundVolume {
         name: name.to_owned(),
-        place: ready.path,
-        read_only: wanted.read_only,
-        is_shared: ready.is_fresh && !wanted.read_only && !wanted.is_block,
-        is_block: wanted.is_block,
+        path: ready.path,
+        read_only: request.read_only,
+        needs_fs_group: ready.is_new && !request.read_only && !request.is_block,
+        is_block: request.is_block,
     })
 }
 
 /// The name of the volume a claim is bound to.
-fn bound(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<String, String> {
+fn bound_volume_name(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<String, String> {
     if volume.ephemeral.is_some() && claim.controller().is_none_or(|owner| owner.uid != pod.uid()) {
         return Err("PVC was not created for pod".to_owned());
     }
@@ -139,7 +144,7 @@ fn bound(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<St
     Ok(name)
 }
 
-fn place(volume: &PersistentVolume, settings: &Settings) -> Result<PathBuf, String> {
+fn volume_path(volume: &PersistentVolume, settings: &Settings) -> Result<PathBuf, String> {
     let Some(spec) = &volume.spec else { return Err("the volume is empty".to_owned()) };
     if spec.volume_mode.as_deref() == Some("Block") {
         let local = spec.local.as_ref().map(|local| PathBuf::from(&local.path));
@@ -164,7 +169,7 @@ fn place(volume: &PersistentVolume, settings: &Settings) -> Result<PathBuf, Stri
             false => Err(format!("path {:?} does not exist", local.path)),
         };
     }
-    Err(super::refused::why(spec))
+    Err(super::unsupported::unsupported_message(spec))
 }
 
 #[cfg(test)]
@@ -181,12 +186,12 @@ mod tests {
     fn check(volume: Value, claim: Value, expected: Result<&str, &str>) {
         let volume: Volume = serde_json::from_value(volume).expect("a volume");
         let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
-        let found = bound(&pod(), &volume, &claim);
+        let found = bound_volume_name(&pod(), &volume, &claim);
         assert_eq!(found, expected.map(str::to_owned).map_err(str::to_owned));
     }
 
     #[test]
-    fn claims() {
+    fn bound_claims_resolve_to_volumes() {
         let volume = || json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}});
         let own = || json!({"name": "data", "ephemeral": {}});
         let whole = json!({"spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
@@ -200,28 +205,28 @@ mod tests {
         owned["metadata"] = json!({"ownerReferences": owner});
         check(own(), owned, Ok("pv"));
         let own: Volume = serde_json::from_value(own()).expect("a volume");
-        assert_eq!(name(&pod(), &own).as_deref(), Some("web-data"));
+        assert_eq!(claim_name(&pod(), &own).as_deref(), Some("web-data"));
     }
 
     #[test]
-    fn what_is_the_hosts_stays_so() {
+    fn host_paths_keep_their_group() {
         let check = |metadata: Value, source: Value, expected: bool| {
             let volume = json!({"metadata": metadata, "spec": source});
-            assert_eq!(may_be_given(&serde_json::from_value(volume).expect("a volume")), expected);
+            assert_eq!(supports_fs_group(&serde_json::from_value(volume).expect("a volume")), expected);
         };
-        let made = || json!({"annotations": {"pv.kubernetes.io/provisioned-by": "skiff"}});
+        let provisioned = || json!({"annotations": {"pv.kubernetes.io/provisioned-by": "skiff"}});
         check(json!({}), json!({"local": {"path": "/data"}}), true);
         check(json!({}), json!({"hostPath": {"path": "/"}}), false);
-        check(made(), json!({"hostPath": {"path": "/data"}}), true);
-        check(made(), json!({"nfs": {"server": "s", "path": "/"}}), false);
+        check(provisioned(), json!({"hostPath": {"path": "/data"}}), true);
+        check(provisioned(), json!({"nfs": {"server": "s", "path": "/"}}), false);
     }
 
     #[test]
-    fn places() {
+    fn volume_paths_on_the_host() {
         let settings = Settings::for_tests(Path::new("/node"));
         let found = |spec: Value| {
             let volume = serde_json::from_value(json!({"spec": spec})).expect("a volume");
-            place(&volume, &settings)
+            volume_path(&volume, &settings)
         };
         assert_eq!(found(json!({"local": {"path": "/"}})), Ok(PathBuf::from("/")));
         let missing = "path \"/not/there\" does not exist".to_owned();

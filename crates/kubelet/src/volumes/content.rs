@@ -10,15 +10,15 @@ use k8s_openapi::api::core::v1::{
 use reconcile::{Ctx, Key, Object as _};
 use serde_json::json;
 
-use super::Materials;
+use super::VolumeContext;
+use crate::atomic_writer::{FileProjection, Payload};
 use crate::env::{field_value, resource_value};
-use crate::payload::{File, Payload};
 
 /// Far more than a token needs.
-const LONGEST_TOKEN: u64 = 64 << 10;
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Whether a volume is of one of these kinds, which nobody but the node may change.
-pub fn is_in(volume: &Volume) -> bool {
+pub fn is_config_volume(volume: &Volume) -> bool {
     volume.config_map.is_some()
         || volume.secret.is_some()
         || volume.downward_api.is_some()
@@ -26,32 +26,36 @@ pub fn is_in(volume: &Volume) -> bool {
 }
 
 /// Whether a volume of one of these kinds must never be on a disk. All but those that are made of configuration alone.
-pub fn is_kept_in_memory(volume: &Volume) -> bool {
-    is_in(volume) && volume.config_map.is_none()
+pub fn is_in_memory(volume: &Volume) -> bool {
+    is_config_volume(volume) && volume.config_map.is_none()
 }
 
 /// What a volume of one of these kinds holds, and the name of its kind; `None` for others.
-pub async fn of(
+pub async fn volume_payload(
     pod: &Pod,
     volume: &Volume,
-    place: impl Fn(&str) -> std::path::PathBuf,
-    materials: &Materials<'_>,
+    volume_dir: impl Fn(&str) -> std::path::PathBuf,
+    volume_context: &VolumeContext<'_>,
 ) -> Result<Option<(std::path::PathBuf, Payload)>, String> {
     Ok(Some(if let Some(source) = &volume.config_map {
         let mode = source.default_mode.unwrap_or(0o644);
-        let found = config_map(pod, &source.name, source.items.as_deref(), mode, source.optional, materials)?;
-        (place("kubernetes.io~configmap"), found)
+        let found =
+            config_map(pod, &source.name, source.items.as_deref(), mode, source.optional, volume_context)?;
+        (volume_dir("kubernetes.io~configmap"), found)
     } else if let Some(source) = &volume.secret {
         let name = source.secret_name.as_deref().unwrap_or_default();
         let mode = source.default_mode.unwrap_or(0o644);
-        let found = secret(pod, name, source.items.as_deref(), mode, source.optional, materials)?;
-        (place("kubernetes.io~secret"), found)
+        let found = secret(pod, name, source.items.as_deref(), mode, source.optional, volume_context)?;
+        (volume_dir("kubernetes.io~secret"), found)
     } else if let Some(source) = &volume.downward_api {
         let mode = source.default_mode.unwrap_or(0o644);
-        (place("kubernetes.io~downward-api"), downward(pod, source.items.as_deref(), mode, materials)?)
+        (
+            volume_dir("kubernetes.io~downward-api"),
+            downward_api(pod, source.items.as_deref(), mode, volume_context)?,
+        )
     } else if let Some(source) = &volume.projected {
-        let dir = place("kubernetes.io~projected");
-        let payload = projected(pod, source, &dir, materials).await?;
+        let dir = volume_dir("kubernetes.io~projected");
+        let payload = projected(pod, source, &dir, volume_context).await?;
         (dir, payload)
     } else {
         return Ok(None);
@@ -63,7 +67,7 @@ fn mode_of(mode: Option<i32>, default: i32) -> u32 {
 }
 
 /// The wanted entries of a map under their paths.
-fn chosen(
+fn select_items(
     data: &BTreeMap<String, Vec<u8>>,
     items: Option<&[KeyToPath]>,
     mode: i32,
@@ -71,7 +75,7 @@ fn chosen(
 ) -> Result<Payload, String> {
     let Some(items) = items.filter(|items| !items.is_empty()) else {
         let all = data.iter().map(|(key, bytes)| {
-            (key.clone(), File { bytes: bytes.clone(), mode: mode_of(None, mode), owner: None })
+            (key.clone(), FileProjection { bytes: bytes.clone(), mode: mode_of(None, mode), owner: None })
         });
         return Ok(all.collect());
     };
@@ -79,7 +83,8 @@ fn chosen(
     for item in items {
         match data.get(&item.key) {
             Some(bytes) => {
-                let file = File { bytes: bytes.clone(), mode: mode_of(item.mode, mode), owner: None };
+                let file =
+                    FileProjection { bytes: bytes.clone(), mode: mode_of(item.mode, mode), owner: None };
                 payload.insert(item.path.clone(), file);
             }
             None if optional => {}
@@ -95,16 +100,16 @@ fn config_map(
     items: Option<&[KeyToPath]>,
     mode: i32,
     optional: Option<bool>,
-    materials: &Materials<'_>,
+    volume_context: &VolumeContext<'_>,
 ) -> Result<Payload, String> {
     let optional = optional == Some(true);
-    let Some(map) = materials.sources.config_map(pod.namespace(), name) else {
+    let Some(map) = volume_context.sources.config_map(pod.namespace(), name) else {
         return if optional { Ok(Payload::new()) } else { Err(format!("configmap {name:?} not found")) };
     };
     let mut data: BTreeMap<String, Vec<u8>> =
         map.data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes())).collect();
     data.extend(map.binary_data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone())));
-    chosen(&data, items, mode, optional)
+    select_items(&data, items, mode, optional)
 }
 
 fn secret(
@@ -113,31 +118,34 @@ fn secret(
     items: Option<&[KeyToPath]>,
     mode: i32,
     optional: Option<bool>,
-    materials: &Materials<'_>,
+    volume_context: &VolumeContext<'_>,
 ) -> Result<Payload, String> {
     let optional = optional == Some(true);
-    let Some(secret) = materials.sources.secret(pod.namespace(), name) else {
+    let Some(secret) = volume_context.sources.secret(pod.namespace(), name) else {
         return if optional { Ok(Payload::new()) } else { Err(format!("secret {name:?} not found")) };
     };
     let data = secret.data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone())).collect();
-    chosen(&data, items, mode, optional)
+    select_items(&data, items, mode, optional)
 }
 
-fn downward(
+fn downward_api(
     pod: &Pod,
     items: Option<&[DownwardAPIVolumeFile]>,
     mode: i32,
-    materials: &Materials<'_>,
+    volume_context: &VolumeContext<'_>,
 ) -> Result<Payload, String> {
     let mut payload = Payload::new();
     for item in items.into_iter().flatten() {
         let text = match (&item.field_ref, &item.resource_field_ref) {
-            (Some(field), _) => field_value(pod, field, &materials.addresses),
-            (_, Some(resource)) => resource_value(pod, &Container::default(), resource, materials.sources),
+            (Some(field), _) => field_value(pod, field, &volume_context.addresses),
+            (_, Some(resource)) => {
+                resource_value(pod, &Container::default(), resource, volume_context.sources)
+            }
             _ => continue,
         };
         let bytes = text.map_err(|missing| missing.0)?.into_bytes();
-        payload.insert(item.path.clone(), File { bytes, mode: mode_of(item.mode, mode), owner: None });
+        payload
+            .insert(item.path.clone(), FileProjection { bytes, mode: mode_of(item.mode, mode), owner: None });
     }
     Ok(payload)
 }
@@ -146,37 +154,54 @@ async fn projected(
     pod: &Pod,
     source: &ProjectedVolumeSource,
     dir: &Path,
-    materials: &Materials<'_>,
+    volume_context: &VolumeContext<'_>,
 ) -> Result<Payload, String> {
     let mode = source.default_mode.unwrap_or(0o644);
     let mut payload = Payload::new();
     for source in source.sources.iter().flatten() {
         if let Some(map) = &source.config_map {
-            payload.extend(config_map(pod, &map.name, map.items.as_deref(), mode, map.optional, materials)?);
+            payload.extend(config_map(
+                pod,
+                &map.name,
+                map.items.as_deref(),
+                mode,
+                map.optional,
+                volume_context,
+            )?);
         }
         if let Some(from) = &source.secret {
-            payload.extend(secret(pod, &from.name, from.items.as_deref(), mode, from.optional, materials)?);
+            payload.extend(secret(
+                pod,
+                &from.name,
+                from.items.as_deref(),
+                mode,
+                from.optional,
+                volume_context,
+            )?);
         }
         if let Some(from) = &source.downward_api {
-            payload.extend(downward(pod, from.items.as_deref(), mode, materials)?);
+            payload.extend(downward_api(pod, from.items.as_deref(), mode, volume_context)?);
         }
-        if let Some(wanted) = &source.service_account_token {
-            let seconds = wanted.expiration_seconds.unwrap_or(3607);
-            let token = match young(dir, &wanted.path, seconds) {
+        if let Some(token_source) = &source.service_account_token {
+            let seconds = token_source.expiration_seconds.unwrap_or(3607);
+            let token = match current_token(dir, &token_source.path, seconds) {
                 Some(known) => known,
-                None => token(pod, wanted.audience.as_deref(), seconds, materials.ctx).await?,
+                None => {
+                    request_token(pod, token_source.audience.as_deref(), seconds, volume_context.ctx).await?
+                }
             };
-            let (owner, mode) = (only_user(pod), mode_of(None, mode));
+            let (owner, mode) = (common_user(pod), mode_of(None, mode));
             // Nobody else has to read it where it is known who does.
-            let mode = if owner.is_some() || super::group_of(pod).is_some() { 0o600 } else { mode };
-            payload.insert(wanted.path.clone(), File { bytes: token.into_bytes(), mode, owner });
+            let mode = if owner.is_some() || super::fs_group(pod).is_some() { 0o600 } else { mode };
+            payload
+                .insert(token_source.path.clone(), FileProjection { bytes: token.into_bytes(), mode, owner });
         }
     }
     Ok(payload)
 }
 
 /// The user that all containers of a pod are told to run as, if it is one.
-fn only_user(pod: &Pod) -> Option<u32> {
+fn common_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let shared = spec.security_context.as_ref().and_then(|shared| shared.run_as_user);
     let mut users = crate::pod::containers(pod).into_iter().map(|container| {
@@ -188,20 +213,25 @@ fn only_user(pod: &Pod) -> Option<u32> {
 }
 
 /// The token that is there, while most of its time is still to come.
-fn young(dir: &Path, path: &str, seconds: i64) -> Option<String> {
-    let file = super::sub_path::file(dir, path).ok()?;
+fn current_token(dir: &Path, path: &str, seconds: i64) -> Option<String> {
+    let file = super::sub_path::open_file(dir, path).ok()?;
     let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
-    let fresh = age.as_secs() < u64::try_from(keeps(seconds)).ok()?;
-    fresh.then(|| std::io::read_to_string(file.take(LONGEST_TOKEN)).ok()).flatten()
+    let fresh = age.as_secs() < u64::try_from(refresh_after_seconds(seconds)).ok()?;
+    fresh.then(|| std::io::read_to_string(file.take(MAX_TOKEN_BYTES)).ok()).flatten()
 }
 
 /// For how many of its seconds a token is kept: most of them, and no more than a day.
-pub fn keeps(seconds: i64) -> i64 {
+pub fn refresh_after_seconds(seconds: i64) -> i64 {
     (seconds * 8 / 10).min(24 * 60 * 60)
 }
 
 /// A token for the pod's service account that is good for this pod alone.
-pub async fn token(pod: &Pod, audience: Option<&str>, seconds: i64, ctx: &Ctx) -> Result<String, String> {
+pub async fn request_token(
+    pod: &Pod,
+    audience: Option<&str>,
+    seconds: i64,
+    ctx: &Ctx,
+) -> Result<String, String> {
     let account =
         pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or("default".into());
     let audiences: Vec<&str> = audience.into_iter().filter(|audience| !audience.is_empty()).collect();
@@ -211,9 +241,9 @@ pub async fn token(pod: &Pod, audience: Option<&str>, seconds: i64, ctx: &Ctx) -
         "spec": {"audiences": audiences, "expirationSeconds": seconds, "boundObjectRef": bound}
     });
     let key = Key::new(pod.namespace(), &account);
-    let answer = ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
-    let answer = answer.map_err(|error| format!("failed to fetch token: {error}"))?;
-    Ok(answer["status"]["token"].as_str().unwrap_or_default().to_owned())
+    let response = ctx.client.create_at::<ServiceAccount>(&key, "token", &body).await;
+    let response = response.map_err(|error| format!("failed to fetch token: {error}"))?;
+    Ok(response["status"]["token"].as_str().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]
@@ -223,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_alone_reads_a_token() {
+    fn token_owner_is_the_common_user() {
         let check = |shared: Value, own: [Value; 3], expected: Option<u32>| {
             let [init, main, look] =
                 own.map(|user| json!({"name": "c", "securityContext": {"runAsUser": user}}));
@@ -232,14 +262,14 @@ mod tests {
                 "initContainers": [init], "containers": [main], "ephemeralContainers": [look],
             });
             let pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).expect("a pod");
-            assert_eq!(only_user(&pod), expected, "{spec}");
+            assert_eq!(common_user(&pod), expected, "{spec}");
         };
-        let unsaid = || Value::Null;
-        check(unsaid(), [unsaid(), unsaid(), unsaid()], None);
-        check(json!(7), [unsaid(), unsaid(), unsaid()], Some(7));
-        check(json!(7), [unsaid(), json!(8), unsaid()], None);
+        let unset = || Value::Null;
+        check(unset(), [unset(), unset(), unset()], None);
+        check(json!(7), [unset(), unset(), unset()], Some(7));
+        check(json!(7), [unset(), json!(8), unset()], None);
         check(json!(7), [json!(8), json!(8), json!(8)], Some(8));
-        check(unsaid(), [json!(8), json!(8), unsaid()], None);
-        check(json!(0), [unsaid(), unsaid(), unsaid()], Some(0));
+        check(unset(), [json!(8), json!(8), unset()], None);
+        check(json!(0), [unset(), unset(), unset()], Some(0));
     }
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::tools::{self, Failure, run};
+use super::host_commands::{self, CommandError, run};
 
 /// What a disk is said to hold that is divided into others; never made anew.
-const DIVIDED: &str = "unknown data, probably partitions";
-const FSCK_COULD_NOT: i32 = 4;
+const PARTITION_TABLE: &str = "unknown data, probably partitions";
+const FSCK_ERRORS_NOT_CORRECTED: i32 = 4;
 
 /// Mounts a disk; one that is empty is given a file system first, unless it may only be read.
 pub async fn mount(
@@ -17,75 +17,85 @@ pub async fn mount(
     read_only: bool,
 ) -> Result<(), String> {
     let fs_type = if fs_type.is_empty() { "ext4" } else { fs_type };
-    let shown = device.display().to_string();
-    let holds = content(&shown).await;
-    let holds = holds.map_err(|why| format!("failed to get disk format of disk {shown}: {why}"))?;
-    match holds.as_str() {
+    let device_path = device.display().to_string();
+    let current_format = disk_format(&device_path).await;
+    let current_format = current_format
+        .map_err(|error| format!("failed to get disk format of disk {device_path}: {error}"))?;
+    match current_format.as_str() {
         "" if read_only => {
             return Err(format!(
-                "cannot mount unformatted disk {shown} as we are manipulating it in read-only mode"
+                "cannot mount unformatted disk {device_path} as we are manipulating it in read-only mode"
             ));
         }
-        "" => make(&shown, fs_type).await?,
-        holds => {
-            if holds != fs_type {
-                tracing::warn!(device = shown, wanted = fs_type, holds, "a disk has another file system");
+        "" => format_disk(&device_path, fs_type).await?,
+        current_format => {
+            if current_format != fs_type {
+                tracing::warn!(
+                    device = device_path,
+                    wanted = fs_type,
+                    current_format,
+                    "a disk has another file system"
+                );
             }
             if !read_only {
-                look_over(&shown).await?;
+                check_filesystem(&device_path).await?;
             }
         }
     }
     let mut options = options.to_vec();
     options.extend(read_only.then(|| "ro".to_owned()));
     options.push("defaults".to_owned());
-    tools::mount(&["-t".to_owned(), fs_type.to_owned(), "-o".to_owned(), options.join(","), shown], dir).await
+    host_commands::mount(
+        &["-t".to_owned(), fs_type.to_owned(), "-o".to_owned(), options.join(","), device_path],
+        dir,
+    )
+    .await
 }
 
 /// The file system on a disk, empty where there is none.
-async fn content(device: &str) -> Result<String, String> {
-    let words = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device];
-    let done = run("blkid", &words).await.map_err(|failure| failure.to_string())?;
+async fn disk_format(device: &str) -> Result<String, String> {
+    let args = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device];
+    let done = run("blkid", &args).await.map_err(|failure| failure.to_string())?;
     if done.code == 2 {
         return Ok(String::new());
     }
-    Ok(holds(&done.content()?))
+    Ok(parse_format(&done.success_output()?))
 }
 
-fn holds(said: &str) -> String {
+fn parse_format(output: &str) -> String {
     let value = |name: &str| {
-        said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default()
+        output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default()
     };
-    if value("PTTYPE").is_empty() { value("TYPE").to_owned() } else { DIVIDED.to_owned() }
+    if value("PTTYPE").is_empty() { value("TYPE").to_owned() } else { PARTITION_TABLE.to_owned() }
 }
 
-async fn make(device: &str, fs_type: &str) -> Result<(), String> {
-    let words: &[&str] = match fs_type {
+async fn format_disk(device: &str, fs_type: &str) -> Result<(), String> {
+    let args: &[&str] = match fs_type {
         "ext3" | "ext4" => &["-F", "-m0", device],
         "xfs" => &["-f", device],
         _ => &[device],
     };
-    let done = run(format!("mkfs.{fs_type}"), words).await.map_err(|failure| failure.to_string());
-    let why = match done.map(|done| done.content()) {
+    let done = run(format!("mkfs.{fs_type}"), args).await.map_err(|failure| failure.to_string());
+    let error = match done.map(|done| done.success_output()) {
         Ok(Ok(_)) => return Ok(()),
-        Ok(Err(why)) | Err(why) => why,
+        Ok(Err(error)) | Err(error) => error,
     };
-    Err(format!("format of disk {device:?} failed: type:({fs_type:?}) {why}"))
+    Err(format!("format of disk {device:?} failed: type:({fs_type:?}) {error}"))
 }
 
 /// Has what can be mended mended.
-async fn look_over(device: &str) -> Result<(), String> {
+async fn check_filesystem(device: &str) -> Result<(), String> {
     match run("fsck", &["-a", device]).await {
-        Ok(done) if done.code == FSCK_COULD_NOT => {
-            Err(format!("'fsck' found errors on device {device} but could not correct them: {}", done.said))
+        Ok(done) if done.code == FSCK_ERRORS_NOT_CORRECTED => {
+            Err(format!("'fsck' found errors on device {device} but could not correct them: {}", done.output))
         }
         Ok(done) => {
             if done.code != 0 {
-                tracing::info!(device, code = done.code, said = done.said, "fsck");
+                tracing::info!(device, code = done.code, said = done.output, "fsck");
             }
             Ok(())
         }
-        Err(failure @ Failure::Missing(_)) => {
+        Err(failure @ CommandError::NotFound(_)) => {
             tracing::warn!(device, %failure, "a disk is not looked over");
             Ok(())
         }
@@ -98,11 +108,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_disk_holds() {
-        let check = |said: &str, expected: &str| assert_eq!(holds(said), expected, "{said:?}");
+    fn reads_disk_format() {
+        let check = |output: &str, expected: &str| assert_eq!(parse_format(output), expected, "{output:?}");
         check("DEVNAME=/dev/loop0\nTYPE=ext4\n", "ext4");
-        check("DEVNAME=/dev/loop0\nPTTYPE=gpt\n", DIVIDED);
-        check("TYPE=vfat\nPTTYPE=dos\n", DIVIDED);
+        check("DEVNAME=/dev/loop0\nPTTYPE=gpt\n", PARTITION_TABLE);
+        check("TYPE=vfat\nPTTYPE=dos\n", PARTITION_TABLE);
         check("", "");
     }
 }

@@ -7,17 +7,17 @@ use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::config::{Settings, full_name, hostname};
+use crate::config::{Settings, fqdn, hostname};
 
 /// The one of the node, and where containers look for theirs.
-pub const HOSTS: &str = "/etc/hosts";
+pub const HOSTS_PATH: &str = "/etc/hosts";
 /// What it is called in the directory of a pod.
-pub const FILE: &str = "etc-hosts";
+pub const HOSTS_FILE: &str = "etc-hosts";
 
 /// Writes the file of a pod that has these addresses.
 pub fn write(pod: &Pod, settings: &Settings, ips: &[String]) -> io::Result<()> {
-    let text = text(pod, settings, ips, Path::new(HOSTS))?;
-    let path = settings.pod_dir(pod).join(FILE);
+    let text = hosts_content(pod, settings, ips, Path::new(HOSTS_PATH))?;
+    let path = settings.pod_dir(pod).join(HOSTS_FILE);
     if fs::read(&path).is_ok_and(|known| known == text) {
         return Ok(());
     }
@@ -26,26 +26,26 @@ pub fn write(pod: &Pod, settings: &Settings, ips: &[String]) -> io::Result<()> {
 }
 
 /// What is in it: of a pod in the node's network the same as in the node's own file, and the pod's aliases.
-fn text(pod: &Pod, settings: &Settings, ips: &[String], nodes: &Path) -> io::Result<Vec<u8>> {
+fn hosts_content(pod: &Pod, settings: &Settings, ips: &[String], node_hosts: &Path) -> io::Result<Vec<u8>> {
     let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     let mut text = match is_on_host {
         true => {
             let mut text = b"# Kubernetes-managed hosts file (host network).\n".to_vec();
-            text.extend(super::unless_gone(fs::read(nodes))?.unwrap_or_default());
+            text.extend(super::ignore_not_found(fs::read(node_hosts))?.unwrap_or_default());
             text
         }
-        false => own(pod, settings, ips).into_bytes(),
+        false => managed_hosts(pod, settings, ips).into_bytes(),
     };
     text.extend(aliases(pod).into_bytes());
     Ok(text)
 }
 
-fn own(pod: &Pod, settings: &Settings, ips: &[String]) -> String {
+fn managed_hosts(pod: &Pod, settings: &Settings, ips: &[String]) -> String {
     let mut text =
         "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
         fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
             .to_owned();
-    let (name, full) = (hostname(pod), full_name(pod, settings));
+    let (name, full) = (hostname(pod), fqdn(pod, settings));
     for ip in ips {
         match &full {
             Some(full) => text += &format!("{ip}\t{full}\t{name}\n"),
@@ -74,20 +74,20 @@ mod tests {
     #[track_caller]
     fn check(more: Value, expected: Expect) {
         let dir = tempfile::tempdir().expect("a directory");
-        let nodes = dir.path().join("hosts");
-        fs::write(&nodes, "127.0.0.1 localhost\n192.0.2.1 here\n").expect("written");
+        let node_hosts = dir.path().join("hosts");
+        fs::write(&node_hosts, "127.0.0.1 localhost\n192.0.2.1 here\n").expect("written");
         let mut spec = json!({"containers": []});
         spec.as_object_mut().expect("a spec").extend(more.as_object().expect("fields").clone());
         let pod = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec});
         let pod = serde_json::from_value(pod).expect("a pod");
         let settings = Settings { cluster_domain: "c.l".to_owned(), ..Settings::for_tests(dir.path()) };
         let ips = ["10.0.0.1", "fd00::1"].map(str::to_owned);
-        let text = text(&pod, &settings, &ips, &nodes).expect("a text");
+        let text = hosts_content(&pod, &settings, &ips, &node_hosts).expect("a text");
         expected.assert_eq(&String::from_utf8(text).expect("a text"));
     }
 
     #[test]
-    fn a_pod_knows_itself() {
+    fn writes_managed_hosts_file() {
         check(
             json!({"subdomain": "db"}),
             expect![[r#"
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_in_the_nodes_network_knows_what_the_node_knows() {
+    fn host_network_pod_gets_the_hosts_file_of_the_node() {
         let aliases =
             json!([{"ip": "192.0.2.7", "hostnames": ["a", "b.c"]}, {"ip": "192.0.2.8", "hostnames": ["d"]}]);
         check(

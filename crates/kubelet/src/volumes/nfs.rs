@@ -4,28 +4,28 @@ use std::path::Path;
 
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 
-use super::tools::{self, is_mounted};
+use super::host_commands::{self, is_mounted};
 
-const TOOLS: [&str; 3] = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/usr/bin/mount.nfs"];
+const MOUNT_NFS_PATHS: [&str; 3] = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/usr/bin/mount.nfs"];
 
 /// Mounts an export at `dir`, unless it is there already.
 pub async fn mount(source: &NFSVolumeSource, options: &[String], dir: &Path) -> Result<(), String> {
     if is_mounted(dir) {
         return Ok(());
     }
-    if !TOOLS.iter().any(|tool| Path::new(tool).exists()) {
-        let why =
+    if !MOUNT_NFS_PATHS.iter().any(|tool| Path::new(tool).exists()) {
+        let message =
             "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils (Fedora)";
-        return Err(why.to_owned());
+        return Err(message.to_owned());
     }
-    tools::mount(&arguments(source, options), dir).await.map_err(|why| {
+    host_commands::mount(&arguments(source, options), dir).await.map_err(|message| {
         let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-        why + hint(&known)
+        message + kernel_hint(&known)
     })
 }
 
 /// What a kernel lacks that knows these filesystems, after its module should have been loaded by `mount`.
-fn hint(filesystems: &str) -> &'static str {
+fn kernel_hint(filesystems: &str) -> &'static str {
     let is_known = filesystems.split_whitespace().any(|name| name == "nfs" || name == "nfs4");
     if is_known { "" } else { " (this node's kernel has no NFS: load its module by `modprobe nfs`)" }
 }
@@ -35,16 +35,16 @@ fn arguments(source: &NFSVolumeSource, options: &[String]) -> Vec<String> {
     if source.read_only == Some(true) {
         options.push("ro".to_owned());
     }
-    let mut words = vec!["-t".to_owned(), "nfs".to_owned()];
+    let mut args = vec!["-t".to_owned(), "nfs".to_owned()];
     if !options.is_empty() {
-        words.extend(["-o".to_owned(), options.join(",")]);
+        args.extend(["-o".to_owned(), options.join(",")]);
     }
     let server = match source.server.contains(':') && !source.server.starts_with('[') {
         true => format!("[{}]", source.server),
         false => source.server.clone(),
     };
-    words.push(format!("{server}:{}", source.path));
-    words
+    args.push(format!("{server}:{}", source.path));
+    args
 }
 
 #[cfg(test)]
@@ -52,13 +52,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_nfs_is_told_from_others() {
-        assert!(hint("nodev\tsysfs\n\text4\nnodev\tnfsd\n").contains("modprobe nfs"));
-        assert_eq!(hint("nodev\tsysfs\nnodev\tnfs\n\text4\n"), "");
+    fn missing_nfs_module_is_detected() {
+        assert!(kernel_hint("nodev\tsysfs\n\text4\nnodev\tnfsd\n").contains("modprobe nfs"));
+        assert_eq!(kernel_hint("nodev\tsysfs\nnodev\tnfs\n\text4\n"), "");
     }
 
     #[test]
-    fn what_mount_is_told() {
+    fn mount_arguments_include_options_and_source() {
         let check = |server: &str, read_only, options: &[&str], expected: &str| {
             let source = NFSVolumeSource { path: "/exports".into(), read_only, server: server.into() };
             let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();

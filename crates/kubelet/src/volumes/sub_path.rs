@@ -10,27 +10,28 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 /// Where parts are shown, in the directory of a pod.
-const SHOWN: &str = "volume-subpaths";
+const SUB_PATHS_DIR: &str = "volume-subpaths";
 
 /// Shows `part` of the volume at `place` at another place, `at`; directories that are not there are made.
 ///
 /// A path would not do: whoever writes to the volume could exchange what is there before the runtime mounts it. What was
 /// shown there before goes; a container that runs has its own copy.
-pub fn bind(place: &Path, part: &str, at: &Path) -> Result<PathBuf, String> {
-    let told = |why: String| format!("failed to prepare subPath for volumeMount {part:?}: {why}");
-    let found = open(place, part).map_err(told)?;
-    show(&found, at).map_err(|error| told(error.to_string()))?;
+pub fn bind(volume: &Path, part: &str, at: &Path) -> Result<PathBuf, String> {
+    let subpath_error =
+        |reason: String| format!("failed to prepare subPath for volumeMount {part:?}: {reason}");
+    let found = open_beneath(volume, part).map_err(subpath_error)?;
+    bind_mount(&found, at).map_err(|error| subpath_error(error.to_string()))?;
     Ok(at.to_owned())
 }
 
 /// Takes away all that is shown to a pod in its directory, none of whose containers runs.
-pub fn hide(pod: &Path) -> std::io::Result<()> {
+pub fn unmount_all(pod: &Path) -> std::io::Result<()> {
     let below = |dirs: Vec<PathBuf>| -> Vec<PathBuf> {
         let entries = dirs.into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
         entries.map(|entry| entry.path()).collect()
     };
     // By volume, container and mount.
-    for at in below(below(below(vec![pod.join(SHOWN)]))) {
+    for at in below(below(below(vec![pod.join(SUB_PATHS_DIR)]))) {
         loop {
             match rustix::mount::unmount(&at, UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
@@ -43,7 +44,7 @@ pub fn hide(pod: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn show(found: &OwnedFd, at: &Path) -> std::io::Result<()> {
+fn bind_mount(found: &OwnedFd, at: &Path) -> std::io::Result<()> {
     let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode);
     while rustix::mount::unmount(at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
     match std::fs::symlink_metadata(at) {
@@ -61,31 +62,31 @@ fn show(found: &OwnedFd, at: &Path) -> std::io::Result<()> {
     Ok(rustix::mount::mount_bind(format!("/proc/self/fd/{}", found.as_raw_fd()), at)?)
 }
 
-fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
-    const OUT: &str = "it leads out of the volume";
+fn open_beneath(volume: &Path, part: &str) -> Result<OwnedFd, String> {
+    const OUTSIDE_ERROR: &str = "it leads out of the volume";
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = rustix::fs::open(place, flags, Mode::empty()).map_err(|error| error.to_string())?;
+    let root = rustix::fs::open(volume, flags, Mode::empty()).map_err(|error| error.to_string())?;
     let mode = rustix::fs::fstat(&root).map_err(|error| error.to_string())?.st_mode;
     let mode = Mode::from_raw_mode(mode & 0o7777);
-    let mut way = PathBuf::new();
+    let mut relative = PathBuf::new();
     let mut last: Option<OwnedFd> = None;
     for component in Path::new(part).components() {
         let name = match component {
             Component::Normal(name) => name,
             Component::CurDir | Component::RootDir => continue,
-            _ => return Err(OUT.to_owned()),
+            _ => return Err(OUTSIDE_ERROR.to_owned()),
         };
-        way.push(name);
-        let look = || below(&root, &way, flags, ResolveFlags::BENEATH);
-        let found = match look() {
+        relative.push(name);
+        let try_open = || open_resolved(&root, &relative, flags, ResolveFlags::BENEATH);
+        let found = match try_open() {
             Err(Errno::NOENT) => {
                 let parent = last.as_ref().map_or(root.as_fd(), AsFd::as_fd);
-                make(parent, name, mode).and_then(|()| look())
+                create_dir(parent, name, mode).and_then(|()| try_open())
             }
             found => found,
         };
         last = Some(found.map_err(|error| match error {
-            Errno::XDEV => OUT.to_owned(),
+            Errno::XDEV => OUTSIDE_ERROR.to_owned(),
             error => error.to_string(),
         })?);
     }
@@ -93,7 +94,7 @@ fn open(place: &Path, part: &str) -> Result<OwnedFd, String> {
 }
 
 /// Makes a directory that whoever may use the volume may use as well, unless somebody else has made it by now.
-fn make(parent: BorrowedFd<'_>, name: &OsStr, mode: Mode) -> rustix::io::Result<()> {
+fn create_dir(parent: BorrowedFd<'_>, name: &OsStr, mode: Mode) -> rustix::io::Result<()> {
     match rustix::fs::mkdirat(parent, name, mode) {
         Err(Errno::EXIST) => return Ok(()),
         made => made?,
@@ -105,11 +106,11 @@ fn make(parent: BorrowedFd<'_>, name: &OsStr, mode: Mode) -> rustix::io::Result<
 }
 
 /// A file of the volume at `place`, to be read. Links lead where they would if the volume were all there is.
-pub fn file(place: &Path, part: &str) -> std::io::Result<std::fs::File> {
-    let root = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+pub fn open_file(volume: &Path, part: &str) -> std::io::Result<std::fs::File> {
+    let root = rustix::fs::open(volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     // A pipe must not keep us waiting.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = std::fs::File::from(below(&root, Path::new(part), flags, ResolveFlags::IN_ROOT)?);
+    let file = std::fs::File::from(open_resolved(&root, Path::new(part), flags, ResolveFlags::IN_ROOT)?);
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(std::io::Error::other("it is not a file")),
@@ -117,12 +118,17 @@ pub fn file(place: &Path, part: &str) -> std::io::Result<std::fs::File> {
 }
 
 /// What is at a path below a directory.
-fn below(root: &OwnedFd, way: &Path, flags: OFlags, how: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+fn open_resolved(
+    root: &OwnedFd,
+    relative: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
     /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
-    const TRIES: usize = 1000;
-    let open = || rustix::fs::openat2(root, way, flags, Mode::empty(), how);
-    let mut tried = (0..TRIES).map(|_| open());
-    tried.find(|found| !matches!(found, Err(Errno::AGAIN))).unwrap_or(Err(Errno::AGAIN))
+    const MAX_OPEN_ATTEMPTS: usize = 1000;
+    let open = || rustix::fs::openat2(root, relative, flags, Mode::empty(), resolve);
+    let mut attempts = (0..MAX_OPEN_ATTEMPTS).map(|_| open());
+    attempts.find(|found| !matches!(found, Err(Errno::AGAIN))).unwrap_or(Err(Errno::AGAIN))
 }
 
 #[cfg(test)]
@@ -130,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_part_leads_out() {
+    fn rejects_sub_paths_outside_the_volume() {
         let dir = tempfile::tempdir().expect("a directory");
         let volume = dir.path().canonicalize().expect("a path").join("volume");
         std::fs::create_dir_all(volume.join("a/b")).expect("made");
@@ -139,7 +145,7 @@ mod tests {
         link("..", "up");
         link("../a/b", "a/in");
         let find = |part: &str| {
-            let found = open(&volume, part).expect("found");
+            let found = open_beneath(&volume, part).expect("found");
             std::fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd())).expect("a path")
         };
         assert_eq!(find("a/b"), volume.join("a/b"));
@@ -147,12 +153,16 @@ mod tests {
         assert_eq!(find("./new/deep"), volume.join("new/deep"));
         assert!(volume.join("new/deep").is_dir());
         for part in ["out", "out/passwd", "out/new", "up", "../x", "a/../../x"] {
-            assert_eq!(open(&volume, part).map(drop), Err("it leads out of the volume".to_owned()), "{part}");
+            assert_eq!(
+                open_beneath(&volume, part).map(drop),
+                Err("it leads out of the volume".to_owned()),
+                "{part}"
+            );
         }
     }
 
     #[test]
-    fn what_is_made_is_for_those_the_volume_is_for() {
+    fn created_directories_have_the_volume_mode() {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().expect("a directory");
         let at = |part: &str| dir.path().join("volume").join(part);
@@ -164,14 +174,14 @@ mod tests {
             std::fs::create_dir_all(at("there")).expect("made");
             set("there", 0o750);
             set("", volume);
-            open(&at(""), "there/new/deep").expect("made");
+            open_beneath(&at(""), "there/new/deep").expect("made");
             assert_eq!(["there", "there/new", "there/new/deep"].map(mode), [0o750, volume, volume]);
             std::fs::remove_dir_all(at("")).expect("removed");
         }
     }
 
     #[test]
-    fn files_are_those_of_the_volume() {
+    fn only_files_of_the_volume_can_be_read() {
         let dir = tempfile::tempdir().expect("a directory");
         let volume = dir.path().join("volume");
         std::fs::create_dir_all(volume.join("etc")).expect("made");
@@ -182,7 +192,7 @@ mod tests {
         }
         let pipe = volume.join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).expect("made");
-        let text = |part: &str| file(&volume, part).and_then(std::io::read_to_string).ok();
+        let text = |part: &str| open_file(&volume, part).and_then(std::io::read_to_string).ok();
         for part in ["etc/hostname", "/etc/hostname", "absolute", "dir/hostname", "../etc/hostname"] {
             assert_eq!(text(part).as_deref(), Some("mine"), "{part}");
         }
@@ -193,7 +203,7 @@ mod tests {
 
     /// Somebody exchanges the part for a link to elsewhere, again and again, while it is being mounted.
     #[test]
-    fn what_is_exchanged_meanwhile_leads_nowhere() {
+    fn concurrent_exchange_does_not_escape_the_volume() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path().canonicalize().expect("a path");
@@ -207,7 +217,7 @@ mod tests {
             return eprintln!("skipped: needs root: {error}");
         }
         let over = AtomicBool::new(false);
-        let (mut shown, mut refused) = (0, 0);
+        let (mut bound, mut rejected) = (0, 0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let exchange = rustix::fs::RenameFlags::EXCHANGE;
@@ -216,39 +226,40 @@ mod tests {
                     rustix::fs::renameat_with(cwd, &one, cwd, &other, exchange).expect("exchanged");
                 }
             });
-            let begun = std::time::Instant::now();
+            let start = std::time::Instant::now();
             // The other one may not come to its turn for a while.
-            let is_unseen = |shown, refused| shown == 0 || refused == 0;
-            while shown + refused < 2000 || is_unseen(shown, refused) && begun.elapsed().as_secs() < 60 {
+            let is_incomplete = |bound, rejected| bound == 0 || rejected == 0;
+            while bound + rejected < 2000 || is_incomplete(bound, rejected) && start.elapsed().as_secs() < 60
+            {
                 match bind(&volume, "part/inner", &at) {
                     Ok(_) => {
                         assert!(at.join("mine").exists(), "it shows what is elsewhere");
-                        shown += 1;
+                        bound += 1;
                     }
-                    Err(_) => refused += 1,
+                    Err(_) => rejected += 1,
                 }
             }
             over.store(true, Ordering::Relaxed);
         });
-        assert!(shown > 0 && refused > 0, "{shown} {refused}");
+        assert!(bound > 0 && rejected > 0, "{bound} {rejected}");
         // Whoever looks at the mounts of this host meanwhile holds them for a moment.
-        let begun = std::time::Instant::now();
-        while let Err(error) = hide(&root.join("pod")) {
+        let start = std::time::Instant::now();
+        while let Err(error) = unmount_all(&root.join("pod")) {
             assert!(
-                error.kind() == std::io::ErrorKind::ResourceBusy && begun.elapsed().as_secs() < 60,
+                error.kind() == std::io::ErrorKind::ResourceBusy && start.elapsed().as_secs() < 60,
                 "{error}"
             );
             std::thread::yield_now();
         }
         assert!(at.is_dir() && !at.join("mine").exists(), "it is still shown");
-        hide(&root.join("pod")).expect("nothing to do");
-        hide(&root.join("none")).expect("nothing to do");
+        unmount_all(&root.join("pod")).expect("nothing to do");
+        unmount_all(&root.join("none")).expect("nothing to do");
     }
 
     /// A link with `..` in it is followed although files are renamed elsewhere meanwhile, of which the kernel cannot
     /// tell whether it matters.
     #[test]
-    fn what_is_renamed_elsewhere_is_no_trouble() {
+    fn concurrent_rename_does_not_fail_the_open() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let dir = tempfile::tempdir().expect("a directory");
         let volume = dir.path().join("volume");
@@ -264,14 +275,14 @@ mod tests {
                     std::fs::rename(&names[1], &names[0]).expect("renamed");
                 }
             });
-            let failed = (0..5000).find_map(|_| open(&volume, "a/in").err());
+            let failed = (0..5000).find_map(|_| open_beneath(&volume, "a/in").err());
             over.store(true, Ordering::Relaxed);
             assert_eq!(failed, None);
         });
     }
 
     #[test]
-    fn a_part_may_be_a_file_and_change() {
+    fn sub_path_can_be_a_file_and_change() {
         let dir = tempfile::tempdir().expect("a directory");
         let volume = dir.path().canonicalize().expect("a path").join("volume");
         std::fs::create_dir_all(&volume).expect("made");

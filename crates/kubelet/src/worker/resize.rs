@@ -7,71 +7,73 @@ use k8s_openapi::api::core::v1::Pod;
 use reconcile::Object as _;
 use sys::cgroup::Limits;
 
-use crate::observed::Observed;
+use crate::observed::ObservedPod;
 use crate::pod::container as find;
-use crate::pod::resize::said::summary;
-use crate::pod::resize::{Resize, Step};
+use crate::pod::resize::status::resize_event_message;
+use crate::pod::resize::{Resize, ResizeStep};
 use crate::{Node, cgroups, config};
 
 /// Does what is needed; what fails is told of, and tried again later. `pod` asks for what was agreed to.
-pub async fn carry_out(node: &Node, pod: &Pod, seen: &Observed, resize: &Resize) {
-    let Err(message) = attempt(node, pod, seen, resize).await else {
-        return node.remember(pod, |memory| memory.resizing.failure = None);
+pub async fn apply_resize(node: &Node, pod: &Pod, seen: &ObservedPod, resize: &Resize) {
+    let Err(message) = try_resize(node, pod, seen, resize).await else {
+        return node.with_pod_state(pod, |worker_state| worker_state.resize_status.failure = None);
     };
     tracing::warn!(error = message, pod = %pod.key(), "cannot resize a pod");
     let now = node.ctx.clock.now();
-    let news = node.remember(pod, |memory| memory.resizing.fail(&message, pod.metadata.generation, now));
-    if let Some(generation) = news {
-        let told = summary("Pod resize error", pod, generation, &message);
-        node.ctx.events.warning(pod, "ResizeError", told);
+    let reported_generation = node.with_pod_state(pod, |worker_state| {
+        worker_state.resize_status.record_error(&message, pod.metadata.generation, now)
+    });
+    if let Some(generation) = reported_generation {
+        let event_message = resize_event_message("Pod resize error", pod, generation, &message);
+        node.ctx.events.warning(pod, "ResizeError", event_message);
     }
 }
 
-async fn attempt(node: &Node, pod: &Pod, seen: &Observed, resize: &Resize) -> Result<(), String> {
-    let group = cgroups::of(pod, &node.settings);
-    if resize.takes_memory() {
+async fn try_resize(node: &Node, pod: &Pod, seen: &ObservedPod, resize: &Resize) -> Result<(), String> {
+    let group = cgroups::pod_cgroup(pod, &node.settings);
+    if resize.has_lower_memory_limit() {
         let used = usage(node)
             .await
-            .map_err(|_| format!("unable to read memory usage for pod {:?}", crate::pod::whole_name(pod)))?;
-        let whole = cgroups::memory_used(&group);
-        if let Some(problem) = resize.too_low(whole, |id| used.get(id).copied()) {
+            .map_err(|_| format!("unable to read memory usage for pod {:?}", crate::pod::format_pod(pod)))?;
+        let pod_usage = cgroups::memory_used(&group);
+        if let Some(problem) = resize.check_memory_usage(pod_usage, |id| used.get(id).copied()) {
             return Err(problem);
         }
     }
     // Of runs that are gone nothing has to be known.
-    node.note_down(pod, |record| {
+    node.update_record(pod, |record| {
         record.given.retain(|id, _| seen.containers.iter().any(|run| run.id == *id));
     });
-    let limit = |limits: Limits| cgroups::limit(&group, &limits).map_err(told);
+    let limit = |limits: Limits| cgroups::limit(&group, &limits).map_err(error_text);
     for step in resize.steps() {
         match step {
-            Step::Memory(memory) => {
+            ResizeStep::PodMemory(memory) => {
                 limit(Limits { memory, ..Limits::default() })?;
-                node.note_down(pod, |record| record.whole.memory = memory);
+                node.update_record(pod, |record| record.whole.memory = memory);
             }
-            Step::Quota(cpu_quota) => {
-                if node.settings.keeping.limits_cpu {
+            ResizeStep::PodCpuQuota(cpu_quota) => {
+                if node.settings.kubelet_config.cpu_cfs_quota {
                     limit(cgroups::quota_only(cpu_quota))?;
                 }
-                node.note_down(pod, |record| record.whole.cpu_quota = cpu_quota);
+                node.update_record(pod, |record| record.whole.cpu_quota = cpu_quota);
             }
-            Step::Shares(cpu_shares) => {
+            ResizeStep::PodCpuShares(cpu_shares) => {
                 limit(cgroups::shares_only(cpu_shares))?;
-                node.note_down(pod, |record| record.whole.cpu_shares = cpu_shares);
+                node.update_record(pod, |record| record.whole.cpu_shares = cpu_shares);
             }
-            Step::Run { id, container, amounts } => {
+            ResizeStep::Container { id, container, resources: desired } => {
                 let Some(spec) = find(pod, &container) else { continue };
-                let resources = config::resources(pod, &amounts.put_into(&spec), &node.settings);
+                let resources = config::resources(pod, &desired.apply_to(&spec), &node.settings);
                 let done = node.runtime.update_resources(&id, &resources).await;
                 done.map_err(|error| error.message())?;
-                node.note_down(pod, |record| {
-                    record.given.insert(id, amounts);
+                node.update_record(pod, |record| {
+                    record.given.insert(id, desired);
                 });
             }
         }
     }
     // What the whole may not lose it keeps, and is not asked for again.
-    node.note_down(pod, |record| record.whole = resize.to);
+    node.update_record(pod, |record| record.whole = resize.to);
     Ok(())
 }
 
@@ -85,6 +87,6 @@ async fn usage(node: &Node) -> runtime::Result<HashMap<String, u64>> {
     Ok(used.collect())
 }
 
-fn told(error: io::Error) -> String {
+fn error_text(error: io::Error) -> String {
     error.to_string()
 }

@@ -6,136 +6,157 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
-use reconcile::{Object as _, Severity};
+use reconcile::{EventType, Object as _};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::Node;
-use crate::memory::Memory;
 use crate::pod::container as find;
-use crate::pod::plan::{Stop, Why};
+use crate::pod::plan::{Stop, StopReason};
+use crate::worker_state::PodWorkerState;
 
 /// What every container has to say goodbye, however much time others have taken.
-const LEAST: Duration = Duration::from_secs(2);
+const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 /// How long one that could not be stopped is left alone.
-const AGAIN: Duration = Duration::from_secs(1);
+const STOP_RETRY: Duration = Duration::from_secs(1);
 
 /// Stops all of them; what could not be stopped is found again at the next look.
-pub async fn all(node: &Arc<Node>, pod: &Pod, stops: impl Iterator<Item = &Stop>) {
-    let turns = Turns::default();
+pub async fn stop_all(node: &Arc<Node>, pod: &Pod, stops: impl Iterator<Item = &Stop>) {
+    let stop_order = StopOrder::default();
     let each = stops.map(|stop| async {
-        let is_gone = one(node, pod, stop, &turns).await;
-        turns.tell(&stop.id, is_gone);
+        let is_stopped = stop_one(node, pod, stop, &stop_order).await;
+        stop_order.mark_stopped(&stop.id, is_stopped);
     });
     join_all(each).await;
 }
 
-async fn one(node: &Arc<Node>, pod: &Pod, stop: &Stop, turns: &Turns) -> bool {
-    let Stop { id, container, why, after } = stop;
+async fn stop_one(node: &Arc<Node>, pod: &Pod, stop: &Stop, stop_order: &StopOrder) -> bool {
+    let Stop { id, container, reason: why, after } = stop;
     let own = find(pod, container);
-    let (grace, message) = node.remember(pod, |memory| {
-        if *why == Why::Resized {
-            memory.resized.insert(id.clone());
+    let (grace, message) = node.with_pod_state(pod, |worker_state| {
+        if *why == StopReason::Resized {
+            worker_state.stopped_for_resize.insert(id.clone());
         }
-        let started = memory.health.get(id).is_none_or(|health| health.started);
-        (grace(pod, own.as_ref(), memory, started, *why), message(container, started, *why))
+        let started = worker_state.health.get(id).is_none_or(|health| health.started);
+        (grace_period(pod, own.as_ref(), worker_state, started, *why), kill_message(container, started, *why))
     });
-    crate::start::note(node, pod, container, Severity::Normal, "Killing", message);
-    let time = Time { begun: Instant::now(), grace };
+    crate::start_container::record_container_event(
+        node,
+        pod,
+        container,
+        EventType::Normal,
+        "Killing",
+        message,
+    );
+    let time = StopDeadline { started_at: Instant::now(), grace };
     let hook = own.as_ref().and_then(|own| own.lifecycle.as_ref()?.pre_stop.clone());
     if let Some((own, hook)) = own.as_ref().zip(hook.filter(|_| !grace.is_zero())) {
         let run = crate::hooks::run(node, pod, own, id, &hook);
         if let Ok(Err(error)) = tokio::time::timeout(grace, run).await {
             tracing::warn!(error, pod = %pod.key(), container, "a hook has failed");
-            let told = "PreStopHook failed".to_owned();
-            crate::start::note(node, pod, container, Severity::Warning, "FailedPreStopHook", told);
+            let event_message = "PreStopHook failed".to_owned();
+            crate::start_container::record_container_event(
+                node,
+                pod,
+                container,
+                EventType::Warning,
+                "FailedPreStopHook",
+                event_message,
+            );
         }
     }
-    if !turns.come(after, time.left()).await {
+    if !stop_order.wait_for(after, time.remaining()).await {
         return false;
     }
-    let stopped = node.runtime.stop_container(id, time.left().max(LEAST)).await;
+    let stopped = node.runtime.stop_container(id, time.remaining().max(MIN_GRACE_PERIOD)).await;
     match &stopped {
-        Ok(()) => drop(node.remember(pod, |memory| memory.health.remove(id))),
+        Ok(()) => drop(node.with_pod_state(pod, |worker_state| worker_state.health.remove(id))),
         Err(error) => {
             tracing::warn!(%error, pod = %pod.key(), container, "cannot stop a container");
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(STOP_RETRY).await;
         }
     }
     stopped.is_ok()
 }
 
 /// The time a container has from when it is told to go.
-fn grace(pod: &Pod, own: Option<&Container>, memory: &Memory, started: bool, why: Why) -> Duration {
+fn grace_period(
+    pod: &Pod,
+    own: Option<&Container>,
+    worker_state: &PodWorkerState,
+    started: bool,
+    why: StopReason,
+) -> Duration {
     let probe = own.and_then(|own| match started {
         true => own.liveness_probe.as_ref(),
         false => own.startup_probe.as_ref(),
     });
-    let evicted = memory.ended.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED);
+    let evicted =
+        worker_state.termination_reason.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED_REASON);
     let grace = match why {
         // Whoever has said it, the shorter one holds. What the node is short of is needed at once.
-        Why::PodEnds => {
-            let of_node = memory.end_within.or(evicted.then_some(1));
+        StopReason::PodTerminating => {
+            let of_node = worker_state.grace_period_override.or(evicted.then_some(1));
             let of_deletion = pod.metadata.deletion_grace_period_seconds;
             of_node.into_iter().chain(of_deletion).min()
         }
-        Why::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
-        Why::AllBeginAnew => Some(0),
-        Why::SandboxGone | Why::Changed | Why::Resized => None,
+        StopReason::Unhealthy => probe.and_then(|probe: &Probe| probe.termination_grace_period_seconds),
+        StopReason::RestartAllContainers => Some(0),
+        StopReason::SandboxLost | StopReason::SpecChanged | StopReason::Resized => None,
     };
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     Duration::from_secs(u64::try_from(grace.or(of_pod).unwrap_or(30)).unwrap_or(0))
 }
 
-fn message(container: &str, started: bool, why: Why) -> String {
-    match why {
-        Why::Unhealthy => {
+fn kill_message(container: &str, started: bool, reason: StopReason) -> String {
+    match reason {
+        StopReason::Unhealthy => {
             let kind = if started { "liveness" } else { "startup" };
             format!("Container {container} failed {kind} probe, will be restarted")
         }
-        Why::Changed => format!("Container {container} definition changed, will be restarted"),
-        Why::Resized => format!("Container {container} resize requires restart"),
-        Why::AllBeginAnew => "killing".to_owned(),
+        StopReason::SpecChanged => format!("Container {container} definition changed, will be restarted"),
+        StopReason::Resized => format!("Container {container} resize requires restart"),
+        StopReason::RestartAllContainers => "killing".to_owned(),
         _ => format!("Stopping container {container}"),
     }
 }
 
 /// The time a container has to go.
-struct Time {
-    begun: Instant,
+struct StopDeadline {
+    started_at: Instant,
     grace: Duration,
 }
 
-impl Time {
+impl StopDeadline {
     /// What its hook and those before it have left of it. Runtimes know only whole seconds, and one that has begun is not
     /// taken from it.
-    fn left(&self) -> Duration {
-        self.grace.saturating_sub(Duration::from_secs(self.begun.elapsed().as_secs()))
+    fn remaining(&self) -> Duration {
+        self.grace.saturating_sub(Duration::from_secs(self.started_at.elapsed().as_secs()))
     }
 }
 
 /// Who has gone of those that are stopped beside each other, by the ids of the runs; `false` of who could not be stopped.
 #[derive(Default)]
-struct Turns(watch::Sender<BTreeMap<String, bool>>);
+struct StopOrder(watch::Sender<BTreeMap<String, bool>>);
 
-impl Turns {
-    fn tell(&self, id: &str, is_gone: bool) {
-        self.0.send_modify(|turns| {
-            turns.insert(id.to_owned(), is_gone);
+impl StopOrder {
+    fn mark_stopped(&self, id: &str, is_stopped: bool) {
+        self.0.send_modify(|stop_order| {
+            stop_order.insert(id.to_owned(), is_stopped);
         });
     }
 
     /// Waits for all of them as long as there is time. `false` where one of them is still there and has to be stopped
     /// again first.
-    async fn come(&self, after: &[String], time: Duration) -> bool {
-        let is_known = |turns: &BTreeMap<String, bool>| {
-            let mut those = after.iter().map(|id| turns.get(id));
-            those.clone().all(|gone| gone.is_some()) || those.any(|gone| gone == Some(&false))
+    async fn wait_for(&self, after: &[String], time: Duration) -> bool {
+        let is_known = |stop_order: &BTreeMap<String, bool>| {
+            let mut results = after.iter().map(|id| stop_order.get(id));
+            results.clone().all(|stopped| stopped.is_some()) || results.any(|stopped| stopped == Some(&false))
         };
-        let mut turns = self.0.subscribe();
-        let _ = tokio::time::timeout(time, turns.wait_for(is_known)).await;
-        let turns = turns.borrow();
-        !after.iter().any(|id| turns.get(id) == Some(&false))
+        let mut stop_order = self.0.subscribe();
+        let _ = tokio::time::timeout(time, stop_order.wait_for(is_known)).await;
+        let stop_order = stop_order.borrow();
+        !after.iter().any(|id| stop_order.get(id) == Some(&false))
     }
 }
 
@@ -147,24 +168,26 @@ mod tests {
 
     /// Containers that are stopped beside each other: name, whom it waits for, how long it takes (`None`: it fails at
     /// once), and when it is told to end, with what is left of the ten seconds.
-    type Told = (&'static str, &'static [&'static str], Option<u64>, Option<(u64, u64)>);
+    type StopCase = (&'static str, &'static [&'static str], Option<u64>, Option<(u64, u64)>);
 
     #[tokio::test(start_paused = true)]
-    async fn companions_have_what_is_left_of_the_time() {
-        let check = async |those: &[Told]| {
-            let (turns, begun) = (Turns::default(), Instant::now());
-            let each = those.iter().map(|(name, after, takes, expected)| {
-                let turns = &turns;
+    async fn sidecars_get_the_remaining_grace_period() {
+        let check = async |containers: &[StopCase]| {
+            let (stop_order, started_at) = (StopOrder::default(), Instant::now());
+            let each = containers.iter().map(|(name, after, takes, expected)| {
+                let stop_order = &stop_order;
                 async move {
-                    let time = Time { begun, grace: Duration::from_secs(10) };
+                    let time = StopDeadline { started_at, grace: Duration::from_secs(10) };
                     let after: Vec<String> = after.iter().map(|id| (*id).to_owned()).collect();
-                    let may_go = turns.come(&after, time.left()).await;
-                    let found = may_go.then(|| (begun.elapsed().as_secs(), time.left().max(LEAST).as_secs()));
-                    assert_eq!(found, *expected, "{name} of {those:?}");
+                    let may_go = stop_order.wait_for(&after, time.remaining()).await;
+                    let found = may_go.then(|| {
+                        (started_at.elapsed().as_secs(), time.remaining().max(MIN_GRACE_PERIOD).as_secs())
+                    });
+                    assert_eq!(found, *expected, "{name} of {containers:?}");
                     if may_go {
                         tokio::time::sleep(Duration::from_secs(takes.unwrap_or(0))).await;
                     }
-                    turns.tell(name, may_go && takes.is_some());
+                    stop_order.mark_stopped(name, may_go && takes.is_some());
                 }
             });
             join_all(each).await;
@@ -186,25 +209,38 @@ mod tests {
     }
 
     #[test]
-    fn the_time_a_container_has() {
-        let check = |metadata: serde_json::Value, memory: &Memory, started: bool, why: Why, expected: u64| {
+    fn grace_period_follows_the_stop_reason() {
+        let check = |metadata: serde_json::Value,
+                     worker_state: &PodWorkerState,
+                     started: bool,
+                     reason: StopReason,
+                     expected: u64| {
             let probe = |seconds: i64| json!({"terminationGracePeriodSeconds": seconds});
             let own = json!({"name": "a", "livenessProbe": probe(5), "startupProbe": probe(6)});
             let spec = json!({"terminationGracePeriodSeconds": 20, "containers": [own]});
             let pod: Pod =
                 serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod");
-            let found = grace(&pod, find(&pod, "a").as_ref(), memory, started, why);
-            assert_eq!(found.as_secs(), expected, "{metadata} {started} {why:?}");
+            let found = grace_period(&pod, find(&pod, "a").as_ref(), worker_state, started, reason);
+            assert_eq!(found.as_secs(), expected, "{metadata} {started} {reason:?}");
         };
-        let (none, deleted) = (Memory::default(), || json!({"deletionGracePeriodSeconds": 9}));
-        check(json!({}), &none, true, Why::PodEnds, 20);
-        check(deleted(), &none, true, Why::PodEnds, 9);
-        check(json!({}), &none, true, Why::Unhealthy, 5);
-        check(json!({}), &none, false, Why::Unhealthy, 6);
-        check(json!({}), &none, true, Why::SandboxGone, 20);
-        check(json!({}), &none, true, Why::AllBeginAnew, 0);
-        let evicted = Memory { ended: Some((crate::EVICTED.into(), String::new())), ..Memory::default() };
-        check(json!({}), &evicted, true, Why::PodEnds, 1);
-        check(deleted(), &Memory { end_within: Some(3), ..evicted }, true, Why::PodEnds, 3);
+        let (none, deleted) = (PodWorkerState::default(), || json!({"deletionGracePeriodSeconds": 9}));
+        check(json!({}), &none, true, StopReason::PodTerminating, 20);
+        check(deleted(), &none, true, StopReason::PodTerminating, 9);
+        check(json!({}), &none, true, StopReason::Unhealthy, 5);
+        check(json!({}), &none, false, StopReason::Unhealthy, 6);
+        check(json!({}), &none, true, StopReason::SandboxLost, 20);
+        check(json!({}), &none, true, StopReason::RestartAllContainers, 0);
+        let evicted = PodWorkerState {
+            termination_reason: Some((crate::EVICTED_REASON.into(), String::new())),
+            ..PodWorkerState::default()
+        };
+        check(json!({}), &evicted, true, StopReason::PodTerminating, 1);
+        check(
+            deleted(),
+            &PodWorkerState { grace_period_override: Some(3), ..evicted },
+            true,
+            StopReason::PodTerminating,
+            3,
+        );
     }
 }

@@ -3,17 +3,17 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    Encoder, INET, INTEGER, LINK, Unnamed, VERDICT_TYPE, atom_bytes, boundary, key_bytes, message,
-    verdict_data,
+    AnonymousSet, Encoder, IFNAME_TYPE, INET, INTEGER_TYPE, VERDICT_TYPE, boundary, key_bytes, message,
+    value_bytes, verdict_data,
 };
 use crate::wire::{CREATE, Writer};
-use crate::{Atom, Field, Ip, Name, Statement, Verdict};
+use crate::{Field, IpFamily, MatchValue, Name, Statement, Verdict};
 
 /// The register of the verdict, and the first of those that hold four bytes.
-const VERDICT: u32 = 0;
-const FIRST: u32 = 8;
-const EQUAL: u32 = 0;
-const DIFFERENT: u32 = 1;
+const VERDICT_REGISTER: u32 = 0;
+const FIRST_REGISTER: u32 = 8;
+const CMP_EQUAL: u32 = 0;
+const CMP_NOT_EQUAL: u32 = 1;
 
 /// Things that can be asked of a packet besides its bytes.
 const META_MARK: u32 = 3;
@@ -22,17 +22,17 @@ const META_FAMILY: u32 = 15;
 const META_PROTO: u32 = 16;
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
-const STATE_KNOWN: u32 = 2 | 4;
+const STATE_ESTABLISHED_OR_RELATED: u32 = 2 | 4;
 const STATE_NEW: u32 = 8;
 const STATUS_DNAT: u32 = 0x20;
 const FIB_SOURCE: u32 = 1;
 const FIB_DESTINATION: u32 = 2;
 const FIB_TYPE: u32 = 3;
-const LOCAL: u32 = 2;
-const DNAT: u32 = 1;
+const ADDR_TYPE_LOCAL: u32 = 2;
+const NAT_TYPE_DNAT: u32 = 1;
 const FULLY_RANDOM: u32 = 0x10;
 /// Port unreachable, in the words of either family.
-const REJECT_ICMPX: u32 = 2;
+const REJECT_TYPE_ICMP_ANY_FAMILY: u32 = 2;
 const PORT_UNREACHABLE: u8 = 1;
 
 /// The expressions of a rule of `chain`; sets and elements they need are written before.
@@ -40,7 +40,7 @@ pub fn rule(encoder: &mut Encoder<'_>, chain: &Name, statements: &[Statement]) -
     let mut rule = Expressions { encoder, out: Writer::default(), family: None };
     for statement in statements {
         match statement {
-            Statement::Redirect(to) => rule.redirect(chain, to),
+            Statement::Dnat(to) => rule.dnat(chain, to),
             other => rule.statement(other),
         }
     }
@@ -51,7 +51,7 @@ struct Expressions<'a, 'b> {
     encoder: &'a mut Encoder<'b>,
     out: Writer,
     /// The family this rule has asked for already.
-    family: Option<Ip>,
+    family: Option<IpFamily>,
 }
 
 impl Expressions<'_, '_> {
@@ -64,84 +64,84 @@ impl Expressions<'_, '_> {
 
     fn statement(&mut self, statement: &Statement) {
         match statement {
-            Statement::Is { field, not, any } => self.is(*field, *not, any),
-            Statement::In { fields, set } => {
+            Statement::Match { field, not, any } => self.match_field(*field, *not, any),
+            Statement::InSet { fields, set } => {
                 self.load(fields);
                 self.lookup(set, None, false, None);
             }
             Statement::Lookup { fields, map } => {
                 self.load(fields);
-                self.lookup(map, None, false, Some(VERDICT));
+                self.lookup(map, None, false, Some(VERDICT_REGISTER));
             }
             Statement::SourceIsLocal => self.is_local(FIB_SOURCE),
             Statement::DestinationIsLocal => self.is_local(FIB_DESTINATION),
-            Statement::New => self.connection(CT_STATE, STATE_NEW),
-            Statement::Known => self.connection(CT_STATE, STATE_KNOWN),
-            Statement::Redirected => self.connection(CT_STATUS, STATUS_DNAT),
-            Statement::Marked(bit) => {
-                self.meta(META_MARK, FIRST);
+            Statement::StateNew => self.match_conntrack(CT_STATE, STATE_NEW),
+            Statement::StateEstablished => self.match_conntrack(CT_STATE, STATE_ESTABLISHED_OR_RELATED),
+            Statement::IsDnat => self.match_conntrack(CT_STATUS, STATUS_DNAT),
+            Statement::HasMark(bit) => {
+                self.meta(META_MARK, FIRST_REGISTER);
                 self.has_bits(*bit);
             }
-            Statement::Mark(bit) => self.change_mark(!bit, *bit),
-            Statement::Unmark(bit) => self.change_mark(u32::MAX, *bit),
-            Statement::Pick(verdicts) => self.pick(verdicts),
+            Statement::SetMark(bit) => self.change_mark(!bit, *bit),
+            Statement::ClearMark(bit) => self.change_mark(u32::MAX, *bit),
+            Statement::RandomVerdict(verdicts) => self.random_verdict(verdicts),
             // Needs to know the chain, and is done before.
-            Statement::Redirect(_) => {}
+            Statement::Dnat(_) => {}
             Statement::Masquerade => self.add("masq", |out| out.u32(1, FULLY_RANDOM)),
-            Statement::Remember { set, ip } => {
+            Statement::AddSourceToSet { set, ip } => {
                 self.load(&[Field::Source(*ip)]);
                 self.add("dynset", |out| {
                     out.text(1, set);
                     out.u32(3, 1);
-                    out.u32(4, FIRST);
+                    out.u32(4, FIRST_REGISTER);
                 });
             }
             Statement::Verdict(verdict) => self.add("immediate", |out| {
-                out.u32(1, VERDICT);
+                out.u32(1, VERDICT_REGISTER);
                 out.nested(2, |out| verdict_data(out, verdict));
             }),
             Statement::Reject => self.add("reject", |out| {
-                out.u32(1, REJECT_ICMPX);
+                out.u32(1, REJECT_TYPE_ICMP_ANY_FAMILY);
                 out.attribute(2, &[PORT_UNREACHABLE]);
             }),
         }
     }
 
-    fn is(&mut self, field: Field, not: bool, any: &[Atom]) {
+    fn match_field(&mut self, field: Field, not: bool, any: &[MatchValue]) {
         self.load(&[field]);
-        let operator = if not { DIFFERENT } else { EQUAL };
+        let operator = if not { CMP_NOT_EQUAL } else { CMP_EQUAL };
         match any {
-            [Atom::Net(net)] => {
+            [MatchValue::Net(net)] => {
                 self.mask(net.first(), net.bits());
-                self.compare(operator, &atom_bytes(&any[0]));
+                self.compare(operator, &value_bytes(&any[0]));
             }
-            [Atom::Ports(from, to)] => self.add("range", |out| {
-                out.u32(1, FIRST);
+            [MatchValue::Ports(from, to)] => self.add("range", |out| {
+                out.u32(1, FIRST_REGISTER);
                 out.u32(2, operator);
                 out.nested(3, |out| out.attribute(1, &from.to_be_bytes()));
                 out.nested(4, |out| out.attribute(1, &to.to_be_bytes()));
             }),
-            [one] => self.compare(operator, &atom_bytes(one)),
-            several => self.is_any(field, not, several),
+            [one] => self.compare(operator, &value_bytes(one)),
+            several => self.match_any(field, not, several),
         }
     }
 
-    fn is_any(&mut self, field: Field, not: bool, any: &[Atom]) {
-        let has_ranges = any.iter().any(|atom| matches!(atom, Atom::Net(_) | Atom::Ports(..)));
+    fn match_any(&mut self, field: Field, not: bool, any: &[MatchValue]) {
+        let has_ranges = any.iter().any(|value| matches!(value, MatchValue::Net(_) | MatchValue::Ports(..)));
         let elements = match has_ranges {
-            true => any.iter().flat_map(range).collect(),
-            false => any.iter().map(|atom| boundary(&key_bytes(&[*atom]), false)).collect(),
+            true => any.iter().flat_map(interval_elements).collect(),
+            false => any.iter().map(|value| boundary(&key_bytes(&[*value]), false)).collect(),
         };
-        let width = any.first().map_or(0, |atom| atom_bytes(atom).len());
+        let width = any.first().map_or(0, |value| value_bytes(value).len());
         let key = (type_of(field), u32::try_from(width).unwrap_or_default());
-        let set = self.encoder.unnamed(key, None, has_ranges, elements);
+        let set = self.encoder.add_anonymous_set(key, None, has_ranges, elements);
         self.lookup(set.name, Some(&set), not, None);
     }
 
-    fn lookup(&mut self, set: &str, unnamed: Option<&Unnamed>, not: bool, to: Option<u32>) {
+    fn lookup(&mut self, set: &str, unnamed: Option<&AnonymousSet>, not: bool, to: Option<u32>) {
         self.add("lookup", |out| {
             out.text(1, set);
-            out.u32(2, FIRST);
+            out.u32(2, FIRST_REGISTER);
             if let Some(to) = to {
                 out.u32(3, to);
             }
@@ -161,18 +161,18 @@ impl Expressions<'_, '_> {
                 && self.family != Some(*ip)
                 && self.encoder.family == INET
             {
-                self.meta(META_FAMILY, FIRST);
-                self.compare(EQUAL, &atom_bytes(&Atom::Family(*ip)));
+                self.meta(META_FAMILY, FIRST_REGISTER);
+                self.compare(CMP_EQUAL, &value_bytes(&MatchValue::Family(*ip)));
                 self.family = Some(*ip);
             }
         }
-        let mut register = FIRST;
+        let mut register = FIRST_REGISTER;
         for field in fields {
             let used = match field {
-                Field::Source(Ip::V4) => self.payload(register, (1, 12, 4)),
-                Field::Destination(Ip::V4) => self.payload(register, (1, 16, 4)),
-                Field::Source(Ip::V6) => self.payload(register, (1, 8, 16)),
-                Field::Destination(Ip::V6) => self.payload(register, (1, 24, 16)),
+                Field::Source(IpFamily::V4) => self.payload(register, (1, 12, 4)),
+                Field::Destination(IpFamily::V4) => self.payload(register, (1, 16, 4)),
+                Field::Source(IpFamily::V6) => self.payload(register, (1, 8, 16)),
+                Field::Destination(IpFamily::V6) => self.payload(register, (1, 24, 16)),
                 Field::DestinationPort => self.payload(register, (2, 2, 2)),
                 Field::Proto => self.meta(META_PROTO, register),
                 Field::Family => self.meta(META_FAMILY, register),
@@ -203,17 +203,17 @@ impl Expressions<'_, '_> {
 
     fn compare(&mut self, operator: u32, value: &[u8]) {
         self.add("cmp", |out| {
-            out.u32(1, FIRST);
+            out.u32(1, FIRST_REGISTER);
             out.u32(2, operator);
             out.nested(3, |out| out.attribute(1, value));
         });
     }
 
-    fn bits(&mut self, mask: &[u8], flip: &[u8]) {
+    fn mask_bits(&mut self, mask: &[u8], flip: &[u8]) {
         let length = u32::try_from(mask.len()).unwrap_or_default();
         self.add("bitwise", |out| {
-            out.u32(1, FIRST);
-            out.u32(2, FIRST);
+            out.u32(1, FIRST_REGISTER);
+            out.u32(2, FIRST_REGISTER);
             out.u32(3, length);
             out.nested(4, |out| out.attribute(1, mask));
             out.nested(5, |out| out.attribute(1, flip));
@@ -231,18 +231,18 @@ impl Expressions<'_, '_> {
                 u8::MAX.checked_shl(8 - u32::try_from(left).unwrap_or(8)).unwrap_or(0)
             })
             .collect();
-        self.bits(&mask, &vec![0; width]);
+        self.mask_bits(&mask, &vec![0; width]);
     }
 
     /// Goes on if one of these bits of the register is set.
     fn has_bits(&mut self, bits: u32) {
-        self.bits(&bits.to_ne_bytes(), &[0; 4]);
-        self.compare(DIFFERENT, &[0; 4]);
+        self.mask_bits(&bits.to_ne_bytes(), &[0; 4]);
+        self.compare(CMP_NOT_EQUAL, &[0; 4]);
     }
 
-    fn connection(&mut self, key: u32, bits: u32) {
+    fn match_conntrack(&mut self, key: u32, bits: u32) {
         self.add("ct", |out| {
-            out.u32(1, FIRST);
+            out.u32(1, FIRST_REGISTER);
             out.u32(2, key);
         });
         self.has_bits(bits);
@@ -250,69 +250,70 @@ impl Expressions<'_, '_> {
 
     fn is_local(&mut self, which: u32) {
         self.add("fib", |out| {
-            out.u32(1, FIRST);
+            out.u32(1, FIRST_REGISTER);
             out.u32(2, FIB_TYPE);
             out.u32(3, which);
         });
-        self.compare(EQUAL, &LOCAL.to_ne_bytes());
+        self.compare(CMP_EQUAL, &ADDR_TYPE_LOCAL.to_ne_bytes());
     }
 
     fn change_mark(&mut self, mask: u32, flip: u32) {
-        self.meta(META_MARK, FIRST);
-        self.bits(&mask.to_ne_bytes(), &flip.to_ne_bytes());
+        self.meta(META_MARK, FIRST_REGISTER);
+        self.mask_bits(&mask.to_ne_bytes(), &flip.to_ne_bytes());
         self.add("meta", |out| {
             out.u32(2, META_MARK);
-            out.u32(3, FIRST);
+            out.u32(3, FIRST_REGISTER);
         });
     }
 
     /// One of `count` numbers from `first` on.
     fn random(&mut self, first: u32, count: usize) {
         self.add("numgen", |out| {
-            out.u32(1, FIRST);
+            out.u32(1, FIRST_REGISTER);
             out.u32(2, u32::try_from(count).unwrap_or(u32::MAX));
             out.u32(3, 1);
             out.u32(4, first);
         });
     }
 
-    fn pick(&mut self, verdicts: &[Verdict]) {
+    fn random_verdict(&mut self, verdicts: &[Verdict]) {
         let value = |verdict: &Verdict| {
             let mut out = Writer::default();
             verdict_data(&mut out, verdict);
             out.bytes
         };
-        let elements = numbered(0, verdicts.iter().map(value));
-        let map = self.encoder.unnamed((INTEGER, 4), Some((VERDICT_TYPE, 16)), false, elements);
+        let elements = indexed_elements(0, verdicts.iter().map(value));
+        let map =
+            self.encoder.add_anonymous_set((INTEGER_TYPE, 4), Some((VERDICT_TYPE, 16)), false, elements);
         self.random(0, verdicts.len());
-        self.lookup(map.name, Some(&map), false, Some(VERDICT));
+        self.lookup(map.name, Some(&map), false, Some(VERDICT_REGISTER));
     }
 
-    fn redirect(&mut self, chain: &Name, to: &[SocketAddr]) {
+    fn dnat(&mut self, chain: &Name, to: &[SocketAddr]) {
         let Some(first) = to.first() else { return };
         let (family, registers) = if first.is_ipv6() { (10, 4) } else { (2, 1) };
-        let bytes = |to: &SocketAddr| key_bytes(&[Atom::Address(to.ip()), Atom::Port(to.port())]);
+        let bytes = |to: &SocketAddr| key_bytes(&[MatchValue::Address(to.ip()), MatchValue::Port(to.port())]);
         if to.len() == 1 {
-            self.immediate(FIRST, &atom_bytes(&Atom::Address(first.ip())));
-            self.immediate(FIRST + registers, &first.port().to_be_bytes());
+            self.immediate(FIRST_REGISTER, &value_bytes(&MatchValue::Address(first.ip())));
+            self.immediate(FIRST_REGISTER + registers, &first.port().to_be_bytes());
         } else {
             let value = |to: &SocketAddr| {
                 let mut out = Writer::default();
                 out.attribute(1, &bytes(to));
                 out.bytes
             };
-            let taken = self.encoder.take_slots(chain, Ip::of(first.ip()), to.len());
-            let (map, start) = (taken.map(), taken.numbers.start);
-            let elements = numbered(start, to.iter().map(value)).into_iter();
+            let slot_range = self.encoder.allocate_slots(chain, IpFamily::of(first.ip()), to.len());
+            let (map, start) = (slot_range.map_name(), slot_range.numbers.start);
+            let elements = indexed_elements(start, to.iter().map(value)).into_iter();
             self.encoder.elements(message::NEW_ELEMENTS, CREATE, &map, None, elements);
             self.random(start, to.len());
-            self.lookup(&map, None, false, Some(FIRST));
+            self.lookup(&map, None, false, Some(FIRST_REGISTER));
         }
         self.add("nat", |out| {
-            out.u32(1, DNAT);
+            out.u32(1, NAT_TYPE_DNAT);
             out.u32(2, family);
-            out.u32(3, FIRST);
-            out.u32(5, FIRST + registers);
+            out.u32(3, FIRST_REGISTER);
+            out.u32(5, FIRST_REGISTER + registers);
         });
     }
 
@@ -325,7 +326,7 @@ impl Expressions<'_, '_> {
 }
 
 /// Elements for the numbers from `first` on, with where they lead.
-fn numbered(first: u32, values: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+fn indexed_elements(first: u32, values: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
     let element = |(value, number): (Vec<u8>, u32)| {
         let mut out = Writer::default();
         out.nested(1, |out| {
@@ -339,28 +340,28 @@ fn numbered(first: u32, values: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
 
 fn type_of(field: Field) -> u32 {
     match field {
-        Field::Source(Ip::V4) | Field::Destination(Ip::V4) => 7,
-        Field::Source(Ip::V6) | Field::Destination(Ip::V6) => 8,
+        Field::Source(IpFamily::V4) | Field::Destination(IpFamily::V4) => 7,
+        Field::Source(IpFamily::V6) | Field::Destination(IpFamily::V6) => 8,
         Field::Proto => 12,
         Field::DestinationPort => 13,
         Field::Family => 2,
-        Field::Link => LINK,
+        Field::Link => IFNAME_TYPE,
     }
 }
 
 /// The beginning of a range and what comes after its end. One that goes up to the last value has no end.
-fn range(atom: &Atom) -> Vec<Vec<u8>> {
-    let first = atom_bytes(atom);
-    let last = match atom {
-        Atom::Net(net) => atom_bytes(&Atom::Address(net.last())),
-        Atom::Ports(_, to) => to.to_be_bytes().to_vec(),
+fn interval_elements(value: &MatchValue) -> Vec<Vec<u8>> {
+    let first = value_bytes(value);
+    let last = match value {
+        MatchValue::Net(net) => value_bytes(&MatchValue::Address(net.last())),
+        MatchValue::Ports(_, to) => to.to_be_bytes().to_vec(),
         _ => first.clone(),
     };
     let mut after = last;
-    let overflows = after.iter_mut().rev().all(|byte| {
+    let is_last_value = after.iter_mut().rev().all(|byte| {
         *byte = byte.wrapping_add(1);
         *byte == 0
     });
-    let end = (!overflows).then(|| boundary(&after, true));
+    let end = (!is_last_value).then(|| boundary(&after, true));
     [boundary(&first, false)].into_iter().chain(end).collect()
 }

@@ -8,23 +8,23 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::{Ip, Name};
+use crate::{IpFamily, Name};
 
 /// How many numbers a map has, unless one rule alone needs more.
-const PAGE: u32 = 256;
+const MIN_SLOTS_PER_MAP: u32 = 256;
 
 /// What has been taken since the table was made.
 #[derive(Debug, Default)]
-pub struct Slots {
+pub struct EndpointSlots {
     /// Counts batches.
     batch: u64,
-    pages: HashMap<Ip, Vec<Page>>,
-    taken: HashMap<Name, Vec<Taken>>,
+    maps: HashMap<IpFamily, Vec<EndpointMap>>,
+    allocated: HashMap<Name, Vec<SlotRange>>,
 }
 
 /// The numbers of one map. They are handed out once, and all again when none is in use any more.
 #[derive(Debug)]
-struct Page {
+struct EndpointMap {
     size: u32,
     next: u32,
     used: u32,
@@ -34,59 +34,61 @@ struct Page {
 
 /// Numbers of one map.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Taken {
-    pub ip: Ip,
-    pub page: usize,
+pub(super) struct SlotRange {
+    pub ip: IpFamily,
+    pub map_index: usize,
     pub numbers: Range<u32>,
     /// The map has to be made first.
     pub is_new: bool,
 }
 
-impl Taken {
-    pub fn map(&self) -> String {
-        format!("endpoints{}/{}", if self.ip == Ip::V4 { 4 } else { 6 }, self.page)
+impl SlotRange {
+    pub fn map_name(&self) -> String {
+        format!("endpoints{}/{}", if self.ip == IpFamily::V4 { 4 } else { 6 }, self.map_index)
     }
 }
 
-impl Slots {
+impl EndpointSlots {
     /// Another batch begins. What came free in an earlier one can be used again: until then a packet may be on its
     /// way that has picked a number by a rule of before.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin_batch(&mut self) {
         self.batch += 1;
     }
 
     /// Takes so many numbers in a row for a chain.
-    pub(super) fn take(&mut self, chain: &Name, ip: Ip, count: usize) -> Taken {
+    pub(super) fn allocate(&mut self, chain: &Name, ip: IpFamily, count: usize) -> SlotRange {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let (batch, pages) = (self.batch, self.pages.entry(ip).or_default());
+        let (batch, pages) = (self.batch, self.maps.entry(ip).or_default());
         for page in pages.iter_mut().filter(|page| page.used == 0 && page.free_since < batch) {
             page.next = 0;
         }
-        let fits = |page: &Page| page.size - page.next >= count;
+        let fits = |page: &EndpointMap| page.size - page.next >= count;
         let found = pages.iter().rposition(fits);
         let is_new = found.is_none();
         let page = found.unwrap_or_else(|| {
-            pages.push(Page { size: PAGE.max(count), next: 0, used: 0, free_since: 0 });
+            pages.push(EndpointMap { size: MIN_SLOTS_PER_MAP.max(count), next: 0, used: 0, free_since: 0 });
             pages.len() - 1
         });
         let start = pages[page].next;
         pages[page].next += count;
         pages[page].used += count;
-        let taken = Taken { ip, page, numbers: start..start + count, is_new };
-        self.taken.entry(chain.clone()).or_default().push(taken.clone());
-        taken
+        let slot_range = SlotRange { ip, map_index: page, numbers: start..start + count, is_new };
+        self.allocated.entry(chain.clone()).or_default().push(slot_range.clone());
+        slot_range
     }
 
     /// Gives up the numbers of a chain.
-    pub(super) fn free(&mut self, chain: &Name) -> Vec<Taken> {
-        let freed = self.taken.remove(chain).unwrap_or_default();
-        for taken in &freed {
-            if let Some(page) = self.pages.get_mut(&taken.ip).and_then(|pages| pages.get_mut(taken.page)) {
-                page.used -= taken.numbers.end - taken.numbers.start;
+    pub(super) fn free(&mut self, chain: &Name) -> Vec<SlotRange> {
+        let released = self.allocated.remove(chain).unwrap_or_default();
+        for slot_range in &released {
+            if let Some(page) =
+                self.maps.get_mut(&slot_range.ip).and_then(|pages| pages.get_mut(slot_range.map_index))
+            {
+                page.used -= slot_range.numbers.end - slot_range.numbers.start;
                 page.free_since = self.batch;
             }
         }
-        freed
+        released
     }
 }
 
@@ -103,37 +105,37 @@ mod tests {
     }
 
     #[test]
-    fn numbers_rest_until_the_next_batch() {
-        let mut slots = Slots::default();
-        slots.begin();
-        let first = slots.take(&name(1), Ip::V4, 200);
-        assert_eq!((first.page, first.numbers, first.is_new), (0, 0..200, true));
-        let second = slots.take(&name(2), Ip::V4, 50);
-        assert_eq!((second.page, second.numbers, second.is_new), (0, 200..250, false));
-        assert_eq!(slots.take(&name(3), Ip::V4, 1000).numbers, 0..1000, "a map of its own");
+    fn slots_are_reused_after_the_next_batch() {
+        let mut slots = EndpointSlots::default();
+        slots.begin_batch();
+        let first = slots.allocate(&name(1), IpFamily::V4, 200);
+        assert_eq!((first.map_index, first.numbers, first.is_new), (0, 0..200, true));
+        let second = slots.allocate(&name(2), IpFamily::V4, 50);
+        assert_eq!((second.map_index, second.numbers, second.is_new), (0, 200..250, false));
+        assert_eq!(slots.allocate(&name(3), IpFamily::V4, 1000).numbers, 0..1000, "a map of its own");
         slots.free(&name(1));
         slots.free(&name(2));
-        assert_eq!(slots.take(&name(4), Ip::V4, 200).page, 2, "not yet");
-        slots.begin();
+        assert_eq!(slots.allocate(&name(4), IpFamily::V4, 200).map_index, 2, "not yet");
+        slots.begin_batch();
         slots.free(&name(4));
-        let again = slots.take(&name(5), Ip::V4, 100);
-        assert_eq!((again.page, again.numbers, again.is_new), (0, 0..100, false));
+        let again = slots.allocate(&name(5), IpFamily::V4, 100);
+        assert_eq!((again.map_index, again.numbers, again.is_new), (0, 0..100, false));
     }
 
     proptest! {
         /// No number is anybody else's, and there are not many more maps than needed.
         #[test]
-        fn numbers_are_owned(steps in prop::collection::vec((0..40u8, 2..20usize), 1..300)) {
-            let mut slots = Slots::default();
+        fn slots_have_one_owner(steps in prop::collection::vec((0..40u8, 2..20usize), 1..300)) {
+            let mut slots = EndpointSlots::default();
             let mut pages = 0;
             for (chain, count) in steps {
-                slots.begin();
+                slots.begin_batch();
                 slots.free(&name(chain));
-                let taken = slots.take(&name(chain), Ip::V4, count);
-                pages = pages.max(taken.page + 1);
+                let slot_range = slots.allocate(&name(chain), IpFamily::V4, count);
+                pages = pages.max(slot_range.map_index + 1);
                 let mut seen = BTreeSet::new();
-                for taken in slots.taken.values().flatten() {
-                    prop_assert!(taken.numbers.clone().all(|number| seen.insert((taken.page, number))));
+                for slot_range in slots.allocated.values().flatten() {
+                    prop_assert!(slot_range.numbers.clone().all(|number| seen.insert((slot_range.map_index, number))));
                 }
             }
             prop_assert!(pages < 30, "{pages} maps for forty rules");

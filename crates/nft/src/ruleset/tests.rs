@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::render::render;
-use crate::{Atom, Statement, Type, rule};
+use crate::{DataType, MatchValue, Statement, rule};
 
 fn name(text: &str) -> Name {
     text.into()
@@ -16,7 +16,11 @@ fn fragment(text: &str) -> Fragment {
         let (chain, port) = part.split_once('>').unwrap();
         let chain = name(chain);
         fragment.chain(&chain, vec![rule([Statement::Reject])]);
-        fragment.element(&name("map"), vec![Atom::Port(port.parse().unwrap())], Some(Verdict::Goto(chain)));
+        fragment.element(
+            &name("map"),
+            vec![MatchValue::Port(port.parse().unwrap())],
+            Some(Verdict::Goto(chain)),
+        );
     }
     fragment
 }
@@ -24,7 +28,7 @@ fn fragment(text: &str) -> Fragment {
 fn ruleset() -> Ruleset {
     let mut rules = Ruleset::default();
     let mut base = Fragment::default();
-    base.set(&name("map"), Set::verdicts(&[Type::Port]));
+    base.set(&name("map"), Set::verdict_map(&[DataType::Port]));
     rules.put(&name(""), base);
     rules
 }
@@ -37,13 +41,13 @@ fn check(steps: &[(&str, &str)], expected: Expect) {
     for (owner, parts) in steps {
         rules.put(&name(owner), fragment(parts));
         text.push_str("---\n");
-        text.push_str(&render("t", &rules.changes_and_sweep()));
+        text.push_str(&render("t", &rules.changes_and_prune()));
     }
     expected.assert_eq(&text);
 }
 
 #[test]
-fn only_what_changes_is_told() {
+fn batch_contains_only_changes() {
     check(
         &[("one", "a>1 b>2"), ("one", "a>1 b>3"), ("one", "a>1 b>3"), ("one", ""), ("two", "b>2")],
         expect![[r#"
@@ -70,7 +74,7 @@ fn only_what_changes_is_told() {
 }
 
 #[test]
-fn the_first_owner_has_an_element_until_it_lets_go() {
+fn shared_element_stays_with_its_first_owner() {
     check(
         &[("two", "b>1"), ("one", "a>1"), ("two", "b>1"), ("one", "")],
         expect![[r#"
@@ -94,21 +98,21 @@ fn the_first_owner_has_an_element_until_it_lets_go() {
 
 /// What the kernel would have after a batch, played.
 #[derive(Debug, Default, PartialEq)]
-struct Kernel {
+struct FakeKernel {
     chains: BTreeMap<Name, Vec<Rule>>,
     sets: BTreeMap<Name, (Set, BTreeMap<Key, Option<Verdict>>)>,
 }
 
-impl Kernel {
+impl FakeKernel {
     fn apply(&mut self, batch: &Batch) {
         for command in &batch.commands {
             match command.clone() {
-                Command::Renew | Command::Remove => *self = Kernel::default(),
+                Command::RecreateTable | Command::DeleteTable => *self = FakeKernel::default(),
                 Command::AddSet(name, set) => {
                     assert!(self.sets.insert(name, (set, BTreeMap::new())).is_none());
                 }
                 Command::AddChain(name, _) => _ = self.chains.entry(name).or_default(),
-                Command::Flush(name) => self.chains.get_mut(&name).unwrap().clear(),
+                Command::FlushChain(name) => self.chains.get_mut(&name).unwrap().clear(),
                 Command::AddRule(name, rule) => self.chains.get_mut(&name).unwrap().push(rule),
                 Command::AddElements(set, elements) => {
                     for (key, verdict) in elements {
@@ -125,9 +129,9 @@ impl Kernel {
                     }
                 }
                 Command::DeleteChain(name) => {
-                    let leads_there =
+                    let points_to_chain =
                         |verdict: &Option<Verdict>| *verdict == Some(Verdict::Goto(name.clone()));
-                    assert!(!self.sets.values().any(|(_, elements)| elements.values().any(leads_there)));
+                    assert!(!self.sets.values().any(|(_, elements)| elements.values().any(points_to_chain)));
                     assert!(self.chains.remove(&name).unwrap().is_empty());
                 }
                 Command::DeleteSet(name) => assert!(self.sets.remove(&name).is_some()),
@@ -139,21 +143,21 @@ impl Kernel {
 proptest! {
     /// Telling the changes one by one leads to the same kernel as telling everything at once.
     #[test]
-    fn changes_add_up(steps in prop::collection::vec((0..3u8, prop::collection::btree_map(0..4u8, 1..5u16, 0..4), any::<bool>()), 0..20)) {
-        let (mut rules, mut kernel) = (ruleset(), Kernel::default());
-        for (owner, parts, tell) in steps {
+    fn changes_add_up_to_the_full_batch(steps in prop::collection::vec((0..3u8, prop::collection::btree_map(0..4u8, 1..5u16, 0..4), any::<bool>()), 0..20)) {
+        let (mut rules, mut kernel) = (ruleset(), FakeKernel::default());
+        for (owner, parts, apply_now) in steps {
             // Chains belong to one owner, elements are fought over.
             let parts: Vec<String> = parts.iter().map(|(chain, port)| format!("c{owner}{chain}>{port}")).collect();
             rules.put(&name(&format!("o{owner}")), fragment(&parts.join(" ")));
-            if tell {
-                kernel.apply(&rules.changes_and_sweep());
+            if apply_now {
+                kernel.apply(&rules.changes_and_prune());
             }
         }
         kernel.apply(&rules.changes());
-        kernel.apply(&rules.changes_and_sweep());
+        kernel.apply(&rules.changes_and_prune());
         prop_assert!(rules.changes().is_empty());
-        let mut fresh = Kernel::default();
-        fresh.apply(&rules.everything());
+        let mut fresh = FakeKernel::default();
+        fresh.apply(&rules.full_batch());
         prop_assert_eq!(kernel, fresh);
     }
 }

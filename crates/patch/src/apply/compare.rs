@@ -1,9 +1,9 @@
 //! Which fields differ between two values of one type.
 
-use schema::ListKind;
+use schema::ListType;
 use serde_json::{Map, Value};
 
-use super::fieldset::{PathElement, Set, same};
+use super::field_set::{PathElement, Set, same};
 use super::typed::{Atom, Fields, Typed};
 
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ fn walk(typed: Typed, old: Option<&Value>, new: Option<&Value>, out: &mut Compar
         (Some(left), Some(right)) => {
             let change = visit(typed.atom(right), old, new, out);
             // Without a schema the two sides may be walked in different ways.
-            if typed.is_free() && left.is_object() != right.is_object() {
+            if typed.is_deduced() && left.is_object() != right.is_object() {
                 return visit(typed.atom(left), old, new, out).or(change);
             }
             change
@@ -84,7 +84,7 @@ fn visit(atom: Atom, old: Option<&Value>, new: Option<&Value>, out: &mut Compari
         _ => None,
     };
     match atom {
-        Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListKind::Atomic, .. } => leaf(),
+        Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListType::Atomic, .. } => leaf(),
         Atom::Map(Fields { atomic: true, .. }) => leaf(),
         Atom::Map(fields) => {
             let [old, new] =
@@ -92,7 +92,7 @@ fn visit(atom: Atom, old: Option<&Value>, new: Option<&Value>, out: &mut Compari
             if old.is_none() && new.is_none() {
                 return leaf();
             }
-            maps(fields, old, new, out);
+            compare_maps(fields, old, new, out);
             None
         }
         Atom::List { item, kind } => {
@@ -101,12 +101,12 @@ fn visit(atom: Atom, old: Option<&Value>, new: Option<&Value>, out: &mut Compari
             if old.is_empty() && new.is_empty() {
                 return leaf();
             }
-            lists(item, kind, old, new, out)
+            compare_lists(item, kind, old, new, out)
         }
     }
 }
 
-fn maps(
+fn compare_maps(
     fields: Fields,
     old: Option<&Map<String, Value>>,
     new: Option<&Map<String, Value>>,
@@ -148,16 +148,22 @@ struct Item<'v> {
     new: Vec<&'v Value>,
 }
 
-fn lists(item: Typed, kind: &ListKind, old: &[Value], new: &[Value], out: &mut Comparison) -> Option<Change> {
-    let sides = old.iter().map(|value| (value, false)).chain(new.iter().map(|value| (value, true)));
-    let keyed: Result<Vec<_>, String> =
-        sides.map(|(value, is_new)| Ok((item.item_key(kind, value)?, is_new, value))).collect();
+fn compare_lists(
+    item: Typed,
+    kind: &ListType,
+    old: &[Value],
+    new: &[Value],
+    out: &mut Comparison,
+) -> Option<Change> {
+    let values = old.iter().map(|value| (value, false)).chain(new.iter().map(|value| (value, true)));
+    let values_by_key: Result<Vec<_>, String> =
+        values.map(|(value, is_new)| Ok((item.item_key(kind, value)?, is_new, value))).collect();
     // Items without keys cannot be told apart: then the list is one value.
-    let Ok(mut keyed) = keyed else { return Some(Change::Modified) };
-    keyed.sort_by(|a, b| a.0.cmp(&b.0));
+    let Ok(mut values_by_key) = values_by_key else { return Some(Change::Modified) };
+    values_by_key.sort_by(|a, b| a.0.cmp(&b.0));
 
     let mut groups: Vec<Item> = Vec::new();
-    for (key, is_new, value) in keyed {
+    for (key, is_new, value) in values_by_key {
         if groups.last().is_none_or(|group| group.key != key) {
             groups.push(Item { key, old: vec![], new: vec![] });
         }

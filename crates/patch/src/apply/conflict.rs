@@ -1,6 +1,6 @@
 //! How a refused apply names whose fields it would have changed.
 
-use super::fieldset::Set;
+use super::field_set::Set;
 use super::managed::Owner;
 
 /// The fields of others an apply would change.
@@ -29,7 +29,7 @@ impl Conflicts {
         let mut list: Vec<Conflict> = owned
             .into_iter()
             .flat_map(|(owner, set)| {
-                let (sort_key, owner) = (owner.sort_key(), owner.shown());
+                let (sort_key, owner) = (owner.sort_key(), owner.describe());
                 set.paths().into_iter().map(move |path| Conflict {
                     sort_key: sort_key.clone(),
                     owner: owner.clone(),

@@ -3,15 +3,15 @@
 //! It is what comparing the object with an empty one and printing the difference gives, for objects without anything
 //! unusual; creates are too frequent to build three sets of paths for each.
 
-use schema::{Field, ListKind, Shape};
+use schema::{Field, ListType, Shape};
 use serde_json::{Map, Value};
 
-use super::fieldset::Set;
-use super::fieldsv1::key;
+use super::field_set::Set;
+use super::fields_v1::key;
 use super::typed::{Atom, Fields, Typed};
 
 /// Something [`super::compare`] has to look at.
-pub(crate) struct Unusual;
+pub(crate) struct Unsupported;
 
 /// What upstream's empty struct has in a place, see [`super::typed::zero`].
 enum Zero {
@@ -23,7 +23,7 @@ enum Zero {
 
 /// Fields that are nobody's, at some level of the object.
 #[derive(Clone, Copy)]
-pub(crate) struct LeftOut<'s> {
+pub(crate) struct ExcludedFields<'s> {
     /// These paths, but not what is below them.
     pub paths: Option<&'s Set>,
     /// These with all that is below them.
@@ -34,17 +34,17 @@ pub(crate) struct LeftOut<'s> {
 pub(crate) fn fields(
     typed: Typed,
     object: &Value,
-    left_out: LeftOut,
+    excluded: ExcludedFields,
     out: &mut Vec<u8>,
-) -> Result<bool, Unusual> {
+) -> Result<bool, Unsupported> {
     match (typed.atom(object), object) {
-        (Atom::Map(fields @ Fields { atomic: false, .. }), Value::Object(object)) if !typed.is_free() => {
+        (Atom::Map(fields @ Fields { atomic: false, .. }), Value::Object(object)) if !typed.is_deduced() => {
             out.push(b'{');
-            let any = members(fields, true, object, left_out, out)?;
+            let any = members(fields, true, object, excluded, out)?;
             out.push(b'}');
             Ok(any)
         }
-        _ => Err(Unusual),
+        _ => Err(Unsupported),
     }
 }
 
@@ -53,17 +53,17 @@ fn members(
     fields: Fields,
     always: bool,
     object: &Map<String, Value>,
-    left_out: LeftOut,
+    excluded: ExcludedFields,
     out: &mut Vec<u8>,
-) -> Result<bool, Unusual> {
+) -> Result<bool, Unsupported> {
     let mut any = false;
     for (name, value) in object {
-        let tree = left_out.trees.and_then(|set| set.field(name));
+        let tree = excluded.trees.and_then(|set| set.field(name));
         if tree.is_some_and(|node| node.member) {
             continue;
         }
-        let path = left_out.paths.and_then(|set| set.field(name));
-        let below = LeftOut {
+        let path = excluded.paths.and_then(|set| set.field(name));
+        let below = ExcludedFields {
             paths: path.map(|node| &node.children).filter(|set| !set.is_empty()),
             trees: tree.map(|node| &node.children).filter(|set| !set.is_empty()),
         };
@@ -74,8 +74,8 @@ fn members(
             out.push(b',');
         }
         write_key("f:", name, out);
-        let stripped = path.is_some_and(|node| node.member);
-        match node(fields.described(declared), zero, value, below, stripped, out)? {
+        let is_excluded = path.is_some_and(|node| node.member);
+        match node(fields.field_type(declared), zero, value, below, is_excluded, out)? {
             true => any = true,
             false => out.truncate(begin),
         }
@@ -88,17 +88,17 @@ fn node(
     typed: Typed,
     zero: Zero,
     value: &Value,
-    left_out: LeftOut,
-    stripped: bool,
+    excluded: ExcludedFields,
+    is_excluded: bool,
     out: &mut Vec<u8>,
-) -> Result<bool, Unusual> {
+) -> Result<bool, Unsupported> {
     const DOT: &[u8] = b"\".\":{},";
     // The dot comes first, but is only there where something follows.
     out.push(b'{');
     let begin = out.len();
     out.extend_from_slice(DOT);
-    let (member, contents) = walk(typed, zero, value, left_out, out)?;
-    let member = member && !stripped;
+    let (member, contents) = walk(typed, zero, value, excluded, out)?;
+    let member = member && !is_excluded;
     match (member, contents) {
         (true, true) => {}
         (false, true) => drop(out.drain(begin..begin + DOT.len())),
@@ -113,53 +113,53 @@ fn walk(
     typed: Typed,
     zero: Zero,
     value: &Value,
-    left_out: LeftOut,
+    excluded: ExcludedFields,
     out: &mut Vec<u8>,
-) -> Result<(bool, bool), Unusual> {
+) -> Result<(bool, bool), Unsupported> {
     if matches!(&zero, Zero::Plain(zero) if zero == value) {
         return Ok((false, false));
     }
     let new = matches!(zero, Zero::Nothing);
-    if !new && typed.is_free() {
-        return Err(Unusual);
+    if !new && typed.is_deduced() {
+        return Err(Unsupported);
     }
     match (typed.atom(value), value) {
-        (Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListKind::Atomic, .. }, _)
+        (Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListType::Atomic, .. }, _)
         | (Atom::Map(Fields { atomic: true, .. }), _) => match zero {
             // An empty value of such a type is compared as a whole.
-            Zero::Struct => Err(Unusual),
+            Zero::Struct => Err(Unsupported),
             _ => Ok((true, false)),
         },
         (Atom::Map(fields), Value::Object(object)) => {
             let is_struct = matches!(zero, Zero::Struct);
             // An empty object in the place of nothing is a value of its own.
             let member = new || (object.is_empty() && !is_struct);
-            Ok((member, members(fields, is_struct, object, left_out, out)?))
+            Ok((member, members(fields, is_struct, object, excluded, out)?))
         }
         (Atom::List { item, kind }, Value::Array(items)) => {
             elements(item, kind, items, out)?;
             Ok((new || items.is_empty(), !items.is_empty()))
         }
-        _ => Err(Unusual),
+        _ => Err(Unsupported),
     }
 }
 
 /// Appends the elements of a list, sorted by their keys.
-fn elements(item: Typed, kind: &ListKind, items: &[Value], out: &mut Vec<u8>) -> Result<(), Unusual> {
+fn elements(item: Typed, kind: &ListType, items: &[Value], out: &mut Vec<u8>) -> Result<(), Unsupported> {
     let mut keys = Vec::with_capacity(items.len());
     for value in items {
-        keys.push((key(&item.item_key(kind, value).map_err(|_| Unusual)?), value));
+        keys.push((key(&item.item_key(kind, value).map_err(|_| Unsupported)?), value));
     }
     keys.sort_by(|(a, _), (b, _)| a.cmp(b));
     if keys.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-        return Err(Unusual);
+        return Err(Unsupported);
     }
     for (at, (key, value)) in keys.into_iter().enumerate() {
         if at > 0 {
             out.push(b',');
         }
         write_key("", &key, out);
-        node(item, Zero::Nothing, value, LeftOut { paths: None, trees: None }, false, out)?;
+        node(item, Zero::Nothing, value, ExcludedFields { paths: None, trees: None }, false, out)?;
     }
     Ok(())
 }
@@ -168,17 +168,17 @@ fn elements(item: Typed, kind: &ListKind, items: &[Value], out: &mut Vec<u8>) ->
 fn write_key(prefix: &str, name: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     out.extend_from_slice(prefix.as_bytes());
-    schema::json::write_inside(name, out);
+    schema::json::write_escaped(name, out);
     out.extend_from_slice(b"\":");
 }
 
 fn zero(field: &Field) -> Zero {
     match &field.shape {
         _ if field.tag == 0 => Zero::Nothing,
-        _ if field.pointer && field.always => Zero::Plain(Value::Null),
+        _ if field.pointer && field.always_present => Zero::Plain(Value::Null),
         _ if field.pointer => Zero::Nothing,
         Shape::Struct(_) => Zero::Struct,
-        _ if !field.always => Zero::Nothing,
+        _ if !field.always_present => Zero::Nothing,
         Shape::String => Zero::Plain(Value::from("")),
         Shape::Bool => Zero::Plain(Value::from(false)),
         Shape::Int32 | Shape::Int64 | Shape::Double => Zero::Plain(Value::from(0)),

@@ -3,17 +3,22 @@
 use serde_json::Value;
 
 use super::compare::compare;
-use super::fieldset::Set;
+use super::field_set::Set;
 use super::typed::{Typed, field_set, validate};
 use crate::go;
 
 /// The only applier that takes over from client-side apply.
 pub(crate) const KUBECTL: &str = "kubectl";
-const ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
-const MAX_ANNOTATIONS: usize = 256 * 1024;
+const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
 
 fn annotation(object: &Value) -> Option<&str> {
-    object.get("metadata")?.get("annotations")?.get(ANNOTATION)?.as_str().filter(|text| !text.is_empty())
+    object
+        .get("metadata")?
+        .get("annotations")?
+        .get(LAST_APPLIED_ANNOTATION)?
+        .as_str()
+        .filter(|text| !text.is_empty())
 }
 
 /// The fields last applied by the client that still have the value it gave them.
@@ -39,7 +44,7 @@ pub(crate) fn refresh(object: &mut Value, config: &Value) {
     }
     let mut config = config.clone();
     if let Some(annotations) = annotations_mut(&mut config) {
-        annotations.remove(ANNOTATION);
+        annotations.remove(LAST_APPLIED_ANNOTATION);
         if annotations.is_empty()
             && let Some(metadata) = config.get_mut("metadata").and_then(Value::as_object_mut)
         {
@@ -48,11 +53,11 @@ pub(crate) fn refresh(object: &mut Value, config: &Value) {
     }
     let text = go::json(&config) + "\n";
     if let Some(annotations) = annotations_mut(object) {
-        annotations.insert(ANNOTATION.to_owned(), Value::String(text));
+        annotations.insert(LAST_APPLIED_ANNOTATION.to_owned(), Value::String(text));
         let size: usize =
             annotations.iter().map(|(name, text)| name.len() + text.as_str().map_or(0, str::len)).sum();
-        if size > MAX_ANNOTATIONS {
-            annotations.remove(ANNOTATION);
+        if size > MAX_ANNOTATIONS_BYTES {
+            annotations.remove(LAST_APPLIED_ANNOTATION);
         }
     }
 }

@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::fieldset::Set;
-use super::fieldsv1;
+use super::field_set::Set;
+use super::fields_v1;
 use crate::go;
 
 /// Upstream's bound on the entries of ordinary writers.
-const MAX_UPDATERS: usize = 10;
+const MAX_UPDATE_MANAGERS: usize = 10;
 /// Who owns what the oldest writers beyond the bound had.
-const ANCIENT: &str = "ancient-changes";
+const OLD_UPDATES_MANAGER_NAME: &str = "ancient-changes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Operation {
@@ -39,12 +39,12 @@ pub(crate) struct Entry {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Managed {
+pub(crate) struct ManagedFields {
     pub entries: Vec<Entry>,
 }
 
 impl Owner {
-    fn is(&self, other: &Owner) -> bool {
+    fn matches(&self, other: &Owner) -> bool {
         self.operation == other.operation
             && self.manager == other.manager
             && self.subresource == other.subresource
@@ -70,7 +70,7 @@ impl Owner {
     }
 
     /// As conflicts name it.
-    pub fn shown(&self) -> String {
+    pub fn describe(&self) -> String {
         let mut text = go::quote(&self.manager);
         if !self.subresource.is_empty() {
             text.push_str(&format!(" with subresource {}", go::quote(&self.subresource)));
@@ -82,13 +82,13 @@ impl Owner {
     }
 }
 
-impl Managed {
+impl ManagedFields {
     /// Reads entries a client sent, or all of what is stored.
-    pub fn parse(entries: &Value) -> Result<Managed, String> {
-        let mut managed = Managed::headers(entries.clone())?;
+    pub fn parse(entries: &Value) -> Result<ManagedFields, String> {
+        let mut managed = ManagedFields::headers(entries.clone())?;
         for (entry, source) in managed.entries.iter_mut().zip(entries.as_array().into_iter().flatten()) {
             let raw = entry.raw.take().unwrap_or_default();
-            entry.set = fieldsv1::parse(&raw).map_err(|e| {
+            entry.set = fields_v1::parse(&raw).map_err(|e| {
                 format!("error decoding versioned set from {}: error decoding set: {e}", go::print(source))
             })?;
         }
@@ -97,12 +97,12 @@ impl Managed {
         let mut entries: Vec<Entry> = managed.entries.into_iter().rev().collect();
         entries.retain(|entry| seen.insert(entry.owner.sort_key()));
         entries.reverse();
-        Ok(Managed { entries })
+        Ok(ManagedFields { entries })
     }
 
     /// Reads stored entries without the sets in them.
-    pub fn headers(entries: Value) -> Result<Managed, String> {
-        let mut managed = Managed::default();
+    pub fn headers(entries: Value) -> Result<ManagedFields, String> {
+        let mut managed = ManagedFields::default();
         let Value::Array(list) = entries else { return Ok(managed) };
         for (at, mut entry) in list.into_iter().enumerate() {
             let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
@@ -147,7 +147,7 @@ impl Managed {
     }
 
     pub fn remove(&mut self, owner: &Owner) -> Option<Entry> {
-        let at = self.entries.iter().position(|entry| entry.owner.is(owner))?;
+        let at = self.entries.iter().position(|entry| entry.owner.matches(owner))?;
         Some(self.entries.remove(at))
     }
 
@@ -156,30 +156,31 @@ impl Managed {
     }
 
     /// Folds the oldest ordinary writers into one once there are too many.
-    pub fn cap_updaters(&mut self) {
-        let (mut updaters, appliers): (Vec<Entry>, Vec<Entry>) =
+    pub fn cap_update_managers(&mut self) {
+        let (mut updates, applies): (Vec<Entry>, Vec<Entry>) =
             self.entries.drain(..).partition(|entry| entry.owner.operation == Operation::Update);
-        self.entries = appliers;
-        if updaters.len() > MAX_UPDATERS {
-            updaters.sort_by_cached_key(|entry| (entry.time.clone(), entry.owner.sort_key()));
-            updaters = fold_oldest(updaters);
+        self.entries = applies;
+        if updates.len() > MAX_UPDATE_MANAGERS {
+            updates.sort_by_cached_key(|entry| (entry.time.clone(), entry.owner.sort_key()));
+            updates = fold_oldest(updates);
         }
-        self.entries.append(&mut updaters);
+        self.entries.append(&mut updates);
     }
 }
 
 /// Entries can only be folded within one version, so the first of a version waits for a second.
-fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
-    let mut count = updaters.len();
-    let mut slots: Vec<Option<Entry>> = updaters.into_iter().map(Some).collect();
+fn fold_oldest(updates: Vec<Entry>) -> Vec<Entry> {
+    let mut count = updates.len();
+    let mut slots: Vec<Option<Entry>> = updates.into_iter().map(Some).collect();
     let mut first_of: HashMap<String, usize> = HashMap::new();
-    let ancient = slots.iter().enumerate().filter_map(|(at, slot)| {
+    let old_updates = slots.iter().enumerate().filter_map(|(at, slot)| {
         let owner = &slot.as_ref()?.owner;
-        (owner.manager == ANCIENT && owner.subresource.is_empty()).then(|| (owner.api_version.clone(), at))
+        (owner.manager == OLD_UPDATES_MANAGER_NAME && owner.subresource.is_empty())
+            .then(|| (owner.api_version.clone(), at))
     });
-    let mut buckets: HashMap<String, usize> = ancient.collect();
+    let mut buckets: HashMap<String, usize> = old_updates.collect();
     for at in 0..slots.len() {
-        if count <= MAX_UPDATERS {
+        if count <= MAX_UPDATE_MANAGERS {
             break;
         }
         let Some(version) = slots[at].as_ref().map(|entry| entry.owner.api_version.clone()) else { continue };
@@ -189,7 +190,7 @@ fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
         };
         let bucket = Owner {
             operation: Operation::Update,
-            manager: ANCIENT.to_owned(),
+            manager: OLD_UPDATES_MANAGER_NAME.to_owned(),
             api_version: version,
             subresource: String::new(),
         };
@@ -198,10 +199,10 @@ fn fold_oldest(updaters: Vec<Entry>) -> Vec<Entry> {
             continue;
         }
         let Some(mut entry) = slots[at].take() else { continue };
-        if let Some(ancient) = &mut slots[into] {
-            ancient.owner = bucket;
-            ancient.time = entry.time.take();
-            ancient.open().add(std::mem::take(entry.open()));
+        if let Some(old_updates) = &mut slots[into] {
+            old_updates.owner = bucket;
+            old_updates.time = entry.time.take();
+            old_updates.set_mut().add(std::mem::take(entry.set_mut()));
         }
         count -= 1;
     }
@@ -214,16 +215,16 @@ impl Entry {
     }
 
     /// The set, read if it has not been. What is stored was read before it was stored.
-    pub fn open(&mut self) -> &mut Set {
+    pub fn set_mut(&mut self) -> &mut Set {
         if let Some(raw) = self.raw.take() {
-            self.set = fieldsv1::parse(&raw).unwrap_or_default();
+            self.set = fields_v1::parse(&raw).unwrap_or_default();
         }
         &mut self.set
     }
 
     /// Whether the set has anything to do with the paths in `changes`.
-    pub fn concerns(&self, changes: &Set) -> bool {
-        self.raw.as_ref().is_none_or(|raw| fieldsv1::touches(raw, changes))
+    pub fn has_overlap(&self, changes: &Set) -> bool {
+        self.raw.as_ref().is_none_or(|raw| fields_v1::has_overlap(raw, changes))
     }
 
     fn print(self) -> Value {
@@ -232,7 +233,7 @@ impl Entry {
             Operation::Apply => "Apply",
             Operation::Update => "Update",
         };
-        let texts = [
+        let values = [
             ("manager", owner.manager),
             ("operation", operation.to_owned()),
             ("apiVersion", owner.api_version),
@@ -240,12 +241,12 @@ impl Entry {
             ("fieldsType", "FieldsV1".to_owned()),
             ("subresource", owner.subresource),
         ];
-        let mut entry: Map<String, Value> = texts
+        let mut entry: Map<String, Value> = values
             .into_iter()
             .filter(|(_, text)| !text.is_empty())
             .map(|(name, text)| (name.to_owned(), Value::String(text)))
             .collect();
-        entry.insert("fieldsV1".to_owned(), raw.unwrap_or_else(|| fieldsv1::print(&set)));
+        entry.insert("fieldsV1".to_owned(), raw.unwrap_or_else(|| fields_v1::print(&set)));
         Value::Object(entry)
     }
 }
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folding_stays_within_versions() {
+    fn merges_old_updates_of_one_api_version() {
         let entry = |n: usize| {
             let version = if n.is_multiple_of(2) { "v1" } else { "v2" };
             let owner = Owner {
@@ -275,31 +276,31 @@ mod tests {
             };
             Entry::new(owner, Some(format!("2026-01-01T00:00:{n:02}Z")), Set::of(&[&[&format!("f{n}")]]))
         };
-        let mut managed = Managed { entries: (0..12).rev().map(entry).collect() };
-        managed.cap_updaters();
-        let shown = |managed: &Managed| -> Vec<String> {
+        let mut managed = ManagedFields { entries: (0..12).rev().map(entry).collect() };
+        managed.cap_update_managers();
+        let describe_entries = |managed: &ManagedFields| -> Vec<String> {
             let entries = managed.entries.iter();
-            let mut shown: Vec<String> = entries
+            let mut entries_text: Vec<String> = entries
                 .map(|e| format!("{} {} {}", e.owner.manager, e.owner.api_version, e.set.paths().concat()))
                 .collect();
-            shown.sort();
-            shown
+            entries_text.sort();
+            entries_text
         };
-        let folded = shown(&managed);
+        let folded = describe_entries(&managed);
         assert_eq!(folded[..2], ["ancient-changes v1 .f0.f2", "ancient-changes v2 .f1.f3"]);
         assert_eq!(folded.len(), 10);
-        managed.cap_updaters();
-        assert_eq!(shown(&managed), folded);
+        managed.cap_update_managers();
+        assert_eq!(describe_entries(&managed), folded);
         managed.entries.push(entry(12));
-        managed.cap_updaters();
-        assert!(shown(&managed).contains(&"ancient-changes v1 .f0.f2.f4".to_owned()));
+        managed.cap_update_managers();
+        assert!(describe_entries(&managed).contains(&"ancient-changes v1 .f0.f2.f4".to_owned()));
     }
 
     #[test]
-    fn unsound_entries() {
+    fn rejects_invalid_entries() {
         #[track_caller]
         fn check(entry: Value, want: &str) {
-            let error = Managed::parse(&Value::from(vec![entry])).expect_err("unsound");
+            let error = ManagedFields::parse(&Value::from(vec![entry])).expect_err("unsound");
             assert!(error.starts_with(want), "{error}");
         }
         use serde_json::json;

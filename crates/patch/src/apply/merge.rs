@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use schema::ListKind;
+use schema::ListType;
 use serde_json::{Map, Value};
 
-use super::fieldset::PathElement;
+use super::field_set::PathElement;
 use super::typed::{Atom, Fields, Typed};
 
 /// The live value with everything in `config` put over it.
 pub(crate) fn merge(typed: Typed, live: &Value, config: &Value) -> Result<Value, String> {
     // Walked as the config's value: where there is no schema, a changed sort of value replaces.
     match typed.atom(config) {
-        Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListKind::Atomic, .. } => Ok(config.clone()),
+        Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListType::Atomic, .. } => Ok(config.clone()),
         Atom::Map(Fields { atomic: true, .. }) => Ok(config.clone()),
         Atom::Map(fields) => match (live.as_object(), config.as_object()) {
             (Some(live), Some(config)) if !live.is_empty() => merge_maps(fields, live, config),
@@ -45,14 +45,14 @@ fn merge_maps(
     Ok(Value::Object(out))
 }
 
-fn keys(item: Typed, kind: &ListKind, items: &[Value]) -> Result<Vec<PathElement>, String> {
-    let keyed = items.iter().enumerate();
-    keyed.map(|(at, value)| item.item_key(kind, value).map_err(|e| format!("element {at}: {e}"))).collect()
+fn keys(item: Typed, kind: &ListType, items: &[Value]) -> Result<Vec<PathElement>, String> {
+    let indexed = items.iter().enumerate();
+    indexed.map(|(at, value)| item.item_key(kind, value).map_err(|e| format!("element {at}: {e}"))).collect()
 }
 
 /// Keeps the config's order among its own items and the live order among the rest, and leaves live-only
 /// items where they stood relative to the items both have.
-fn merge_lists(item: Typed, kind: &ListKind, live: &[Value], config: &[Value]) -> Result<Value, String> {
+fn merge_lists(item: Typed, kind: &ListType, live: &[Value], config: &[Value]) -> Result<Value, String> {
     let right = keys(item, kind, config)?;
     let left = keys(item, kind, live)?;
     let mut of_config: BTreeMap<&PathElement, &Value> = BTreeMap::new();
@@ -76,12 +76,12 @@ fn merge_lists(item: Typed, kind: &ListKind, live: &[Value], config: &[Value]) -
 
     let mut out = Vec::with_capacity(live.len().max(config.len()));
     let mut shared = right.iter().filter(|key| of_live.contains_key(*key)).peekable();
-    let mut placed = std::collections::BTreeSet::new();
+    let mut merged_keys = std::collections::BTreeSet::new();
     let (mut l, mut r) = (0, 0);
     while l < left.len() || r < right.len() {
         if let (Some(a), Some(b)) = (left.get(l), right.get(r)) {
             if a == b {
-                placed.insert(a);
+                merged_keys.insert(a);
                 out.push(both(a)?);
                 (l, r) = (l + 1, r + 1);
                 shared.next();
@@ -99,12 +99,12 @@ fn merge_lists(item: Typed, kind: &ListKind, live: &[Value], config: &[Value]) -
                 l += 1;
                 continue;
             }
-            if placed.contains(a) {
+            if merged_keys.contains(a) {
                 l += 1;
             }
         }
         if let Some(b) = right.get(r) {
-            placed.insert(b);
+            merged_keys.insert(b);
             out.push(both(b)?);
             r += 1;
             if shared.peek() == Some(&b) {

@@ -1,6 +1,6 @@
 //! Laying a configuration over an object without keeping track of who owns what: what a mutating policy applies.
 
-use schema::{ListKind, Table, TypeId};
+use schema::{ListType, Table, TypeId};
 use serde_json::Value;
 
 use super::merge::merge;
@@ -12,40 +12,40 @@ pub fn overlay(table: &Table, ty: TypeId, object: &Value, config: &Value) -> Res
     let root = Typed::root(table, ty);
     typed::validate(root, config, false)
         .map_err(|error| format!("failed to convert patch object to typed object: {error}"))?;
-    let mut atomics = Vec::new();
-    find_atomics(root, config, &mut String::new(), &mut atomics);
-    if !atomics.is_empty() {
+    let mut atomic_paths = Vec::new();
+    find_atomic_paths(root, config, &mut String::new(), &mut atomic_paths);
+    if !atomic_paths.is_empty() {
         return Err(format!(
             "invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: {}",
-            atomics.join(", ")
+            atomic_paths.join(", ")
         ));
     }
     merge(root, object, config).map_err(|error| format!("failed to merge patch: {error}"))
 }
 
-fn find_atomics(typed: Typed, value: &Value, path: &mut String, atomics: &mut Vec<String>) {
+fn find_atomic_paths(typed: Typed, value: &Value, path: &mut String, atomic_paths: &mut Vec<String>) {
     let length = path.len();
     match (typed.atom(value), value) {
         (Atom::Map(fields), Value::Object(entries)) => {
             if fields.atomic {
-                atomics.push(path.clone());
+                atomic_paths.push(path.clone());
             }
             for (name, value) in entries {
-                if declares(&fields, name) {
+                if is_declared(&fields, name) {
                     path.push('.');
                     path.push_str(name);
-                    find_atomics(fields.child(name), value, path, atomics);
+                    find_atomic_paths(fields.child(name), value, path, atomic_paths);
                     path.truncate(length);
                 }
             }
         }
         (Atom::List { item, kind }, Value::Array(items)) => {
-            if *kind == ListKind::Atomic {
-                atomics.push(path.clone());
+            if *kind == ListType::Atomic {
+                atomic_paths.push(path.clone());
             }
             for (index, value) in items.iter().enumerate() {
                 path.push_str(&format!("[{index}]"));
-                find_atomics(item, value, path, atomics);
+                find_atomic_paths(item, value, path, atomic_paths);
                 path.truncate(length);
             }
         }
@@ -53,7 +53,7 @@ fn find_atomics(typed: Typed, value: &Value, path: &mut String, atomics: &mut Ve
     }
 }
 
-fn declares(fields: &Fields, name: &str) -> bool {
+fn is_declared(fields: &Fields, name: &str) -> bool {
     fields.declared(name).is_some()
 }
 
@@ -63,27 +63,27 @@ mod tests {
 
     use super::*;
 
-    fn laid(object: Value, config: Value) -> Result<Value, String> {
+    fn overlay_deployment(object: Value, config: Value) -> Result<Value, String> {
         let table = schema::kubernetes();
-        let ty = table.kind("apps", "v1", "Deployment").expect("there are Deployments");
+        let ty = table.type_by_kind("apps", "v1", "Deployment").expect("there are Deployments");
         overlay(table, ty, &object, &config)
     }
 
     #[test]
-    fn lists_are_merged_by_their_keys() {
+    fn merges_lists_by_key() {
         let containers = |items: Value| json!({"spec": {"template": {"spec": {"containers": items}}}});
         let object = containers(json!([{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]));
         let config = containers(json!([{"name": "b", "image": "z"}]));
         let expected = containers(json!([{"name": "a", "image": "x"}, {"name": "b", "image": "z"}]));
-        assert_eq!(laid(object, config), Ok(expected));
+        assert_eq!(overlay_deployment(object, config), Ok(expected));
     }
 
     #[test]
-    fn what_is_replaced_as_a_whole_is_refused() {
+    fn rejects_changes_of_atomic_fields() {
         let object = json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}});
         let config = json!({"spec": {"selector": {"matchLabels": {"c": "d"}}}});
         let expected =
             "invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .spec.selector";
-        assert_eq!(laid(object, config), Err(expected.to_owned()));
+        assert_eq!(overlay_deployment(object, config), Err(expected.to_owned()));
     }
 }

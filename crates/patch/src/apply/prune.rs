@@ -1,9 +1,9 @@
 //! Taking away what an applier stopped setting.
 
-use schema::ListKind;
+use schema::ListType;
 use serde_json::{Map, Value};
 
-use super::fieldset::{PathElement, Set};
+use super::field_set::{PathElement, Set};
 use super::typed::{Atom, Fields, Typed, field_set};
 
 /// `merged` without the fields in `last`, the set applied before, that neither the new set nor anyone else
@@ -13,49 +13,51 @@ pub(crate) fn prune(typed: Typed, merged: Value, last: &Set, owned: &Set) -> Val
         return merged;
     }
     let mut named_last = last.clone();
-    name_parents(typed, &mut named_last);
+    ensure_named_fields_are_members(typed, &mut named_last);
     let mut all = field_set(typed, &merged);
-    name_parents(typed, &mut all);
+    ensure_named_fields_are_members(typed, &mut all);
 
     // What others own comes back, with what leads to it.
     let mut keep = field_set(typed, &remove(typed, &merged, &named_last));
     keep.add(owned.clone());
-    name_parents(typed, &mut keep);
-    let mut gone = all.clone();
-    gone.subtract(&keep);
-    let pruned = remove(typed, &merged, &gone);
+    ensure_named_fields_are_members(typed, &mut keep);
+    let mut to_remove = all.clone();
+    to_remove.subtract(&keep);
+    let pruned = remove(typed, &merged, &to_remove);
 
     // And so does what hung on a removed parent but was never the applier's.
     let mut left = field_set(typed, &pruned);
-    name_parents(typed, &mut left);
+    ensure_named_fields_are_members(typed, &mut left);
     all.subtract(&left);
     remove(typed, &merged, &all.intersection(&named_last))
 }
 
 /// Makes every struct field on the way to a member a member too.
-fn name_parents(typed: Typed, set: &mut Set) {
+fn ensure_named_fields_are_members(typed: Typed, set: &mut Set) {
     let atom = typed.atom(&Value::Null);
     for node in set.nodes_mut() {
         match (&atom, &node.element) {
             (Atom::Map(fields), PathElement::Field(name)) => {
                 node.member |= fields.declared(name).is_some();
-                name_parents(fields.child(name), &mut node.children);
+                ensure_named_fields_are_members(fields.child(name), &mut node.children);
             }
-            (Atom::List { item, .. }, PathElement::Key(_)) => name_parents(*item, &mut node.children),
+            (Atom::List { item, .. }, PathElement::Key(_)) => {
+                ensure_named_fields_are_members(*item, &mut node.children)
+            }
             _ => {}
         }
     }
 }
 
 /// The value without the items in `gone`. A container left empty becomes null.
-fn remove(typed: Typed, value: &Value, gone: &Set) -> Value {
+fn remove(typed: Typed, value: &Value, to_remove: &Set) -> Value {
     match (typed.atom(value), value) {
         (Atom::Scalar(_), _) => value.clone(),
-        (Atom::List { item, kind }, Value::Array(items)) if *kind != ListKind::Atomic => {
+        (Atom::List { item, kind }, Value::Array(items)) if *kind != ListType::Atomic => {
             let left: Vec<Value> = items
                 .iter()
                 .filter_map(|value| {
-                    let node = item.item_key(kind, value).ok().and_then(|key| gone.get(&key).cloned());
+                    let node = item.item_key(kind, value).ok().and_then(|key| to_remove.get(&key).cloned());
                     match node {
                         Some(node) if node.member => None,
                         Some(node) => Some(remove(item, value, &node.children)),
@@ -68,7 +70,7 @@ fn remove(typed: Typed, value: &Value, gone: &Set) -> Value {
         (Atom::Map(fields @ Fields { atomic: false, .. }), Value::Object(object)) => {
             let left: Map<String, Value> = object
                 .iter()
-                .filter_map(|(name, value)| match gone.field(name) {
+                .filter_map(|(name, value)| match to_remove.field(name) {
                     Some(node) if node.member => None,
                     Some(node) => Some((name.clone(), remove(fields.child(name), value, &node.children))),
                     None => Some((name.clone(), value.clone())),
@@ -81,26 +83,26 @@ fn remove(typed: Typed, value: &Value, gone: &Set) -> Value {
 }
 
 /// Drops the nulls that removing left behind, and those a config carried; values without a schema keep theirs.
-pub(crate) fn drop_nulls(typed: Typed, value: &mut Value) {
+pub(crate) fn remove_null_values(typed: Typed, value: &mut Value) {
     match (typed.atom(value), value) {
         (Atom::Map(fields), Value::Object(object)) => {
-            object.retain(|name, value| !value.is_null() || fields.child(name).is_free());
+            object.retain(|name, value| !value.is_null() || fields.child(name).is_deduced());
             for (name, value) in object {
-                drop_nulls(fields.child(name), value);
+                remove_null_values(fields.child(name), value);
             }
         }
         (Atom::List { item, kind }, Value::Array(items)) => {
-            if *kind != ListKind::Atomic {
+            if *kind != ListType::Atomic {
                 items.retain(|item| !item.is_null());
             }
-            items.iter_mut().for_each(|value| drop_nulls(item, value));
+            items.iter_mut().for_each(|value| remove_null_values(item, value));
         }
         _ => {}
     }
 }
 
 /// Where the schema has since become atomic, owning a part means owning the whole.
-pub(crate) fn settle(typed: Typed, set: &mut Set) {
+pub(crate) fn reconcile_field_set_with_schema(typed: Typed, set: &mut Set) {
     let atom = typed.atom(&Value::Null);
     for node in set.nodes_mut() {
         let child = match (&atom, &node.element) {
@@ -108,15 +110,15 @@ pub(crate) fn settle(typed: Typed, set: &mut Set) {
             (Atom::List { item, .. }, _) => *item,
             _ => continue,
         };
-        if node.children.is_empty() || child.is_free() {
+        if node.children.is_empty() || child.is_deduced() {
             continue;
         }
         match child.atom(&Value::Null) {
-            Atom::List { kind: ListKind::Atomic, .. } | Atom::Map(Fields { atomic: true, .. }) => {
+            Atom::List { kind: ListType::Atomic, .. } | Atom::Map(Fields { atomic: true, .. }) => {
                 node.children = Set::default();
                 node.member = true;
             }
-            _ => settle(child, &mut node.children),
+            _ => reconcile_field_set_with_schema(child, &mut node.children),
         }
     }
 }

@@ -1,15 +1,15 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::created::LeftOut;
-use super::fieldset::Set;
+use super::created::ExcludedFields;
+use super::field_set::Set;
 use super::typed::Typed;
-use super::{ApplyError, Cause, Writer, apply, keep_times, track};
+use super::{ApplyError, Cause, FieldManager, apply, keep_times, track};
 use crate::json_patch::tests::any_json;
-use crate::shapes::{table, thing};
+use crate::test_schema::{table, thing};
 
-fn writer<'a>(manager: &'a str, now: &'a str) -> Writer<'a> {
-    Writer { manager, api_version: "v1", subresource: "", now, ignore: &[&["status"]] }
+fn writer<'a>(manager: &'a str, now: &'a str) -> FieldManager<'a> {
+    FieldManager { manager, api_version: "v1", subresource: "", now, ignore: &[&["status"]] }
 }
 
 /// A `Thing` with the given fields.
@@ -49,7 +49,7 @@ fn conflict(result: Result<Value, ApplyError>) -> (String, Vec<Cause>) {
 }
 
 #[test]
-fn two_appliers_of_a_map() {
+fn managers_share_and_conflict_over_map_fields() {
     let one = applied(None, "one", json!({"data": {"a": "1"}})).unwrap();
     assert_eq!(owners(&one), [r#"one Apply {"f:data":{"f:a":{}}}"#]);
 
@@ -82,7 +82,7 @@ fn two_appliers_of_a_map() {
 }
 
 #[test]
-fn keyed_lists_merge_by_key_with_defaults() {
+fn merges_lists_by_key_with_defaults() {
     let one = applied(None, "one", json!({"spec": {"ports": [{"name": "x", "port": 80}]}})).unwrap();
     assert_eq!(
         owners(&one),
@@ -106,8 +106,8 @@ fn keyed_lists_merge_by_key_with_defaults() {
             {"name": "x", "port": 80, "protocol": "TCP"}, {"port": 80, "protocol": "UDP"}, {"port": 81},
         ])
     );
-    let gone = applied(Some(&two), "one", json!({})).unwrap();
-    assert_eq!(gone["spec"]["ports"], json!([{"port": 80, "protocol": "UDP"}, {"port": 81}]));
+    let result = applied(Some(&two), "one", json!({})).unwrap();
+    assert_eq!(result["spec"]["ports"], json!([{"port": 80, "protocol": "UDP"}, {"port": 81}]));
 
     let (text, _) =
         conflict(applied(Some(&stored), "two", json!({"spec": {"ports": [{"name": "y", "port": 80}]}})));
@@ -118,7 +118,7 @@ fn keyed_lists_merge_by_key_with_defaults() {
 }
 
 #[test]
-fn sets_and_atomic_values() {
+fn applies_sets_and_atomic_values() {
     let one = applied(
         None,
         "one",
@@ -149,7 +149,7 @@ fn sets_and_atomic_values() {
 }
 
 #[test]
-fn order_of_a_merged_list() {
+fn merged_list_keeps_live_and_applied_order() {
     #[track_caller]
     fn check(live: &[&str], config: &[&str], want: &[&str]) {
         let items = |names: &[&str]| -> Value { names.iter().map(|name| json!({"name": name})).collect() };
@@ -166,7 +166,7 @@ fn order_of_a_merged_list() {
 }
 
 #[test]
-fn conflicts_with_ordinary_writers() {
+fn apply_conflicts_with_update_managers() {
     let live =
         updated(None, "kubectl-create", "2025-01-01T00:00:00Z", named(json!({"spec": {"replicas": 1}})));
     assert_eq!(owners(&live), [r#"kubectl-create Update {"f:spec":{"f:replicas":{}}}"#]);
@@ -178,8 +178,8 @@ fn conflicts_with_ordinary_writers() {
 
     let mut scaled = live.clone();
     scaled["spec"]["replicas"] = json!(3);
-    let scaler = Writer { subresource: "scale", ..writer("hpa", "2025-01-01T00:00:01Z") };
-    track(table(), thing(), Some(&live), &mut scaled, &scaler);
+    let scale_manager = FieldManager { subresource: "scale", ..writer("hpa", "2025-01-01T00:00:01Z") };
+    track(table(), thing(), Some(&live), &mut scaled, &scale_manager);
     let (text, _) = conflict(applied(Some(&scaled), "one", json!({"spec": {"replicas": 2}})));
     assert_eq!(
         text,
@@ -188,7 +188,7 @@ fn conflicts_with_ordinary_writers() {
 }
 
 #[test]
-fn an_untracked_object_had_owners_before() {
+fn adds_before_first_apply_manager_for_untracked_objects() {
     let live = named(json!({"metadata": {"uid": "u"}, "data": {"a": "1"}}));
     let (text, _) = conflict(applied(Some(&live), "one", json!({"data": {"a": "2"}})));
     assert_eq!(text, r#"Apply failed with 1 conflict: conflict with "before-first-apply" using v1: .data.a"#);
@@ -200,7 +200,7 @@ fn an_untracked_object_had_owners_before() {
 }
 
 #[test]
-fn ordinary_writes() {
+fn tracks_ownership_of_updates() {
     let created = updated(
         None,
         "a",
@@ -255,7 +255,7 @@ fn ordinary_writes() {
 }
 
 #[test]
-fn too_many_writers_become_one() {
+fn caps_number_of_update_managers() {
     let mut object = updated(None, "w0", "2025-01-01T00:00:00Z", named(json!({"data": {"k0": "v"}})));
     for n in 1..=14 {
         let mut next = object.clone();
@@ -273,7 +273,7 @@ fn too_many_writers_become_one() {
 }
 
 #[test]
-fn typed_errors() {
+fn reports_schema_errors_with_path() {
     #[track_caller]
     fn check(config: Value, want: &str) {
         let error = applied(None, "one", config).expect_err("refused");
@@ -313,7 +313,7 @@ fn typed_errors() {
 }
 
 #[test]
-fn refused_requests() {
+fn rejects_invalid_requests() {
     let error = applied(None, "one", json!({"metadata": {"managedFields": []}})).expect_err("refused");
     assert_eq!(error, ApplyError::BadRequest("metadata.managedFields must be nil".to_owned()));
     let error = applied(None, "one", json!({"apiVersion": "apps/v1"})).expect_err("refused");
@@ -329,7 +329,7 @@ fn refused_requests() {
 }
 
 #[test]
-fn kubectl_takes_over_what_it_applied_on_the_client_side() {
+fn kubectl_takes_ownership_of_client_side_applied_fields() {
     let last =
         r#"{"apiVersion":"v1","data":{"a":"1"},"kind":"Thing","metadata":{"name":"t","namespace":"ns"}}"#;
     let annotations = json!({"kubectl.kubernetes.io/last-applied-configuration": last});
@@ -349,7 +349,7 @@ fn kubectl_takes_over_what_it_applied_on_the_client_side() {
 }
 
 #[test]
-fn times_alone_are_no_change() {
+fn keeps_times_when_nothing_else_changed() {
     let live = updated(None, "a", "2025-01-01T00:00:00Z", named(json!({"data": {"k": "v"}})));
     let mut again = live.clone();
     again["metadata"]["managedFields"][0]["time"] = json!("2025-01-02T00:00:00Z");
@@ -429,7 +429,7 @@ fn any_thing() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn applying_twice_is_applying_once(live in any_thing(), config in any_thing()) {
+    fn apply_is_stable_when_repeated(live in any_thing(), config in any_thing()) {
         let live = updated(None, "other", "2025-01-01T00:00:00Z", live);
         let run = |live: &Value, now| apply(table(), thing(), Some(live), &config, &writer("me", now), true);
         let once = run(&live, "2026-01-01T00:00:00Z").unwrap();
@@ -438,7 +438,7 @@ proptest! {
     }
 
     #[test]
-    fn an_applied_config_is_in_the_result(live in any_thing(), config in any_thing()) {
+    fn applied_config_is_in_result(live in any_thing(), config in any_thing()) {
         let result = apply(table(), thing(), Some(&live), &config, &writer("me", "2026-01-01T00:00:00Z"), true).unwrap();
         let set = super::typed::field_set(super::Typed::root(table(), thing()), &config);
         let typed = super::Typed::root(table(), thing());
@@ -447,18 +447,18 @@ proptest! {
     }
 
     #[test]
-    fn applying_nothing_takes_back_everything(config in any_thing()) {
+    fn apply_of_empty_config_drops_owned_fields(config in any_thing()) {
         let now = "2026-01-01T00:00:00Z";
         let once = apply(table(), thing(), None, &config, &writer("me", now), false).unwrap();
         let empty = named(json!({}));
-        let gone = apply(table(), thing(), Some(&once), &empty, &writer("me", now), false).unwrap();
-        prop_assert!(gone.get("data").is_none(), "{}", gone);
-        prop_assert!(gone["metadata"].get("finalizers").is_none(), "{}", gone);
+        let result = apply(table(), thing(), Some(&once), &empty, &writer("me", now), false).unwrap();
+        prop_assert!(result.get("data").is_none(), "{}", result);
+        prop_assert!(result["metadata"].get("finalizers").is_none(), "{}", result);
     }
 
     /// A create is written down in one walk; it must come to what the long way does.
     #[test]
-    fn creating_is_changing_an_empty_object(
+    fn fields_of_created_object_equal_changes_from_zero_object(
         usual in any_thing(),
         odd in any_json(),
         field in prop::sample::select(vec!["spec", "data", "status", "other"]),
@@ -470,18 +470,18 @@ proptest! {
             object[field] = odd;
         }
         let (typed, ignored) = (Typed::root(table(), thing()), Set::of(&[&[ignored]]));
-        let left_out = LeftOut { paths: Some(&super::STRIPPED), trees: Some(&ignored) };
+        let left_out = ExcludedFields { paths: Some(&super::STRIP_SET), trees: Some(&ignored) };
         let zero = super::typed::zero(table(), thing());
         let changes = super::compare::compare(typed, &zero, &object).without_trees(&ignored);
-        let mut gained = changes.modified;
-        gained.add(changes.added);
-        gained.subtract(&super::STRIPPED);
+        let mut owned = changes.modified;
+        owned.add(changes.added);
+        owned.subtract(&super::STRIP_SET);
         let mut text = Vec::new();
         match super::created::fields(typed, &object, left_out, &mut text) {
             Ok(any) => {
-                let printed = super::fieldsv1::print(&gained);
-                prop_assert_eq!(any, !gained.is_empty());
-                prop_assert_eq!(String::from_utf8(text).unwrap(), printed.to_string());
+                let expected = super::fields_v1::print(&owned);
+                prop_assert_eq!(any, !owned.is_empty());
+                prop_assert_eq!(String::from_utf8(text).unwrap(), expected.to_string());
             }
             Err(_) => prop_assert!(is_odd, "an ordinary object takes the long way"),
         }

@@ -3,25 +3,25 @@
 
 use std::collections::BTreeSet;
 
-use schema::{Field, ListKind, Shape, Table, Type, TypeId};
+use schema::{Field, ListType, Shape, Table, Type, TypeId};
 use serde_json::{Map, Value};
 
-use super::fieldset::{PathElement, Set};
+use super::field_set::{PathElement, Set};
 use crate::go;
 
 /// The schema of one value. Cheap to copy.
 #[derive(Clone, Copy)]
 pub(crate) struct Typed<'t> {
     table: &'t Table,
-    what: What<'t>,
+    type_ref: TypeRef<'t>,
 }
 
 #[derive(Clone, Copy)]
-enum What<'t> {
+enum TypeRef<'t> {
     Type(&'t Type),
     Shape(&'t Shape),
     /// No schema: the value says what it is, and maps are tracked key by key.
-    Free,
+    Deduced,
 }
 
 /// How a value is to be walked.
@@ -32,7 +32,7 @@ pub(crate) enum Atom<'t> {
     Opaque,
     List {
         item: Typed<'t>,
-        kind: &'t ListKind,
+        kind: &'t ListType,
     },
     Map(Fields<'t>),
 }
@@ -50,30 +50,30 @@ pub(crate) enum Scalar {
 pub(crate) struct Fields<'t> {
     table: &'t Table,
     owner: Option<&'t Type>,
-    rest: Option<What<'t>>,
+    rest: Option<TypeRef<'t>>,
     pub atomic: bool,
 }
 
-static ATOMIC: ListKind = ListKind::Atomic;
+static ATOMIC: ListType = ListType::Atomic;
 
 impl<'t> Typed<'t> {
     pub fn root(table: &'t Table, ty: TypeId) -> Typed<'t> {
-        Typed { table, what: What::Type(table.get(ty)) }
+        Typed { table, type_ref: TypeRef::Type(table.get(ty)) }
     }
 
     /// `value` matters only where there is no schema.
     pub fn atom(self, value: &Value) -> Atom<'t> {
-        let at = |what| Typed { table: self.table, what };
+        let at = |type_ref| Typed { table: self.table, type_ref };
         let of = |ty: &'t Type| {
             if ty.preserve_unknown && ty.fields.is_empty() {
-                return at(What::Free).atom(value);
+                return at(TypeRef::Deduced).atom(value);
             }
-            let rest = ty.preserve_unknown.then_some(What::Free);
+            let rest = ty.preserve_unknown.then_some(TypeRef::Deduced);
             Atom::Map(Fields { table: self.table, owner: Some(ty), rest, atomic: ty.atomic })
         };
-        match self.what {
-            What::Type(ty) => of(ty),
-            What::Shape(shape) => match shape {
+        match self.type_ref {
+            TypeRef::Type(ty) => of(ty),
+            TypeRef::Shape(shape) => match shape {
                 Shape::Struct(id) => of(self.table.get(*id)),
                 Shape::String | Shape::Bytes | Shape::Time | Shape::MicroTime | Shape::Duration => {
                     Atom::Scalar(Scalar::String)
@@ -82,32 +82,32 @@ impl<'t> Typed<'t> {
                 Shape::Int32 | Shape::Int64 | Shape::Double => Atom::Scalar(Scalar::Numeric),
                 Shape::Quantity | Shape::IntOrString => Atom::Scalar(Scalar::Any),
                 Shape::RawExtension | Shape::Json | Shape::FieldsV1 => Atom::Opaque,
-                Shape::List { item, kind } => Atom::List { item: at(What::Shape(item)), kind },
+                Shape::List { item, kind } => Atom::List { item: at(TypeRef::Shape(item)), kind },
                 Shape::Map { value, atomic } => Atom::Map(Fields {
                     table: self.table,
                     owner: None,
-                    rest: Some(What::Shape(value)),
+                    rest: Some(TypeRef::Shape(value)),
                     atomic: *atomic,
                 }),
             },
-            What::Free => match value {
+            TypeRef::Deduced => match value {
                 Value::Object(_) | Value::Null => Atom::Map(Fields {
                     table: self.table,
                     owner: None,
-                    rest: Some(What::Free),
+                    rest: Some(TypeRef::Deduced),
                     atomic: false,
                 }),
-                Value::Array(_) => Atom::List { item: at(What::Free), kind: &ATOMIC },
+                Value::Array(_) => Atom::List { item: at(TypeRef::Deduced), kind: &ATOMIC },
                 _ => Atom::Scalar(Scalar::Any),
             },
         }
     }
 
     /// Whether the value alone decides how it is walked.
-    pub fn is_free(self) -> bool {
-        match self.what {
-            What::Free => true,
-            What::Shape(Shape::Struct(id)) => {
+    pub fn is_deduced(self) -> bool {
+        match self.type_ref {
+            TypeRef::Deduced => true,
+            TypeRef::Shape(Shape::Struct(id)) => {
                 let ty = self.table.get(*id);
                 ty.preserve_unknown && ty.fields.is_empty()
             }
@@ -116,10 +116,10 @@ impl<'t> Typed<'t> {
     }
 
     /// What tells an item apart from the others of its list.
-    pub fn item_key(self, kind: &ListKind, item: &Value) -> Result<PathElement, String> {
+    pub fn item_key(self, kind: &ListType, item: &Value) -> Result<PathElement, String> {
         let keys = match kind {
-            ListKind::Atomic => return Err("invalid indexing of non-associative list".to_owned()),
-            ListKind::Set => {
+            ListType::Atomic => return Err("invalid indexing of non-associative list".to_owned()),
+            ListType::Set => {
                 return match item {
                     Value::Object(_) => Err("associative list without keys has an element that's a map type"),
                     Value::Array(_) => Err("not supported: associative list with lists as elements"),
@@ -130,7 +130,7 @@ impl<'t> Typed<'t> {
                 }
                 .map_err(str::to_owned);
             }
-            ListKind::Map(keys) => keys,
+            ListType::Map(keys) => keys,
         };
         let fields = match item {
             Value::Object(fields) => fields,
@@ -164,13 +164,13 @@ impl<'t> Typed<'t> {
 impl<'t> Fields<'t> {
     /// The schema of one field. What no schema names is tracked as it comes; `validate` refuses it before.
     pub fn child(&self, name: &str) -> Typed<'t> {
-        self.described(self.declared(name))
+        self.field_type(self.declared(name))
     }
 
     /// What a member is that is declared like this, or not at all.
-    pub fn described(&self, declared: Option<&'t Field>) -> Typed<'t> {
-        let what = declared.map(|field| What::Shape(&field.shape)).or(self.rest);
-        Typed { table: self.table, what: what.unwrap_or(What::Free) }
+    pub fn field_type(&self, declared: Option<&'t Field>) -> Typed<'t> {
+        let type_ref = declared.map(|field| TypeRef::Shape(&field.shape)).or(self.rest);
+        Typed { table: self.table, type_ref: type_ref.unwrap_or(TypeRef::Deduced) }
     }
 
     pub fn declared(&self, name: &str) -> Option<&'t Field> {
@@ -208,7 +208,7 @@ fn check(typed: Typed, value: &Value, duplicates: bool, path: &mut Path, errors:
         (Atom::List { item, kind }, Value::Array(items)) => {
             let mut seen = BTreeSet::new();
             for (at, value) in items.iter().enumerate() {
-                let element = if *kind == ListKind::Atomic {
+                let element = if *kind == ListType::Atomic {
                     PathElement::Index(at as i64)
                 } else {
                     match item.item_key(kind, value) {
@@ -217,7 +217,7 @@ fn check(typed: Typed, value: &Value, duplicates: bool, path: &mut Path, errors:
                     }
                 };
                 path.steps.push(element.to_string());
-                if *kind != ListKind::Atomic {
+                if *kind != ListType::Atomic {
                     if !duplicates && seen.contains(&element) {
                         let step = path.steps.pop();
                         errors.push(path.error(&format!("duplicate entries for key {element}")));
@@ -280,12 +280,12 @@ pub(crate) fn field_set(typed: Typed, value: &Value) -> Set {
 /// Adds what is below `value` and says whether the path to it belongs to the set itself.
 fn collect(typed: Typed, value: &Value, set: &mut Set) -> bool {
     match (typed.atom(value), value) {
-        (Atom::Opaque | Atom::Scalar(_), _) | (Atom::List { kind: ListKind::Atomic, .. }, _) => true,
+        (Atom::Opaque | Atom::Scalar(_), _) | (Atom::List { kind: ListType::Atomic, .. }, _) => true,
         (Atom::List { item, kind }, Value::Array(items)) => {
-            let mut keyed: Vec<_> =
+            let mut items_by_key: Vec<_> =
                 items.iter().filter_map(|value| Some((item.item_key(kind, value).ok()?, value))).collect();
-            keyed.sort_by(|a, b| a.0.cmp(&b.0));
-            for same in keyed.chunk_by(|a, b| a.0 == b.0) {
+            items_by_key.sort_by(|a, b| a.0.cmp(&b.0));
+            for same in items_by_key.chunk_by(|a, b| a.0 == b.0) {
                 let mut below = Set::default();
                 // Items that cannot be told apart are owned together.
                 if let [(_, value)] = same {
@@ -323,7 +323,7 @@ fn zero_of(table: &Table, ty: &Type, depth: usize) -> Value {
         let value = match &field.shape {
             // The bound only guards against a table that nests a type in itself.
             Shape::Struct(id) if depth < 16 => zero_of(table, table.get(*id), depth + 1),
-            _ if !field.always => return None,
+            _ if !field.always_present => return None,
             Shape::String => Value::from(""),
             Shape::Bool => Value::from(false),
             Shape::Int32 | Shape::Int64 | Shape::Double => Value::from(0),
@@ -331,6 +331,6 @@ fn zero_of(table: &Table, ty: &Type, depth: usize) -> Value {
         };
         Some((field.name.to_string(), value))
     });
-    let pointers = ty.fields.iter().filter(|field| field.tag != 0 && field.pointer && field.always);
+    let pointers = ty.fields.iter().filter(|field| field.tag != 0 && field.pointer && field.always_present);
     Value::Object(fields.chain(pointers.map(|field| (field.name.to_string(), Value::Null))).collect())
 }

@@ -9,8 +9,8 @@ use schema::Table;
 use serde_json::Value;
 
 use super::{
-    Level, Merged, Meta, Object, PATCH, SET_ORDER, bad_patch_type, internal, merge_map, named, no_merge_key,
-    settled, wrong_type,
+    Level, MergeResult, Meta, Object, PATCH, SET_ORDER, bad_patch_type, field_name, internal, merge_map,
+    no_merge_key, remove_directives, wrong_type,
 };
 use crate::go;
 
@@ -20,14 +20,14 @@ pub(super) fn merge_ordered<'t, 'p>(
     level: Level<'t>,
     original: &mut Object,
     patch: &'p Object,
-) -> Merged<HashSet<&'p str>> {
+) -> MergeResult<HashSet<&'p str>> {
     let mut done = HashSet::new();
     for (key, order) in patch {
         if !key.starts_with(SET_ORDER) {
             continue;
         }
         let order = list(order)?;
-        let name = named(key, SET_ORDER)?;
+        let name = field_name(key, SET_ORDER)?;
         let old = original.get(name).map(list).transpose()?.cloned();
         let new = patch.get(name).map(list).transpose()?;
         let meta = level.list(table, name)?;
@@ -35,13 +35,13 @@ pub(super) fn merge_ordered<'t, 'p>(
         let merged = match (&old, new) {
             (None, None) => continue,
             (Some(old), None) => old.clone(),
-            (None, Some(new)) => new.iter().filter_map(settled).collect(),
+            (None, Some(new)) => new.iter().filter_map(remove_directives).collect(),
             (Some(old), Some(new)) => merge_field(table, &meta, old.clone(), new, false)?,
         };
         let old = old.unwrap_or_default();
         let new = new.map_or(&[][..], Vec::as_slice);
         item_type(&old, new)?;
-        let server = refilled(old, new, meta.merge_key);
+        let server = restore_deleted_items(old, new, meta.merge_key);
         let sorted = in_order(merged, order, &server, meta.merge_key)?;
         original.insert(name.to_owned(), Value::Array(sorted));
         done.insert(name);
@@ -51,12 +51,12 @@ pub(super) fn merge_ordered<'t, 'p>(
 
 /// The server's order for a list whose order is set: as upstream has it, new items stand at its end as far as
 /// deleted ones made room.
-fn refilled(old: Vec<Value>, new: &[Value], merge_key: &str) -> Vec<Value> {
+fn restore_deleted_items(old: Vec<Value>, new: &[Value], merge_key: &str) -> Vec<Value> {
     let directive = |word: &str| new.iter().any(|item| item.get(PATCH).is_some_and(|found| found == word));
     if !directive("delete") || directive("replace") {
         return old;
     }
-    let room = old.len();
+    let length = old.len();
     let Ok((mut order, changes)) = directives(old.clone(), new, merge_key) else { return old };
     let mut known: HashSet<String> =
         order.iter().filter_map(|item| item.get(merge_key)).map(Value::to_string).collect();
@@ -65,7 +65,7 @@ fn refilled(old: Vec<Value>, new: &[Value], merge_key: &str) -> Vec<Value> {
         key.is_some_and(|key| known.insert(key))
     });
     order.extend(added);
-    order.truncate(room);
+    order.truncate(length);
     order
 }
 
@@ -76,15 +76,15 @@ pub(super) fn merge_field<'t>(
     old: Vec<Value>,
     new: &[Value],
     deletes: bool,
-) -> Merged<Vec<Value>> {
+) -> MergeResult<Vec<Value>> {
     if !meta.strategy.merge && !deletes {
         return Ok(new.to_vec());
     }
     if old.is_empty() && new.is_empty() {
         return Ok(old);
     }
-    if item_type(&old, new)? != Items::Maps {
-        return if deletes { Ok(without(old, new)) } else { union(old, new, meta.merge_key) };
+    if item_type(&old, new)? != ItemType::Maps {
+        return if deletes { Ok(delete_items(old, new)) } else { union(old, new, meta.merge_key) };
     }
     if meta.merge_key.is_empty() {
         return Err(internal(format!("cannot merge lists without merge key for {}", meta.level.kind())));
@@ -95,47 +95,47 @@ pub(super) fn merge_field<'t>(
 }
 
 #[derive(PartialEq)]
-enum Items {
+enum ItemType {
     Maps,
     Scalars,
 }
 
 /// All items must be of one type, and none a list.
-fn item_type(old: &[Value], new: &[Value]) -> Merged<Items> {
+fn item_type(old: &[Value], new: &[Value]) -> MergeResult<ItemType> {
     let mut items = old.iter().chain(new);
     let first = items.next().ok_or_else(|| internal("no elements in any of the given slices"))?;
     if first.is_array() {
         return Err(super::StrategicError::Unprocessable("lists of lists are not supported".to_owned()));
     }
     if items.any(|item| go::type_name(item) != go::type_name(first)) {
-        let shown = [old, new].map(|list| go::print(&Value::from(list.to_vec()))).join(" ");
-        return Err(internal(format!("list element types are not identical: [{shown}]")));
+        let rendered = [old, new].map(|list| go::print(&Value::from(list.to_vec()))).join(" ");
+        return Err(internal(format!("list element types are not identical: [{rendered}]")));
     }
-    Ok(if first.is_object() { Items::Maps } else { Items::Scalars })
+    Ok(if first.is_object() { ItemType::Maps } else { ItemType::Scalars })
 }
 
-fn without(old: Vec<Value>, gone: &[Value]) -> Vec<Value> {
-    let gone: HashSet<String> = gone.iter().map(Value::to_string).collect();
-    old.into_iter().filter(|item| !gone.contains(&item.to_string())).collect()
+fn delete_items(old: Vec<Value>, deleted: &[Value]) -> Vec<Value> {
+    let deleted: HashSet<String> = deleted.iter().map(Value::to_string).collect();
+    old.into_iter().filter(|item| !deleted.contains(&item.to_string())).collect()
 }
 
-fn union(old: Vec<Value>, new: &[Value], merge_key: &str) -> Merged<Vec<Value>> {
+fn union(old: Vec<Value>, new: &[Value], merge_key: &str) -> MergeResult<Vec<Value>> {
     let mut seen = HashSet::new();
     let both = old.iter().chain(new).filter(|item| seen.insert(item.to_string())).cloned().collect();
     in_order(both, new, &old, merge_key)
 }
 
 /// Carries out the items that are directives; returns the remaining list and the remaining changes.
-fn directives(mut old: Vec<Value>, new: &[Value], merge_key: &str) -> Merged<(Vec<Value>, Vec<Value>)> {
+fn directives(mut old: Vec<Value>, new: &[Value], merge_key: &str) -> MergeResult<(Vec<Value>, Vec<Value>)> {
     let mut changes = Vec::new();
-    let mut gone = HashSet::new();
+    let mut deleted = HashSet::new();
     let mut replace = false;
     for item in new {
         let Some(fields) = item.as_object() else { continue };
         match fields.get(PATCH) {
             None => changes.push(item.clone()),
             Some(Value::String(directive)) if directive == "delete" => {
-                gone.insert(
+                deleted.insert(
                     fields.get(merge_key).ok_or_else(|| no_merge_key(fields, merge_key))?.to_string(),
                 );
             }
@@ -149,8 +149,8 @@ fn directives(mut old: Vec<Value>, new: &[Value], merge_key: &str) -> Merged<(Ve
     if replace {
         return Ok((changes, Vec::new()));
     }
-    if !gone.is_empty() {
-        old.retain(|item| item.get(merge_key).is_none_or(|key| !gone.contains(&key.to_string())));
+    if !deleted.is_empty() {
+        old.retain(|item| item.get(merge_key).is_none_or(|key| !deleted.contains(&key.to_string())));
     }
     Ok((old, changes))
 }
@@ -160,24 +160,24 @@ fn merge_items<'t>(
     meta: &Meta<'t>,
     mut items: Vec<Value>,
     changes: &[Value],
-) -> Merged<Vec<Value>> {
-    let mut places = HashMap::new();
-    for (place, item) in items.iter().enumerate() {
+) -> MergeResult<Vec<Value>> {
+    let mut positions = HashMap::new();
+    for (position, item) in items.iter().enumerate() {
         if let Some(key) = item.get(meta.merge_key) {
-            places.entry(key.to_string()).or_insert(place);
+            positions.entry(key.to_string()).or_insert(position);
         }
     }
     for change in changes {
         let Some(fields) = change.as_object() else { continue };
         let key = fields.get(meta.merge_key).ok_or_else(|| no_merge_key(fields, meta.merge_key))?;
-        match places.get(&key.to_string()) {
-            Some(&place) => {
-                if let Value::Object(old) = items[place].take() {
-                    items[place] = Value::Object(merge_map(table, meta.level, old, fields)?);
+        match positions.get(&key.to_string()) {
+            Some(&position) => {
+                if let Value::Object(old) = items[position].take() {
+                    items[position] = Value::Object(merge_map(table, meta.level, old, fields)?);
                 }
             }
             None => {
-                places.insert(key.to_string(), items.len());
+                positions.insert(key.to_string(), items.len());
                 items.push(change.clone());
             }
         }
@@ -186,7 +186,12 @@ fn merge_items<'t>(
 }
 
 /// Sorts the items named in `order` by it and weaves in the others where the server's order had them.
-fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &str) -> Merged<Vec<Value>> {
+fn in_order(
+    merged: Vec<Value>,
+    order: &[Value],
+    server: &[Value],
+    merge_key: &str,
+) -> MergeResult<Vec<Value>> {
     let maps = merged.first().or(order.first()).is_some_and(Value::is_object);
     if maps {
         for item in merged.iter().chain(order).chain(server) {
@@ -198,19 +203,19 @@ fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &s
     }
     let key =
         |item: &Value| if maps { item.get(merge_key).map(Value::to_string) } else { Some(item.to_string()) };
-    let ranks = |list: &[Value]| {
-        let mut ranks = HashMap::new();
+    let positions_by_key = |list: &[Value]| {
+        let mut positions_by_key = HashMap::new();
         for (rank, item) in list.iter().enumerate() {
-            ranks.entry(key(item)).or_insert(rank);
+            positions_by_key.entry(key(item)).or_insert(rank);
         }
-        ranks
+        positions_by_key
     };
-    let (order, server) = (ranks(order), ranks(server));
-    let ranked = merged.into_iter().map(|item| {
+    let (order, server) = (positions_by_key(order), positions_by_key(server));
+    let with_order = merged.into_iter().map(|item| {
         let key = key(&item);
         (order.get(&key).copied(), server.get(&key).copied(), item)
     });
-    let (mut named, mut others): (Vec<_>, Vec<_>) = ranked.partition(|(rank, ..)| rank.is_some());
+    let (mut named, mut others): (Vec<_>, Vec<_>) = with_order.partition(|(rank, ..)| rank.is_some());
     named.sort_by_key(|(rank, ..)| *rank);
     others.sort_by_key(|(_, rank, _)| rank.unwrap_or(usize::MAX));
 
@@ -226,27 +231,27 @@ fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &s
 }
 
 /// The patch's items must stand in the order that the patch sets, and be part of it.
-fn check_order(new: &[Value], order: &[Value], merge_key: &str) -> Merged<()> {
+fn check_order(new: &[Value], order: &[Value], merge_key: &str) -> MergeResult<()> {
     if new.is_empty() || order.is_empty() {
         return Ok(());
     }
     let mut left = new.iter().filter(|item| item.get(PATCH).is_none()).peekable();
-    let mut places = order.iter();
+    let mut ordered_items = order.iter();
     while let Some(item) = left.peek() {
-        let Some(place) = places.next() else {
+        let Some(ordered_item) = ordered_items.next() else {
             let [new, order] = [new, order].map(|list| go::print(&Value::from(list.to_vec())));
             return Err(internal(format!(
                 "The order in patch list:\n{new}\n doesn't match {SET_ORDER} list:\n{order}\n"
             )));
         };
-        if key_of(item, merge_key)? == key_of(place, merge_key)? {
+        if key_of(item, merge_key)? == key_of(ordered_item, merge_key)? {
             left.next();
         }
     }
     Ok(())
 }
 
-fn key_of<'v>(item: &'v Value, merge_key: &str) -> Merged<&'v Value> {
+fn key_of<'v>(item: &'v Value, merge_key: &str) -> MergeResult<&'v Value> {
     if merge_key.is_empty() {
         return Ok(item);
     }
@@ -254,7 +259,7 @@ fn key_of<'v>(item: &'v Value, merge_key: &str) -> Merged<&'v Value> {
     fields.get(merge_key).ok_or_else(|| no_merge_key(fields, merge_key))
 }
 
-fn list(value: &Value) -> Merged<&Vec<Value>> {
+fn list(value: &Value) -> MergeResult<&Vec<Value>> {
     match value {
         Value::Array(items) => Ok(items),
         other => Err(wrong_type("[]interface {}", other)),

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::{StrategicError, strategic};
 use crate::json_patch::tests::any_json;
-use crate::shapes::{table, thing};
+use crate::test_schema::{table, thing};
 
 /// Patches `spec`.
 #[track_caller]
@@ -14,14 +14,14 @@ fn check(spec: Value, patch: Value, want: Value) {
 }
 
 #[track_caller]
-fn refused(spec: Value, patch: Value, want: &str) {
+fn check_error(spec: Value, patch: Value, want: &str) {
     let mut doc = json!({"spec": spec});
     let error = strategic(table(), thing(), &mut doc, &json!({"spec": patch})).expect_err("refused");
     assert_eq!(error.to_string(), want);
 }
 
 #[test]
-fn plain_fields_merge_as_in_a_merge_patch() {
+fn merges_fields_like_merge_patch() {
     check(json!({"replicas": 1}), json!({"replicas": 2}), json!({"replicas": 2}));
     check(json!({"replicas": 1}), json!({"replicas": null}), json!({}));
     check(json!({}), json!({"replicas": null}), json!({}));
@@ -39,7 +39,7 @@ fn plain_fields_merge_as_in_a_merge_patch() {
 }
 
 #[test]
-fn keyed_lists_merge_by_key_and_new_items_come_first() {
+fn merges_lists_by_key_with_new_items_first() {
     check(
         json!({"containers": [{"name": "a", "image": "1"}]}),
         json!({"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}]}),
@@ -63,7 +63,7 @@ fn keyed_lists_merge_by_key_and_new_items_come_first() {
 }
 
 #[test]
-fn patch_directives() {
+fn applies_patch_directives() {
     check(
         json!({"containers": [{"name": "a"}, {"name": "b"}]}),
         json!({"containers": [{"name": "a", "$patch": "delete"}]}),
@@ -85,12 +85,12 @@ fn patch_directives() {
         json!({"strategy": {}}),
     );
     check(json!({}), json!({"strategy": {"$patch": "delete"}}), json!({}));
-    refused(
+    check_error(
         json!({"strategy": {}}),
         json!({"strategy": {"$patch": "merge", "type": "b"}}),
         "unknown patch type: merge in map: map[$patch:merge type:b]",
     );
-    refused(
+    check_error(
         json!({"containers": [{"name": "a"}]}),
         json!({"containers": [{"$patch": "merge"}]}),
         "merging lists cannot yet be specified in the patch",
@@ -98,18 +98,18 @@ fn patch_directives() {
 }
 
 #[test]
-fn retain_keys() {
+fn applies_retain_keys() {
     check(
         json!({"strategy": {"type": "a", "rollingUpdate": {"name": "x"}}}),
         json!({"strategy": {"$retainKeys": ["type"], "type": "b"}}),
         json!({"strategy": {"type": "b"}}),
     );
-    refused(
+    check_error(
         json!({"strategy": {}}),
         json!({"strategy": {"$retainKeys": ["type"], "rollingUpdate": {}}}),
         "invalid patch format of retainKeys",
     );
-    refused(
+    check_error(
         json!({"strategy": {}}),
         json!({"strategy": {"$retainKeys": 1}}),
         "invalid patch format of retainKeys",
@@ -117,7 +117,7 @@ fn retain_keys() {
 }
 
 #[test]
-fn sets_and_their_deletions() {
+fn merges_and_deletes_from_primitive_lists() {
     let patched = |finalizers: Value, patch: Value| {
         let mut doc = json!({"metadata": {"finalizers": finalizers}});
         strategic(table(), thing(), &mut doc, &json!({"metadata": patch})).expect("applies");
@@ -142,7 +142,7 @@ fn sets_and_their_deletions() {
 }
 
 #[test]
-fn set_element_order() {
+fn applies_set_element_order() {
     check(
         json!({"containers": [{"name": "a"}, {"name": "b"}]}),
         json!({"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}], "containers": [{"name": "a", "image": "1"}]}),
@@ -158,38 +158,38 @@ fn set_element_order() {
         json!({"$setElementOrder/containers": [{"name": "b"}, {"name": "new"}], "containers": [{"name": "new"}, {"name": "a", "$patch": "delete"}]}),
         json!({"containers": [{"name": "b"}, {"name": "server"}, {"name": "new"}]}),
     );
-    refused(
+    check_error(
         json!({"containers": [{"name": "a"}]}),
         json!({"$setElementOrder/containers": [{"name": "a"}], "containers": [{"name": "b"}]}),
         "The order in patch list:\n[map[name:b]]\n doesn't match $setElementOrder list:\n[map[name:a]]\n",
     );
-    refused(
+    check_error(
         json!({"containers": [{"name": "a"}]}),
         json!({"$setElementOrder/containers": "x"}),
         "expected a []interface {}, but received a string",
     );
-    refused(json!({}), json!({"$setElementOrder": []}), "invalid patch format of setElementOrder list");
+    check_error(json!({}), json!({"$setElementOrder": []}), "invalid patch format of setElementOrder list");
 }
 
 #[test]
-fn refusals() {
-    refused(
+fn rejects_invalid_patches() {
+    check_error(
         json!({"containers": [{"name": "a"}]}),
         json!({"containers": [{"image": "x"}]}),
         "map: map[image:x] does not contain declared merge key: name",
     );
-    refused(
+    check_error(
         json!({"containers": [{"name": "a"}]}),
         json!({"containers": ["x"]}),
         "list element types are not identical: [[map[name:a]] [x]]",
     );
-    refused(json!({"containers": []}), json!({"containers": [[]]}), "lists of lists are not supported");
-    refused(
+    check_error(json!({"containers": []}), json!({"containers": [[]]}), "lists of lists are not supported");
+    check_error(
         json!({"bogus": {}}),
         json!({"bogus": {}}),
         "unable to find api field in struct ThingSpec for the json field \"bogus\"",
     );
-    refused(
+    check_error(
         json!({"selector": {"a": {}}}),
         json!({"selector": {"a": {}}}),
         "merging an object in json but data type is not struct, instead is: map",
@@ -199,7 +199,7 @@ fn refusals() {
 }
 
 #[test]
-fn a_long_list_is_merged_in_time() {
+fn merges_long_lists_in_linear_time() {
     let items = |from: usize| -> Vec<Value> {
         (from..from + 50_000).map(|n| json!({"name": n.to_string()})).collect()
     };

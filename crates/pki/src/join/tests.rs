@@ -3,43 +3,43 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::*;
-use crate::{Authority, Issued, Leaf, Usage};
+use crate::{Authority, CertKeyPair, Leaf, Usage};
 
-const WRONG: &str =
+const EXPECTED_ERROR: &str =
     "a token for joining is written K10<digest of the authority>::<id>.<secret>, as the server's own is";
 const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 #[track_caller]
 fn check(text: &str, expected: &str) {
-    let shown = match text.parse::<JoinToken>() {
-        Ok(token) => token.reveal(),
+    let parsed = match text.parse::<JoinToken>() {
+        Ok(token) => token.to_secret_string(),
         Err(error) => error.to_string(),
     };
-    assert_eq!(shown, expected, "{text}");
+    assert_eq!(parsed, expected, "{text}");
 }
 
 #[test]
-fn tokens_are_read_and_written() {
-    let whole = format!("K10{HASH}::abcdef.0123456789abcdef");
-    check(&whole, &whole);
-    check(&format!(" {whole}\n"), &whole);
+fn tokens_are_parsed_and_formatted() {
+    let full_token = format!("K10{HASH}::abcdef.0123456789abcdef");
+    check(&full_token, &full_token);
+    check(&format!(" {full_token}\n"), &full_token);
     check("abcdef.0123456789abcdef", "abcdef.0123456789abcdef");
-    check("K1000::abcdef.0123456789abcdef", WRONG);
-    check(&format!("K10{}::a", HASH.replace('0', "g")), WRONG);
-    check("", WRONG);
-    check("server:", WRONG);
+    check("K1000::abcdef.0123456789abcdef", EXPECTED_ERROR);
+    check(&format!("K10{}::a", HASH.replace('0', "g")), EXPECTED_ERROR);
+    check("", EXPECTED_ERROR);
+    check("server:", EXPECTED_ERROR);
     // What follows from a word is the same for everybody, whoever is named before it.
     let word: JoinToken = "hunter2".parse().unwrap();
-    check(&format!("K10{HASH}::node:hunter2"), &format!("K10{HASH}::{}", word.reveal()));
-    assert_eq!(Bootstrap::of(&word.bootstrap.bearer()).unwrap(), word.bootstrap);
-    assert_ne!(word.bootstrap, Bootstrap::of("hunter3").unwrap());
+    check(&format!("K10{HASH}::node:hunter2"), &format!("K10{HASH}::{}", word.to_secret_string()));
+    assert_eq!(BootstrapToken::from_text(&word.bootstrap.bearer()).unwrap(), word.bootstrap);
+    assert_ne!(word.bootstrap, BootstrapToken::from_text("hunter3").unwrap());
 }
 
 #[test]
 fn random_tokens_are_tokens_and_secret() {
-    let token = Bootstrap::random().unwrap();
-    assert_eq!(Bootstrap::of(&token.bearer()).unwrap(), token);
-    assert_ne!(token, Bootstrap::random().unwrap());
+    let token = BootstrapToken::random().unwrap();
+    assert_eq!(BootstrapToken::from_text(&token.bearer()).unwrap(), token);
+    assert_ne!(token, BootstrapToken::random().unwrap());
     assert!(!format!("{token:?}").contains(&token.secret));
 }
 
@@ -57,12 +57,12 @@ fn only_the_pinned_authority_is_trusted() {
         usage: Usage::Server,
         lifetime: Duration::from_secs(3600),
     };
-    let verify = |issued: &Issued, beside: &Authority, name: &'static str| {
-        let pinned = Pinned::new(Fingerprint::of(good.pem()).unwrap());
+    let verify = |issued: &CertKeyPair, beside: &Authority, name: &'static str| {
+        let pinned = PinnedAuthorityVerifier::new(Fingerprint::from_pem(good.pem()).unwrap());
         let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         let name = ServerName::try_from(name).unwrap();
-        let (shown, beside) = (der(&issued.cert_pem), der(beside.pem()));
-        let verified = pinned.verify_server_cert(&shown, &[beside], &name, &[], UnixTime::now());
+        let (end_entity, beside) = (der(&issued.cert_pem), der(beside.pem()));
+        let verified = pinned.verify_server_cert(&end_entity, &[beside], &name, &[], UnixTime::now());
         assert_eq!(verified.is_ok(), pinned.authority().is_some());
         verified.is_ok()
     };

@@ -23,7 +23,7 @@ const SERIAL_NUMBER: &[u8] = &[0x55, 4, 5];
 
 /// The name in DER. Values of one attribute share a set, of those there is one of the last counts; attributes that
 /// Go does not know come last, in the order of the request.
-pub(super) fn in_order(name: &X509Name<'_>) -> Vec<u8> {
+pub(super) fn encode_in_go_order(name: &X509Name<'_>) -> Vec<u8> {
     let attributes: Vec<(&[u8], Vec<u8>)> = name
         .iter_attributes()
         .map(|attribute| (attribute.attr_type().as_bytes(), encoded(attribute)))

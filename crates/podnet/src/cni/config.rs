@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::CniError;
 
 /// Below this programs know nothing of `CHECK`.
-const CHECKED_FROM: [u64; 3] = [0, 4, 0];
+const MIN_CHECK_VERSION: [u64; 3] = [0, 4, 0];
 
 /// A network: programs to be run one after the other.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,9 +95,9 @@ impl Network {
         })
     }
 
-    pub(super) fn can_be_checked(&self) -> bool {
+    pub(super) fn supports_check(&self) -> bool {
         let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
         let version = [(); 3].map(|()| parts.next().unwrap_or(0));
-        !self.disable_check && version >= CHECKED_FROM
+        !self.disable_check && version >= MIN_CHECK_VERSION
     }
 }

@@ -8,42 +8,43 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{Attached, CniError, Network, Programs};
+use super::{CniError, CniPlugins, Network, RuntimeConf};
 
 /// For a program to do its work.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// Programs that answer with more are mad.
-const LONGEST: u64 = 4 << 20;
+const MAX_OUTPUT_BYTES: u64 = 4 << 20;
 
 /// Runs a program; answers with its result, which commands other than `ADD` do not have.
-pub fn program(
-    programs: &Programs,
+pub fn invoke(
+    cni_plugins: &CniPlugins,
     network: &Network,
     plugin: &Value,
     command: &str,
-    to: &Attached<'_>,
+    runtime_conf: &RuntimeConf<'_>,
     previous: &Value,
 ) -> Result<Value, CniError> {
     let name = plugin["type"].as_str().unwrap_or_default().to_owned();
-    let found = programs.dirs.iter().map(|dir| dir.join(&name)).find(|path| path.is_file());
-    let path = found.ok_or_else(|| CniError::NoPlugin { name: name.clone(), dirs: programs.dirs.clone() })?;
+    let found = cni_plugins.dirs.iter().map(|dir| dir.join(&name)).find(|path| path.is_file());
+    let path =
+        found.ok_or_else(|| CniError::NoPlugin { name: name.clone(), dirs: cni_plugins.dirs.clone() })?;
     let failed = |why: String| CniError::Failed { name: name.clone(), command: command.to_lowercase(), why };
-    let input = input(network, plugin, to, previous);
-    let args: Vec<String> = to.args.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let namespace = to.namespace.clone().unwrap_or_default();
+    let input = input(network, plugin, runtime_conf, previous);
+    let args: Vec<String> = runtime_conf.args.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let namespace = runtime_conf.namespace.clone().unwrap_or_default();
     let mut child = Command::new(&path)
         .env("CNI_COMMAND", command)
-        .env("CNI_CONTAINERID", to.id)
+        .env("CNI_CONTAINERID", runtime_conf.id)
         .env("CNI_NETNS", &namespace)
-        .env("CNI_IFNAME", crate::INSIDE)
+        .env("CNI_IFNAME", crate::POD_INTERFACE)
         .env("CNI_ARGS", args.join(";"))
-        .env("CNI_PATH", list(&programs.dirs))
+        .env("CNI_PATH", list(&cni_plugins.dirs))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| failed(format!("cannot run {}: {error}", path.display())))?;
-    let (said, answer) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     // Threads of their own, so that one that neither reads nor answers is not waited for.
     std::thread::spawn(move || {
@@ -51,22 +52,22 @@ pub fn program(
             // One that needs no input may be gone already.
             let _ = stdin.write_all(input.to_string().as_bytes());
         }
-        let complaints = std::thread::spawn(move || text(stderr));
+        let error_output = std::thread::spawn(move || text(stderr));
         let answer = text(stdout);
-        let _ = said.send((answer, complaints.join().unwrap_or_default()));
+        let _ = sender.send((answer, error_output.join().unwrap_or_default()));
     });
-    let answered = answer.recv_timeout(PATIENCE);
-    if answered.is_err() {
+    let received = receiver.recv_timeout(PLUGIN_TIMEOUT);
+    if received.is_err() {
         let _ = child.kill();
     }
     let ended = child.wait().map_err(|error| failed(error.to_string()))?;
-    let Ok((answer, complaints)) = answered else {
-        let seconds = PATIENCE.as_secs();
+    let Ok((answer, error_output)) = received else {
+        let seconds = PLUGIN_TIMEOUT.as_secs();
         return Err(CniError::Late { name, command: command.to_lowercase(), seconds });
     };
     let value: Option<Value> = serde_json::from_str(&answer).ok();
     if !ended.success() {
-        return Err(failed(complaint(value.as_ref(), &answer, &complaints)));
+        return Err(failed(error_message(value.as_ref(), &answer, &error_output)));
     }
     match (command, value) {
         ("ADD", Some(result)) if result.is_object() => Ok(result),
@@ -76,27 +77,28 @@ pub fn program(
 }
 
 /// What the program is to know: its own part of the configuration and what came before.
-fn input(network: &Network, plugin: &Value, to: &Attached<'_>, previous: &Value) -> Value {
+fn input(network: &Network, plugin: &Value, runtime_conf: &RuntimeConf<'_>, previous: &Value) -> Value {
     let mut config = plugin.as_object().cloned().unwrap_or_default();
     config.insert("name".to_owned(), network.name.as_str().into());
     config.insert("cniVersion".to_owned(), network.version.as_str().into());
     if !previous.is_null() {
         config.insert("prevResult".to_owned(), previous.clone());
     }
-    let can = config.remove("capabilities").unwrap_or_default();
-    let wanted = to.capabilities.iter().filter(|(name, _)| can[name.as_str()] == true);
-    let wanted: Map<String, Value> = wanted.map(|(name, value)| (name.clone(), value.clone())).collect();
-    if !wanted.is_empty() {
-        config.insert("runtimeConfig".to_owned(), wanted.into());
+    let supported = config.remove("capabilities").unwrap_or_default();
+    let requested = runtime_conf.capabilities.iter().filter(|(name, _)| supported[name.as_str()] == true);
+    let requested: Map<String, Value> =
+        requested.map(|(name, value)| (name.clone(), value.clone())).collect();
+    if !requested.is_empty() {
+        config.insert("runtimeConfig".to_owned(), requested.into());
     }
     config.into()
 }
 
 /// Why it failed, in its own words.
-fn complaint(answer: Option<&Value>, text: &str, complaints: &str) -> String {
+fn error_message(answer: Option<&Value>, text: &str, error_output: &str) -> String {
     let word = |name: &str| answer.and_then(|answer| answer[name].as_str()).unwrap_or_default();
     match (word("msg"), word("details")) {
-        ("", _) => format!("netplugin failed: {:?}", [text.trim(), complaints.trim()].join(" ").trim()),
+        ("", _) => format!("netplugin failed: {:?}", [text.trim(), error_output.trim()].join(" ").trim()),
         (message, "") => message.to_owned(),
         (message, details) => format!("{message}; {details}"),
     }
@@ -105,7 +107,7 @@ fn complaint(answer: Option<&Value>, text: &str, complaints: &str) -> String {
 fn text(stream: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
-        let _ = stream.take(LONGEST).read_to_end(&mut bytes);
+        let _ = stream.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

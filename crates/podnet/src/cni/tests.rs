@@ -4,20 +4,20 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 
-struct Place {
+struct TestEnv {
     dir: tempfile::TempDir,
-    programs: Programs,
+    cni_plugins: CniPlugins,
 }
 
-impl Place {
-    fn new() -> Place {
+impl TestEnv {
+    fn new() -> TestEnv {
         let dir = tempfile::tempdir().unwrap();
-        let programs = Programs {
+        let cni_plugins = CniPlugins {
             dirs: vec![dir.path().join("none"), dir.path().join("bin")],
             cache: dir.path().join("cache"),
         };
         std::fs::create_dir(dir.path().join("bin")).unwrap();
-        Place { dir, programs }
+        TestEnv { dir, cni_plugins }
     }
 
     /// A program that writes down its command, namespace and input, and then does this.
@@ -46,9 +46,9 @@ fn network() -> Network {
     Network::parse(text).unwrap()
 }
 
-fn attached(id: &str) -> Attached<'_> {
+fn attached(id: &str) -> RuntimeConf<'_> {
     let capabilities = json!({"portMappings": [{"hostPort": 80}], "bandwidth": {"ingressRate": 1}});
-    Attached {
+    RuntimeConf {
         id,
         namespace: Some("/proc/7/ns/net".into()),
         args: vec![("K8S_POD_NAME".to_owned(), "web".to_owned())],
@@ -61,14 +61,14 @@ const FIRST: &str =
 const SECOND: &str = r#"test $CNI_COMMAND = ADD && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.2/16"},{"address":"fd00::2/64"}]}'; true"#;
 
 #[test]
-fn each_program_is_told_what_came_before() {
-    let place = Place::new();
-    place.program("first", FIRST);
-    place.program("second", SECOND);
-    let found = place.programs.add(&network(), &attached("abc")).unwrap();
+fn plugins_receive_the_previous_result() {
+    let env = TestEnv::new();
+    env.program("first", FIRST);
+    env.program("second", SECOND);
+    let found = env.cni_plugins.add(&network(), &attached("abc")).unwrap();
     let expected: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     assert_eq!(found, expected);
-    let log = place.log();
+    let log = env.log();
     let start = "ADD abc /proc/7/ns/net eth0 K8S_POD_NAME=web";
     assert_eq!(
         log,
@@ -79,95 +79,95 @@ fn each_program_is_told_what_came_before() {
             ),
         ]
     );
-    assert_eq!(place.programs.attached(), ["abc"]);
+    assert_eq!(env.cni_plugins.cached_ids(), ["abc"]);
 
     // By what was written down: in their order, and in the end the other way round.
-    place.programs.check("abc", Path::new("/proc/7/ns/net")).unwrap();
+    env.cni_plugins.check("abc", Path::new("/proc/7/ns/net")).unwrap();
     let commands = |log: Vec<String>| {
         log.iter().map(|line| line.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
     };
-    let log = place.log();
+    let log = env.log();
     assert!(log.iter().all(|line| line.contains("prevResult") && line.contains("fd00::2/64")), "{log:?}");
     assert_eq!(commands(log), ["first CHECK", "second CHECK"]);
-    place.programs.delete("abc", None).unwrap();
-    let log = place.log();
+    env.cni_plugins.delete("abc", None).unwrap();
+    let log = env.log();
     assert!(log[0].contains(" abc  eth0 ") && log[0].contains("portMappings"), "{log:?}");
     assert_eq!(commands(log), ["second DEL", "first DEL"]);
-    assert!(place.programs.attached().is_empty());
-    place.programs.delete("abc", None).unwrap();
-    assert!(place.log().is_empty());
+    assert!(env.cni_plugins.cached_ids().is_empty());
+    env.cni_plugins.delete("abc", None).unwrap();
+    assert!(env.log().is_empty());
 }
 
 #[test]
-fn what_fails_is_undone_and_says_why() {
-    let place = Place::new();
-    place.program("first", FIRST);
-    place.program(
+fn failed_add_runs_delete_and_reports_reason() {
+    let env = TestEnv::new();
+    env.program("first", FIRST);
+    env.program(
         "second",
         r#"test $CNI_COMMAND = ADD && { echo '{"code": 7, "msg": "no way", "details": "at all"}'; exit 1; }; true"#,
     );
-    let error = place.programs.add(&network(), &attached("abc")).unwrap_err();
+    let error = env.cni_plugins.add(&network(), &attached("abc")).unwrap_err();
     assert_eq!(error.to_string(), "plugin type=\"second\" failed (add): no way; at all");
-    let log = place.log();
+    let log = env.log();
     assert_eq!(log.iter().filter(|line| line.contains(" DEL ")).count(), 2, "{log:?}");
-    assert!(place.programs.attached().is_empty());
+    assert!(env.cni_plugins.cached_ids().is_empty());
 
-    place.program("second", "echo broken >&2; exit 1");
-    let error = place.programs.add(&network(), &attached("abc")).unwrap_err();
+    env.program("second", "echo broken >&2; exit 1");
+    let error = env.cni_plugins.add(&network(), &attached("abc")).unwrap_err();
     assert_eq!(error.to_string(), "plugin type=\"second\" failed (add): netplugin failed: \"broken\"");
-    std::fs::remove_file(place.dir.path().join("bin/second")).unwrap();
-    let error = place.programs.add(&network(), &attached("abc")).unwrap_err();
+    std::fs::remove_file(env.dir.path().join("bin/second")).unwrap();
+    let error = env.cni_plugins.add(&network(), &attached("abc")).unwrap_err();
     assert!(error.to_string().starts_with("failed to find plugin \"second\" in path ["), "{error}");
 }
 
 /// Whoever runs programs may be killed before they answer, and another one comes later.
 #[test]
-fn what_was_never_finished_can_be_undone() {
-    let place = Place::new();
-    place.program("first", FIRST);
+fn interrupted_add_can_be_deleted() {
+    let env = TestEnv::new();
+    env.program("first", FIRST);
     // What a later skiff would see, if this one were killed now.
-    let seen = place.dir.path().join("seen");
-    place.program(
+    let seen = env.dir.path().join("seen");
+    env.program(
         "second",
-        &format!("test $CNI_COMMAND = DEL || cp -r {} {}", place.programs.cache.display(), seen.display()),
+        &format!("test $CNI_COMMAND = DEL || cp -r {} {}", env.cni_plugins.cache.display(), seen.display()),
     );
-    assert!(place.programs.add(&network(), &attached("abc")).is_err(), "it has no result");
-    place.log();
-    place.program("second", "true");
-    let later = Programs { cache: seen, ..place.programs.clone() };
-    assert_eq!(later.attached(), ["abc"]);
+    assert!(env.cni_plugins.add(&network(), &attached("abc")).is_err(), "it has no result");
+    env.log();
+    env.program("second", "true");
+    let later = CniPlugins { cache: seen, ..env.cni_plugins.clone() };
+    assert_eq!(later.cached_ids(), ["abc"]);
     later.check("abc", Path::new("/proc/7/ns/net")).unwrap();
-    assert_eq!(place.log(), [""; 0]);
+    assert_eq!(env.log(), [""; 0]);
     later.delete("abc", None).unwrap();
-    let log = place.log();
+    let log = env.log();
     assert_eq!(log.len(), 2, "{log:?}");
     assert!(log[0].starts_with("second DEL abc ") && log[1].starts_with("first DEL abc "), "{log:?}");
     assert!(log.iter().all(|line| !line.contains("prevResult")), "{log:?}");
     assert!(log[0].contains("K8S_POD_NAME=web") && log[0].contains("portMappings"), "{log:?}");
-    assert!(later.attached().is_empty());
+    assert!(later.cached_ids().is_empty());
     // It was not even written down.
     std::fs::write(later.cache.join(".abc"), "{").unwrap();
-    assert_eq!(later.attached(), ["abc"]);
+    assert_eq!(later.cached_ids(), ["abc"]);
     later.delete("abc", None).unwrap();
-    assert!(later.attached().is_empty() && place.log().is_empty());
+    assert!(later.cached_ids().is_empty() && env.log().is_empty());
 }
 
 /// An address that could not be given back is not forgotten.
 #[test]
-fn what_cannot_be_undone_is_undone_later() {
-    let place = Place::new();
-    place.program("first", FIRST);
-    place.program("second", "exit 1");
-    assert!(place.programs.add(&network(), &attached("abc")).is_err());
-    assert_eq!(place.programs.attached(), ["abc"]);
-    assert!(place.programs.delete("abc", None).is_err());
-    place.program("second", "test $CNI_COMMAND = DEL");
-    place.programs.delete("abc", None).unwrap();
-    assert!(place.programs.attached().is_empty());
+fn delete_succeeds_after_failed_rollback() {
+    let env = TestEnv::new();
+    env.program("first", FIRST);
+    env.program("second", "exit 1");
+    assert!(env.cni_plugins.add(&network(), &attached("abc")).is_err());
+    assert_eq!(env.cni_plugins.cached_ids(), ["abc"]);
+    assert!(env.cni_plugins.delete("abc", None).is_err());
+    env.program("second", "test $CNI_COMMAND = DEL");
+    env.cni_plugins.delete("abc", None).unwrap();
+    assert!(env.cni_plugins.cached_ids().is_empty());
 }
 
 #[test]
-fn the_first_network_that_can_be_understood() {
+fn loads_first_valid_network() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     let found = || load(dir.path(), &["10-skiff.conflist"]).map(|found| found.map(|network| network.name));
@@ -185,7 +185,7 @@ fn the_first_network_that_can_be_understood() {
 }
 
 #[test]
-fn versions_and_bad_configurations() {
+fn invalid_configurations_are_rejected() {
     for (text, expected) in [
         (r#"{"name": "a", "plugins": []}"#, "no plugins in list"),
         (r#"{"name": "a", "plugins": 7}"#, "'plugins' is not a list"),
@@ -201,7 +201,7 @@ fn versions_and_bad_configurations() {
     {
         let text =
             format!(r#"{{"name": "a", "cniVersion": "{version}", "type": "x", "disableCheck": {check}}}"#);
-        assert_eq!(Network::parse(&text).unwrap().can_be_checked(), expected, "{version}");
+        assert_eq!(Network::parse(&text).unwrap().supports_check(), expected, "{version}");
     }
     let old = json!({"ip4": {"ip": "10.0.0.2/24"}, "ip6": {"ip": "fd00::2/64"}});
     assert_eq!(addresses(&old).len(), 2);

@@ -10,11 +10,11 @@ const TABLES: [(&str, &str); 2] = [
 ];
 
 /// Chains of legacy iptables that drop packets of pods, or may do so.
-pub fn obstacles() -> Vec<String> {
-    TABLES.iter().flat_map(|(names, program)| of(Path::new(names), program)).collect()
+pub fn blocking_chains() -> Vec<String> {
+    TABLES.iter().flat_map(|(names, program)| table_blocking_chains(Path::new(names), program)).collect()
 }
 
-fn of(names: &Path, program: &str) -> Vec<String> {
+fn table_blocking_chains(names: &Path, program: &str) -> Vec<String> {
     let names = std::fs::read_to_string(names).unwrap_or_default();
     if !names.lines().any(|name| name == "filter") {
         return Vec::new();
@@ -58,11 +58,11 @@ mod tests {
     fn tables_that_are_not_in_use_are_not_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let names = dir.path().join("names");
-        assert_eq!(of(&names, "no-such-program"), [""; 0]);
+        assert_eq!(table_blocking_chains(&names, "no-such-program"), [""; 0]);
         std::fs::write(&names, "nat\n").unwrap();
-        assert_eq!(of(&names, "no-such-program"), [""; 0]);
+        assert_eq!(table_blocking_chains(&names, "no-such-program"), [""; 0]);
         std::fs::write(&names, "nat\nfilter\n").unwrap();
-        let found = of(&names, "no-such-program");
+        let found = table_blocking_chains(&names, "no-such-program");
         assert!(found[0].ends_with("cannot be listed, since no-such-program fails"), "{found:?}");
     }
 }

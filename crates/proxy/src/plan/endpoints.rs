@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice, ForNode, ForZone};
-use nft::{Ip, Proto};
+use nft::{IpFamily, Proto};
 
-use super::Place;
+use super::NodeTopology;
 use super::service::protocol;
 
 /// One endpoint as this node sees it.
@@ -24,20 +24,20 @@ pub struct Backend<'a> {
 
 /// The usable endpoints, by policy. Ready ones, or else those that still answer while they end.
 #[derive(Debug, Default)]
-pub struct Usable {
+pub struct UsableEndpoints {
     /// For traffic that may go anywhere.
     pub cluster: Vec<SocketAddr>,
     /// For traffic that must stay on this node.
     pub local: Vec<SocketAddr>,
     /// Those of both that are on this node.
-    pub here: Vec<SocketAddr>,
+    pub local_in_use: Vec<SocketAddr>,
     /// There is one somewhere, even if not for this node.
-    pub any: bool,
+    pub has_any: bool,
 }
 
 /// What traffic a port of a Service has.
 #[derive(Clone, Copy, Debug)]
-pub struct Uses {
+pub struct TrafficScopes {
     pub cluster: bool,
     pub local: bool,
 }
@@ -45,12 +45,12 @@ pub struct Uses {
 /// The endpoints behind a port, once each, sorted by address.
 pub fn backends<'a>(
     slices: &'a [Arc<EndpointSlice>],
-    ip: Ip,
+    ip: IpFamily,
     port_name: &str,
     proto: Proto,
-    place: &Place,
+    topology: &NodeTopology,
 ) -> Vec<Backend<'a>> {
-    let family = if ip == Ip::V4 { "IPv4" } else { "IPv6" };
+    let family = if ip == IpFamily::V4 { "IPv4" } else { "IPv6" };
     let mut found: BTreeMap<SocketAddr, Backend<'a>> = BTreeMap::new();
     for slice in slices.iter().filter(|slice| slice.address_type == family) {
         let port = slice.ports.iter().flatten().find(|port| {
@@ -59,8 +59,8 @@ pub fn backends<'a>(
         let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
         for endpoint in slice.endpoints.iter().flatten() {
             let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
-            let Some(address) = address.filter(|address| Ip::of(*address) == ip) else { continue };
-            let backend = backend(endpoint, SocketAddr::new(address, port), place);
+            let Some(address) = address.filter(|address| IpFamily::of(*address) == ip) else { continue };
+            let backend = backend(endpoint, SocketAddr::new(address, port), topology);
             // While a pod moves from one slice to another it may be in both.
             let known = found.get(&backend.to).is_some_and(|known| known.is_ready);
             if !known {
@@ -71,12 +71,12 @@ pub fn backends<'a>(
     found.into_values().collect()
 }
 
-fn backend<'a>(endpoint: &'a Endpoint, to: SocketAddr, place: &Place) -> Backend<'a> {
+fn backend<'a>(endpoint: &'a Endpoint, to: SocketAddr, topology: &NodeTopology) -> Backend<'a> {
     let conditions = endpoint.conditions.as_ref();
     let ready = conditions.and_then(|conditions| conditions.ready);
     Backend {
         to,
-        is_local: endpoint.node_name.as_deref() == Some(&place.node),
+        is_local: endpoint.node_name.as_deref() == Some(&topology.node),
         is_ready: ready.unwrap_or(true),
         is_serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(true),
         is_terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
@@ -85,7 +85,7 @@ fn backend<'a>(endpoint: &'a Endpoint, to: SocketAddr, place: &Place) -> Backend
 }
 
 impl Backend<'_> {
-    fn lingers(&self) -> bool {
+    fn is_serving_terminating(&self) -> bool {
         !self.is_ready && self.is_serving && self.is_terminating
     }
 
@@ -108,40 +108,45 @@ impl Backend<'_> {
     }
 }
 
-pub fn usable(backends: &[Backend<'_>], uses: Uses, place: &Place) -> Usable {
-    let mut usable =
-        Usable { any: backends.iter().any(|one| one.is_ready || one.lingers()), ..Usable::default() };
-    let addresses = |wanted: &dyn Fn(&Backend<'_>) -> bool| -> Vec<SocketAddr> {
-        backends.iter().filter(|one| wanted(one)).map(|one| one.to).collect()
+pub fn usable(backends: &[Backend<'_>], scopes: TrafficScopes, topology: &NodeTopology) -> UsableEndpoints {
+    let mut usable = UsableEndpoints {
+        has_any: backends.iter().any(|one| one.is_ready || one.is_serving_terminating()),
+        ..UsableEndpoints::default()
     };
-    if uses.cluster {
-        usable.cluster = addresses(&near(backends, place));
+    let addresses = |filter: &dyn Fn(&Backend<'_>) -> bool| -> Vec<SocketAddr> {
+        backends.iter().filter(|one| filter(one)).map(|one| one.to).collect()
+    };
+    if scopes.cluster {
+        usable.cluster = addresses(&by_topology(backends, topology));
         if usable.cluster.is_empty() {
-            usable.cluster = addresses(&|one| one.lingers());
+            usable.cluster = addresses(&|one| one.is_serving_terminating());
         }
     }
-    if uses.local {
+    if scopes.local {
         usable.local = addresses(&|one| one.is_local && one.is_ready);
         if usable.local.is_empty() {
-            usable.local = addresses(&|one| one.is_local && one.lingers());
+            usable.local = addresses(&|one| one.is_local && one.is_serving_terminating());
         }
     }
-    let reached = |to: &SocketAddr| usable.cluster.contains(to) || usable.local.contains(to);
-    let here = backends.iter().filter(|one| one.is_local && reached(&one.to));
-    usable.here = here.map(|one| one.to).collect();
+    let is_in_use = |to: &SocketAddr| usable.cluster.contains(to) || usable.local.contains(to);
+    let here = backends.iter().filter(|one| one.is_local && is_in_use(&one.to));
+    usable.local_in_use = here.map(|one| one.to).collect();
     usable
 }
 
 /// The ready endpoints meant for this node, else for its zone, else all. Hints count only if every ready endpoint
 /// has one and some are for us: otherwise traffic would be lost.
-fn near<'a>(backends: &'a [Backend<'a>], place: &'a Place) -> Box<dyn Fn(&Backend<'_>) -> bool + 'a> {
+fn by_topology<'a>(
+    backends: &'a [Backend<'a>],
+    topology: &'a NodeTopology,
+) -> Box<dyn Fn(&Backend<'_>) -> bool + 'a> {
     let ready = || backends.iter().filter(|one| one.is_ready);
     let all_for_nodes = ready().all(|one| !one.nodes().is_empty());
-    if all_for_nodes && ready().any(|one| one.is_for_node(&place.node)) {
-        return Box::new(|one| one.is_ready && one.is_for_node(&place.node));
+    if all_for_nodes && ready().any(|one| one.is_for_node(&topology.node)) {
+        return Box::new(|one| one.is_ready && one.is_for_node(&topology.node));
     }
-    if ready().all(|one| !one.zones().is_empty()) && ready().any(|one| one.is_for_zone(&place.zone)) {
-        return Box::new(|one| one.is_ready && one.is_for_zone(&place.zone));
+    if ready().all(|one| !one.zones().is_empty()) && ready().any(|one| one.is_for_zone(&topology.zone)) {
+        return Box::new(|one| one.is_ready && one.is_for_zone(&topology.zone));
     }
     Box::new(|one| one.is_ready)
 }

@@ -3,20 +3,20 @@
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
-use nft::{Ip, Net, Proto};
+use nft::{IpFamily, IpNet, Proto};
 use reconcile::Object as _;
 
-use super::endpoints::Uses;
+use super::endpoints::TrafficScopes;
 
 /// A Service with this label is another proxy's business.
-const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// Upstream's, where a Service asks for affinity and says no more.
-const AFFINITY_SECONDS: u32 = 10_800;
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
 /// One port of a Service in one family of addresses.
 #[derive(Clone, Debug)]
-pub struct Front<'a> {
-    pub ip: Ip,
+pub struct ServicePortInfo<'a> {
+    pub ip: IpFamily,
     pub cluster_ip: IpAddr,
     pub proto: Proto,
     pub port: u16,
@@ -25,20 +25,20 @@ pub struct Front<'a> {
     pub external_ips: Vec<IpAddr>,
     pub balancer_ips: Vec<IpAddr>,
     /// Who may come by a load balancer's address; nobody is everybody.
-    pub sources: Vec<Net>,
+    pub sources: Vec<IpNet>,
     pub affinity_seconds: Option<u32>,
     pub internal_local: bool,
     pub external_local: bool,
 }
 
-impl Front<'_> {
+impl ServicePortInfo<'_> {
     pub fn is_external(&self) -> bool {
         self.node_port.is_some() || !self.external_ips.is_empty() || !self.balancer_ips.is_empty()
     }
 
     /// Traffic that must stay here by policy still may go anywhere when it comes from here.
-    pub fn uses(&self) -> Uses {
-        Uses {
+    pub fn traffic_scopes(&self) -> TrafficScopes {
+        TrafficScopes {
             cluster: !self.internal_local || self.is_external(),
             local: self.internal_local || self.external_local && self.is_external(),
         }
@@ -46,7 +46,7 @@ impl Front<'_> {
 }
 
 /// All ports of a Service, in all its families. None for those that a proxy has nothing to do with.
-pub fn fronts(service: &Service) -> Vec<Front<'_>> {
+pub fn service_ports(service: &Service) -> Vec<ServicePortInfo<'_>> {
     let Some(spec) = service.spec.as_ref().filter(|spec| is_proxied(service, spec)) else {
         return Vec::new();
     };
@@ -56,22 +56,22 @@ pub fn fronts(service: &Service) -> Vec<Front<'_>> {
         ips.extend(spec.cluster_ip.iter().filter_map(|text| text.parse::<IpAddr>().ok()));
     }
     let ports = spec.ports.iter().flatten();
-    ports.flat_map(|port| ips.iter().filter_map(|ip| front(service, spec, port, *ip))).collect()
+    ports.flat_map(|port| ips.iter().filter_map(|ip| service_port(service, spec, port, *ip))).collect()
 }
 
 fn is_proxied(service: &Service, spec: &ServiceSpec) -> bool {
-    spec.type_.as_deref() != Some("ExternalName") && service.label(OTHER_PROXY).is_none()
+    spec.type_.as_deref() != Some("ExternalName") && service.label(PROXY_NAME_LABEL).is_none()
 }
 
-fn front<'a>(
+fn service_port<'a>(
     service: &Service,
     spec: &ServiceSpec,
     port: &'a ServicePort,
     cluster_ip: IpAddr,
-) -> Option<Front<'a>> {
-    let ip = Ip::of(cluster_ip);
+) -> Option<ServicePortInfo<'a>> {
+    let ip = IpFamily::of(cluster_ip);
     let is_local = |policy: &Option<String>| policy.as_deref() == Some("Local");
-    Some(Front {
+    Some(ServicePortInfo {
         ip,
         cluster_ip,
         proto: protocol(&port.protocol)?,
@@ -101,17 +101,17 @@ fn balancer_ips(service: &Service) -> impl Iterator<Item = &str> {
     ingress.filter(|one| one.ip_mode.as_deref() != Some("Proxy")).filter_map(|one| one.ip.as_deref())
 }
 
-fn of_family<'a>(ip: Ip, texts: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
-    texts.filter_map(|text| text.parse().ok()).filter(|address| Ip::of(*address) == ip).collect()
+fn of_family<'a>(ip: IpFamily, ranges: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
+    ranges.filter_map(|text| text.parse().ok()).filter(|address| IpFamily::of(*address) == ip).collect()
 }
 
-fn sources(spec: &ServiceSpec, ip: Ip) -> Vec<Net> {
-    let texts = spec.load_balancer_source_ranges.iter().flatten();
-    let nets: Vec<Net> = texts
-        .filter_map(|text| text.trim().parse::<Net>().ok())
-        .filter(|net| Ip::of(net.first()) == ip)
+fn sources(spec: &ServiceSpec, ip: IpFamily) -> Vec<IpNet> {
+    let ranges = spec.load_balancer_source_ranges.iter().flatten();
+    let networks: Vec<IpNet> = ranges
+        .filter_map(|text| text.trim().parse::<IpNet>().ok())
+        .filter(|net| IpFamily::of(net.first()) == ip)
         .collect();
-    if nets.iter().any(|net| net.bits() == 0) { Vec::new() } else { nets }
+    if networks.iter().any(|net| net.bits() == 0) { Vec::new() } else { networks }
 }
 
 fn affinity(spec: &ServiceSpec) -> Option<u32> {
@@ -120,7 +120,7 @@ fn affinity(spec: &ServiceSpec) -> Option<u32> {
     }
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     let seconds = config.and_then(|config| u32::try_from(config.timeout_seconds?).ok());
-    Some(seconds.unwrap_or(AFFINITY_SECONDS))
+    Some(seconds.unwrap_or(DEFAULT_AFFINITY_SECONDS))
 }
 
 pub fn protocol(name: &Option<String>) -> Option<Proto> {
@@ -135,8 +135,8 @@ pub fn protocol(name: &Option<String>) -> Option<Proto> {
 /// The port at which a load balancer asks whether this node has endpoints, where the Service has one.
 pub fn health_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
-    let wanted = spec.type_.as_deref() == Some("LoadBalancer")
+    let applies = spec.type_.as_deref() == Some("LoadBalancer")
         && spec.external_traffic_policy.as_deref() == Some("Local");
-    let port = spec.health_check_node_port.filter(|_| wanted)?;
+    let port = spec.health_check_node_port.filter(|_| applies)?;
     u16::try_from(port).ok().filter(|port| *port != 0)
 }

@@ -2,16 +2,16 @@
 
 use expect_test::{Expect, expect};
 use nft::Ruleset;
-use nft::trace::{Machine, Packet, trace};
+use nft::trace::{HostState, Packet, trace};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::skeleton::{loopback, skeleton};
+use crate::base_ruleset::{base_rules, loopback};
 
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 
-fn place() -> Place {
-    Place {
+fn topology() -> NodeTopology {
+    NodeTopology {
         node: "here".into(),
         zone: "a".into(),
         addresses: NODE.map(|address| address.parse().unwrap()).into(),
@@ -83,12 +83,12 @@ fn slices_of(text: &str, proto: &str, name: Option<&str>) -> Vec<Arc<EndpointSli
 }
 
 fn rules(service: &Service, slices: &[Arc<EndpointSlice>]) -> Ruleset {
-    let place = place();
+    let topology = topology();
     let mut rules = Ruleset::default();
     let services = ["10.43.0.0/16".parse().unwrap(), "fd43::/112".parse().unwrap()];
-    rules.put(&"".into(), skeleton(&place.pods, &services));
+    rules.put(&"".into(), base_rules(&topology.pods, &services));
     rules.put(&"loopback".into(), loopback());
-    rules.put(&"default/web".into(), plan(service, slices, &place).fragment);
+    rules.put(&"default/web".into(), plan(service, slices, &topology).fragment);
     rules
 }
 
@@ -103,24 +103,25 @@ fn packet(text: &str) -> Packet {
         ["sctp"] => Proto::Sctp,
         _ => panic!("{text}"),
     };
-    Packet { from: from.parse().unwrap(), to: to.parse().unwrap(), proto, own }
+    Packet { from: from.parse().unwrap(), to: to.parse().unwrap(), proto, host_generated: own }
 }
 
-fn follow(rules: &Ruleset, machine: &Machine, text: &str) -> String {
-    let fates: Vec<String> =
+fn trace_packet(rules: &Ruleset, machine: &HostState, text: &str) -> String {
+    let results: Vec<String> =
         trace(rules, machine, &packet(text)).iter().map(|fate| fate.to_string()).collect();
-    fates.join(" | ")
+    results.join(" | ")
 }
 
-fn machine() -> Machine {
+fn machine() -> HostState {
     let local = NODE.iter().chain(&["127.0.0.1", "10.42.0.1"]).map(|address| address.parse().unwrap());
-    Machine { local: local.collect(), ..Machine::default() }
+    HostState { local: local.collect(), ..HostState::default() }
 }
 
 #[track_caller]
 fn check(service: &Service, slices: &[Arc<EndpointSlice>], packets: &[&str], expected: Expect) {
     let rules = rules(service, slices);
-    let lines = packets.iter().map(|packet| format!("{packet} -> {}\n", follow(&rules, &machine(), packet)));
+    let lines =
+        packets.iter().map(|packet| format!("{packet} -> {}\n", trace_packet(&rules, &machine(), packet)));
     expected.assert_eq(&lines.collect::<String>());
 }
 
@@ -209,10 +210,10 @@ fn node_port() {
         10.42.0.9 > 10.43.0.1:80 -> 10.42.0.5:8080 | 10.42.1.5:8080
     "#]],
     );
-    let elsewhere = slices("10.42.1.5@there");
+    let remote = slices("10.42.1.5@there");
     check(
         &local,
-        &elsewhere,
+        &remote,
         &packets,
         expect![[r#"
         198.51.100.7 > 192.0.2.1:30080 -> dropped
@@ -277,7 +278,7 @@ fn load_balancer_and_external_ips() {
 }
 
 #[test]
-fn a_balancer_that_keeps_traffic_local() {
+fn local_traffic_policy_of_load_balancer() {
     let spec = json!({
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",
@@ -304,9 +305,9 @@ fn a_balancer_that_keeps_traffic_local() {
         10.42.0.9 > 203.0.113.1:80 -> 10.42.1.5:8080
     "#]],
     );
-    let health = |endpoints: &str| plan(&service, &slices(endpoints), &place()).health;
-    assert_eq!(health(SPREAD), Some(Health { port: 32000, endpoints: 2 }));
-    assert_eq!(health("10.42.0.5@here ending"), Some(Health { port: 32000, endpoints: 0 }));
+    let health = |endpoints: &str| plan(&service, &slices(endpoints), &topology()).health;
+    assert_eq!(health(SPREAD), Some(HealthCheck { port: 32000, endpoints: 2 }));
+    assert_eq!(health("10.42.0.5@here ending"), Some(HealthCheck { port: 32000, endpoints: 0 }));
 }
 
 #[test]
@@ -343,7 +344,7 @@ fn internal_policy() {
 }
 
 #[test]
-fn endpoints_that_end() {
+fn serving_terminating_endpoints_are_the_fallback() {
     let service = service(json!({}));
     let packets = ["10.42.0.9 > 10.43.0.1:80"];
     check(
@@ -412,10 +413,10 @@ fn hints() {
         10.42.0.9 > 10.43.0.1:80 -> 10.42.0.5:8080
     "#]],
     );
-    let ours_is_unready = "10.42.0.5@here zone=a node=here unready, 10.42.1.5@there zone=a node=there";
+    let local_is_unready = "10.42.0.5@here zone=a node=here unready, 10.42.1.5@there zone=a node=there";
     check(
         &service,
-        &slices(ours_is_unready),
+        &slices(local_is_unready),
         &packets,
         expect![[r#"
         10.42.0.9 > 10.43.0.1:80 -> 10.42.1.5:8080
@@ -441,9 +442,9 @@ fn affinity() {
     let rules = rules(&service, &slices);
     let set: Name = "affinity4/default/web/tcp/80/10.42.1.5/8080".into();
     let mut machine = machine();
-    machine.remembered.insert(set, ["10.42.0.9".parse().unwrap()].into());
-    assert_eq!(follow(&rules, &machine, packets[0]), "10.42.1.5:8080");
-    assert_eq!(follow(&rules, &machine, "10.42.0.8 > 10.43.0.1:80"), "10.42.0.5:8080 | 10.42.1.5:8080");
+    machine.dynamic_sets.insert(set, ["10.42.0.9".parse().unwrap()].into());
+    assert_eq!(trace_packet(&rules, &machine, packets[0]), "10.42.1.5:8080");
+    assert_eq!(trace_packet(&rules, &machine, "10.42.0.8 > 10.43.0.1:80"), "10.42.0.5:8080 | 10.42.1.5:8080");
 }
 
 #[test]
@@ -466,14 +467,14 @@ fn protocols() {
             10.42.0.9 > 10.43.0.1:36412 sctp -> 10.42.0.7:8080
         "#]],
     );
-    let flows = plan(&service, &slices, &place()).flows;
-    assert_eq!(flows.len(), 2, "one for each family");
-    assert_eq!(flows[0].to, ["10.42.0.5:8080".parse().unwrap()].into());
+    let udp_ports = plan(&service, &slices, &topology()).udp_ports;
+    assert_eq!(udp_ports.len(), 2, "one for each family");
+    assert_eq!(udp_ports[0].to, ["10.42.0.5:8080".parse().unwrap()].into());
 }
 
 #[test]
-fn not_for_us() {
-    let empty = |spec: Value| assert!(plan(&service(spec), &slices(SPREAD), &place()).fragment.is_empty());
+fn services_of_other_proxies_are_ignored() {
+    let empty = |spec: Value| assert!(plan(&service(spec), &slices(SPREAD), &topology()).fragment.is_empty());
     empty(json!({"clusterIP": "None", "clusterIPs": ["None"]}));
     empty(json!({"type": "ExternalName", "externalName": "example.com"}));
     empty(json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": "mine"}}}));
@@ -481,9 +482,9 @@ fn not_for_us() {
 }
 
 #[test]
-fn networks_inside_others_go() {
-    let nets = ["10.0.0.0/8", "10.1.0.0/16", "10.0.0.0/8", "192.0.2.1/32", "::/0"];
-    let nets: Vec<Net> = nets.iter().map(|net| net.parse().unwrap()).collect();
-    let kept: Vec<String> = disjoint(&nets).iter().map(Net::to_string).collect();
-    assert_eq!(kept, ["::/0", "10.0.0.0/8", "192.0.2.1/32"]);
+fn nested_networks_are_removed() {
+    let networks = ["10.0.0.0/8", "10.1.0.0/16", "10.0.0.0/8", "192.0.2.1/32", "::/0"];
+    let networks: Vec<IpNet> = networks.iter().map(|net| net.parse().unwrap()).collect();
+    let remaining: Vec<String> = disjoint(&networks).iter().map(IpNet::to_string).collect();
+    assert_eq!(remaining, ["::/0", "10.0.0.0/8", "192.0.2.1/32"]);
 }

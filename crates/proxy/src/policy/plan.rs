@@ -13,86 +13,94 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::networking::v1::{IPBlock, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use nft::{
-    Atom, Base, Field, Fragment, Hook, Ip, Kind, Name, Net, Proto, Rule, Set, Statement, Type, Verdict, rule,
+    BaseChain, ChainType, DataType, Field, Fragment, Hook, IpFamily, IpNet, MatchValue, Name, Proto, Rule,
+    Set, Statement, Verdict, rule,
 };
 use reconcile::Object as _;
 
+use crate::base_ruleset::name_for_family;
 use crate::plan::{disjoint, protocol};
-use crate::skeleton::named;
 
 /// Names longer than this are cut: the kernel has room for 255 bytes.
-const LONGEST: usize = 180;
+const MAX_NAME_BYTES: usize = 180;
 
 /// Which way a packet goes, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
-    In,
-    Out,
+pub enum Direction {
+    Ingress,
+    Egress,
 }
 
-impl Way {
-    pub const BOTH: [Way; 2] = [Way::In, Way::Out];
+impl Direction {
+    pub const BOTH: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
     fn name(self) -> &'static str {
         match self {
-            Way::In => "in",
-            Way::Out => "out",
+            Direction::Ingress => "in",
+            Direction::Egress => "out",
         }
     }
 
     /// The map that leads from a pod's address to its chain.
-    pub fn map(self, ip: Ip) -> Name {
-        named(if self == Way::In { "ingress" } else { "egress" }, ip).into()
+    pub fn chain_map(self, ip: IpFamily) -> Name {
+        name_for_family(if self == Direction::Ingress { "ingress" } else { "egress" }, ip).into()
     }
 
     /// The pod's end of the connection.
-    fn own(self, ip: Ip) -> Field {
+    fn pod_field(self, ip: IpFamily) -> Field {
         match self {
-            Way::In => Field::Destination(ip),
-            Way::Out => Field::Source(ip),
+            Direction::Ingress => Field::Destination(ip),
+            Direction::Egress => Field::Source(ip),
         }
     }
 
     /// The other end of the connection.
-    fn peer(self, ip: Ip) -> Field {
+    fn peer_field(self, ip: IpFamily) -> Field {
         match self {
-            Way::In => Field::Source(ip),
-            Way::Out => Field::Destination(ip),
+            Direction::Ingress => Field::Source(ip),
+            Direction::Egress => Field::Destination(ip),
         }
     }
 }
 
 /// The pods and namespaces there are.
-pub trait View {
+pub trait ClusterView {
     fn pods(&self, namespace: &str) -> Vec<Arc<Pod>>;
     fn namespaces(&self) -> Vec<Arc<Namespace>>;
 }
 
 /// Where packets between pods and others are caught: what leaves a pod must be allowed, and then what enters one. What
 /// the node itself sends to its pods or gets from them is always allowed, so only what it forwards is looked at.
-pub fn skeleton() -> Fragment {
+pub fn base_rules() -> Fragment {
     let mut fragment = Fragment::default();
-    for (way, name, priority) in [(Way::Out, "policy-egress", 10), (Way::In, "policy-ingress", 11)] {
-        let mut rules = vec![rule([Statement::Known, Statement::accept()])];
-        for ip in Ip::BOTH {
-            let map = way.map(ip);
-            fragment.set(&map, Set::verdicts(&[ip.address()]));
-            rules.push(rule([Statement::Lookup { fields: vec![way.own(ip)], map }]));
+    for (direction, name, priority) in
+        [(Direction::Egress, "policy-egress", 10), (Direction::Ingress, "policy-ingress", 11)]
+    {
+        let mut rules = vec![rule([Statement::StateEstablished, Statement::accept()])];
+        for ip in IpFamily::ALL {
+            let map = direction.chain_map(ip);
+            fragment.set(&map, Set::verdict_map(&[ip.address()]));
+            rules.push(rule([Statement::Lookup { fields: vec![direction.pod_field(ip)], map }]));
         }
-        fragment.base(&name.into(), Base { kind: Kind::Filter, hook: Hook::Forward, priority }, rules);
+        fragment.base_chain(
+            &name.into(),
+            BaseChain { chain_type: ChainType::Filter, hook: Hook::Forward, priority },
+            rules,
+        );
     }
     fragment
 }
 
 /// What a policy needs in these families.
-pub fn policy(policy: &NetworkPolicy, view: &dyn View, families: &[Ip]) -> Fragment {
+pub fn policy(policy: &NetworkPolicy, view: &dyn ClusterView, families: &[IpFamily]) -> Fragment {
     let mut fragment = Fragment::default();
-    for way in ways(policy) {
-        let rules = rules(policy, way);
+    for direction in policy_types(policy) {
+        let rules = rules(policy, direction);
         for ip in families {
             let mut chain = Vec::new();
             for (number, (peers, ports)) in rules.iter().enumerate() {
-                let mut part = Part { policy, view, way, ip: *ip, number, fragment: &mut fragment };
+                let mut part =
+                    RuleBuilder { policy, view, direction, ip: *ip, number, fragment: &mut fragment };
                 let ports = part.ports(peers, ports);
                 let peers = part.peers(peers.as_deref());
                 for peer in &peers {
@@ -101,39 +109,47 @@ pub fn policy(policy: &NetworkPolicy, view: &dyn View, families: &[Ip]) -> Fragm
                     }
                 }
             }
-            fragment.chain(&policy_chain(policy, way, *ip), chain);
+            fragment.chain(&policy_chain(policy, direction, *ip), chain);
         }
     }
     fragment
 }
 
 /// What a pod of this node needs, given all policies of its namespace.
-pub fn pod(pod: &Pod, policies: &[Arc<NetworkPolicy>], families: &[Ip]) -> Fragment {
+pub fn pod(pod: &Pod, policies: &[Arc<NetworkPolicy>], families: &[IpFamily]) -> Fragment {
     let mut fragment = Fragment::default();
-    let selecting: Vec<&Arc<NetworkPolicy>> = policies.iter().filter(|policy| selects(policy, pod)).collect();
-    for way in Way::BOTH {
+    let matching: Vec<&Arc<NetworkPolicy>> =
+        policies.iter().filter(|policy| applies_to(policy, pod)).collect();
+    for direction in Direction::BOTH {
         let policies: Vec<&&Arc<NetworkPolicy>> =
-            selecting.iter().filter(|policy| ways(policy).contains(&way)).collect();
+            matching.iter().filter(|policy| policy_types(policy).contains(&direction)).collect();
         if policies.is_empty() {
             continue;
         }
         for ip in families {
-            let addresses: Vec<Atom> =
-                addresses(pod).filter(|address| Ip::of(*address) == *ip).map(Atom::Address).collect();
+            let addresses: Vec<MatchValue> = addresses(pod)
+                .filter(|address| IpFamily::of(*address) == *ip)
+                .map(MatchValue::Address)
+                .collect();
             if addresses.is_empty() {
                 continue;
             }
-            let chain = short(&format!("pod-{}", way.name()), *ip, pod.namespace(), pod.name());
+            let chain = chain_name(&format!("pod-{}", direction.name()), *ip, pod.namespace(), pod.name());
             // Nothing keeps a pod from itself.
-            let itself = Statement::Is { field: way.peer(*ip), not: false, any: addresses.clone() };
-            let mut rules = vec![rule([itself, Statement::accept()])];
+            let own_traffic =
+                Statement::Match { field: direction.peer_field(*ip), not: false, any: addresses.clone() };
+            let mut rules = vec![rule([own_traffic, Statement::accept()])];
             rules.extend(
-                policies.iter().map(|policy| rule([Statement::jump(&policy_chain(policy, way, *ip))])),
+                policies.iter().map(|policy| rule([Statement::jump(&policy_chain(policy, direction, *ip))])),
             );
             rules.push(rule([Statement::drop()]));
             fragment.chain(&chain, rules);
             for address in addresses {
-                fragment.element(&way.map(*ip), vec![address], Some(Verdict::Goto(chain.clone())));
+                fragment.element(
+                    &direction.chain_map(*ip),
+                    vec![address],
+                    Some(Verdict::Goto(chain.clone())),
+                );
             }
         }
     }
@@ -141,7 +157,7 @@ pub fn pod(pod: &Pod, policies: &[Arc<NetworkPolicy>], families: &[Ip]) -> Fragm
 }
 
 /// Whether a policy is about a pod.
-pub fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
+pub fn applies_to(policy: &NetworkPolicy, pod: &Pod) -> bool {
     let spec = policy.spec.as_ref();
     let selector = spec.and_then(|spec| spec.pod_selector.as_ref());
     let selector =
@@ -150,19 +166,20 @@ pub fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
 }
 
 /// Whether what a policy allows may depend on this pod. May say yes too often.
-pub fn mentions(policy: &NetworkPolicy, pod: &Pod) -> bool {
+pub fn may_reference(policy: &NetworkPolicy, pod: &Pod) -> bool {
     let matches = |peer: &NetworkPolicyPeer| match (&peer.namespace_selector, &peer.pod_selector) {
         (None, None) => false,
         (None, Some(_)) if policy.namespace() != pod.namespace() => false,
         (_, None) => true,
         (_, Some(selector)) => reconcile::selector(Some(selector)).matches(|name| pod.label(name)),
     };
-    let in_rules = Way::BOTH.into_iter().flat_map(|way| rules(policy, way)).any(|(peers, ports)| {
-        // Names of ports are looked up in pods, in all of them where no peer is named.
-        let has_names = ports.iter().any(|port| matches!(port.port, Some(IntOrString::String(_))));
-        peers.map_or(has_names, |peers| peers.iter().any(matches))
-    });
-    in_rules || selects(policy, pod)
+    let in_rules =
+        Direction::BOTH.into_iter().flat_map(|direction| rules(policy, direction)).any(|(peers, ports)| {
+            // Names of ports are looked up in pods, in all of them where no peer is named.
+            let has_names = ports.iter().any(|port| matches!(port.port, Some(IntOrString::String(_))));
+            peers.map_or(has_names, |peers| peers.iter().any(matches))
+        });
+    in_rules || applies_to(policy, pod)
 }
 
 /// A pod with a network of its own that is not over.
@@ -174,36 +191,36 @@ pub fn has_network(pod: &Pod) -> bool {
 
 pub fn addresses(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let status = pod.status.as_ref().filter(|_| has_network(pod));
-    let several = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten();
-    several.filter_map(|ip| ip.ip.parse().ok())
+    let pod_ips = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten();
+    pod_ips.filter_map(|ip| ip.ip.parse().ok())
 }
 
 /// Which ways a policy restricts.
-fn ways(policy: &NetworkPolicy) -> Vec<Way> {
-    let Some(spec) = policy.spec.as_ref() else { return vec![Way::In] };
+fn policy_types(policy: &NetworkPolicy) -> Vec<Direction> {
+    let Some(spec) = policy.spec.as_ref() else { return vec![Direction::Ingress] };
     match spec.policy_types.as_deref() {
         Some(types) if !types.is_empty() => {
             let has = |name: &str| types.iter().any(|one| one == name);
-            let wanted = [(Way::In, has("Ingress")), (Way::Out, has("Egress"))];
-            wanted.into_iter().filter(|(_, wanted)| *wanted).map(|(way, _)| way).collect()
+            let declared = [(Direction::Ingress, has("Ingress")), (Direction::Egress, has("Egress"))];
+            declared.into_iter().filter(|(_, declared)| *declared).map(|(direction, _)| direction).collect()
         }
-        _ if spec.egress.as_ref().is_some_and(|rules| !rules.is_empty()) => Way::BOTH.into(),
-        _ => vec![Way::In],
+        _ if spec.egress.as_ref().is_some_and(|rules| !rules.is_empty()) => Direction::BOTH.into(),
+        _ => vec![Direction::Ingress],
     }
 }
 
 /// Peers, or everybody, and ports, or all.
-type Allowed = (Option<Vec<NetworkPolicyPeer>>, Vec<NetworkPolicyPort>);
+type AllowRule = (Option<Vec<NetworkPolicyPeer>>, Vec<NetworkPolicyPort>);
 
-fn rules(policy: &NetworkPolicy, way: Way) -> Vec<Allowed> {
+fn rules(policy: &NetworkPolicy, direction: Direction) -> Vec<AllowRule> {
     let Some(spec) = policy.spec.as_ref() else { return Vec::new() };
     let peers = |peers: &Option<Vec<NetworkPolicyPeer>>| peers.clone().filter(|peers| !peers.is_empty());
-    match way {
-        Way::In => {
+    match direction {
+        Direction::Ingress => {
             let rules = spec.ingress.iter().flatten();
             rules.map(|rule| (peers(&rule.from), rule.ports.clone().unwrap_or_default())).collect()
         }
-        Way::Out => {
+        Direction::Egress => {
             let rules = spec.egress.iter().flatten();
             rules.map(|rule| (peers(&rule.to), rule.ports.clone().unwrap_or_default())).collect()
         }
@@ -211,19 +228,19 @@ fn rules(policy: &NetworkPolicy, way: Way) -> Vec<Allowed> {
 }
 
 /// One rule of a policy in one family.
-struct Part<'a> {
+struct RuleBuilder<'a> {
     policy: &'a NetworkPolicy,
-    view: &'a dyn View,
-    way: Way,
-    ip: Ip,
+    view: &'a dyn ClusterView,
+    direction: Direction,
+    ip: IpFamily,
     number: usize,
     fragment: &'a mut Fragment,
 }
 
-impl Part<'_> {
+impl RuleBuilder<'_> {
     fn set_name(&self, what: &str) -> Name {
-        let what = format!("{what}-{}-{}", self.way.name(), self.number);
-        short(&what, self.ip, self.policy.namespace(), self.policy.name())
+        let what = format!("{what}-{}-{}", self.direction.name(), self.number);
+        chain_name(&what, self.ip, self.policy.namespace(), self.policy.name())
     }
 
     /// Each way for a peer to be allowed.
@@ -233,28 +250,32 @@ impl Part<'_> {
             peers.iter().filter_map(|peer| self.block(peer.ip_block.as_ref()?)).collect();
         if peers.iter().any(|peer| peer.ip_block.is_none()) {
             let set = self.set_name("peers");
-            self.fragment.set(&set, Set::plain(&[self.ip.address()]));
+            self.fragment.set(&set, Set::new(&[self.ip.address()]));
             for pod in self.pods(peers) {
-                for address in addresses(&pod).filter(|address| Ip::of(*address) == self.ip) {
-                    self.fragment.element(&set, vec![Atom::Address(address)], None);
+                for address in addresses(&pod).filter(|address| IpFamily::of(*address) == self.ip) {
+                    self.fragment.element(&set, vec![MatchValue::Address(address)], None);
                 }
             }
-            rules.push(rule([Statement::In { fields: vec![self.way.peer(self.ip)], set }]));
+            rules.push(rule([Statement::InSet { fields: vec![self.direction.peer_field(self.ip)], set }]));
         }
         rules
     }
 
     fn block(&self, block: &IPBlock) -> Option<Rule> {
-        let field = self.way.peer(self.ip);
-        let is_ours = |net: &Net| Ip::of(net.first()) == self.ip;
-        let net = block.cidr.parse::<Net>().ok().filter(is_ours)?;
-        let mut rule = rule([Statement::is(field, Atom::Net(net))]);
-        let except =
-            block.except.iter().flatten().filter_map(|text| text.parse::<Net>().ok()).filter(is_ours);
+        let field = self.direction.peer_field(self.ip);
+        let is_same_family = |net: &IpNet| IpFamily::of(net.first()) == self.ip;
+        let net = block.cidr.parse::<IpNet>().ok().filter(is_same_family)?;
+        let mut rule = rule([Statement::equals(field, MatchValue::Net(net))]);
+        let except = block
+            .except
+            .iter()
+            .flatten()
+            .filter_map(|text| text.parse::<IpNet>().ok())
+            .filter(is_same_family);
         let except = disjoint(&except.collect::<Vec<_>>());
         if !except.is_empty() {
-            let any = except.into_iter().map(Atom::Net).collect();
-            rule.push(Statement::Is { field, not: true, any });
+            let any = except.into_iter().map(MatchValue::Net).collect();
+            rule.push(Statement::Match { field, not: true, any });
         }
         Some(rule)
     }
@@ -306,10 +327,10 @@ impl Part<'_> {
         let mut rules: Vec<Rule> = numbers
             .into_iter()
             .map(|(proto, ranges)| {
-                let mut rule = rule([Statement::is(Field::Proto, Atom::Proto(proto))]);
-                let any = merged(ranges);
-                if any != [Atom::Ports(0, u16::MAX)] {
-                    rule.push(Statement::Is { field: Field::DestinationPort, not: false, any });
+                let mut rule = rule([Statement::equals(Field::Proto, MatchValue::Proto(proto))]);
+                let any = merge_ranges(ranges);
+                if any != [MatchValue::Ports(0, u16::MAX)] {
+                    rule.push(Statement::Match { field: Field::DestinationPort, not: false, any });
                 }
                 rule
             })
@@ -323,19 +344,19 @@ impl Part<'_> {
     /// Names of ports are those of the pod that is reached: one the policy selects, or one of its peers.
     fn named_ports(&mut self, peers: Option<&[NetworkPolicyPeer]>, names: &BTreeSet<(Proto, &str)>) -> Rule {
         let set = self.set_name("ports");
-        self.fragment.set(&set, Set::plain(&[self.ip.address(), Type::Proto, Type::Port]));
-        let reached = match (self.way, peers) {
-            (Way::In, _) => {
+        self.fragment.set(&set, Set::new(&[self.ip.address(), DataType::Proto, DataType::Port]));
+        let target_pods = match (self.direction, peers) {
+            (Direction::Ingress, _) => {
                 let pods = self.view.pods(self.policy.namespace()).into_iter();
-                pods.filter(|pod| selects(self.policy, pod)).collect()
+                pods.filter(|pod| applies_to(self.policy, pod)).collect()
             }
-            (Way::Out, Some(peers)) => self.pods(peers),
-            (Way::Out, None) => {
+            (Direction::Egress, Some(peers)) => self.pods(peers),
+            (Direction::Egress, None) => {
                 let all = self.view.namespaces();
                 all.iter().flat_map(|namespace| self.view.pods(namespace.name())).collect()
             }
         };
-        for pod in reached {
+        for pod in target_pods {
             let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
             for port in containers.iter().flat_map(|container| container.ports.iter().flatten()) {
                 let (Some(proto), Some(name)) = (protocol(&port.protocol), port.name.as_deref()) else {
@@ -343,45 +364,50 @@ impl Part<'_> {
                 };
                 let number = u16::try_from(port.container_port).ok();
                 let Some(number) = number.filter(|_| names.contains(&(proto, name))) else { continue };
-                for address in addresses(&pod).filter(|address| Ip::of(*address) == self.ip) {
-                    let key = vec![Atom::Address(address), Atom::Proto(proto), Atom::Port(number)];
+                for address in addresses(&pod).filter(|address| IpFamily::of(*address) == self.ip) {
+                    let key = vec![
+                        MatchValue::Address(address),
+                        MatchValue::Proto(proto),
+                        MatchValue::Port(number),
+                    ];
                     self.fragment.element(&set, key, None);
                 }
             }
         }
         let fields = vec![Field::Destination(self.ip), Field::Proto, Field::DestinationPort];
-        rule([Statement::In { fields, set }])
+        rule([Statement::InSet { fields, set }])
     }
 }
 
 /// Ranges that do not touch each other.
-fn merged(mut ranges: Vec<(u16, u16)>) -> Vec<Atom> {
+fn merge_ranges(mut ranges: Vec<(u16, u16)>) -> Vec<MatchValue> {
     ranges.sort();
-    let mut kept: Vec<(u16, u16)> = Vec::new();
+    let mut result: Vec<(u16, u16)> = Vec::new();
     for (first, last) in ranges {
-        match kept.last_mut() {
+        match result.last_mut() {
             Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
-            _ => kept.push((first, last)),
+            _ => result.push((first, last)),
         }
     }
-    let atom = |(first, last)| if first == last { Atom::Port(first) } else { Atom::Ports(first, last) };
-    kept.into_iter().map(atom).collect()
+    let to_match =
+        |(first, last)| if first == last { MatchValue::Port(first) } else { MatchValue::Ports(first, last) };
+    result.into_iter().map(to_match).collect()
 }
 
-fn policy_chain(policy: &NetworkPolicy, way: Way, ip: Ip) -> Name {
-    short(&format!("allow-{}", way.name()), ip, policy.namespace(), policy.name())
+fn policy_chain(policy: &NetworkPolicy, direction: Direction, ip: IpFamily) -> Name {
+    chain_name(&format!("allow-{}", direction.name()), ip, policy.namespace(), policy.name())
 }
 
 /// A name that the kernel has room for.
-pub(crate) fn short(what: &str, ip: Ip, namespace: &str, name: &str) -> Name {
-    let full = format!("{}/{namespace}/{name}", named(what, ip));
-    if full.len() <= LONGEST {
+pub(crate) fn chain_name(what: &str, ip: IpFamily, namespace: &str, name: &str) -> Name {
+    let full = format!("{}/{namespace}/{name}", name_for_family(what, ip));
+    if full.len() <= MAX_NAME_BYTES {
         return full.into();
     }
     let mut hasher = DefaultHasher::new();
     full.hash(&mut hasher);
     // Names of objects are ASCII, so every byte is a place to cut.
-    format!("{}-{:016x}", full.get(..LONGEST).unwrap_or_default(), hasher.finish()).into()
+    format!("{}-{:016x}", full.get(..MAX_NAME_BYTES).unwrap_or_default(), hasher.finish()).into()
 }
 
 #[cfg(test)]

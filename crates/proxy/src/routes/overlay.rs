@@ -8,43 +8,45 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
-use nft::Net;
-use sys::netlink::{Neighbour, Netlink, Overlay};
+use nft::IpNet;
+use sys::netlink::{FdbEntry, Netlink, Overlay};
 
-use super::Way;
+use super::NextHop;
 
 /// What the links are called: over IPv4, and over IPv6.
-pub const LINKS: [&str; 2] = ["skiff-vxlan", "skiff-vxlan6"];
+pub const LINK_NAMES: [&str; 2] = ["skiff-vxlan", "skiff-vxlan6"];
 /// The port everybody else uses who does this in Linux.
 pub const PORT: u16 = 8472;
-const ID: u32 = 0x736b;
+const VNI: u32 = 0x736b;
 /// What is around a packet: Ethernet, IPv4 or IPv6, UDP and VXLAN.
-const AROUND: [u32; 2] = [50, 70];
+const HEADER_OVERHEAD_BYTES: [u32; 2] = [50, 70];
 /// Of a link of which nothing is known.
-const MTU: u32 = 1500;
+const DEFAULT_MTU: u32 = 1500;
 
 /// Makes the links lead to the nodes that need them. The number of each, where there is need of it.
-pub fn bring_about(
+pub fn sync_links(
     netlink: &mut Netlink,
-    ways: &BTreeMap<Net, (Way, IpAddr)>,
-    own: &[Net],
+    next_hops: &BTreeMap<IpNet, (NextHop, IpAddr)>,
+    own: &[IpNet],
     addresses: &[IpAddr],
 ) -> io::Result<[Option<u32>; 2]> {
     let mut indexes = [None; 2];
     for (kind, index) in indexes.iter_mut().enumerate() {
         let over_v6 = kind == 1;
         let address = addresses.iter().find(|address| address.is_ipv6() == over_v6);
-        let far: BTreeMap<Net, (IpAddr, u32)> = ways
+        let remote_nodes: BTreeMap<IpNet, (IpAddr, u32)> = next_hops
             .iter()
-            .filter_map(|(net, (way, node))| match way {
-                Way::Overlay { underlay } if node.is_ipv6() == over_v6 => Some((*net, (*node, *underlay))),
+            .filter_map(|(net, (next_hop, node))| match next_hop {
+                NextHop::Overlay { underlay } if node.is_ipv6() == over_v6 => {
+                    Some((*net, (*node, *underlay)))
+                }
                 _ => None,
             })
             .collect();
-        *index = match address.filter(|_| !far.is_empty()) {
-            Some(address) => Some(one(netlink, &far, own, *address)?),
+        *index = match address.filter(|_| !remote_nodes.is_empty()) {
+            Some(address) => Some(sync_link(netlink, &remote_nodes, own, *address)?),
             None => {
-                netlink.delete_link(LINKS[kind])?;
+                netlink.delete_link(LINK_NAMES[kind])?;
                 None
             }
         };
@@ -53,34 +55,35 @@ pub fn bring_about(
 }
 
 /// One link, to nodes with their networks and the links by which packets to them leave.
-fn one(
+fn sync_link(
     netlink: &mut Netlink,
-    far: &BTreeMap<Net, (IpAddr, u32)>,
-    own: &[Net],
+    remote_nodes: &BTreeMap<IpNet, (IpAddr, u32)>,
+    own: &[IpNet],
     address: IpAddr,
 ) -> io::Result<u32> {
     let (over_v6, kind) = (address.is_ipv6(), usize::from(address.is_ipv6()));
     let links = netlink.links()?;
-    let size = |underlay: u32| links.iter().find(|link| link.index == underlay).map_or(MTU, |link| link.mtu);
-    let mtu = far.values().map(|(_, underlay)| size(*underlay)).min().unwrap_or(MTU);
-    let mtu = mtu.saturating_sub(AROUND[kind]);
-    let overlay = Overlay { name: LINKS[kind], id: ID, port: PORT, mac: mac(address), mtu, over_v6 };
+    let size =
+        |underlay: u32| links.iter().find(|link| link.index == underlay).map_or(DEFAULT_MTU, |link| link.mtu);
+    let mtu = remote_nodes.values().map(|(_, underlay)| size(*underlay)).min().unwrap_or(DEFAULT_MTU);
+    let mtu = mtu.saturating_sub(HEADER_OVERHEAD_BYTES[kind]);
+    let overlay = Overlay { name: LINK_NAMES[kind], id: VNI, port: PORT, mac: mac(address), mtu, over_v6 };
     let index = netlink.ensure_overlay(&overlay)?;
     for net in own {
         // What this node itself sends to pods elsewhere comes from here.
         netlink.add_address(index, net.first(), if net.is_v6() { 128 } else { 32 })?;
     }
-    let wanted: BTreeSet<Neighbour> =
-        far.values().map(|(node, _)| Neighbour { mac: mac(*node), place: *node }).collect();
-    let there: BTreeSet<Neighbour> = netlink.neighbours(index)?.into_iter().collect();
-    for gone in there.difference(&wanted) {
-        netlink.delete_neighbour(index, *gone)?;
+    let desired: BTreeSet<FdbEntry> =
+        remote_nodes.values().map(|(node, _)| FdbEntry { mac: mac(*node), remote: *node }).collect();
+    let existing: BTreeSet<FdbEntry> = netlink.fdb_entries(index)?.into_iter().collect();
+    for stale in existing.difference(&desired) {
+        netlink.delete_fdb_entry(index, *stale)?;
     }
-    for new in wanted.difference(&there) {
-        netlink.add_neighbour(index, *new)?;
+    for new in desired.difference(&existing) {
+        netlink.add_fdb_entry(index, *new)?;
     }
-    for (net, (node, _)) in far {
-        netlink.add_resolved(index, net.first(), mac(*node))?;
+    for (net, (node, _)) in remote_nodes {
+        netlink.add_neigh_entry(index, net.first(), mac(*node))?;
     }
     Ok(index)
 }

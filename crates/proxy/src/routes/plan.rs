@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Node;
-use nft::{Ip, Net};
+use nft::{IpFamily, IpNet};
 use reconcile::Object as _;
 
 /// The networks of all nodes but our own, with the address each is reached by.
-pub fn plan<'a>(nodes: impl Iterator<Item = &'a Node>, own: &str) -> BTreeMap<Net, IpAddr> {
+pub fn plan<'a>(nodes: impl Iterator<Item = &'a Node>, own: &str) -> BTreeMap<IpNet, IpAddr> {
     nodes.filter(|node| node.name() != own).flat_map(routes_to).collect()
 }
 
 /// The networks of a node's pods, each with the node's address of the same family, or of the other if it has none:
 /// packets of either kind can go inside those of either kind.
-pub fn routes_to(node: &Node) -> Vec<(Net, IpAddr)> {
+pub fn routes_to(node: &Node) -> Vec<(IpNet, IpAddr)> {
     let addresses = addresses(node);
-    let behind = |net: Net| {
-        let same = addresses.iter().find(|address| Ip::of(**address) == Ip::of(net.first()));
+    let with_node_address = |net: IpNet| {
+        let same = addresses.iter().find(|address| IpFamily::of(**address) == IpFamily::of(net.first()));
         same.or(addresses.first()).map(|address| (net, *address))
     };
-    networks(node).into_iter().filter_map(behind).collect()
+    networks(node).into_iter().filter_map(with_node_address).collect()
 }
 
 /// Where other nodes reach a node.
@@ -31,9 +31,9 @@ pub fn addresses(node: &Node) -> Vec<IpAddr> {
 }
 
 /// The networks of a node's pods.
-pub fn networks(node: &Node) -> Vec<Net> {
+pub fn networks(node: &Node) -> Vec<IpNet> {
     let cidrs = node.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
-    cidrs.filter_map(|text| text.parse::<Net>().ok()).collect()
+    cidrs.filter_map(|text| text.parse::<IpNet>().ok()).collect()
 }
 
 #[cfg(test)]
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_family_by_its_own_where_there_is_one() {
+    fn routes_use_addresses_of_the_same_family() {
         let node = |name: &str, cidrs: &[&str], addresses: &[&str]| -> Node {
             let addresses: Vec<_> =
                 addresses.iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use nft::Net;
+use nft::IpNet;
 use rustix::thread::UnshareFlags;
 
-use super::{OVERLAYS, bring_about};
+use super::{OVERLAYS, sync_routes};
 
 /// Does something in the network of a node.
 fn inside<T: Send>(network: &File, work: impl FnOnce() -> T + Send) -> T {
@@ -33,12 +33,12 @@ fn sh(script: &str) {
 /// A new network, and what was done in it.
 fn network(script: &str) -> File {
     std::thread::scope(|scope| {
-        let made = scope.spawn(|| {
+        let thread = scope.spawn(|| {
             sys::process::unshare(UnshareFlags::NEWNET).expect("root");
             sh(script);
             File::open("/proc/thread-self/ns/net").expect("a network")
         });
-        made.join().expect("no panic")
+        thread.join().expect("no panic")
     })
 }
 
@@ -46,7 +46,7 @@ struct Node {
     network: File,
     address: IpAddr,
     /// Of its pods: one of each kind, with an address in it.
-    pods: [(Net, IpAddr); 2],
+    pods: [(IpNet, IpAddr); 2],
 }
 
 impl Node {
@@ -55,7 +55,7 @@ impl Node {
             (format!("10.42.{number}.0/24"), format!("10.42.{number}.1")),
             (format!("fd42:0:0:{number}::/64"), format!("fd42:0:0:{number}::1")),
         ];
-        let pods = pods.map(|(net, ip)| (net.parse::<Net>().unwrap(), ip.parse::<IpAddr>().unwrap()));
+        let pods = pods.map(|(net, ip)| (net.parse::<IpNet>().unwrap(), ip.parse::<IpAddr>().unwrap()));
         let (address, router, bits) = match over_v6 {
             true => (format!("2001:db8:{number}::2"), format!("2001:db8:{number}::1"), 64),
             false => (format!("192.0.{number}.2"), format!("192.0.{number}.1"), 24),
@@ -76,15 +76,15 @@ impl Node {
         inside(&self.network, || sh(&format!("ip link set far{number} netns {router}")));
     }
 
-    fn reach(&self, other: &Node) -> bool {
-        let wanted = other.pods.iter().map(|(net, _)| (*net, other.address)).collect();
+    fn sync_routes_to(&self, other: &Node) -> bool {
+        let desired = other.pods.iter().map(|(net, _)| (*net, other.address)).collect();
         let own = self.pods.map(|(net, _)| net);
-        inside(&self.network, || bring_about(&wanted, &own, &[self.address]))
+        inside(&self.network, || sync_routes(&desired, &own, &[self.address]))
     }
 
     /// Whether a large packet from an address of ours comes back from another.
-    fn hears(&self, from: IpAddr, other: &Node, to: IpAddr) -> bool {
-        let (ready, told) = mpsc::channel();
+    fn gets_reply(&self, from: IpAddr, other: &Node, to: IpAddr) -> bool {
+        let (ready, is_ready) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 inside(&other.network, move || {
@@ -100,7 +100,7 @@ impl Node {
                     }
                 });
             });
-            told.recv().unwrap();
+            is_ready.recv().unwrap();
             inside(&self.network, || {
                 let socket = UdpSocket::bind((from, 0)).unwrap();
                 socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -110,12 +110,12 @@ impl Node {
                 }
                 let mut buffer = [0; 2000];
                 // Packets may be lost; the small one ends the other side.
-                let heard = (0..5).any(|_| {
+                let received = (0..5).any(|_| {
                     socket.send(&[7; 1400]).is_ok()
                         && socket.recv(&mut buffer).is_ok_and(|count| count == 1400)
                 });
                 let _ = socket.send(&[7]);
-                heard
+                received
             })
         })
     }
@@ -132,7 +132,7 @@ fn check(over_v6: bool) {
     let mut router = Command::new("unshare").args(["--net", "sleep", "100"]).spawn().unwrap();
     let place = format!("/proc/{}/ns/net", router.id());
     let own = std::fs::read_link("/proc/self/ns/net").unwrap();
-    while std::fs::read_link(&place).is_ok_and(|there| there == own) {
+    while std::fs::read_link(&place).is_ok_and(|current| current == own) {
         std::thread::yield_now();
     }
     let addresses = |number: u8| match over_v6 {
@@ -149,19 +149,20 @@ fn check(over_v6: bool) {
         }
     });
     let [a, b] = &nodes;
-    let heard =
-        || a.pods.iter().zip(&b.pods).map(|((_, from), (_, to))| a.hears(*from, b, *to)).collect::<Vec<_>>();
-    assert_eq!(heard(), [false, false], "the router knows nothing of pods");
+    let received = || {
+        a.pods.iter().zip(&b.pods).map(|((_, from), (_, to))| a.gets_reply(*from, b, *to)).collect::<Vec<_>>()
+    };
+    assert_eq!(received(), [false, false], "the router knows nothing of pods");
     // Again changes nothing.
     for _ in 0..2 {
-        assert!(a.reach(b) && b.reach(a));
+        assert!(a.sync_routes_to(b) && b.sync_routes_to(a));
     }
-    assert_eq!(heard(), [true, true]);
+    assert_eq!(received(), [true, true]);
     inside(&a.network, || {
         let mut netlink = sys::netlink::Netlink::open().unwrap();
-        let there = OVERLAYS.map(|name| netlink.link(name).unwrap().is_some());
-        assert_eq!(there, [!over_v6, over_v6]);
-        assert!(bring_about(&Default::default(), &[], &[]), "nobody is left");
+        let current = OVERLAYS.map(|name| netlink.link(name).unwrap().is_some());
+        assert_eq!(current, [!over_v6, over_v6]);
+        assert!(sync_routes(&Default::default(), &[], &[]), "nobody is left");
         assert_eq!(OVERLAYS.map(|name| netlink.link(name).unwrap()), [None, None]);
     });
     let _ = router.kill();
@@ -169,11 +170,11 @@ fn check(over_v6: bool) {
 }
 
 #[test]
-fn pods_reach_each_other_over_ipv4() {
+fn routes_between_pods_over_ipv4() {
     check(false);
 }
 
 #[test]
-fn pods_reach_each_other_over_ipv6() {
+fn routes_between_pods_over_ipv6() {
     check(true);
 }

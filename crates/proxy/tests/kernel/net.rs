@@ -15,7 +15,7 @@ const INSIDE: &str = "SKIFF_TEST_INSIDE";
 const BRIDGE: &str = "pods";
 const RANGES: [&str; 2] = ["10.42.0.0/24", "fd42::/64"];
 /// How long a client waits before it says that nobody answers.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether we are inside. Outside, runs the test of this name inside and fails if it does.
 #[track_caller]
@@ -89,22 +89,25 @@ pub fn build() {
 }
 
 /// Runs `work` in the namespace of this name, in a thread of its own; `node` is where we are.
-fn within<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
-    let (tell, told) = mpsc::channel();
+fn run_in_namespace<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> mpsc::Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
     let path = (name != "node").then(|| format!("/run/netns/{name}"));
     std::thread::spawn(move || {
         if let Some(path) = path {
             let file = std::fs::File::open(&path).unwrap();
             move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
         }
-        let _ = tell.send(work());
+        let _ = sender.send(work());
     });
-    told
+    receiver
 }
 
 /// Serves TCP and UDP on port 8080 of every address; answers with its name and who asks.
 pub fn serve(name: &'static str) {
-    let ready = within(name, move || {
+    let ready = run_in_namespace(name, move || {
         let tcp = TcpListener::bind("[::]:8080").unwrap();
         let udp = UdpSocket::bind("[::]:8080").unwrap();
         std::thread::spawn(move || {
@@ -125,46 +128,46 @@ pub fn serve(name: &'static str) {
 }
 
 /// What a client at `place` is answered over TCP: the answer, or how it fails.
-pub fn ask(place: &str, to: &str) -> String {
+pub fn tcp_request(namespace: &str, to: &str) -> String {
     let to: SocketAddr = to.parse().unwrap();
-    let answer = within(place, move || -> io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+    let answer = run_in_namespace(namespace, move || -> io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&to, CLIENT_TIMEOUT)?;
+        stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     });
-    words(answer.recv().unwrap())
+    answer_text(answer.recv().unwrap())
 }
 
 /// A UDP client that keeps its port, so that its packets belong to one flow.
-pub struct Flow(UdpSocket);
+pub struct UdpClient(UdpSocket);
 
-impl Flow {
-    pub fn new(place: &str, to: &str) -> Flow {
+impl UdpClient {
+    pub fn new(namespace: &str, to: &str) -> UdpClient {
         let to: SocketAddr = to.parse().unwrap();
         let any: IpAddr = if to.is_ipv6() { [0u16; 8].into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let socket = within(place, move || {
+        let socket = run_in_namespace(namespace, move || {
             let socket = UdpSocket::bind((any, 0)).unwrap();
             socket.connect(to).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(CLIENT_TIMEOUT)).unwrap();
             socket
         });
-        Flow(socket.recv().unwrap())
+        UdpClient(socket.recv().unwrap())
     }
 
-    pub fn ask(&self) -> String {
+    pub fn request(&self) -> String {
         let answer = || -> io::Result<String> {
             self.0.send(b"?")?;
             let mut buffer = [0; 64];
             let length = self.0.recv(&mut buffer)?;
             Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
         };
-        words(answer())
+        answer_text(answer())
     }
 }
 
-fn words(answer: io::Result<String>) -> String {
+fn answer_text(answer: io::Result<String>) -> String {
     answer.unwrap_or_else(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => "refused".to_owned(),
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "nothing".to_owned(),

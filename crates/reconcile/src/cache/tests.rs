@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use async_trait::async_trait;
-use client::{Change, Feed, News};
+use client::{Watch, WatchChange, WatchEvent};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -10,11 +10,11 @@ use serde_json::json;
 use super::*;
 
 /// A feed that tells what it was given and then ends.
-struct Given(VecDeque<News>);
+struct FakeWatch(VecDeque<WatchEvent>);
 
 #[async_trait]
-impl Feed for Given {
-    async fn next(&mut self) -> Result<News, Error> {
+impl Watch for FakeWatch {
+    async fn next(&mut self) -> Result<WatchEvent, Error> {
         self.0.pop_front().ok_or_else(|| Error::Unreachable("the end".into()))
     }
 }
@@ -23,7 +23,7 @@ fn by_node(pod: &Pod, found: &mut dyn FnMut(&str)) {
     pod.spec.iter().filter_map(|spec| spec.node_name.as_deref()).for_each(found);
 }
 
-fn raw(name: &str, uid: &str, owner: &str, node: &str, revision: u64) -> Raw {
+fn raw(name: &str, uid: &str, owner: &str, node: &str, revision: u64) -> RawObject {
     let value = json!({
         "kind": "Pod", "apiVersion": "v1",
         "metadata": {
@@ -33,11 +33,11 @@ fn raw(name: &str, uid: &str, owner: &str, node: &str, revision: u64) -> Raw {
         },
         "spec": {"containers": [], "nodeName": node}
     });
-    Raw::new(value.to_string(), Some(revision))
+    RawObject::new(value.to_string(), Some(revision))
 }
 
-async fn fed(cache: &Cache<Pod>, news: Vec<News>) {
-    cache.shelf.follow(&mut Given(news.into())).await.expect_err("feeds of tests end");
+async fn apply_events(cache: &Cache<Pod>, events: Vec<WatchEvent>) {
+    cache.indexer.run_watch(&mut FakeWatch(events.into())).await.expect_err("feeds of tests end");
 }
 
 fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
@@ -45,11 +45,11 @@ fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn objects_are_found_by_name_owner_index_and_label() {
+async fn returns_objects_by_name_owner_index_and_label() {
     let cache = Cache::new(&[Index { name: "node", values: by_node }]);
     let objects =
         vec![raw("a", "1", "o1", "n1", 5), raw("b", "2", "o1", "n2", 6), raw("c", "3", "o2", "n1", 7)];
-    fed(&cache, vec![News::Everything { objects, revision: 9 }]).await;
+    apply_events(&cache, vec![WatchEvent::Replace { objects, revision: 9 }]).await;
     assert_eq!(cache.revision(), 9);
     assert_eq!(names(&cache.owned_by("o1")), ["a", "b"]);
     assert_eq!(names(&cache.indexed("node", "n1")), ["a", "c"]);
@@ -61,61 +61,61 @@ async fn objects_are_found_by_name_owner_index_and_label() {
 }
 
 #[tokio::test]
-async fn an_object_that_was_replaced_unseen_is_gone_before_the_new_one_comes() {
+async fn sends_deletion_before_addition_when_uid_changes() {
     let cache = Cache::new(&[]);
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let log = told.clone();
-    cache.listen(move |changed: Changed<'_, Pod>| {
+    let updates = Arc::new(Mutex::new(Vec::new()));
+    let log = updates.clone();
+    cache.listen(move |changed: ObjectUpdate<'_, Pod>| {
         let uid = |pod: Option<&Arc<Pod>>| pod.map_or("-", |pod| pod.uid()).to_owned();
         log.lock().push(format!("{}>{}", uid(changed.before), uid(changed.after)));
     });
-    let change = |object, deleted| Change { object, deleted };
+    let change = |object, deleted| WatchChange { object, deleted };
     let changes = vec![
         change(raw("a", "1", "o", "n", 1), false),
         change(raw("a", "1", "o", "n", 2), false),
         change(raw("a", "2", "o", "n", 4), false),
         change(raw("a", "2", "o", "n", 5), true),
     ];
-    fed(&cache, vec![News::Changes { changes, revision: 5 }]).await;
-    assert_eq!(*told.lock(), ["->1", "1>1", "1>-", "->2", "2>-"]);
+    apply_events(&cache, vec![WatchEvent::Changes { changes, revision: 5 }]).await;
+    assert_eq!(*updates.lock(), ["->1", "1>1", "1>-", "->2", "2>-"]);
 }
 
 #[tokio::test]
-async fn only_what_is_looked_at_stays_typed() {
+async fn drops_decoded_objects_that_are_not_used() {
     let cache = Cache::new(&[Index { name: "node", values: by_node }]);
     let objects = vec![raw("a", "1", "o1", "n1", 5), raw("b", "2", "o2", "n2", 6)];
-    fed(&cache, vec![News::Everything { objects, revision: 9 }]).await;
+    apply_events(&cache, vec![WatchEvent::Replace { objects, revision: 9 }]).await;
     let key = Key::new("default", "b");
     let typed = |pod: Option<Arc<Pod>>| Arc::downgrade(&pod.expect("it is there"));
     let (a, b) = (typed(cache.owned_by("o1").pop()), typed(cache.get(&key)));
     assert!(a.upgrade().is_some() && b.upgrade().is_some());
     for _ in 0..5 {
-        assert!(cache.shelf.sweep_once(), "one is still being looked at");
+        assert!(cache.indexer.collect_garbage(), "one is still being looked at");
         assert_eq!(cache.indexed("node", "n1").len(), 1);
         assert!(a.upgrade().is_some() && b.upgrade().is_none());
     }
-    while cache.shelf.sweep_once() {}
+    while cache.indexer.collect_garbage() {}
     assert!(a.upgrade().is_none());
     assert_eq!(names(&cache.all()), ["a", "b"]);
 }
 
 #[tokio::test]
-async fn many_that_come_at_once_do_not_all_stay_typed() {
+async fn limits_number_of_recent_decoded_objects() {
     let cache = Cache::new(&[]);
     let first = Arc::new(Mutex::new(None));
     let seen = first.clone();
-    cache.listen(move |changed: Changed<'_, Pod>| {
-        seen.lock().get_or_insert_with(|| Arc::downgrade(changed.newest()));
+    cache.listen(move |changed: ObjectUpdate<'_, Pod>| {
+        seen.lock().get_or_insert_with(|| Arc::downgrade(changed.latest()));
     });
     let objects = (0..1100).map(|i| raw(&format!("p{i}"), &i.to_string(), "o", "n", i + 1)).collect();
-    fed(&cache, vec![News::Everything { objects, revision: 2000 }]).await;
+    apply_events(&cache, vec![WatchEvent::Replace { objects, revision: 2000 }]).await;
     assert!(first.lock().as_ref().expect("the first was told").upgrade().is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_write_that_never_shows_is_told() {
+async fn waiting_for_missing_revision_times_out() {
     let cache: Arc<Cache<Pod>> = Cache::new(&[]);
-    let error = cache.seen(7).await.expect_err("nothing ever comes");
+    let error = cache.wait_until_revision(7).await.expect_err("nothing ever comes");
     assert_eq!(error.to_string(), "revision 7 of pods did not show up in the cache in time");
 }
 
@@ -123,44 +123,44 @@ proptest! {
     /// After any news the indexes find what a look at every object finds, and a listener has heard of exactly
     /// what is there.
     #[test]
-    fn indexes_and_listeners_agree_with_the_objects(
+    fn indexes_and_listeners_are_consistent_with_objects(
         steps in prop::collection::vec((0..5u8, 0..3u8, 0..3u8, 0..7u8), 0..60)
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let cache = Cache::new(&[Index { name: "node", values: by_node }]);
-            let heard: Arc<Mutex<BTreeMap<Key, String>>> = Arc::default();
-            let log = heard.clone();
-            cache.listen(move |changed: Changed<'_, Pod>| {
-                let mut heard = log.lock();
-                let known = heard.remove(&changed.newest().key());
+            let observed: Arc<Mutex<BTreeMap<Key, String>>> = Arc::default();
+            let log = observed.clone();
+            cache.listen(move |changed: ObjectUpdate<'_, Pod>| {
+                let mut observed = log.lock();
+                let known = observed.remove(&changed.latest().key());
                 assert_eq!(known.as_deref(), changed.before.map(|pod| pod.uid()));
                 if let Some(after) = changed.after {
-                    heard.insert(after.key(), after.uid().to_owned());
+                    observed.insert(after.key(), after.uid().to_owned());
                 }
             });
             for (revision, (name, owner, node, step)) in (1..).zip(steps) {
                 if step == 6 {
-                    cache.shelf.sweep_once();
+                    cache.indexer.collect_garbage();
                     continue;
                 }
                 let (name, node) = (format!("p{name}"), format!("n{node}"));
                 let pod = raw(&name, &format!("{name}-{}", step % 2), &owner.to_string(), &node, revision);
                 let there = cache.get(&Key::new("default", &name)).is_some();
-                let news = match step {
-                    0 => News::Everything { objects: vec![pod], revision },
-                    1 if there => News::Changes { changes: vec![Change { object: pod, deleted: true }], revision },
+                let events = match step {
+                    0 => WatchEvent::Replace { objects: vec![pod], revision },
+                    1 if there => WatchEvent::Changes { changes: vec![WatchChange { object: pod, deleted: true }], revision },
                     1 => continue,
-                    _ => News::Changes { changes: vec![Change { object: pod, deleted: false }], revision },
+                    _ => WatchEvent::Changes { changes: vec![WatchChange { object: pod, deleted: false }], revision },
                 };
-                fed(&cache, vec![news]).await;
+                apply_events(&cache, vec![events]).await;
                 let all = cache.all();
                 let keys: Vec<_> = all.iter().map(|pod| (pod.key(), pod.uid().to_owned())).collect();
-                assert_eq!(keys, heard.lock().clone().into_iter().collect::<Vec<_>>());
+                assert_eq!(keys, observed.lock().clone().into_iter().collect::<Vec<_>>());
                 for value in 0..3 {
                     let node = format!("n{value}");
-                    let scanned: Vec<_> = all.iter().filter(|pod| pod.label("node") == Some(&node)).cloned().collect();
-                    assert_eq!(cache.indexed("node", &node), scanned);
+                    let expected: Vec<_> = all.iter().filter(|pod| pod.label("node") == Some(&node)).cloned().collect();
+                    assert_eq!(cache.indexed("node", &node), expected);
                     let owner = value.to_string();
                     let owned = |pod: &&Arc<Pod>| pod.controller().is_some_and(|reference| reference.uid == owner);
                     assert_eq!(cache.owned_by(&owner), all.iter().filter(owned).cloned().collect::<Vec<_>>());

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use client::{Client, Connection, Error, Feed};
+use client::{Client, Connection, Error, Watch};
 use http::{Request, Response};
 use tokio::sync::watch;
 
@@ -10,42 +10,42 @@ use super::*;
 use crate::Clock;
 
 /// Leads nowhere: these tests have no objects.
-struct Nowhere;
+struct UnreachableConnection;
 
 #[async_trait]
-impl Connection for Nowhere {
+impl Connection for UnreachableConnection {
     async fn send(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Error> {
         Err(Error::Unreachable("nowhere".into()))
     }
 
-    async fn follow(&self, _: &str) -> Result<Box<dyn Feed>, Error> {
+    async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
         Err(Error::Unreachable("nowhere".into()))
     }
 
-    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+    fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
         None
     }
 }
 
 fn ctx() -> (Ctx, watch::Sender<bool>) {
     let (stop, shutdown) = watch::channel(false);
-    (Ctx::new(Client::new(Arc::new(Nowhere), "test"), Clock::default(), shutdown), stop)
+    (Ctx::new(Client::new(Arc::new(UnreachableConnection), "test"), Clock::default(), shutdown), stop)
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_come_again_and_success_is_the_end_of_it() {
+async fn retries_with_backoff_until_success() {
     let (ctx, stop) = ctx();
     let controller = Controller::<Key>::new("test", &ctx);
     let key = Key::new("default", "a");
     controller.enqueue().now(key.clone());
-    let looks: Arc<Mutex<Vec<u128>>> = Arc::default();
-    let (log, begun) = (looks.clone(), Instant::now());
+    let attempts: Arc<Mutex<Vec<u128>>> = Arc::default();
+    let (log, started) = (attempts.clone(), Instant::now());
     let work = controller.run(&ctx, 2, move |_| {
         let log = log.clone();
         async move {
-            log.lock().push(begun.elapsed().as_millis());
+            log.lock().push(started.elapsed().as_millis());
             let count = log.lock().len();
-            if count < 4 { Err(Error::NotSeen("x".into())) } else { Ok(Next::Change) }
+            if count < 4 { Err(Error::NotCached("x".into())) } else { Ok(ReconcileAction::AwaitChange) }
         }
     });
     let end = async {
@@ -53,32 +53,32 @@ async fn failures_come_again_and_success_is_the_end_of_it() {
         stop.send_replace(true);
     };
     tokio::join!(work, end);
-    let looks = looks.lock().clone();
-    assert_eq!(looks.len(), 4, "{looks:?}");
-    assert!(looks[3] >= 35 && looks[3] < 60, "{looks:?}");
+    let attempts = attempts.lock().clone();
+    assert_eq!(attempts.len(), 4, "{attempts:?}");
+    assert!(attempts[3] >= 35 && attempts[3] < 60, "{attempts:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_worked_on_at_once_but_each_by_one_worker() {
+async fn processes_keys_concurrently_but_each_key_by_one_worker() {
     let (ctx, stop) = ctx();
     let controller = Controller::<Key>::new("test", &ctx);
     let enqueue = controller.enqueue();
-    let at_work: Arc<Mutex<HashMap<Key, u32>>> = Arc::default();
-    let most = Arc::new(Mutex::new((0, 0)));
-    let (busy, peak) = (at_work.clone(), most.clone());
+    let active_keys: Arc<Mutex<HashMap<Key, u32>>> = Arc::default();
+    let max_active = Arc::new(Mutex::new((0, 0)));
+    let (active, maximum) = (active_keys.clone(), max_active.clone());
     let work = controller.run(&ctx, 3, move |key| {
-        let (busy, peak) = (busy.clone(), peak.clone());
+        let (active, maximum) = (active.clone(), maximum.clone());
         async move {
             {
-                let mut busy = busy.lock();
-                *busy.entry(key.clone()).or_default() += 1;
-                let mut peak = peak.lock();
-                peak.0 = peak.0.max(busy.values().sum::<u32>());
-                peak.1 = peak.1.max(*busy.values().max().unwrap_or(&0));
+                let mut active = active.lock();
+                *active.entry(key.clone()).or_default() += 1;
+                let mut maximum = maximum.lock();
+                maximum.0 = maximum.0.max(active.values().sum::<u32>());
+                maximum.1 = maximum.1.max(*active.values().max().unwrap_or(&0));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
-            *busy.lock().entry(key).or_default() -= 1;
-            Ok::<_, Error>(Next::Change)
+            *active.lock().entry(key).or_default() -= 1;
+            Ok::<_, Error>(ReconcileAction::AwaitChange)
         }
     });
     let updates = async {
@@ -90,26 +90,26 @@ async fn keys_are_worked_on_at_once_but_each_by_one_worker() {
         stop.send_replace(true);
     };
     tokio::join!(work, updates);
-    assert_eq!(*most.lock(), (3, 1));
+    assert_eq!(*max_active.lock(), (3, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_comes_again_at_the_time_it_asked_for() {
+async fn requeues_key_after_requested_delay() {
     let (ctx, stop) = ctx();
     let controller = Controller::<Key>::new("test", &ctx);
     controller.enqueue().now(Key::new("", "a"));
-    let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
-    let (log, begun) = (looks.clone(), Instant::now());
+    let attempts: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let (log, started) = (attempts.clone(), Instant::now());
     let work = controller.run(&ctx, 1, move |_| {
-        log.lock().push(begun.elapsed().as_secs());
-        async { Ok::<_, Error>(Next::After(Duration::from_secs(7))) }
+        log.lock().push(started.elapsed().as_secs());
+        async { Ok::<_, Error>(ReconcileAction::RequeueAfter(Duration::from_secs(7))) }
     });
     let end = async {
         tokio::time::sleep(Duration::from_secs(22)).await;
         stop.send_replace(true);
     };
     tokio::join!(work, end);
-    assert_eq!(*looks.lock(), [0, 7, 14, 21]);
+    assert_eq!(*attempts.lock(), [0, 7, 14, 21]);
 }
 
 /// How often a controller tries within a minute what always fails with this error.
@@ -121,7 +121,7 @@ async fn failing_attempts(error: fn() -> Error) -> usize {
     let counted = attempts.clone();
     let work = controller.run(&ctx, 1, move |_| {
         *counted.lock() += 1;
-        async move { Err::<Next, Error>(error()) }
+        async move { Err::<ReconcileAction, Error>(error()) }
     });
     let end = async {
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -139,26 +139,30 @@ async fn does_not_retry_in_a_terminating_namespace() {
         Error::Api(Box::new(client::Failure { code: 403, details, ..Default::default() }))
     };
     assert_eq!(failing_attempts(terminating).await, 1);
-    assert!(failing_attempts(|| Error::NotSeen("x".into())).await > 3);
+    assert!(failing_attempts(|| Error::NotCached("x".into())).await > 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn does_not_reconcile_while_a_cache_lacks_an_own_write() {
+async fn waits_for_pending_writes_before_reconcile() {
     let (ctx, stop) = ctx();
     let cache = crate::cache::Cache::<k8s_openapi::api::core::v1::Pod>::new(&[]);
-    ctx.caches.add_pending_write(&cache.shelf, 7);
+    ctx.caches.add_pending_write(&cache.indexer, 7);
     let controller = Controller::<Key>::new("test", &ctx);
     controller.enqueue().now(Key::new("default", "a"));
     let revisions: Arc<Mutex<Vec<u64>>> = Arc::default();
     let (log, seen) = (revisions.clone(), cache.clone());
     let work = controller.run(&ctx, 1, move |_| {
         log.lock().push(seen.revision());
-        async move { Ok::<Next, Error>(Next::Change) }
+        async move { Ok::<ReconcileAction, Error>(ReconcileAction::AwaitChange) }
     });
     let updates = async {
         for revision in [3, 7, 9] {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            cache.shelf.follow(&mut RevisionFeed(Some(revision))).await.expect_err("feeds of tests end");
+            cache
+                .indexer
+                .run_watch(&mut RevisionWatch(Some(revision)))
+                .await
+                .expect_err("feeds of tests end");
         }
         stop.send_replace(true);
     };
@@ -167,13 +171,13 @@ async fn does_not_reconcile_while_a_cache_lacks_an_own_write() {
 }
 
 /// Tells that a revision is reached, and ends.
-struct RevisionFeed(Option<u64>);
+struct RevisionWatch(Option<u64>);
 
 #[async_trait]
-impl Feed for RevisionFeed {
-    async fn next(&mut self) -> Result<client::News, Error> {
+impl Watch for RevisionWatch {
+    async fn next(&mut self) -> Result<client::WatchEvent, Error> {
         let end = || Error::Unreachable("the end".into());
         let revision = self.0.take().ok_or_else(end)?;
-        Ok(client::News::Changes { changes: Vec::new(), revision })
+        Ok(client::WatchEvent::Changes { changes: Vec::new(), revision })
     }
 }

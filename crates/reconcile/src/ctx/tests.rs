@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use client::{Change, Connection, Feed, News, Object as _, Raw};
+use client::{Connection, Object as _, RawObject, Watch, WatchChange, WatchEvent};
 use http::{Method, Request, Response};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -12,12 +12,12 @@ use super::*;
 
 /// A server with one pod, of which its watch tells only once somebody has read it.
 #[derive(Default)]
-struct Late(Arc<Watch>);
+struct LateConnection(Arc<WatchState>);
 
 #[derive(Default)]
-struct Watch {
+struct WatchState {
     read: Notify,
-    told: AtomicBool,
+    event_sent: AtomicBool,
 }
 
 fn pod() -> Value {
@@ -25,7 +25,7 @@ fn pod() -> Value {
 }
 
 #[async_trait]
-impl Connection for Late {
+impl Connection for LateConnection {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
         let (code, answer) = match *request.method() {
             Method::GET => {
@@ -40,45 +40,45 @@ impl Connection for Late {
         Ok(response.expect("a response"))
     }
 
-    async fn follow(&self, _: &str) -> Result<Box<dyn Feed>, Error> {
-        Ok(Box::new(LateFeed { watch: self.0.clone(), begun: false }))
+    async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
+        Ok(Box::new(LateWatch { watch: self.0.clone(), initial_sent: false }))
     }
 
-    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+    fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
         None
     }
 }
 
-struct LateFeed {
-    watch: Arc<Watch>,
-    begun: bool,
+struct LateWatch {
+    watch: Arc<WatchState>,
+    initial_sent: bool,
 }
 
 #[async_trait]
-impl Feed for LateFeed {
-    async fn next(&mut self) -> Result<News, Error> {
-        if !std::mem::replace(&mut self.begun, true) {
-            return Ok(News::Everything { objects: Vec::new(), revision: 1 });
+impl Watch for LateWatch {
+    async fn next(&mut self) -> Result<WatchEvent, Error> {
+        if !std::mem::replace(&mut self.initial_sent, true) {
+            return Ok(WatchEvent::Replace { objects: Vec::new(), revision: 1 });
         }
-        if self.watch.told.swap(true, Ordering::Relaxed) {
+        if self.watch.event_sent.swap(true, Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
         self.watch.read.notified().await;
-        let object = Raw::new(pod().to_string(), Some(7));
-        Ok(News::Changes { changes: vec![Change { object, deleted: false }], revision: 7 })
+        let object = RawObject::new(pod().to_string(), Some(7));
+        Ok(WatchEvent::Changes { changes: vec![WatchChange { object, deleted: false }], revision: 7 })
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_cache_shows_an_object_that_exists_already() {
+async fn create_waits_for_cache_when_object_already_exists() {
     let stop = watch::Sender::new(false);
-    let client = Client::new(Arc::new(Late::default()), "test");
+    let client = Client::new(Arc::new(LateConnection::default()), "test");
     let ctx = Ctx::new(client, Clock::default(), stop.subscribe());
     ctx.caches.pods();
-    ctx.caches.filled().await;
+    ctx.caches.wait_for_sync().await;
     let pod: Pod = serde_json::from_value(pod()).expect("a pod");
     assert!(ctx.caches.pods().get(&pod.key()).is_none());
-    let refused = ctx.create(&pod).await.expect_err("it exists");
-    assert!(refused.is_already_exists(), "{refused}");
+    let error = ctx.create(&pod).await.expect_err("it exists");
+    assert!(error.is_already_exists(), "{error}");
     assert!(ctx.caches.pods().get(&pod.key()).is_some());
 }

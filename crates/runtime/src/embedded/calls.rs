@@ -8,22 +8,25 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::labels::Modules;
-use super::network::Chosen;
+use super::labels::SecurityModules;
+use super::network::PodNetwork;
 use super::pods::{Container as Known, Pod};
-use super::protocol::Request;
+use super::protocol::SupervisorRequest;
 use super::record::{self, ContainerRecord, PodRecord};
 use super::spec::{self, Stage};
-use super::{Embedded, caller, cdi, hooks, launch, link, not_found, now, places, refused, translate, view};
+use super::{
+    Embedded, call_error, cdi, hooks, launch, link_name, mountpoint_layer, not_found, now, supervisor_client,
+    translate, view,
+};
 use crate::cri::*;
-use crate::{Code, Error, Result, Runtime};
+use crate::{Error, ErrorCode, Result, Runtime};
 
 /// For what was killed to be gone.
-const GONE: Duration = Duration::from_secs(60);
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks at a cgroup that is not empty yet; the kernel does not tell.
-const AGAIN: Duration = Duration::from_millis(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// For what a supervisor tells everybody to arrive after it has answered.
-const NEWS: Duration = Duration::from_secs(1);
+const STATUS_UPDATE_TIMEOUT: Duration = Duration::from_secs(1);
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
@@ -34,17 +37,17 @@ fn has_user_namespaces() -> bool {
 }
 
 /// Has a container that was not started begin with other limits.
-fn change_spec(directory: &Path, resources: &LinuxContainerResources) -> std::io::Result<()> {
-    let (path, aside) = (directory.join("spec.json"), directory.join("spec.json.new"));
+fn update_spec(directory: &Path, resources: &LinuxContainerResources) -> std::io::Result<()> {
+    let (path, temp_path) = (directory.join("spec.json"), directory.join("spec.json.new"));
     let mut spec: spec::Container = serde_json::from_slice(&std::fs::read(&path)?)?;
     spec.limits = translate::limits(resources);
     spec.oom_score_adj = resources.oom_score_adj;
-    std::fs::write(&aside, serde_json::to_vec(&spec)?)?;
-    std::fs::rename(aside, path)
+    std::fs::write(&temp_path, serde_json::to_vec(&spec)?)?;
+    std::fs::rename(temp_path, path)
 }
 
 /// The group of a pod for which nobody has named one.
-fn own_group(id: &str) -> String {
+fn default_cgroup(id: &str) -> String {
     format!("/skiff/sandbox-{id}")
 }
 
@@ -57,40 +60,41 @@ fn resolv_conf(dns: &DnsConfig) -> Vec<u8> {
 }
 
 /// As long as those of other runtimes are in half.
-fn fresh_id() -> String {
+fn new_id() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }
 
-fn io(call: &'static str, doing: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |error| refused(call, format!("cannot {doing}: {error}"))
+fn io_error(call: &'static str, doing: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| call_error(call, format!("cannot {doing}: {error}"))
 }
 
 impl Embedded {
-    async fn make_pod(
+    async fn create_pod(
         &self,
         id: &str,
         directory: &Path,
         config: &PodSandboxConfig,
         handler: &str,
-        by_others: bool,
+        is_external: bool,
     ) -> Result<Arc<Pod>> {
         const CALL: &str = "RunPodSandbox";
-        translate::check(config).map_err(|message| refused(CALL, message))?;
-        let failed =
-            |why: String| refused(CALL, format!("failed to setup network for sandbox {id:?}: {why}"));
-        let chosen = self.choose_network(id, config).map_err(failed)?;
-        let addresses = chosen.attachment().into_iter().flat_map(|network| &network.addresses);
+        translate::check(config).map_err(|message| call_error(CALL, message))?;
+        let failed = |reason: String| {
+            call_error(CALL, format!("failed to setup network for sandbox {id:?}: {reason}"))
+        };
+        let pod_network = self.select_network(id, config).map_err(failed)?;
+        let addresses = pod_network.attachment().into_iter().flat_map(|network| &network.addresses);
         let record = PodRecord {
             config: Some(config.clone()),
             created: now(),
             handler: handler.into(),
             ips: addresses.map(|address| address.ip.to_string()).collect(),
-            is_unfinished: matches!(chosen, Chosen::Cni(..)),
+            is_unfinished: matches!(pod_network, PodNetwork::Cni(..)),
             // CNI's programs open them by themselves.
-            opens_ports: by_others && matches!(chosen, Chosen::Own(..)),
+            opens_ports: is_external && matches!(pod_network, PodNetwork::Own(..)),
         };
-        let mut spec = translate::sandbox(config, chosen.attachment().cloned());
-        let whole = spec.clone();
+        let mut spec = translate::sandbox(config, pod_network.attachment().cloned());
+        let full_spec = spec.clone();
         // CNI's programs come between: they make the link that there may be settings of, and have settings of their own.
         if record.is_unfinished {
             spec.sysctls.clear();
@@ -101,43 +105,45 @@ impl Embedded {
             ("resolv.conf", resolv_conf(&dns)),
         ];
         for (name, content) in files {
-            std::fs::write(directory.join(name), content).map_err(io(CALL, "write the pod's files"))?;
+            std::fs::write(directory.join(name), content).map_err(io_error(CALL, "write the pod's files"))?;
         }
-        record::write(directory, &record).map_err(io(CALL, "write the pod down"))?;
+        record::write(directory, &record).map_err(io_error(CALL, "write the pod down"))?;
         let inner = self.inner.clone();
-        let place = directory.to_owned();
+        let pod_dir = directory.to_owned();
         let started =
-            tokio::task::spawn_blocking(move || launch::supervisor(&inner.program, &place, &spec)).await;
+            tokio::task::spawn_blocking(move || launch::start_supervisor(&inner.program, &pod_dir, &spec))
+                .await;
         started
-            .map_err(|error| refused(CALL, error.to_string()))?
-            .map_err(|message| refused(CALL, message))?;
-        let pod = Arc::new(Pod::new(id, directory.to_owned(), record, self.inner.news.clone()));
-        if let Chosen::Cni(network, capabilities) = chosen {
+            .map_err(|error| call_error(CALL, error.to_string()))?
+            .map_err(|message| call_error(CALL, message))?;
+        let pod = Arc::new(Pod::new(id, directory.to_owned(), record, self.inner.events.clone()));
+        if let PodNetwork::Cni(network, capabilities) = pod_network {
             let ips = self.attach_by_cni(&pod, network, capabilities).await.map_err(failed)?;
-            if !whole.sysctls.is_empty() {
-                let set = caller::tell(directory, &Request::Set { pod: whole }).await;
-                set.map_err(|message| refused(CALL, message))?;
+            if !full_spec.sysctls.is_empty() {
+                let set =
+                    supervisor_client::call(directory, &SupervisorRequest::Set { pod: full_spec }).await;
+                set.map_err(|message| call_error(CALL, message))?;
             }
             let mut record = pod.record.lock();
             (record.ips, record.is_unfinished) = (ips, false);
-            record::write(directory, &*record).map_err(io(CALL, "write the pod down"))?;
+            record::write(directory, &*record).map_err(io_error(CALL, "write the pod down"))?;
         }
         self.follow(&pod).await;
         Ok(pod)
     }
 
     /// Makes a pod; `by_others` for those that no kubelet in this process knows of.
-    pub(super) async fn begin_pod(
+    pub(super) async fn run_pod(
         &self,
         config: &PodSandboxConfig,
         handler: &str,
-        by_others: bool,
+        is_external: bool,
     ) -> Result<String> {
         const CALL: &str = "RunPodSandbox";
         if !handler.is_empty() {
-            return Err(refused(CALL, format!("no runtime for {handler:?} is configured")));
+            return Err(call_error(CALL, format!("no runtime for {handler:?} is configured")));
         }
-        let id = fresh_id();
+        let id = new_id();
         let metadata = config.metadata.clone().unwrap_or_default();
         let PodSandboxMetadata { name, uid, namespace, attempt } = &metadata;
         let has_it = |pod: &Arc<Pod>| {
@@ -146,32 +152,32 @@ impl Embedded {
         };
         let taken = || self.inner.pods.all().into_iter().find(has_it).map(|pod| pod.id.clone());
         let reserved = self.inner.pods.reserve(format!("{name}_{namespace}_{uid}_{attempt}"), taken);
-        let _reserved =
-            reserved.map_err(|why| refused(CALL, format!("failed to reserve sandbox name: {why}")))?;
+        let _reserved = reserved
+            .map_err(|reason| call_error(CALL, format!("failed to reserve sandbox name: {reason}")))?;
         let directory = self.inner.pods_dir().join(&id);
-        std::fs::create_dir(&directory).map_err(io(CALL, "make the pod's directory"))?;
+        std::fs::create_dir(&directory).map_err(io_error(CALL, "make the pod's directory"))?;
         let mut config = config.clone();
         // Nobody else counts such a pod as a whole.
         let linux = config.linux.get_or_insert_default();
         if linux.cgroup_parent.is_empty() {
-            linux.cgroup_parent = own_group(&id);
+            linux.cgroup_parent = default_cgroup(&id);
         }
-        match self.make_pod(&id, &directory, &config, handler, by_others).await {
+        match self.create_pod(&id, &directory, &config, handler, is_external).await {
             Ok(pod) => {
                 self.inner.pods.add(pod.clone());
-                self.inner.tell_ports();
+                self.inner.publish_host_ports();
                 for kind in [ContainerEventType::Created, ContainerEventType::Started] {
-                    self.inner.news.tell(kind, &pod, &id);
+                    self.inner.events.publish(kind, &pod, &id);
                 }
                 Ok(id)
             }
             Err(error) => {
                 // What cannot be undone stays written down, for the next skiff.
                 let _ = self.detach_by_cni(&id, &directory, true).await;
-                let _ = caller::tell(&directory, &Request::Stop).await;
-                let _ = podnet::detach(&link(&id));
-                self.inner.pool.give_back(&id);
-                let _ = self.inner.cgroups.remove(&own_group(&id));
+                let _ = supervisor_client::call(&directory, &SupervisorRequest::Stop).await;
+                let _ = podnet::detach(&link_name(&id));
+                self.inner.pool.release(&id);
+                let _ = self.inner.cgroups.remove(&default_cgroup(&id));
                 let _ = remove_directory(directory).await;
                 Err(error)
             }
@@ -179,62 +185,66 @@ impl Embedded {
     }
 
     /// Ends a pod, once: whoever removes it has told it to stop before.
-    async fn end_pod(&self, pod: &Arc<Pod>) -> Result<()> {
+    async fn stop_pod(&self, pod: &Arc<Pod>) -> Result<()> {
         if pod.is_ended.load(Ordering::Acquire) {
             return Ok(());
         }
         let is_alive = *pod.is_ready.borrow();
         self.detach_by_cni(&pod.id, &pod.directory, is_alive).await?;
-        let told = caller::tell(&pod.directory, &Request::Stop).await;
-        if told.is_err() {
-            let _ = caller::kill(&pod.directory).await;
+        let result = supervisor_client::call(&pod.directory, &SupervisorRequest::Stop).await;
+        if result.is_err() {
+            let _ = supervisor_client::kill_supervisor(&pod.directory).await;
         }
         if *pod.is_ready.borrow() {
             let mut ready = pod.is_ready.subscribe();
-            let gone = tokio::time::timeout(GONE, ready.wait_for(|ready| !ready)).await;
-            if gone.is_err() {
-                let why = told.err().unwrap_or_else(|| "it does not end".to_owned());
-                return Err(refused("StopPodSandbox", why));
+            let stopped = tokio::time::timeout(KILL_TIMEOUT, ready.wait_for(|ready| !ready)).await;
+            if stopped.is_err() {
+                let reason = result.err().unwrap_or_else(|| "it does not end".to_owned());
+                return Err(call_error("StopPodSandbox", reason));
             }
         }
-        self.inner.bury(pod);
-        self.inner.pool.give_back(&pod.id);
+        self.inner.cleanup_pod(pod);
+        self.inner.pool.release(&pod.id);
         pod.is_ended.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Removes a cgroup as soon as nobody is in it.
     async fn remove_cgroup(&self, group: &str, call: &'static str) -> Result<()> {
-        let tried = async {
+        let attempt = async {
             loop {
                 let _ = self.inner.cgroups.kill(group);
                 if self.inner.cgroups.remove(group).is_ok() {
                     return;
                 }
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         };
-        let done = tokio::time::timeout(GONE, tried).await;
-        done.map_err(|_| refused(call, format!("the cgroup {group} is still in use")))
+        let done = tokio::time::timeout(KILL_TIMEOUT, attempt).await;
+        done.map_err(|_| call_error(call, format!("the cgroup {group} is still in use")))
     }
 
     async fn delete_container(&self, pod: &Arc<Pod>, known: &Arc<Known>) -> Result<()> {
         const CALL: &str = "RemoveContainer";
-        self.end_container(pod, known, SIGKILL, GONE, CALL).await?;
-        let _ = caller::tell(&pod.directory, &Request::Forget { container: known.id.clone() }).await;
+        self.signal_and_wait(pod, known, SIGKILL, KILL_TIMEOUT, CALL).await?;
+        let _ = supervisor_client::call(
+            &pod.directory,
+            &SupervisorRequest::Forget { container: known.id.clone() },
+        )
+        .await;
         let config = pod.record.lock().config.clone().unwrap_or_default();
         self.remove_cgroup(&translate::cgroup(&config, &known.id), CALL).await?;
         run_hooks(pod.directory.join(&known.id), Stage::Poststop, "stopped", 0).await;
         remove_directory(pod.directory.join(&known.id))
             .await
-            .map_err(io(CALL, "remove the container's files"))?;
+            .map_err(io_error(CALL, "remove the container's files"))?;
         // Only now: as long as something is left whoever asks again is to find it.
         pod.containers.lock().remove(&known.id);
-        self.inner.news.tell(ContainerEventType::Deleted, pod, &known.id);
+        self.inner.events.publish(ContainerEventType::Deleted, pod, &known.id);
         Ok(())
     }
 
-    async fn end_container(
+    async fn signal_and_wait(
         &self,
         pod: &Pod,
         known: &Known,
@@ -245,19 +255,21 @@ impl Embedded {
         if !known.is_running() {
             return Ok(());
         }
-        let request = Request::Signal { container: known.id.clone(), signal };
-        if let Err(message) = caller::tell(&pod.directory, &request).await
+        let request = SupervisorRequest::Signal { container: known.id.clone(), signal };
+        if let Err(message) = supervisor_client::call(&pod.directory, &request).await
             && known.is_running()
         {
-            return Err(refused(call, message));
+            return Err(call_error(call, message));
         }
         let mut status = known.status.subscribe();
         let ended = status.wait_for(|status| status.as_ref().is_some_and(|status| status.finished != 0));
         match tokio::time::timeout(wait, ended).await {
             Ok(_) => Ok(()),
-            Err(_) => {
-                Err(Error::Refused { call, code: Code::Timeout, message: "the container goes on".into() })
-            }
+            Err(_) => Err(Error::Rejected {
+                call,
+                code: ErrorCode::Timeout,
+                message: "the container goes on".into(),
+            }),
         }
     }
 }
@@ -272,7 +284,7 @@ async fn run_hooks(directory: PathBuf, stage: Stage, status: &'static str, pid: 
         let text = std::fs::read(directory.join("spec.json")).map_err(|error| error.to_string())?;
         let spec: spec::Container = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let state = hooks::State { id: &id, status, pid, bundle: &directory };
+        let state = hooks::HookState { id: &id, status, pid, bundle: &directory };
         hooks::run(&spec.hooks, stage, &state, &directory)
     };
     let done = tokio::task::spawn_blocking(work).await;
@@ -282,14 +294,17 @@ async fn run_hooks(directory: PathBuf, stage: Stage, status: &'static str, pid: 
 }
 
 async fn remove_directory(directory: std::path::PathBuf) -> std::io::Result<()> {
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     loop {
         let directory = directory.clone();
         let removed = tokio::task::spawn_blocking(move || sys::trees::remove(&directory)).await;
         match removed.map_err(std::io::Error::other)? {
             // Whoever was killed may be on its way out still, and write a last file.
-            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty && begun.elapsed() < GONE => {
-                tokio::time::sleep(AGAIN).await;
+            Err(error)
+                if error.kind() == std::io::ErrorKind::DirectoryNotEmpty
+                    && started.elapsed() < KILL_TIMEOUT =>
+            {
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => return Ok(()),
@@ -309,7 +324,7 @@ impl Runtime for Embedded {
     }
 
     async fn status(&self) -> Result<StatusResponse> {
-        let problem = self.network_problem();
+        let network_error = self.network_error();
         let condition = |name: &str, status: bool, reason: &str, message: &str| RuntimeCondition {
             type_: name.to_owned(),
             status,
@@ -320,9 +335,9 @@ impl Runtime for Embedded {
             condition("RuntimeReady", true, "", ""),
             condition(
                 "NetworkReady",
-                problem.is_none(),
+                network_error.is_none(),
                 "NetworkPluginNotReady",
-                problem.as_deref().unwrap_or_default(),
+                network_error.as_deref().unwrap_or_default(),
             ),
         ];
         let features = RuntimeHandlerFeatures {
@@ -340,41 +355,41 @@ impl Runtime for Embedded {
 
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()> {
         let ranges: std::result::Result<Vec<_>, String> = cidr.split(',').map(str::parse).collect();
-        let ranges = ranges.map_err(|message| refused("UpdateRuntimeConfig", message))?;
+        let ranges = ranges.map_err(|message| call_error("UpdateRuntimeConfig", message))?;
         *self.inner.ranges.write() = ranges;
         self.inner.networks.notify_one();
         Ok(())
     }
 
-    async fn changed(&self, since: u64) -> u64 {
-        self.inner.news.changed(since).await
+    async fn wait_for_change(&self, since: u64) -> u64 {
+        self.inner.events.wait_for_change(since).await
     }
 
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String> {
-        self.begin_pod(config, handler, false).await
+        self.run_pod(config, handler, false).await
     }
 
     async fn stop_sandbox(&self, id: &str) -> Result<()> {
         let Some(pod) = self.inner.pods.get(id) else { return Ok(()) };
-        self.end_pod(&pod).await
+        self.stop_pod(&pod).await
     }
 
     async fn remove_sandbox(&self, id: &str) -> Result<()> {
         let Some(pod) = self.inner.pods.get(id) else { return Ok(()) };
-        self.end_pod(&pod).await?;
+        self.stop_pod(&pod).await?;
         let containers: Vec<_> = pod.containers.lock().values().cloned().collect();
         for container in containers {
             self.delete_container(&pod, &container).await?;
         }
         let config = pod.record.lock().config.clone().unwrap_or_default();
-        if config.linux.is_some_and(|linux| linux.cgroup_parent == own_group(id)) {
-            self.remove_cgroup(&own_group(id), "RemovePodSandbox").await?;
+        if config.linux.is_some_and(|linux| linux.cgroup_parent == default_cgroup(id)) {
+            self.remove_cgroup(&default_cgroup(id), "RemovePodSandbox").await?;
         }
         remove_directory(pod.directory.clone())
             .await
-            .map_err(io("RemovePodSandbox", "remove the pod's files"))?;
+            .map_err(io_error("RemovePodSandbox", "remove the pod's files"))?;
         self.inner.pods.remove(id);
-        self.inner.news.tell(ContainerEventType::Deleted, &pod, id);
+        self.inner.events.publish(ContainerEventType::Deleted, &pod, id);
         Ok(())
     }
 
@@ -384,11 +399,11 @@ impl Runtime for Embedded {
 
     async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>> {
         let pods = self.inner.pods.all();
-        let wanted = |pod: &&Arc<Pod>| {
+        let matches = |pod: &&Arc<Pod>| {
             let record = pod.record.lock();
             record.config.as_ref().is_some_and(|config| view::has_labels(&config.labels, labels))
         };
-        Ok(pods.iter().filter(wanted).map(|pod| view::sandbox(pod)).collect())
+        Ok(pods.iter().filter(matches).map(|pod| view::sandbox(pod)).collect())
     }
 
     async fn create_container(
@@ -400,7 +415,7 @@ impl Runtime for Embedded {
         const CALL: &str = "CreateContainer";
         let pod = self.inner.pod(sandbox, CALL)?;
         if !*pod.is_ready.borrow() {
-            return Err(refused(CALL, format!("sandbox container {sandbox:?} is not running")));
+            return Err(call_error(CALL, format!("sandbox container {sandbox:?} is not running")));
         }
         let ContainerMetadata { name, attempt } = config.metadata.clone().unwrap_or_default();
         let taken = || {
@@ -411,49 +426,52 @@ impl Runtime for Embedded {
             containers.values().find(has_it).map(|known| known.id.clone())
         };
         let reserved = self.inner.pods.reserve(format!("{name}_{sandbox}_{attempt}"), taken);
-        let _reserved =
-            reserved.map_err(|why| refused(CALL, format!("failed to reserve container name: {why}")))?;
+        let _reserved = reserved
+            .map_err(|reason| call_error(CALL, format!("failed to reserve container name: {reason}")))?;
         let pod_config = pod.record.lock().config.clone().unwrap_or_default();
         let name = config.image.clone().unwrap_or_default().image;
-        let image = self.on_images(CALL, {
+        let image = self.with_store(CALL, {
             let name = name.clone();
             move |store| {
                 // Until the container is written down nobody knows that it stands on these layers.
-                let held = store.busy()?;
+                let guard = store.lock_shared()?;
                 match store.find(&name)? {
-                    Some(found) => Ok(Some((store.config(&found)?, found, held))),
+                    Some(found) => Ok(Some((store.config(&found)?, found, guard))),
                     None => Ok(None),
                 }
             }
         });
-        let (image_config, image, _held) =
+        let (image_config, image, _guard) =
             image.await?.ok_or_else(|| not_found(CALL, format!("image {name:?} not found")))?;
         let volumes = self.volume_layers(config).await?;
-        let id = fresh_id();
+        let id = new_id();
         let targets = config.mounts.iter().map(|mount| mount.container_path.as_str());
-        let parts = translate::Parts {
+        let parts = translate::ContainerInputs {
             id: &id,
             image: &image_config.config,
             layers_dir: self.inner.images.root().join("layers"),
-            layers: iter::once(places::layer(targets)).chain(image.layers.iter().cloned()).collect(),
+            layers: iter::once(mountpoint_layer::layer_name(targets))
+                .chain(image.layers.iter().cloned())
+                .collect(),
             directory: &pod.directory,
             seccomp_dir: &self.inner.config.seccomp_profiles,
             volumes: &volumes,
-            modules: &Modules::of_host(),
+            modules: &SecurityModules::of_host(),
         };
-        let edits = cdi::find(&cdi::DIRECTORIES.map(Path::new), &config.cdi_devices).map_err(|why| {
-            refused(
-                CALL,
-                format!("failed to create containerd container: CDI device injection failed: {why}"),
-            )
-        })?;
-        let mut edited = config.clone();
-        edits.apply(&mut edited);
-        let mut spec =
-            translate::container(&edited, &pod_config, parts).map_err(|message| refused(CALL, message))?;
-        edits.complete(&mut spec);
+        let container_edits = cdi::resolve_devices(&cdi::DIRECTORIES.map(Path::new), &config.cdi_devices)
+            .map_err(|reason| {
+                call_error(
+                    CALL,
+                    format!("failed to create containerd container: CDI device injection failed: {reason}"),
+                )
+            })?;
+        let mut cdi_config = config.clone();
+        container_edits.apply(&mut cdi_config);
+        let mut spec = translate::container(&cdi_config, &pod_config, parts)
+            .map_err(|message| call_error(CALL, message))?;
+        container_edits.apply_to_spec(&mut spec);
         for volume in spec.mounts.iter().filter_map(|mount| mount.image.as_ref()) {
-            self.check_part(volume).map_err(|message| refused(CALL, message))?;
+            self.check_sub_path(volume).map_err(|message| call_error(CALL, message))?;
         }
         let digests = image.digests.iter().next().cloned();
         let record = ContainerRecord {
@@ -476,14 +494,14 @@ impl Runtime for Embedded {
             let written = serde_json::to_vec(&spec).expect("has only strings and numbers");
             std::fs::write(directory.join("spec.json"), written)?;
             if !spec.hooks.is_empty() {
-                let told = hooks::config(&spec, &directory, &config.annotations);
-                std::fs::write(directory.join("config.json"), told.to_string())?;
+                let bundle_config = hooks::bundle_config(&spec, &directory, &config.annotations);
+                std::fs::write(directory.join("config.json"), bundle_config.to_string())?;
             }
             record::write(&directory, &record)
         };
-        write().map_err(io(CALL, "write the container down"))?;
+        write().map_err(io_error(CALL, "write the container down"))?;
         pod.containers.lock().insert(id.clone(), Arc::new(Known::new(id.clone(), record, None)));
-        self.inner.news.tell(ContainerEventType::Created, &pod, &id);
+        self.inner.events.publish(ContainerEventType::Created, &pod, &id);
         Ok(id)
     }
 
@@ -494,20 +512,22 @@ impl Runtime for Embedded {
             ContainerState::Created => {}
             state => {
                 let state = format!("{state:?}").to_uppercase();
-                return Err(refused(CALL, format!("container is in CONTAINER_{state} state")));
+                return Err(call_error(CALL, format!("container is in CONTAINER_{state} state")));
             }
         }
-        let told = caller::tell(&pod.directory, &Request::Start { container: id.to_owned() }).await;
+        let result =
+            supervisor_client::call(&pod.directory, &SupervisorRequest::Start { container: id.to_owned() })
+                .await;
         // The news come over another connection; whoever asks next must know them.
         let mut status = known.status.subscribe();
-        let news = status.wait_for(|status| {
+        let status_update = status.wait_for(|status| {
             status.as_ref().is_some_and(|status| status.started != 0 || status.failure.is_some())
         });
-        let _ = tokio::time::timeout(NEWS, news).await;
-        told.map_err(|message| {
-            refused(CALL, format!("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {message}"))
+        let _ = tokio::time::timeout(STATUS_UPDATE_TIMEOUT, status_update).await;
+        result.map_err(|message| {
+            call_error(CALL, format!("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: {message}"))
         })?;
-        self.collect_if_owed();
+        self.collect_if_needed();
         let pid = known.status().map_or(0, |status| status.pid);
         run_hooks(pod.directory.join(id), Stage::Poststart, "running", pid).await;
         Ok(())
@@ -517,12 +537,12 @@ impl Runtime for Embedded {
         const CALL: &str = "StopContainer";
         let Ok((pod, known)) = self.inner.container(id, CALL) else { return Ok(()) };
         if !grace.is_zero() {
-            match self.end_container(&pod, &known, known.record.stop_signal, grace, CALL).await {
-                Err(Error::Refused { code: Code::Timeout, .. }) => {}
+            match self.signal_and_wait(&pod, &known, known.record.stop_signal, grace, CALL).await {
+                Err(Error::Rejected { code: ErrorCode::Timeout, .. }) => {}
                 other => return other,
             }
         }
-        self.end_container(&pod, &known, SIGKILL, GONE, CALL).await
+        self.signal_and_wait(&pod, &known, SIGKILL, KILL_TIMEOUT, CALL).await
     }
 
     async fn remove_container(&self, id: &str) -> Result<()> {
@@ -540,11 +560,11 @@ impl Runtime for Embedded {
     async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>> {
         let mut found = Vec::new();
         for pod in self.inner.pods.all() {
-            let wanted = |known: &&Arc<Known>| {
+            let matches = |known: &&Arc<Known>| {
                 known.record.config.as_ref().is_some_and(|config| view::has_labels(&config.labels, labels))
             };
             found.extend(
-                pod.containers.lock().values().filter(wanted).map(|known| view::container(&pod, known)),
+                pod.containers.lock().values().filter(matches).map(|known| view::container(&pod, known)),
             );
         }
         Ok(found)
@@ -556,18 +576,19 @@ impl Runtime for Embedded {
         let config = pod.record.lock().config.clone().unwrap_or_default();
         // One change after the other, so that what is told is what came last.
         let mut present = known.resources.lock();
-        let changed = translate::changed(&present, resources);
+        let changed = translate::merge_resources(&present, resources);
         match view::state(&known) {
             // It has no group yet.
-            ContainerState::Created => change_spec(&pod.directory.join(id), &changed),
+            ContainerState::Created => update_spec(&pod.directory.join(id), &changed),
             _ => {
                 let group = translate::cgroup(&config, id);
                 self.inner.cgroups.limit(&group, &translate::limits(resources))
             }
         }
-        .map_err(io(CALL, "change limits"))?;
+        .map_err(io_error(CALL, "change limits"))?;
         let record = ContainerRecord { resources: Some(changed.clone()), ..known.record.clone() };
-        record::write(&pod.directory.join(id), &record).map_err(io(CALL, "write the container down"))?;
+        record::write(&pod.directory.join(id), &record)
+            .map_err(io_error(CALL, "write the container down"))?;
         *present = changed;
         Ok(())
     }
@@ -576,10 +597,10 @@ impl Runtime for Embedded {
         const CALL: &str = "ReopenContainerLog";
         let (pod, known) = self.inner.container(id, CALL)?;
         if !known.is_running() {
-            return Err(refused(CALL, "container is not running"));
+            return Err(call_error(CALL, "container is not running"));
         }
-        let request = Request::Reopen { container: id.to_owned() };
-        caller::tell(&pod.directory, &request).await.map_err(|message| refused(CALL, message))
+        let request = SupervisorRequest::Reopen { container: id.to_owned() };
+        supervisor_client::call(&pod.directory, &request).await.map_err(|message| call_error(CALL, message))
     }
 
     async fn stats(&self) -> Result<Vec<ContainerStats>> {
@@ -621,12 +642,12 @@ impl Runtime for Embedded {
     }
 
     async fn remove_image(&self, image: &ImageSpec) -> Result<()> {
-        self.drop_image(image).await
+        self.delete_image(image).await
     }
 
     async fn image_filesystems(&self) -> Result<Vec<FilesystemUsage>> {
         let root = self.inner.images.root().display().to_string();
-        let (bytes, files) = self.on_images("ImageFsInfo", |store| Ok(store.usage())).await?;
+        let (bytes, files) = self.with_store("ImageFsInfo", |store| Ok(store.usage())).await?;
         Ok(vec![FilesystemUsage {
             timestamp: now(),
             fs_id: Some(FilesystemIdentifier { mountpoint: root }),

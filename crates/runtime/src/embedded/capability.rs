@@ -1,7 +1,7 @@
 //! Capabilities by name.
 
 /// In the order of their numbers.
-const NAMES: [&str; 41] = [
+const CAPABILITY_NAMES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
     "DAC_READ_SEARCH",
@@ -45,7 +45,7 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 /// What containers have where nothing is said; every runtime agrees on these.
-const DEFAULT: [&str; 14] = [
+const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
     "FSETID",
@@ -66,7 +66,7 @@ const DEFAULT: [&str; 14] = [
 pub fn number(name: &str) -> Option<u8> {
     let name = name.to_ascii_uppercase();
     let name = name.strip_prefix("CAP_").unwrap_or(&name);
-    NAMES.iter().position(|known| *known == name).and_then(|at| u8::try_from(at).ok())
+    CAPABILITY_NAMES.iter().position(|known| *known == name).and_then(|at| u8::try_from(at).ok())
 }
 
 /// All there are.
@@ -75,26 +75,26 @@ pub fn all() -> Vec<u8> {
 }
 
 /// What is left of the default when some are added and some are dropped; `ALL` is all of them.
-pub fn choose(add: &[String], drop: &[String]) -> Result<Vec<u8>, String> {
+pub fn select_capabilities(add: &[String], drop: &[String]) -> Result<Vec<u8>, String> {
     let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
     let numbers = |names: &[String]| -> Result<Vec<u8>, String> {
         let unknown = |name: &String| format!("unknown capability {name:?}");
         let named = names.iter().filter(|name| !is_all(name));
         named.map(|name| number(name).ok_or_else(|| unknown(name))).collect()
     };
-    let mut chosen: Vec<u8> = DEFAULT.iter().filter_map(|name| number(name)).collect();
+    let mut selected: Vec<u8> = DEFAULT_CAPABILITIES.iter().filter_map(|name| number(name)).collect();
     if add.iter().any(is_all) {
-        chosen = all();
+        selected = all();
     }
     if drop.iter().any(is_all) {
-        chosen.clear();
+        selected.clear();
     }
     let (added, dropped) = (numbers(add)?, numbers(drop)?);
-    chosen.extend(added);
-    chosen.retain(|number| !dropped.contains(number));
-    chosen.sort_unstable();
-    chosen.dedup();
-    Ok(chosen)
+    selected.extend(added);
+    selected.retain(|number| !dropped.contains(number));
+    selected.sort_unstable();
+    selected.dedup();
+    Ok(selected)
 }
 
 #[cfg(test)]
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_numbers() {
+    fn reads_capability_names() {
         assert_eq!(
             [number("CHOWN"), number("cap_sys_admin"), number("BPF"), number("FLY")],
             [Some(0), Some(21), Some(39), None]
@@ -110,10 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn some_are_added_and_some_dropped() {
+    fn adds_and_drops_capabilities() {
         let choose = |add: &[&str], drop: &[&str]| {
             let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-            choose(&owned(add), &owned(drop))
+            select_capabilities(&owned(add), &owned(drop))
         };
         assert_eq!(choose(&[], &[]).unwrap().len(), 14);
         assert_eq!(choose(&[], &["ALL"]).unwrap(), [] as [u8; 0]);

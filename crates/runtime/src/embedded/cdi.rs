@@ -15,13 +15,13 @@ use crate::cri::{CdiDevice, ContainerConfig, Mount, MountPropagation};
 /// Where files are; what is in the later one wins.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// The mode of a device where nothing is said about it.
-const MODE: u32 = 0o666;
+const DEFAULT_DEVICE_MODE: u32 = 0o666;
 /// Parts of edits that take more than this runtime has.
-const BEYOND: [&str; 2] = ["intelRdt", "netDevices"];
+const UNSUPPORTED_FIELDS: [&str; 2] = ["intelRdt", "netDevices"];
 
 /// What becomes different about a container.
 #[derive(Debug, Default, PartialEq)]
-pub struct Edits {
+pub struct ContainerEdits {
     /// `NAME=value`.
     env: Vec<String>,
     devices: Vec<spec::Device>,
@@ -31,47 +31,47 @@ pub struct Edits {
 }
 
 /// A device in a file.
-struct Found {
+struct DeviceEntry {
     file: Arc<Value>,
     /// Its place among the file's.
-    at: usize,
+    index: usize,
     priority: usize,
     /// Another one has the same name, so that nobody knows which is meant.
-    is_doubtful: bool,
+    is_ambiguous: bool,
 }
 
 /// What the files in these directories say about devices.
-pub fn find(directories: &[&Path], wanted: &[CdiDevice]) -> Result<Edits, String> {
-    if wanted.is_empty() {
-        return Ok(Edits::default());
+pub fn resolve_devices(directories: &[&Path], requested: &[CdiDevice]) -> Result<ContainerEdits, String> {
+    if requested.is_empty() {
+        return Ok(ContainerEdits::default());
     }
     let known = devices(directories);
-    let names: BTreeSet<&str> = wanted.iter().map(|device| device.name.as_str()).collect();
-    let resolved = |name: &&str| known.get(*name).filter(|found| !found.is_doubtful);
+    let names: BTreeSet<&str> = requested.iter().map(|device| device.name.as_str()).collect();
+    let resolved = |name: &&str| known.get(*name).filter(|found| !found.is_ambiguous);
     let missing: Vec<&str> = names.iter().filter(|name| resolved(name).is_none()).copied().collect();
     if !missing.is_empty() {
         return Err(format!("unresolvable CDI devices {}", missing.join(", ")));
     }
-    let mut edits = Edits::default();
-    let mut begun: Vec<Arc<Value>> = Vec::new();
+    let mut container_edits = ContainerEdits::default();
+    let mut applied_files: Vec<Arc<Value>> = Vec::new();
     let mut left = names.clone();
     // In the order they are wanted, each once.
-    for name in wanted.iter().map(|device| device.name.as_str()).filter(|name| left.remove(name)) {
+    for name in requested.iter().map(|device| device.name.as_str()).filter(|name| left.remove(name)) {
         let Some(found) = resolved(&name) else { continue };
         // What is said of all devices of a file is done once.
-        if !begun.iter().any(|file| Arc::ptr_eq(file, &found.file)) {
-            begun.push(found.file.clone());
-            edits.add(&found.file["containerEdits"]).map_err(|why| format!("{name}: {why}"))?;
+        if !applied_files.iter().any(|file| Arc::ptr_eq(file, &found.file)) {
+            applied_files.push(found.file.clone());
+            container_edits.add(&found.file["containerEdits"]).map_err(|why| format!("{name}: {why}"))?;
         }
-        let own = &found.file["devices"][found.at]["containerEdits"];
-        edits.add(own).map_err(|why| format!("{name}: {why}"))?;
+        let own = &found.file["devices"][found.index]["containerEdits"];
+        container_edits.add(own).map_err(|why| format!("{name}: {why}"))?;
     }
-    Ok(edits)
+    Ok(container_edits)
 }
 
 /// All devices by their whole names. A file that cannot be read has none.
-fn devices(directories: &[&Path]) -> BTreeMap<String, Found> {
-    let mut known: BTreeMap<String, Found> = BTreeMap::new();
+fn devices(directories: &[&Path]) -> BTreeMap<String, DeviceEntry> {
+    let mut known: BTreeMap<String, DeviceEntry> = BTreeMap::new();
     for (priority, directory) in directories.iter().enumerate() {
         for file in files(directory) {
             let Some(file) = read(&file) else { continue };
@@ -79,8 +79,8 @@ fn devices(directories: &[&Path]) -> BTreeMap<String, Found> {
             let kind = text(&file["kind"]);
             for (at, device) in list(&file["devices"]).enumerate() {
                 let name = format!("{kind}={}", text(&device["name"]));
-                let is_doubtful = known.get(&name).is_some_and(|other| other.priority == priority);
-                known.insert(name, Found { file: file.clone(), at, priority, is_doubtful });
+                let is_ambiguous = known.get(&name).is_some_and(|other| other.priority == priority);
+                known.insert(name, DeviceEntry { file: file.clone(), index: at, priority, is_ambiguous });
             }
         }
     }
@@ -97,35 +97,37 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 fn read(file: &Path) -> Option<Value> {
     let value = match file.extension()?.to_str()? {
         "json" => serde_json::from_slice(&std::fs::read(file).ok()?).ok(),
-        "yaml" => schema::yaml::value(&std::fs::read_to_string(file).ok()?).ok(),
+        "yaml" => schema::yaml::parse(&std::fs::read_to_string(file).ok()?).ok(),
         _ => return None,
     };
     value.filter(|value: &Value| !text(&value["cdiVersion"]).is_empty())
 }
 
-impl Edits {
-    fn add(&mut self, edits: &Value) -> Result<(), String> {
-        if let Some(part) = BEYOND.iter().find(|part| !is_empty(&edits[**part])) {
+impl ContainerEdits {
+    fn add(&mut self, container_edits: &Value) -> Result<(), String> {
+        if let Some(part) = UNSUPPORTED_FIELDS.iter().find(|part| !is_empty(&container_edits[**part])) {
             return Err(format!("{part} are not supported"));
         }
-        for variable in list(&edits["env"]) {
+        for variable in list(&container_edits["env"]) {
             let variable = text(variable);
             if !variable.contains('=') {
                 return Err("env: a variable has no value".to_owned());
             }
             self.env.push(variable.to_owned());
         }
-        for node in list(&edits["deviceNodes"]) {
+        for node in list(&container_edits["deviceNodes"]) {
             self.devices.push(device(node)?);
         }
-        for wanted in list(&edits["mounts"]) {
-            self.mounts.push(mount(wanted)?);
+        for requested in list(&container_edits["mounts"]) {
+            self.mounts.push(mount(requested)?);
         }
-        for wanted in list(&edits["hooks"]) {
-            self.hooks.push(hook(wanted)?);
+        for requested in list(&container_edits["hooks"]) {
+            self.hooks.push(hook(requested)?);
         }
         // 0 says nothing.
-        self.groups.extend(list(&edits["additionalGids"]).filter_map(Value::as_i64).filter(|gid| *gid > 0));
+        self.groups.extend(
+            list(&container_edits["additionalGids"]).filter_map(Value::as_i64).filter(|gid| *gid > 0),
+        );
         Ok(())
     }
 
@@ -140,9 +142,9 @@ impl Edits {
 
     /// Adds the variables, the devices, of which more can be said than a configuration has words for, and the hooks. A
     /// variable that is set already keeps its position.
-    pub fn complete(self, container: &mut spec::Container) {
+    pub fn apply_to_spec(self, container: &mut spec::Container) {
         for variable in self.env {
-            match translate::position(&container.env, &variable) {
+            match translate::env_position(&container.env, &variable) {
                 Some(at) => container.env[at] = variable,
                 None => container.env.push(variable),
             }
@@ -174,24 +176,24 @@ fn device(node: &Value) -> Result<spec::Device, String> {
         source: source.into(),
         target: target.to_owned(),
         access: access.to_owned(),
-        made: Some(spec::Made {
+        made: Some(spec::DeviceNode {
             numbers: numbers.map(|(is_block, major)| (is_block, major, number("minor").unwrap_or(0))),
-            mode: number("fileMode").unwrap_or(MODE),
+            mode: number("fileMode").unwrap_or(DEFAULT_DEVICE_MODE),
             uid: number("uid").unwrap_or(0),
             gid: number("gid").unwrap_or(0),
         }),
     })
 }
 
-fn mount(wanted: &Value) -> Result<Mount, String> {
-    let (source, target) = (text(&wanted["hostPath"]), text(&wanted["containerPath"]));
+fn mount(requested: &Value) -> Result<Mount, String> {
+    let (source, target) = (text(&requested["hostPath"]), text(&requested["containerPath"]));
     if source.is_empty() || !target.starts_with('/') {
         return Err(format!("mounts: {source:?} cannot be mounted at {target:?}"));
     }
-    if !["", "bind", "none"].contains(&text(&wanted["type"])) {
-        return Err(format!("mounts: file systems of type {} are not supported", wanted["type"]));
+    if !["", "bind", "none"].contains(&text(&requested["type"])) {
+        return Err(format!("mounts: file systems of type {} are not supported", requested["type"]));
     }
-    let has = |option: &str| list(&wanted["options"]).any(|known| text(known) == option);
+    let has = |option: &str| list(&requested["options"]).any(|known| text(known) == option);
     let propagation = if has("rshared") || has("shared") {
         MountPropagation::Bidirectional
     } else if has("rslave") || has("slave") {
@@ -208,20 +210,20 @@ fn mount(wanted: &Value) -> Result<Mount, String> {
     })
 }
 
-fn hook(wanted: &Value) -> Result<spec::Hook, String> {
-    let (name, path) = (text(&wanted["hookName"]), text(&wanted["path"]));
+fn hook(requested: &Value) -> Result<spec::Hook, String> {
+    let (name, path) = (text(&requested["hookName"]), text(&requested["path"]));
     let stage = spec::Stage::ALL.into_iter().find(|stage| stage.name() == name);
     let stage = stage.ok_or_else(|| format!("hooks: there is no hook {name:?}"))?;
     if !path.starts_with('/') {
         return Err(format!("hooks: {path:?} is not an absolute path"));
     }
-    let texts = |value: &Value| list(value).map(|one| text(one).to_owned()).collect();
-    let timeout = wanted["timeout"].as_u64().and_then(|seconds| u32::try_from(seconds).ok());
+    let strings = |value: &Value| list(value).map(|one| text(one).to_owned()).collect();
+    let timeout = requested["timeout"].as_u64().and_then(|seconds| u32::try_from(seconds).ok());
     Ok(spec::Hook {
         stage,
         path: path.into(),
-        args: texts(&wanted["args"]),
-        env: texts(&wanted["env"]),
+        args: strings(&requested["args"]),
+        env: strings(&requested["env"]),
         timeout,
     })
 }

@@ -7,17 +7,17 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
-use super::caller::Caller;
-use super::protocol::{Answer, Request, Streams};
-use super::{Embedded, refused};
+use super::protocol::{StreamSet, SupervisorRequest, SupervisorResponse};
+use super::supervisor_client::SupervisorClient;
+use super::{Embedded, call_error};
 use crate::cri::ExecSyncResponse;
-use crate::{Code, Error, Result};
+use crate::{Error, ErrorCode, Result};
 
 /// What is kept of each stream of a command: both together fit into the largest message that clients of CRI take, which has
 /// 16 MiB.
-const LONGEST: u64 = (8 << 20) - (1 << 10);
+const MAX_OUTPUT_BYTES: u64 = (8 << 20) - (1 << 10);
 /// For what a command has left in its pipes; somebody it left behind may hold them open for ever.
-const DRAIN: Duration = Duration::from_secs(1);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const CALL: &str = "ExecSync";
 
 impl Embedded {
@@ -29,38 +29,40 @@ impl Embedded {
     ) -> Result<ExecSyncResponse> {
         let (pod, known) = self.inner.container(id, CALL)?;
         if !known.is_running() {
-            return Err(refused(CALL, format!("container {id:?} is not running")));
+            return Err(call_error(CALL, format!("container {id:?} is not running")));
         }
-        let failed = |error: io::Error| refused(CALL, format!("failed to exec in container: {error}"));
-        let (out_writer, out) = streams().map_err(failed)?;
-        let (err_writer, err) = streams().map_err(failed)?;
-        let request = Request::Exec {
+        let failed = |error: io::Error| call_error(CALL, format!("failed to exec in container: {error}"));
+        let (out_writer, out) = output_pipe().map_err(failed)?;
+        let (err_writer, err) = output_pipe().map_err(failed)?;
+        let request = SupervisorRequest::Exec {
             container: id.to_owned(),
             command: command.to_vec(),
             tty: false,
-            streams: Streams { stdin: false, stdout: true, stderr: true },
+            streams: StreamSet { stdin: false, stdout: true, stderr: true },
         };
         let fds = [out_writer.as_fd(), err_writer.as_fd()];
-        let mut caller = Caller::ask(&pod.directory, &request, &fds).await.map_err(failed)?;
+        let mut caller =
+            SupervisorClient::send_request(&pod.directory, &request, &fds).await.map_err(failed)?;
         drop((out_writer, err_writer));
         let run = async {
-            caller.done().await.map_err(|message| {
-                refused(
+            caller.wait_done().await.map_err(|message| {
+                call_error(
                     CALL,
                     format!("failed to exec in container: failed to start exec: {}", exec_failure(&message)),
                 )
             })?;
             let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-            let reading = async { tokio::join!(read(out, &mut stdout), read(err, &mut stderr)) };
+            let reading =
+                async { tokio::join!(read_limited(out, &mut stdout), read_limited(err, &mut stderr)) };
             let (over, is_over) = tokio::sync::oneshot::channel();
             let code = async {
-                let code = ended(&mut caller).await;
+                let code = wait_exit_code(&mut caller).await;
                 let _ = over.send(());
                 code
             };
             let drained = async {
                 let _ = is_over.await;
-                tokio::time::sleep(DRAIN).await;
+                tokio::time::sleep(OUTPUT_DRAIN_TIMEOUT).await;
             };
             let reading = async {
                 tokio::select! {
@@ -69,7 +71,7 @@ impl Embedded {
                 }
             };
             let (code, ()) = tokio::join!(code, reading);
-            let exit_code = code.ok_or_else(|| refused(CALL, "the container is gone"))?;
+            let exit_code = code.ok_or_else(|| call_error(CALL, "the container is gone"))?;
             Ok(ExecSyncResponse { stdout, stderr, exit_code })
         };
         if timeout.is_zero() {
@@ -78,14 +80,14 @@ impl Embedded {
         // Hanging up ends the command.
         tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| {
             let message = format!("command {command:?} timed out: timeout {timeout:?} exceeded");
-            Err(Error::Refused { call: CALL, code: Code::Timeout, message })
+            Err(Error::Rejected { call: CALL, code: ErrorCode::Timeout, message })
         })
     }
 }
 
 /// Reads a stream to its end and keeps the beginning of it; the command is not to wait for somebody to take the rest.
-async fn read(mut stream: pipe::Receiver, into: &mut Vec<u8>) -> io::Result<u64> {
-    (&mut stream).take(LONGEST).read_to_end(into).await?;
+async fn read_limited(mut stream: pipe::Receiver, into: &mut Vec<u8>) -> io::Result<u64> {
+    (&mut stream).take(MAX_OUTPUT_BYTES).read_to_end(into).await?;
     tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
 }
 
@@ -95,9 +97,9 @@ pub fn exec_failure(message: &str) -> String {
 }
 
 /// Waits for the end of a command; `None` where nobody knows.
-pub async fn ended(caller: &mut Caller) -> Option<i32> {
+pub async fn wait_exit_code(caller: &mut SupervisorClient) -> Option<i32> {
     while let Ok(Some(answer)) = caller.next().await {
-        if let Answer::Exited { code } = answer {
+        if let SupervisorResponse::Exited { code } = answer {
             return Some(code);
         }
     }
@@ -105,7 +107,7 @@ pub async fn ended(caller: &mut Caller) -> Option<i32> {
 }
 
 /// A pipe whose far end is for a command and whose near end is read here.
-pub fn streams() -> io::Result<(io::PipeWriter, pipe::Receiver)> {
+pub fn output_pipe() -> io::Result<(io::PipeWriter, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     Ok((writer, pipe::Receiver::from_owned_fd(reader.into())?))
 }

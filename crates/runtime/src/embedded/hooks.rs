@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 use super::spec::{Container, Hook, Stage};
 
 /// The version of OCI's words that these are.
-const VERSION: &str = "1.2.0";
+const OCI_VERSION: &str = "1.2.0";
 /// For one that says nothing of how long it may take.
-const LONGEST: Duration = Duration::from_secs(120);
+const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(120);
 /// What is repeated of what a program said that failed.
-const SAID: u64 = 1 << 10;
+const MAX_OUTPUT_BYTES: u64 = 1 << 10;
 
 /// The container as a hook is told of it.
-pub struct State<'a> {
+pub struct HookState<'a> {
     pub id: &'a str,
     pub status: &'a str,
     /// As the host counts; 0 for none.
@@ -35,10 +35,10 @@ pub struct State<'a> {
     pub bundle: &'a Path,
 }
 
-impl State<'_> {
+impl HookState<'_> {
     fn text(&self) -> String {
         let mut state = json!({
-            "ociVersion": VERSION, "id": self.id, "status": self.status, "bundle": self.bundle,
+            "ociVersion": OCI_VERSION, "id": self.id, "status": self.status, "bundle": self.bundle,
             "annotations": {},
         });
         if self.pid > 0 {
@@ -49,13 +49,13 @@ impl State<'_> {
 }
 
 /// What the bundle says of a container, as far as hooks ask.
-pub fn config(spec: &Container, bundle: &Path, annotations: &BTreeMap<String, String>) -> Value {
+pub fn bundle_config(spec: &Container, bundle: &Path, annotations: &BTreeMap<String, String>) -> Value {
     let mounts = spec.mounts.iter().map(|mount| {
         json!({"destination": mount.target, "source": mount.source, "type": "bind", "options": ["rbind"]})
     });
     let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
     json!({
-        "ociVersion": VERSION,
+        "ociVersion": OCI_VERSION,
         "process": {"args": spec.args, "env": spec.env, "cwd": cwd, "terminal": spec.tty},
         "root": {"path": bundle.join("upper"), "readonly": spec.read_only},
         "mounts": mounts.collect::<Vec<_>>(),
@@ -65,11 +65,11 @@ pub fn config(spec: &Container, bundle: &Path, annotations: &BTreeMap<String, St
 }
 
 /// Runs those of a stage, one after the other, until one fails. `place` is where they begin.
-pub fn run(hooks: &[Hook], stage: Stage, state: &State<'_>, place: &Path) -> Result<(), String> {
+pub fn run(hooks: &[Hook], stage: Stage, state: &HookState<'_>, working_dir: &Path) -> Result<(), String> {
     for (at, hook) in hooks.iter().filter(|hook| hook.stage == stage).enumerate() {
         let failed = |why: String| format!("error running {} hook #{at}: {why}", stage.name());
         let path = hook.path.display();
-        run_one(hook, &state.text(), place)
+        run_hook(hook, &state.text(), working_dir)
             .map_err(|error| failed(format!("{path}: {error}")))?
             .map_err(failed)?;
     }
@@ -77,7 +77,7 @@ pub fn run(hooks: &[Hook], stage: Stage, state: &State<'_>, place: &Path) -> Res
 }
 
 /// The outer failure is not to have been able to, the inner one is the program's.
-fn run_one(hook: &Hook, state: &str, place: &Path) -> io::Result<Result<(), String>> {
+fn run_hook(hook: &Hook, state: &str, working_dir: &Path) -> io::Result<Result<(), String>> {
     let memory = |name: &str| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
     let (mut input, mut output) = (memory("state")?, memory("said")?);
     input.write_all(state.as_bytes())?;
@@ -87,23 +87,23 @@ fn run_one(hook: &Hook, state: &str, place: &Path) -> io::Result<Result<(), Stri
         command.arg0(name).args(args);
     }
     command.env_clear().envs(hook.env.iter().filter_map(|pair| pair.split_once('=')));
-    command.current_dir(place).stdin(input).stdout(output.try_clone()?).stderr(output.try_clone()?);
+    command.current_dir(working_dir).stdin(input).stdout(output.try_clone()?).stderr(output.try_clone()?);
     let mut child = command.spawn()?;
-    let longest = hook.timeout.map_or(LONGEST, |seconds| Duration::from_secs(seconds.into()));
-    let is_late = !has_ended(&child, Instant::now() + longest)?;
-    if is_late {
+    let timeout = hook.timeout.map_or(DEFAULT_HOOK_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
+    let timed_out = !has_ended(&child, Instant::now() + timeout)?;
+    if timed_out {
         let _ = child.kill();
     }
     let status = child.wait()?;
-    if status.success() && !is_late {
+    if status.success() && !timed_out {
         return Ok(Ok(()));
     }
-    let mut said = Vec::new();
+    let mut captured = Vec::new();
     output.rewind()?;
-    output.take(SAID).read_to_end(&mut said)?;
-    let said = String::from_utf8_lossy(&said).trim().to_owned();
-    let how = if is_late { format!("it takes longer than {longest:?}") } else { status.to_string() };
-    Ok(Err(format!("{how}, output: {said}")))
+    output.take(MAX_OUTPUT_BYTES).read_to_end(&mut captured)?;
+    let captured = String::from_utf8_lossy(&captured).trim().to_owned();
+    let how = if timed_out { format!("it takes longer than {timeout:?}") } else { status.to_string() };
+    Ok(Err(format!("{how}, output: {captured}")))
 }
 
 fn has_ended(child: &std::process::Child, deadline: Instant) -> io::Result<bool> {
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_and_heard() {
+    fn passes_state_to_hooks_and_reports_their_output() {
         let dir = tempfile::tempdir().unwrap();
         let hook = |stage, script: &str, timeout| Hook {
             stage,
@@ -157,7 +157,7 @@ mod tests {
             env: vec!["WORD=said".to_owned()],
             timeout,
         };
-        let state = State { id: "c1", status: "created", pid: 7, bundle: dir.path() };
+        let state = HookState { id: "c1", status: "created", pid: 7, bundle: dir.path() };
         let hooks = [
             hook(Stage::CreateRuntime, "cat >state; echo $WORD >>state", None),
             hook(Stage::Prestart, "true", None),
@@ -167,11 +167,11 @@ mod tests {
         let run = |stage| run(&hooks, stage, &state, dir.path());
         run(Stage::CreateRuntime).unwrap();
         let text = std::fs::read_to_string(dir.path().join("state")).unwrap();
-        let (told, word) = text.rsplit_once('}').unwrap();
-        let told: Value = serde_json::from_str(&format!("{told}}}")).unwrap();
-        let expected = json!({"ociVersion": VERSION, "id": "c1", "status": "created", "pid": 7,
+        let (state_json, word) = text.rsplit_once('}').unwrap();
+        let state_json: Value = serde_json::from_str(&format!("{state_json}}}")).unwrap();
+        let expected = json!({"ociVersion": OCI_VERSION, "id": "c1", "status": "created", "pid": 7,
             "bundle": dir.path(), "annotations": {}});
-        assert_eq!((told, word), (expected, "said\n"));
+        assert_eq!((state_json, word), (expected, "said\n"));
         run(Stage::Poststop).unwrap();
         let error = run(Stage::Prestart).unwrap_err();
         assert_eq!(error, "error running prestart hook #1: exit status: 3, output: no\nway");

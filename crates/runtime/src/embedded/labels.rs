@@ -11,53 +11,53 @@ use std::sync::OnceLock;
 use crate::cri::{ProfileType, SecurityProfile, SelinuxOption};
 
 /// Profiles that stand for the runtime's own, the first that is loaded.
-const DEFAULTS: [&str; 3] = ["skiff-default", "cri-containerd.apparmor.d", "docker-default"];
+const DEFAULT_PROFILES: [&str; 3] = ["skiff-default", "cri-containerd.apparmor.d", "docker-default"];
 /// The first of them, in AppArmor's words.
-const PROFILE: &str = include_str!("labels/skiff-default");
+const DEFAULT_PROFILE_TEXT: &str = include_str!("labels/skiff-default");
 /// Whether the kernel was given that, or why not.
-static PROVIDED: OnceLock<Result<(), String>> = OnceLock::new();
-const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
+static PROFILE_LOAD_RESULT: OnceLock<Result<(), String>> = OnceLock::new();
+const LOADED_PROFILES_PATH: &str = "/sys/kernel/security/apparmor/profiles";
 /// Where the name of a profile is written that is to go.
-const REMOVE: &str = "/sys/kernel/security/apparmor/.remove";
+const REMOVE_PROFILE_PATH: &str = "/sys/kernel/security/apparmor/.remove";
 
 /// What this host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Modules {
+pub struct SecurityModules {
     /// The profiles of AppArmor that are loaded, where it is enabled.
     pub apparmor: Option<Vec<String>>,
     pub selinux: bool,
 }
 
-impl Modules {
-    pub fn of_host() -> Modules {
+impl SecurityModules {
+    pub fn of_host() -> SecurityModules {
         let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
         let is_mounted = Path::new("/sys/kernel/security/apparmor").exists();
         let apparmor = (enabled.starts_with('Y') && is_mounted).then(|| {
             // Ours is put in place once, since an older skiff may have had another; others are left alone.
-            if default(&loaded()).is_none_or(|name| name == DEFAULTS[0]) {
-                PROVIDED.get_or_init(load_default);
+            if default_profile(&loaded_profiles()).is_none_or(|name| name == DEFAULT_PROFILES[0]) {
+                PROFILE_LOAD_RESULT.get_or_init(load_default);
             }
-            loaded()
+            loaded_profiles()
         });
-        Modules { apparmor, selinux: Path::new("/sys/fs/selinux/enforce").exists() }
+        SecurityModules { apparmor, selinux: Path::new("/sys/fs/selinux/enforce").exists() }
     }
 
     /// The profile that a container is confined by, if any.
     pub fn apparmor(
         &self,
-        wanted: Option<&SecurityProfile>,
+        requested: Option<&SecurityProfile>,
         privileged: bool,
     ) -> Result<Option<String>, String> {
-        let kind = wanted.map(SecurityProfile::profile_type);
+        let kind = requested.map(SecurityProfile::profile_type);
         let Some(loaded) = &self.apparmor else {
             return match kind {
                 None | Some(ProfileType::Unconfined) => Ok(None),
                 Some(_) => Err("apparmor is not supported".to_owned()),
             };
         };
-        match (kind, wanted) {
-            (Some(ProfileType::Localhost), Some(wanted)) => {
-                let name = wanted.localhost_ref.trim_start_matches("localhost/");
+        match (kind, requested) {
+            (Some(ProfileType::Localhost), Some(requested)) => {
+                let name = requested.localhost_ref.trim_start_matches("localhost/");
                 match loaded.iter().any(|known| known == name) {
                     true => Ok(Some(name.to_owned())),
                     false => Err(format!("apparmor profile not found {name}")),
@@ -65,43 +65,47 @@ impl Modules {
             }
             (Some(ProfileType::Unconfined), _) => Ok(None),
             (None, _) if privileged => Ok(None),
-            (None, _) => Ok(default(loaded).map(str::to_owned)),
+            (None, _) => Ok(default_profile(loaded).map(str::to_owned)),
             (Some(ProfileType::RuntimeDefault), _) if privileged => Ok(None),
             (Some(_), _) => {
-                let why = || {
-                    let names = DEFAULTS.join(", ");
-                    let why = PROVIDED.get().and_then(|outcome| outcome.clone().err()).unwrap_or_default();
-                    format!("no default profile of AppArmor is loaded (one of {names}): {why}")
+                let reason = || {
+                    let names = DEFAULT_PROFILES.join(", ");
+                    let reason = PROFILE_LOAD_RESULT
+                        .get()
+                        .and_then(|outcome| outcome.clone().err())
+                        .unwrap_or_default();
+                    format!("no default profile of AppArmor is loaded (one of {names}): {reason}")
                 };
-                default(loaded).map(|name| Some(name.to_owned())).ok_or_else(why)
+                default_profile(loaded).map(|name| Some(name.to_owned())).ok_or_else(reason)
             }
         }
     }
 
     /// The label of a container's processes, if any.
-    pub fn selinux(&self, wanted: Option<&SelinuxOption>) -> Option<String> {
-        let wanted = wanted.filter(|wanted| self.selinux && **wanted != SelinuxOption::default())?;
+    pub fn selinux(&self, requested: Option<&SelinuxOption>) -> Option<String> {
+        let requested =
+            requested.filter(|requested| self.selinux && **requested != SelinuxOption::default())?;
         let part =
             |own: &String, default: &str| if own.is_empty() { default.to_owned() } else { own.clone() };
         Some(format!(
             "{}:{}:{}:{}",
-            part(&wanted.user, "system_u"),
-            part(&wanted.role, "system_r"),
-            part(&wanted.type_, "container_t"),
-            part(&wanted.level, "s0")
+            part(&requested.user, "system_u"),
+            part(&requested.role, "system_r"),
+            part(&requested.type_, "container_t"),
+            part(&requested.level, "s0")
         ))
     }
 }
 
 /// The profiles the kernel has.
-fn loaded() -> Vec<String> {
-    let text = std::fs::read_to_string(LOADED).unwrap_or_default();
+fn loaded_profiles() -> Vec<String> {
+    let text = std::fs::read_to_string(LOADED_PROFILES_PATH).unwrap_or_default();
     // As in `docker-default (enforce)`; names may have spaces.
     text.lines().filter_map(|line| Some(line.rsplit_once(" (")?.0.to_owned())).collect()
 }
 
-fn default(loaded: &[String]) -> Option<&'static str> {
-    DEFAULTS.into_iter().find(|name| loaded.iter().any(|known| known == name))
+fn default_profile(loaded: &[String]) -> Option<&'static str> {
+    DEFAULT_PROFILES.into_iter().find(|name| loaded.iter().any(|known| known == name))
 }
 
 /// Gives the kernel our own. Only AppArmor's program can write what the kernel reads; hosts with AppArmor have it.
@@ -114,7 +118,7 @@ fn load_default() -> Result<(), String> {
             .stderr(Stdio::piped())
             .spawn()?;
         // One that does not listen says why below.
-        let _ = parser.stdin.take().map(|mut input| input.write_all(PROFILE.as_bytes()));
+        let _ = parser.stdin.take().map(|mut input| input.write_all(DEFAULT_PROFILE_TEXT.as_bytes()));
         parser.wait_with_output()
     };
     match load() {
@@ -126,10 +130,10 @@ fn load_default() -> Result<(), String> {
 
 /// Removes the profile that [`Modules::of_host`] has loaded, if it is there.
 pub fn remove_default_profile() -> io::Result<()> {
-    if !loaded().iter().any(|name| name == DEFAULTS[0]) {
+    if !loaded_profiles().iter().any(|name| name == DEFAULT_PROFILES[0]) {
         return Ok(());
     }
-    std::fs::File::options().write(true).open(REMOVE)?.write_all(DEFAULTS[0].as_bytes())
+    std::fs::File::options().write(true).open(REMOVE_PROFILE_PATH)?.write_all(DEFAULT_PROFILES[0].as_bytes())
 }
 
 #[cfg(test)]
@@ -137,24 +141,24 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(loaded: Option<&[&str]>, wanted: &str, expected: Result<Option<&str>, &str>) {
+    fn check(loaded: Option<&[&str]>, requested: &str, expected: Result<Option<&str>, &str>) {
         let apparmor = loaded.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
         let profile = |kind: ProfileType, name: &str| SecurityProfile {
             profile_type: kind.into(),
             localhost_ref: name.to_owned(),
         };
-        let wanted = match wanted {
+        let requested = match requested {
             "" => None,
             "default" => Some(profile(ProfileType::RuntimeDefault, "")),
             "unconfined" => Some(profile(ProfileType::Unconfined, "")),
             name => Some(profile(ProfileType::Localhost, name)),
         };
-        let found = Modules { apparmor, selinux: false }.apparmor(wanted.as_ref(), false);
+        let found = SecurityModules { apparmor, selinux: false }.apparmor(requested.as_ref(), false);
         assert_eq!(found.as_ref().map(|found| found.as_deref()).map_err(String::as_str), expected);
     }
 
     #[test]
-    fn profiles_are_applied_or_missed() {
+    fn select_apparmor_profiles() {
         let some: &[&str] = &["mine", "docker-default"];
         check(None, "", Ok(None));
         check(None, "unconfined", Ok(None));
@@ -166,19 +170,19 @@ mod tests {
         check(Some(some), "localhost/mine", Ok(Some("mine")));
         check(Some(some), "yours", Err("apparmor profile not found yours"));
         check(Some(&[]), "", Ok(None));
-        let why = "no default profile of AppArmor is loaded (one of skiff-default, cri-containerd.apparmor.d, docker-default): ";
-        check(Some(&[]), "default", Err(why));
-        let loaded = Modules { apparmor: Some(vec!["docker-default".to_owned()]), selinux: false };
+        let reason = "no default profile of AppArmor is loaded (one of skiff-default, cri-containerd.apparmor.d, docker-default): ";
+        check(Some(&[]), "default", Err(reason));
+        let loaded = SecurityModules { apparmor: Some(vec!["docker-default".to_owned()]), selinux: false };
         assert_eq!(loaded.apparmor(None, true), Ok(None));
     }
 
     #[test]
-    fn labels_are_filled_up() {
+    fn completes_selinux_labels() {
         let level = SelinuxOption { level: "s0:c1,c2".into(), ..SelinuxOption::default() };
-        let on = Modules { selinux: true, ..Modules::default() };
+        let on = SecurityModules { selinux: true, ..SecurityModules::default() };
         assert_eq!(on.selinux(Some(&level)).unwrap(), "system_u:system_r:container_t:s0:c1,c2");
         assert_eq!(on.selinux(Some(&SelinuxOption::default())), None);
         assert_eq!(on.selinux(None), None);
-        assert_eq!(Modules::default().selinux(Some(&level)), None);
+        assert_eq!(SecurityModules::default().selinux(Some(&level)), None);
     }
 }

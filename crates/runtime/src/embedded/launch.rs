@@ -7,26 +7,26 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use sys::allocator::SMALL;
+use sys::allocator::SMALL_ALLOCATOR_ENV;
 use sys::mounts::{self, Attributes};
 
 use super::spec::Sandbox;
 
 /// The program, on a mount of its own that is read-only: a container that gets hold of the file its first process came
 /// from cannot write to it, whatever it may do.
-pub fn program(path: &Path) -> io::Result<OwnedFd> {
+pub fn open_program(path: &Path) -> io::Result<OwnedFd> {
     let path = std::fs::canonicalize(path)?;
-    let mount = mounts::copy_one(&path)?;
-    mounts::set(&mount, Attributes { read_only: true, ..Attributes::default() })?;
+    let mount = mounts::copy_mount(&path)?;
+    mounts::set_mount_attributes(&mount, Attributes { read_only: true, ..Attributes::default() })?;
     Ok(mount)
 }
 
 /// Starts the supervisor of the pod in this directory, tells it what the pod is, and waits until it answers.
-pub fn supervisor(program: &OwnedFd, directory: &Path, spec: &Sandbox) -> Result<(), String> {
+pub fn start_supervisor(program: &OwnedFd, directory: &Path, spec: &Sandbox) -> Result<(), String> {
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_fd().as_raw_fd()));
     command.arg("supervise").arg(directory).env_clear();
     // There is one for every pod.
-    command.env(OsStr::from_bytes(SMALL.to_bytes()), "1");
+    command.env(OsStr::from_bytes(SMALL_ALLOCATOR_ENV.to_bytes()), "1");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut run = || {
         let mut child = command.spawn()?;

@@ -5,25 +5,25 @@ mod restore;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use podnet::cni::{self, Attached, Programs};
+use podnet::cni::{self, CniPlugins, RuntimeConf};
 use podnet::{Address, Attachment, Bandwidth};
 use schema::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::pods::Pod;
-use super::{Embedded, caller, chain, link, refused, translate};
+use super::{Embedded, call_error, error_chain, link_name, supervisor_client, translate};
 use crate::Result;
 use crate::cri::*;
 
 /// What skiff itself writes for other runtimes is not the administrator's.
-const OURS: &str = "10-skiff.conflist";
-const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
-const EGRESS: &str = "kubernetes.io/egress-bandwidth";
+const SKIFF_CNI_CONFIG: &str = "10-skiff.conflist";
+const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
+const EGRESS_ANNOTATION: &str = "kubernetes.io/egress-bandwidth";
 /// What is reasonable, in bits a second.
-const SLOWEST: i64 = 1_000;
-const FASTEST: i64 = 1_000_000_000_000_000;
+const MIN_BANDWIDTH_BITS: i64 = 1_000;
+const MAX_BANDWIDTH_BITS: i64 = 1_000_000_000_000_000;
 /// As containerd has it: no limit on what goes at once.
-const BURST: u64 = u32::MAX as u64;
+const BURST_BYTES: u64 = u32::MAX as u64;
 
 /// Where networks in CNI's words are looked for.
 #[derive(Clone, Debug, Default)]
@@ -35,58 +35,58 @@ pub struct Cni {
 }
 
 /// What a pod is going to be attached to.
-pub enum Chosen {
+pub enum PodNetwork {
     Host,
     Own(Attachment),
     Cni(cni::Network, Map<String, Value>),
 }
 
-impl Chosen {
+impl PodNetwork {
     /// What the pod's own process does about it.
     pub fn attachment(&self) -> Option<&Attachment> {
         match self {
-            Chosen::Own(attachment) => Some(attachment),
+            PodNetwork::Own(attachment) => Some(attachment),
             _ => None,
         }
     }
 }
 
 impl Embedded {
-    fn programs(&self) -> Programs {
+    fn cni_plugins(&self) -> CniPlugins {
         let config = &self.inner.config;
-        Programs { dirs: config.cni.bin_dirs.clone(), cache: config.root.join("cni") }
+        CniPlugins { dirs: config.cni.bin_dirs.clone(), cache: config.root.join("cni") }
     }
 
-    fn administrators(&self) -> std::result::Result<Option<cni::Network>, cni::CniError> {
-        cni::load(&self.inner.config.cni.conf_dir, &[OURS])
+    fn configured_network(&self) -> std::result::Result<Option<cni::Network>, cni::CniError> {
+        cni::load(&self.inner.config.cni.conf_dir, &[SKIFF_CNI_CONFIG])
     }
 
     /// Why pods cannot be given a network now.
-    pub(super) fn network_problem(&self) -> Option<String> {
-        match self.administrators() {
+    pub(super) fn network_error(&self) -> Option<String> {
+        match self.configured_network() {
             Ok(Some(_)) => None,
             Ok(None) if self.inner.ranges.read().is_empty() => {
                 Some("this node has no addresses for pods yet".to_owned())
             }
             Ok(None) => None,
-            Err(error) => Some(chain(&error)),
+            Err(error) => Some(error_chain(&error)),
         }
     }
 
     /// The network of a new pod; for one of our own its addresses are allocated.
-    pub(super) fn choose_network(
+    pub(super) fn select_network(
         &self,
         id: &str,
         config: &PodSandboxConfig,
-    ) -> std::result::Result<Chosen, String> {
+    ) -> std::result::Result<PodNetwork, String> {
         if translate::namespaces(config).network() == NamespaceMode::Node {
-            return Ok(Chosen::Host);
+            return Ok(PodNetwork::Host);
         }
         let bandwidth = bandwidth(&config.annotations)
             .map_err(|why| format!("failed to get bandwidth info from annotations: {why}"))?;
-        match self.administrators().map_err(|error| chain(&error))? {
-            Some(network) => Ok(Chosen::Cni(network, capabilities(config, bandwidth))),
-            None => self.attachment(id, bandwidth).map(Chosen::Own).map_err(|error| chain(&error)),
+        match self.configured_network().map_err(|error| error_chain(&error))? {
+            Some(network) => Ok(PodNetwork::Cni(network, capabilities(config, bandwidth))),
+            None => self.attachment(id, bandwidth).map(PodNetwork::Own).map_err(|error| error_chain(&error)),
         }
     }
 
@@ -97,14 +97,14 @@ impl Embedded {
         }
         let bridge = self.inner.config.bridge.clone();
         podnet::prepare(&bridge, &ranges)?;
-        let taken = self.inner.pool.take(&ranges, id)?;
+        let taken = self.inner.pool.allocate(&ranges, id)?;
         let address = |(ip, range): (std::net::IpAddr, &podnet::Cidr)| Address {
             ip,
             prefix: range.prefix(),
             gateway: range.gateway(),
         };
         let addresses = taken.into_iter().zip(&ranges).map(address).collect();
-        Ok(Attachment { link: link(id), bridge, addresses, bandwidth })
+        Ok(Attachment { link: link_name(id), bridge, addresses, bandwidth })
     }
 
     /// Lets CNI's programs attach a pod whose process waits for it; answers with its addresses.
@@ -116,8 +116,9 @@ impl Embedded {
     ) -> std::result::Result<Vec<String>, String> {
         let metadata =
             pod.record.lock().config.clone().and_then(|config| config.metadata).unwrap_or_default();
-        let pid = caller::supervisor(&pod.directory).await.map_err(|error| error.to_string())?;
-        let (programs, id) = (self.programs(), pod.id.clone());
+        let pid =
+            supervisor_client::supervisor_pid(&pod.directory).await.map_err(|error| error.to_string())?;
+        let (plugins, id) = (self.cni_plugins(), pod.id.clone());
         let args = [
             ("IgnoreUnknown", "1".to_owned()),
             ("K8S_POD_NAMESPACE", metadata.namespace),
@@ -126,63 +127,64 @@ impl Embedded {
             ("K8S_POD_UID", metadata.uid),
         ];
         let added = tokio::task::spawn_blocking(move || {
-            let to = Attached {
+            let to = RuntimeConf {
                 id: &id,
                 namespace: Some(format!("/proc/{pid}/ns/net").into()),
                 args: args.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
                 capabilities,
             };
-            programs.add(&network, &to)
+            plugins.add(&network, &to)
         });
         let added = added.await.map_err(|error| error.to_string())?;
-        let addresses = added.map_err(|error| chain(&error))?;
+        let addresses = added.map_err(|error| error_chain(&error))?;
         Ok(addresses.iter().map(ToString::to_string).collect())
     }
 
     /// Lets CNI's programs undo what they did for a pod, where they did anything.
     pub(super) async fn detach_by_cni(&self, id: &str, directory: &Path, is_alive: bool) -> Result<()> {
-        let (programs, owned) = (self.programs(), id.to_owned());
-        if !programs.attached().contains(&owned) {
+        let (plugins, owned) = (self.cni_plugins(), id.to_owned());
+        if !plugins.cached_ids().contains(&owned) {
             return Ok(());
         }
         // A pod that is over has no network any more, and its number may be somebody else's.
         let pid = match is_alive {
-            true => caller::supervisor(directory).await.ok(),
+            true => supervisor_client::supervisor_pid(directory).await.ok(),
             false => None,
         };
         let namespace = pid.map(|pid| format!("/proc/{pid}/ns/net").into());
-        let deleted = tokio::task::spawn_blocking(move || programs.delete(&owned, namespace)).await;
+        let deleted = tokio::task::spawn_blocking(move || plugins.delete(&owned, namespace)).await;
         let failed = |why: String| {
-            refused("StopPodSandbox", format!("failed to destroy network for sandbox {id:?}: {why}"))
+            call_error("StopPodSandbox", format!("failed to destroy network for sandbox {id:?}: {why}"))
         };
-        deleted.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(chain(&error)))
+        deleted.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error_chain(&error)))
     }
 
     /// What CNI's programs say of a pod's network; nothing for one that they did not make.
     pub(super) async fn check_by_cni(&self, pod: &Pod) -> Option<std::result::Result<(), String>> {
-        let programs = self.programs();
-        if !programs.attached().contains(&pod.id) {
+        let plugins = self.cni_plugins();
+        if !plugins.cached_ids().contains(&pod.id) {
             return None;
         }
-        let (id, pid) = (pod.id.clone(), caller::supervisor(&pod.directory).await.ok()?);
+        let (id, pid) = (pod.id.clone(), supervisor_client::supervisor_pid(&pod.directory).await.ok()?);
         let checked = tokio::task::spawn_blocking(move || {
             let namespace = format!("/proc/{pid}/ns/net");
-            programs.check(&id, namespace.as_ref()).map_err(|error| chain(&error))
+            plugins.check(&id, namespace.as_ref()).map_err(|error| error_chain(&error))
         });
         checked.await.ok()
     }
 
     /// Undoes what was done for pods that nobody knows any more.
-    pub(super) fn forget_by_cni(&self, known: &std::collections::BTreeSet<String>) {
-        let programs = self.programs();
-        let gone: Vec<String> = programs.attached().into_iter().filter(|id| !known.contains(id)).collect();
-        if gone.is_empty() {
+    pub(super) fn detach_removed_by_cni(&self, known: &std::collections::BTreeSet<String>) {
+        let plugins = self.cni_plugins();
+        let removed: Vec<String> =
+            plugins.cached_ids().into_iter().filter(|id| !known.contains(id)).collect();
+        if removed.is_empty() {
             return;
         }
         // Nobody waits for it; what fails is tried again when skiff starts anew.
         tokio::task::spawn_blocking(move || {
-            for id in gone {
-                let _ = programs.delete(&id, None);
+            for id in removed {
+                let _ = plugins.delete(&id, None);
             }
         });
     }
@@ -190,7 +192,7 @@ impl Embedded {
 
 /// What is asked of those of CNI's programs that can do it.
 fn capabilities(config: &PodSandboxConfig, bandwidth: Bandwidth) -> Map<String, Value> {
-    let mut wanted = Map::new();
+    let mut capability_args = Map::new();
     let ports = config.port_mappings.iter().filter(|port| port.host_port > 0).map(|port| {
         let protocol = match port.protocol() {
             Protocol::Tcp => "tcp",
@@ -204,26 +206,26 @@ fn capabilities(config: &PodSandboxConfig, bandwidth: Bandwidth) -> Map<String, 
     });
     let ports: Vec<Value> = ports.collect();
     if !ports.is_empty() {
-        wanted.insert("portMappings".to_owned(), ports.into());
+        capability_args.insert("portMappings".to_owned(), ports.into());
     }
     if bandwidth != Bandwidth::default() {
         let mut limits = Map::new();
         for (name, rate) in [("ingress", bandwidth.ingress), ("egress", bandwidth.egress)] {
             if rate > 0 {
                 limits.insert(format!("{name}Rate"), rate.into());
-                limits.insert(format!("{name}Burst"), BURST.into());
+                limits.insert(format!("{name}Burst"), BURST_BYTES.into());
             }
         }
-        wanted.insert("bandwidth".to_owned(), limits.into());
+        capability_args.insert("bandwidth".to_owned(), limits.into());
     }
     if let Some(dns) = &config.dns_config {
         let dns = json!({"servers": dns.servers, "searches": dns.searches, "options": dns.options});
-        wanted.insert("dns".to_owned(), dns);
+        capability_args.insert("dns".to_owned(), dns);
     }
     if let Some(linux) = config.linux.as_ref().filter(|linux| !linux.cgroup_parent.is_empty()) {
-        wanted.insert("cgroupPath".to_owned(), linux.cgroup_parent.as_str().into());
+        capability_args.insert("cgroupPath".to_owned(), linux.cgroup_parent.as_str().into());
     }
-    wanted
+    capability_args
 }
 
 /// What the annotations of a pod say about its traffic.
@@ -232,12 +234,12 @@ fn bandwidth(annotations: &BTreeMap<String, String>) -> std::result::Result<Band
         let Some(text) = annotations.get(name) else { return Ok(0) };
         let bits = Quantity::parse(text).map_err(|error| error.to_string())?.value();
         match bits {
-            ..SLOWEST => Err("resource is unreasonably small (< 1kbit)".to_owned()),
-            SLOWEST..=FASTEST => Ok(bits.unsigned_abs()),
+            ..MIN_BANDWIDTH_BITS => Err("resource is unreasonably small (< 1kbit)".to_owned()),
+            MIN_BANDWIDTH_BITS..=MAX_BANDWIDTH_BITS => Ok(bits.unsigned_abs()),
             _ => Err("resource is unreasonably large (> 1Pbit)".to_owned()),
         }
     };
-    Ok(Bandwidth { ingress: rate(INGRESS)?, egress: rate(EGRESS)? })
+    Ok(Bandwidth { ingress: rate(INGRESS_ANNOTATION)?, egress: rate(EGRESS_ANNOTATION)? })
 }
 
 #[cfg(test)]
@@ -246,24 +248,24 @@ mod tests {
 
     #[track_caller]
     fn check(ingress: &str, expected: std::result::Result<u64, &str>) {
-        let annotations = BTreeMap::from([(INGRESS.to_owned(), ingress.to_owned())]);
+        let annotations = BTreeMap::from([(INGRESS_ANNOTATION.to_owned(), ingress.to_owned())]);
         let found = bandwidth(&annotations).map(|found| found.ingress);
         assert_eq!(found, expected.map_err(str::to_owned));
     }
 
     #[test]
-    fn bandwidths_are_quantities() {
+    fn reads_bandwidth_annotations() {
         check("10M", Ok(10_000_000));
         check("1Mi", Ok(1 << 20));
         check("1k", Ok(1_000));
         check("999", Err("resource is unreasonably small (< 1kbit)"));
         check("2P", Err("resource is unreasonably large (> 1Pbit)"));
-        assert!(bandwidth(&BTreeMap::from([(EGRESS.to_owned(), "fast".to_owned())])).is_err());
+        assert!(bandwidth(&BTreeMap::from([(EGRESS_ANNOTATION.to_owned(), "fast".to_owned())])).is_err());
         assert_eq!(bandwidth(&BTreeMap::new()), Ok(Bandwidth::default()));
     }
 
     #[test]
-    fn programs_are_told_in_their_own_words() {
+    fn cni_capability_args() {
         let port = |host_port, protocol: Protocol| PortMapping {
             protocol: protocol.into(),
             container_port: 80,
@@ -274,7 +276,7 @@ mod tests {
             port_mappings: vec![port(8080, Protocol::Tcp), port(0, Protocol::Tcp), port(53, Protocol::Udp)],
             ..PodSandboxConfig::default()
         };
-        let wanted = capabilities(&config, Bandwidth { ingress: 5000, egress: 0 });
+        let capability_args = capabilities(&config, Bandwidth { ingress: 5000, egress: 0 });
         let expected = json!({
             "portMappings": [
                 {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""},
@@ -282,7 +284,7 @@ mod tests {
             ],
             "bandwidth": {"ingressRate": 5000, "ingressBurst": u32::MAX},
         });
-        assert_eq!(Value::from(wanted), expected);
+        assert_eq!(Value::from(capability_args), expected);
         assert!(capabilities(&PodSandboxConfig::default(), Bandwidth::default()).is_empty());
     }
 }

@@ -9,17 +9,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::caller::Caller;
-use super::news::News;
-use super::protocol::{Answer, Request, Status};
+use super::events::EventPublisher;
+use super::protocol::{RunStatus, SupervisorRequest, SupervisorResponse};
 use super::record::{self, ContainerRecord, PodRecord};
+use super::supervisor_client::SupervisorClient;
 use crate::cri::{ContainerEventType, LinuxContainerResources};
 
 /// How long a skiff that begins waits for supervisors to tell what there is.
-const SILENCE: Duration = Duration::from_secs(20);
+const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How a container ended whose supervisor ended without telling.
-const UNKNOWN: i32 = 255;
+const UNKNOWN_EXIT_CODE: i32 = 255;
 
 /// All pods by id.
 #[derive(Debug, Default)]
@@ -30,12 +30,12 @@ pub struct Pods {
 }
 
 /// A name that nobody else gets before this is dropped.
-pub struct Reserved<'a> {
+pub struct NameReservation<'a> {
     pods: &'a Pods,
     name: String,
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for NameReservation<'_> {
     fn drop(&mut self) {
         self.pods.names.lock().remove(&self.name);
     }
@@ -52,7 +52,7 @@ pub struct Pod {
     pub is_ready: watch::Sender<bool>,
     /// Nothing of it is left but what is written down.
     pub is_ended: AtomicBool,
-    news: News,
+    events: EventPublisher,
 }
 
 /// One container.
@@ -63,7 +63,7 @@ pub struct Container {
     /// What it may use now.
     pub resources: Mutex<LinuxContainerResources>,
     /// `None` as long as it was not started.
-    pub status: watch::Sender<Option<Status>>,
+    pub status: watch::Sender<Option<RunStatus>>,
 }
 
 impl Pods {
@@ -73,12 +73,13 @@ impl Pods {
         &self,
         name: String,
         taken: impl FnOnce() -> Option<String>,
-    ) -> Result<Reserved<'_>, String> {
-        let who = if self.names.lock().insert(name.clone()) { None } else { Some("another one".to_owned()) };
-        let reserved = who.is_none().then(|| Reserved { pods: self, name: name.clone() });
-        match (who.or_else(taken), reserved) {
+    ) -> Result<NameReservation<'_>, String> {
+        let holder =
+            if self.names.lock().insert(name.clone()) { None } else { Some("another one".to_owned()) };
+        let reserved = holder.is_none().then(|| NameReservation { pods: self, name: name.clone() });
+        match (holder.or_else(taken), reserved) {
             (None, Some(reserved)) => Ok(reserved),
-            (who, _) => Err(format!("name {name:?} is reserved for {:?}", who.unwrap_or_default())),
+            (holder, _) => Err(format!("name {name:?} is reserved for {:?}", holder.unwrap_or_default())),
         }
     }
 
@@ -106,7 +107,7 @@ impl Pods {
 }
 
 impl Pod {
-    pub fn new(id: &str, directory: PathBuf, record: PodRecord, news: News) -> Pod {
+    pub fn new(id: &str, directory: PathBuf, record: PodRecord, events: EventPublisher) -> Pod {
         Pod {
             id: id.to_owned(),
             directory,
@@ -114,19 +115,19 @@ impl Pod {
             containers: Mutex::default(),
             is_ready: watch::Sender::new(false),
             is_ended: AtomicBool::new(false),
-            news,
+            events,
         }
     }
 
     /// Reads what an earlier skiff wrote down.
-    pub fn read(directory: &Path, news: &News) -> std::io::Result<Pod> {
+    pub fn read(directory: &Path, events: &EventPublisher) -> std::io::Result<Pod> {
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?, news.clone());
+        let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?, events.clone());
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             let record: ContainerRecord = match record::read(&entry.path()) {
                 Ok(record) => record,
-                Err(error) if record::is_none(&error) => continue,
+                Err(error) if record::is_missing(&error) => continue,
                 Err(error) => return Err(error),
             };
             let id = entry.file_name().to_string_lossy().into_owned();
@@ -138,62 +139,63 @@ impl Pod {
 
     /// Follows the supervisor for as long as it lives; answers once it has told all there is, whether there is one. One that
     /// keeps silent is there: its processes are, and have the pod's address. Without a supervisor the pod is over.
-    pub async fn follow(self: &Arc<Pod>, lost: impl FnOnce(Arc<Pod>) + Send + 'static) -> bool {
-        let (told, known) = tokio::sync::oneshot::channel();
+    pub async fn follow(self: &Arc<Pod>, on_lost: impl FnOnce(Arc<Pod>) + Send + 'static) -> bool {
+        let (ready_sender, known) = tokio::sync::oneshot::channel();
         let pod = self.clone();
         tokio::spawn(async move {
-            let mut told = Some(told);
-            if let Ok(mut caller) = Caller::ask(&pod.directory, &Request::Watch, &[]).await
-                && pod.hear_all(&mut caller).await
+            let mut ready_sender = Some(ready_sender);
+            if let Ok(mut caller) =
+                SupervisorClient::send_request(&pod.directory, &SupervisorRequest::Watch, &[]).await
+                && pod.receive_initial_statuses(&mut caller).await
             {
                 pod.is_ready.send_replace(true);
-                let _ = told.take().map(|told| told.send(()));
+                let _ = ready_sender.take().map(|ready_sender| ready_sender.send(()));
                 while let Ok(Some(answer)) = caller.next().await {
-                    pod.hear(answer);
+                    pod.handle_answer(answer);
                 }
             }
-            pod.is_over();
-            lost(pod);
+            pod.mark_stopped();
+            on_lost(pod);
         });
-        !matches!(tokio::time::timeout(SILENCE, known).await, Ok(Err(_)))
+        !matches!(tokio::time::timeout(SUPERVISOR_TIMEOUT, known).await, Ok(Err(_)))
     }
 
-    async fn hear_all(&self, caller: &mut Caller) -> bool {
+    async fn receive_initial_statuses(&self, caller: &mut SupervisorClient) -> bool {
         loop {
             match caller.next().await {
-                Ok(Some(Answer::Known)) => return true,
-                Ok(Some(answer)) => self.hear(answer),
+                Ok(Some(SupervisorResponse::Known)) => return true,
+                Ok(Some(answer)) => self.handle_answer(answer),
                 _ => return false,
             }
         }
     }
 
-    fn hear(&self, answer: Answer) {
-        let Answer::Status { container, status } = answer else { return };
+    fn handle_answer(&self, answer: SupervisorResponse) {
+        let SupervisorResponse::Status { container, status } = answer else { return };
         let known = self.containers.lock().get(&container).cloned();
         let Some(known) = known else { return };
         let is_over = status.finished != 0 || status.failure.is_some();
         let is_started = status.started != 0;
         let before = known.status.send_replace(Some(status)).unwrap_or_default();
         if is_started && before.started == 0 {
-            self.news.tell(ContainerEventType::Started, self, &container);
+            self.events.publish(ContainerEventType::Started, self, &container);
         }
         if is_over && before.finished == 0 && before.failure.is_none() {
-            self.news.tell(ContainerEventType::Stopped, self, &container);
+            self.events.publish(ContainerEventType::Stopped, self, &container);
         }
     }
 
     /// Nobody will tell how its containers end: they have.
-    fn is_over(&self) {
+    fn mark_stopped(&self) {
         let containers: Vec<_> = self.containers.lock().values().cloned().collect();
         for container in containers {
             let has_ended = container.status.send_if_modified(|status| match status {
                 Some(status) if status.finished == 0 => {
                     // It may have been written down and not told any more.
                     let written = record::last_status(&self.directory.join(&container.id));
-                    *status = written.filter(|written| written.finished != 0).unwrap_or_else(|| Status {
+                    *status = written.filter(|written| written.finished != 0).unwrap_or_else(|| RunStatus {
                         finished: super::now(),
-                        exit_code: UNKNOWN,
+                        exit_code: UNKNOWN_EXIT_CODE,
                         ..status.clone()
                     });
                     true
@@ -201,22 +203,22 @@ impl Pod {
                 _ => false,
             });
             if has_ended {
-                self.news.tell(ContainerEventType::Stopped, self, &container.id);
+                self.events.publish(ContainerEventType::Stopped, self, &container.id);
             }
         }
         self.is_ready.send_replace(false);
-        self.news.tell(ContainerEventType::Stopped, self, &self.id);
+        self.events.publish(ContainerEventType::Stopped, self, &self.id);
     }
 }
 
 impl Container {
-    pub fn new(id: String, record: ContainerRecord, status: Option<Status>) -> Container {
-        let made = || record.config.as_ref()?.linux.as_ref()?.resources.clone();
-        let resources = record.resources.clone().or_else(made).unwrap_or_default();
+    pub fn new(id: String, record: ContainerRecord, status: Option<RunStatus>) -> Container {
+        let created_with = || record.config.as_ref()?.linux.as_ref()?.resources.clone();
+        let resources = record.resources.clone().or_else(created_with).unwrap_or_default();
         Container { id, record, resources: Mutex::new(resources), status: watch::Sender::new(status) }
     }
 
-    pub fn status(&self) -> Option<Status> {
+    pub fn status(&self) -> Option<RunStatus> {
         self.status.borrow().clone()
     }
 

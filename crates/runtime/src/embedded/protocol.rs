@@ -7,11 +7,11 @@ use super::spec::Sandbox;
 
 /// The name of the socket in the directory of a pod.
 pub const SOCKET: &str = "socket";
-const LARGEST: usize = 4 << 20;
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// What skiff asks for. Each question has a connection of its own, which ends when there is no more to say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Request {
+pub enum SupervisorRequest {
     /// Tells what there is, and what changes, for as long as the connection lasts.
     Watch,
     /// Starts a container that is described in its directory.
@@ -28,12 +28,12 @@ pub enum Request {
         container: String,
         command: Vec<String>,
         tty: bool,
-        streams: Streams,
+        streams: StreamSet,
     },
     /// Ties descriptors to a container's own streams.
     Attach {
         container: String,
-        streams: Streams,
+        streams: StreamSet,
     },
     /// Says how large the terminal of an attached container is.
     Resize {
@@ -64,13 +64,13 @@ pub enum Request {
 
 /// Which descriptors come along.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Streams {
+pub struct StreamSet {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
 }
 
-impl Streams {
+impl StreamSet {
     pub fn count(self) -> usize {
         [self.stdin, self.stdout, self.stderr].into_iter().filter(|one| *one).count()
     }
@@ -78,7 +78,7 @@ impl Streams {
 
 /// What the supervisor says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum SupervisorResponse {
     Done,
     Failed {
         message: String,
@@ -86,7 +86,7 @@ pub enum Answer {
     /// Of one container, when asked to watch.
     Status {
         container: String,
-        status: Status,
+        status: RunStatus,
     },
     /// All there is has been told; from now on only changes.
     Known,
@@ -98,7 +98,7 @@ pub enum Answer {
 
 /// How a container is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct RunStatus {
     /// Nanoseconds since 1970; zero for never.
     pub started: i64,
     pub finished: i64,
@@ -123,23 +123,25 @@ pub struct User {
 }
 
 /// A message with its length.
-pub fn frame(message: &impl Serialize) -> Vec<u8> {
+pub fn encode_message(message: &impl Serialize) -> Vec<u8> {
     let body = serde_json::to_vec(message).expect("messages have only strings and numbers");
     let length = u32::try_from(body.len()).expect("messages are short");
     [&length.to_le_bytes()[..], &body].concat()
 }
 
 /// Takes the first message off what was received, once it is all there.
-pub fn take<T: serde::de::DeserializeOwned>(received: &mut Vec<u8>) -> Result<Option<T>, BadMessage> {
+pub fn decode_message<T: serde::de::DeserializeOwned>(
+    received: &mut Vec<u8>,
+) -> Result<Option<T>, InvalidMessage> {
     let Some(length) = received.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
-    if length > LARGEST {
-        return Err(BadMessage);
+    if length > MAX_MESSAGE_BYTES {
+        return Err(InvalidMessage);
     }
     if received.len() < 4 + length {
         return Ok(None);
     }
-    let message = serde_json::from_slice(&received[4..4 + length]).map_err(|_| BadMessage)?;
+    let message = serde_json::from_slice(&received[4..4 + length]).map_err(|_| InvalidMessage)?;
     received.drain(..4 + length);
     Ok(Some(message))
 }
@@ -147,23 +149,27 @@ pub fn take<T: serde::de::DeserializeOwned>(received: &mut Vec<u8>) -> Result<Op
 /// The other side is not what it should be.
 #[derive(Debug, thiserror::Error)]
 #[error("a message that cannot be understood")]
-pub struct BadMessage;
+pub struct InvalidMessage;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_in_pieces() {
-        let bytes = [frame(&Answer::Done), frame(&Answer::Exited { code: 3 })].concat();
+    fn decode_messages_byte_by_byte() {
+        let bytes = [
+            encode_message(&SupervisorResponse::Done),
+            encode_message(&SupervisorResponse::Exited { code: 3 }),
+        ]
+        .concat();
         let mut received = Vec::new();
-        let mut heard = Vec::new();
+        let mut decoded = Vec::new();
         for byte in bytes {
             received.push(byte);
-            heard.extend(take::<Answer>(&mut received).unwrap());
+            decoded.extend(decode_message::<SupervisorResponse>(&mut received).unwrap());
         }
-        assert_eq!(heard, [Answer::Done, Answer::Exited { code: 3 }]);
-        assert!(take::<Answer>(&mut vec![255; 8]).is_err());
-        assert!(take::<Answer>(&mut vec![1, 0, 0, 0, b'x']).is_err());
+        assert_eq!(decoded, [SupervisorResponse::Done, SupervisorResponse::Exited { code: 3 }]);
+        assert!(decode_message::<SupervisorResponse>(&mut vec![255; 8]).is_err());
+        assert!(decode_message::<SupervisorResponse>(&mut vec![1, 0, 0, 0, b'x']).is_err());
     }
 }

@@ -5,11 +5,11 @@
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use super::protocol::Status;
+use super::protocol::RunStatus;
 use crate::cri::{ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 
-pub const FILE: &str = "record";
-const STATUS: &str = "status.json";
+pub const RECORD_FILE: &str = "record";
+const STATUS_FILE: &str = "status.json";
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodRecord {
@@ -52,13 +52,13 @@ pub struct ContainerRecord {
 
 /// Writes one down, so that it is there as a whole or not at all.
 pub fn write(directory: &Path, record: &impl prost::Message) -> io::Result<()> {
-    let (path, aside) = (directory.join(FILE), directory.join("record.new"));
-    std::fs::write(&aside, record.encode_to_vec())?;
-    std::fs::rename(aside, path)
+    let (path, temp_path) = (directory.join(RECORD_FILE), directory.join("record.new"));
+    std::fs::write(&temp_path, record.encode_to_vec())?;
+    std::fs::rename(temp_path, path)
 }
 
 pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
-    let bytes = std::fs::read(directory.join(FILE))?;
+    let bytes = std::fs::read(directory.join(RECORD_FILE))?;
     if bytes.is_empty() {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -66,23 +66,23 @@ pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
 }
 
 /// Adds how a container is now, as a line of its own: less work than another file, and what was true before is not lost.
-pub fn add_status(directory: &Path, status: &Status) -> io::Result<()> {
+pub fn add_status(directory: &Path, status: &RunStatus) -> io::Result<()> {
     let status = serde_json::to_string(status).expect("a status has only numbers and strings");
     // Of the line before only a part may have found room on the disk.
     let line = format!("\n{status}\n");
-    let file = std::fs::File::options().append(true).create(true).open(directory.join(STATUS));
+    let file = std::fs::File::options().append(true).create(true).open(directory.join(STATUS_FILE));
     file?.write_all(line.as_bytes())
 }
 
 /// How a container was last; `None` of one that was not started.
-pub fn last_status(directory: &Path) -> Option<Status> {
-    let text = std::fs::read(directory.join(STATUS)).ok()?;
+pub fn last_status(directory: &Path) -> Option<RunStatus> {
+    let text = std::fs::read(directory.join(STATUS_FILE)).ok()?;
     // The power may have been cut in the middle of the last.
     text.split(|byte| *byte == b'\n').rev().find_map(|line| serde_json::from_slice(line).ok())
 }
 
 /// Whether a failure to read one says that there is none.
-pub fn is_none(error: &io::Error) -> bool {
+pub fn is_missing(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, NotADirectory, NotFound};
     matches!(error.kind(), InvalidData | NotADirectory | NotFound)
 }
@@ -92,19 +92,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_whole_status_counts() {
+    fn reads_the_last_complete_status() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(last_status(dir.path()), None);
-        let begun = Status { pid: 7, started: 1, ..Status::default() };
-        let ended = Status { finished: 2, exit_code: 3, ..begun.clone() };
-        for status in [&begun, &ended] {
+        let started = RunStatus { pid: 7, started: 1, ..RunStatus::default() };
+        let ended = RunStatus { finished: 2, exit_code: 3, ..started.clone() };
+        for status in [&started, &ended] {
             add_status(dir.path(), status).unwrap();
             assert_eq!(last_status(dir.path()).as_ref(), Some(status));
         }
-        let path = dir.path().join(STATUS);
-        let whole = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &whole[..whole.len() - 5]).unwrap();
-        assert_eq!(last_status(dir.path()), Some(begun));
+        let path = dir.path().join(STATUS_FILE);
+        let content = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &content[..content.len() - 5]).unwrap();
+        assert_eq!(last_status(dir.path()), Some(started));
         add_status(dir.path(), &ended).unwrap();
         assert_eq!(last_status(dir.path()), Some(ended));
     }

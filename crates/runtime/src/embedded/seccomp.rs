@@ -3,15 +3,15 @@
 //! A filter is a program the kernel runs before every call, so it is made short: calls with the same answer that are
 //! next to each other are one range, and ranges are searched by halves. Pure.
 
-mod foreign;
-mod machine;
+mod arch;
+mod compat_syscalls;
 mod program;
 mod table;
 
 use serde::Deserialize;
-use sys::seccomp::Instruction;
+use sys::seccomp::SockFilter;
 
-use machine::Machine;
+use arch::Arch;
 use program::{Action, Condition, Rule};
 use table::{ALLOWED, ALLOWED_32, BY_CAPABILITY};
 
@@ -24,56 +24,56 @@ const VSOCK: u64 = 40;
 /// `AF_ALG`: the kernel's cryptography, which few need and which had holes.
 const ALG: u64 = 38;
 /// Linux as it is, and as it was.
-const PERSONALITIES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
+const ALLOWED_PERSONALITY_VALUES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 pub(crate) const SYS_ADMIN: u8 = 21;
 
 /// What is said of a call by its name.
 #[derive(Clone, Debug)]
-struct Named {
+struct NamedRule {
     name: String,
     action: Action,
     conditions: Vec<Condition>,
 }
 
-impl Named {
-    fn new(name: &str, conditions: Vec<Condition>, action: Action) -> Named {
-        Named { name: name.to_owned(), action, conditions }
+impl NamedRule {
+    fn new(name: &str, conditions: Vec<Condition>, action: Action) -> NamedRule {
+        NamedRule { name: name.to_owned(), action, conditions }
     }
 }
 
 /// What containers may call by default, more with more capabilities. Programs of all machines that run here have the same
 /// list, by their own numbers.
-pub fn default_filter(capabilities: &[u8]) -> Vec<Instruction> {
-    let allow = |name: &&str| Named::new(name, vec![], Action::Allow);
-    let mut rules: Vec<Named> = ALLOWED.iter().chain(ALLOWED_32).map(allow).collect();
+pub fn default_filter(capabilities: &[u8]) -> Vec<SockFilter> {
+    let allow = |name: &&str| NamedRule::new(name, vec![], Action::Allow);
+    let mut rules: Vec<NamedRule> = ALLOWED.iter().chain(ALLOWED_32).map(allow).collect();
     for (_, names) in BY_CAPABILITY.iter().filter(|(capability, _)| capabilities.contains(capability)) {
         rules.extend(names.iter().map(allow));
     }
     let sockets = vec![Condition::not_equal(0, VSOCK), Condition::not_equal(0, ALG)];
-    rules.push(Named::new("socket", sockets, Action::Allow));
-    for value in PERSONALITIES {
-        rules.push(Named::new("personality", vec![Condition::equal(0, value)], Action::Allow));
+    rules.push(NamedRule::new("socket", sockets, Action::Allow));
+    for value in ALLOWED_PERSONALITY_VALUES {
+        rules.push(NamedRule::new("personality", vec![Condition::equal(0, value)], Action::Allow));
     }
     if !capabilities.contains(&SYS_ADMIN) {
-        rules.push(Named::new("clone", vec![Condition::masked(0, NAMESPACES, 0)], Action::Allow));
+        rules.push(NamedRule::new("clone", vec![Condition::masked(0, NAMESPACES, 0)], Action::Allow));
         // Its flags are behind a pointer, where no filter sees them; programs then use the call before.
-        rules.push(Named::new("clone3", vec![], Action::Errno(ENOSYS)));
+        rules.push(NamedRule::new("clone3", vec![], Action::Errno(ENOSYS)));
     }
-    let machines: Vec<Machine> = Machine::ALL.iter().map(|(_, machine)| *machine).collect();
-    assemble(&rules, &machines, Action::Errno(EPERM))
+    let machines: Vec<Arch> = Arch::ALL.iter().map(|(_, machine)| *machine).collect();
+    build_filter(&rules, &machines, Action::Errno(EPERM))
 }
 
 /// Names of calls that this kernel or machine does not have mean nothing here.
-fn assemble(rules: &[Named], machines: &[Machine], default: Action) -> Vec<Instruction> {
-    let of = |machine: &Machine| {
-        let rule = |named: &Named| {
-            let number = machine.number(&named.name)?;
+fn build_filter(rules: &[NamedRule], machines: &[Arch], default: Action) -> Vec<SockFilter> {
+    let of = |machine: &Arch| {
+        let rule = |named: &NamedRule| {
+            let number = machine.syscall_number(&named.name)?;
             Some(Rule { number, action: named.action, conditions: named.conditions.clone() })
         };
         (*machine, rules.iter().filter_map(rule).collect())
     };
-    let machines: Vec<(Machine, Vec<Rule>)> = machines.iter().map(of).collect();
-    program::assemble(&machines, default)
+    let machines: Vec<(Arch, Vec<Rule>)> = machines.iter().map(of).collect();
+    program::build_program(&machines, default)
 }
 
 /// A profile as OCI and docker write them.
@@ -88,14 +88,14 @@ struct Profile {
     architectures: Option<Vec<String>>,
     /// The same by the machine that it is loaded on, as docker writes it.
     #[serde(default)]
-    arch_map: Option<Vec<Family>>,
+    arch_map: Option<Vec<ArchMapEntry>>,
     #[serde(default)]
-    syscalls: Vec<Entry>,
+    syscalls: Vec<SyscallEntry>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Family {
+struct ArchMapEntry {
     architecture: String,
     #[serde(default)]
     sub_architectures: Option<Vec<String>>,
@@ -103,7 +103,7 @@ struct Family {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Entry {
+struct SyscallEntry {
     #[serde(default)]
     names: Vec<String>,
     action: String,
@@ -137,7 +137,7 @@ struct Argument {
 }
 
 /// A filter from a profile in a file.
-pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<Instruction>, String> {
+pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<SockFilter>, String> {
     let profile: Profile = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let default = action(&profile.default_action, profile.default_errno_ret)?;
     let mut rules = Vec::new();
@@ -145,7 +145,7 @@ pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<Instruction>
         let has = |name: &String| {
             super::capability::number(name).is_some_and(|number| capabilities.contains(&number))
         };
-        let here = |arches: &[String]| arches.iter().any(|arch| arch == machine::GO);
+        let here = |arches: &[String]| arches.iter().any(|arch| arch == arch::GO);
         let is_in = entry.includes.arches.is_empty() || here(&entry.includes.arches);
         let is_out = here(&entry.excludes.arches) || entry.excludes.caps.iter().any(has);
         if !is_in || is_out || !entry.includes.caps.iter().all(has) {
@@ -159,29 +159,29 @@ pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<Instruction>
         let conditions: Vec<Condition> =
             entry.args.iter().flatten().map(condition).collect::<Result<_, _>>()?;
         // As runc understands it: of several conditions on one argument any will do, and then any of the others.
-        let is_twice = conditions.iter().enumerate().any(|(at, one)| one.shares_argument(&conditions[..at]));
+        let is_twice = conditions.iter().enumerate().any(|(at, one)| one.same_argument(&conditions[..at]));
         let each = if is_twice { conditions.chunks(1).collect() } else { vec![&conditions[..]] };
         for name in &entry.names {
-            rules.extend(each.iter().map(|conditions| Named::new(name, conditions.to_vec(), action)));
+            rules.extend(each.iter().map(|conditions| NamedRule::new(name, conditions.to_vec(), action)));
         }
     }
     // What is said of a call whatever its arguments stands, wherever in the profile.
     rules.sort_by_key(|rule| !rule.conditions.is_empty());
-    Ok(assemble(&rules, &machines(&profile)?, default))
+    Ok(build_filter(&rules, &machines(&profile)?, default))
 }
 
 /// Whose programs a profile is for: always this machine's, and those that it names of the others.
-fn machines(profile: &Profile) -> Result<Vec<Machine>, String> {
+fn machines(profile: &Profile) -> Result<Vec<Arch>, String> {
     let plain = profile.architectures.as_deref().unwrap_or_default();
     let map = profile.arch_map.as_deref().unwrap_or_default();
     if !plain.is_empty() && !map.is_empty() {
         return Err("both 'architectures' and 'archMap' are specified".to_owned());
     }
-    let families = map.iter().filter(|family| Machine::is_own(&family.architecture));
+    let families = map.iter().filter(|family| Arch::is_native_name(&family.architecture));
     let more = families.flat_map(|family| family.sub_architectures.iter().flatten());
-    let mut machines = vec![Machine::Own];
+    let mut machines = vec![Arch::Own];
     for name in plain.iter().chain(more) {
-        machines.extend(Machine::named(name)?.filter(|machine| !machines.contains(machine)));
+        machines.extend(Arch::from_name(name)?.filter(|machine| !machines.contains(machine)));
     }
     Ok(machines)
 }

@@ -26,15 +26,15 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use super::Embedded;
-use crate::{Code, Error};
+use crate::{Error, ErrorCode};
 
 /// As large as other runtimes allow.
-const LARGEST: usize = 16 << 20;
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Flag and length before each message.
-const HEAD: usize = 5;
+const FRAME_HEADER_BYTES: usize = 5;
 /// Messages of a stream that nobody has read yet.
-const UNREAD: usize = 16;
-const PAUSE: Duration = Duration::from_millis(50);
+const STREAM_BUFFER_MESSAGES: usize = 16;
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A socket for CRI's clients that only root may use; one that an earlier skiff left is replaced.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -46,17 +46,17 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     // A socket's path may have no more than 108 bytes, a directory any number.
-    let opened =
+    let directory_fd =
         rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let listener =
-        UnixListener::bind(Path::new(&format!("/proc/self/fd/{}", opened.as_raw_fd())).join(name))?;
+        UnixListener::bind(Path::new(&format!("/proc/self/fd/{}", directory_fd.as_raw_fd())).join(name))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
 /// Answers CRI's questions for as long as it is polled.
 pub async fn serve(runtime: Embedded, listener: UnixListener) {
-    let call = move |path: String, message: Bytes| -> Asked {
+    let call = move |path: String, message: Bytes| -> ReplyFuture {
         let runtime = runtime.clone();
         Box::pin(async move { methods::call(runtime, &path, &message).await })
     };
@@ -66,32 +66,32 @@ pub async fn serve(runtime: Embedded, listener: UnixListener) {
 /// The same for other questions than CRI's, where the answer takes no time. Called with the path of a method.
 pub async fn serve_with(
     listener: UnixListener,
-    answer: impl Fn(&str, &[u8]) -> Result<Reply, String> + Send + Sync + 'static,
+    answer: impl Fn(&str, &[u8]) -> Result<GrpcReply, String> + Send + Sync + 'static,
 ) {
-    let call = move |path: String, message: Bytes| -> Asked {
-        let answer = answer(&path, &message).map_err(|message| Status { code: UNKNOWN, message });
+    let call = move |path: String, message: Bytes| -> ReplyFuture {
+        let answer = answer(&path, &message).map_err(|message| GrpcStatus { code: UNKNOWN, message });
         Box::pin(std::future::ready(answer))
     };
     serve_all(listener, Arc::new(call)).await;
 }
 
-type Asked = Pin<Box<dyn Future<Output = Result<Reply, Status>> + Send>>;
-type Methods = Arc<dyn Fn(String, Bytes) -> Asked + Send + Sync>;
+type ReplyFuture = Pin<Box<dyn Future<Output = Result<GrpcReply, GrpcStatus>> + Send>>;
+type Handler = Arc<dyn Fn(String, Bytes) -> ReplyFuture + Send + Sync>;
 
-async fn serve_all(listener: UnixListener, methods: Methods) {
+async fn serve_all(listener: UnixListener, methods: Handler) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => drop(tokio::spawn(connection(methods.clone(), stream))),
             // Out of descriptors; it will pass.
-            Err(_) => tokio::time::sleep(PAUSE).await,
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await,
         }
     }
 }
 
-async fn connection(methods: Methods, stream: UnixStream) {
+async fn connection(methods: Handler, stream: UnixStream) {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let methods = methods.clone();
-        async move { Ok::<_, Infallible>(answer(methods, request).await) }
+        async move { Ok::<_, Infallible>(handle_request(methods, request).await) }
     });
     // It ends with an error when the client just goes.
     let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -99,47 +99,48 @@ async fn connection(methods: Methods, stream: UnixStream) {
         .await;
 }
 
-async fn answer(methods: Methods, request: Request<Incoming>) -> Response<Answer> {
+async fn handle_request(methods: Handler, request: Request<Incoming>) -> Response<GrpcBody> {
     let path = request.uri().path().to_owned();
-    let body = match Limited::new(request.into_body(), LARGEST).collect().await {
+    let body = match Limited::new(request.into_body(), MAX_MESSAGE_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) => return failed(&Status::invalid(error.to_string())),
+        Err(error) => return error_response(&GrpcStatus::invalid(error.to_string())),
     };
-    let Some(message) = unframed(&body) else {
-        return failed(&Status::invalid("the request is not one message without compression"));
+    let Some(message) = decode_frame(&body) else {
+        return error_response(&GrpcStatus::invalid("the request is not one message without compression"));
     };
     let message = Bytes::copy_from_slice(message);
     // A client that goes ends what it waits for only where that is harmless; half a pod is not.
     let may_end = path.ends_with("/ExecSync") || path.ends_with("/PullImage");
-    let asked = methods(path, message);
+    let reply = methods(path, message);
     let done = match may_end {
-        true => asked.await,
-        false => match tokio::spawn(asked).await {
+        true => reply.await,
+        false => match tokio::spawn(reply).await {
             Ok(done) => done,
-            Err(error) => Err(Status { code: INTERNAL, message: error.to_string() }),
+            Err(error) => Err(GrpcStatus { code: INTERNAL, message: error.to_string() }),
         },
     };
     match done {
-        Ok(Reply::One(message)) => {
-            let frames = VecDeque::from([Frame::data(framed(&message)), Frame::trailers(trailers(0, ""))]);
+        Ok(GrpcReply::One(message)) => {
+            let frames =
+                VecDeque::from([Frame::data(encode_frame(&message)), Frame::trailers(trailers(0, ""))]);
             Response::builder()
                 .header(header::CONTENT_TYPE, "application/grpc")
-                .body(Answer { frames, more: None })
+                .body(GrpcBody { frames, more: None })
                 .unwrap_or_default()
         }
-        Ok(Reply::Many(more)) => {
-            let answer = Answer { frames: VecDeque::new(), more: Some(more) };
+        Ok(GrpcReply::Many(more)) => {
+            let answer = GrpcBody { frames: VecDeque::new(), more: Some(more) };
             Response::builder()
                 .header(header::CONTENT_TYPE, "application/grpc")
                 .body(answer)
                 .unwrap_or_default()
         }
-        Err(status) => failed(&status),
+        Err(status) => error_response(&status),
     }
 }
 
 /// What a call comes to.
-pub enum Reply {
+pub enum GrpcReply {
     /// A message.
     One(Vec<u8>),
     /// Messages until nobody sends any more.
@@ -156,33 +157,33 @@ const UNAVAILABLE: u8 = 14;
 
 /// Why there is no answer, in gRPC's numbers.
 #[derive(Debug)]
-struct Status {
+struct GrpcStatus {
     code: u8,
     message: String,
 }
 
-impl Status {
-    fn invalid(message: impl Into<String>) -> Status {
-        Status { code: INVALID_ARGUMENT, message: message.into() }
+impl GrpcStatus {
+    fn invalid(message: impl Into<String>) -> GrpcStatus {
+        GrpcStatus { code: INVALID_ARGUMENT, message: message.into() }
     }
 }
 
-impl From<Error> for Status {
-    fn from(error: Error) -> Status {
+impl From<Error> for GrpcStatus {
+    fn from(error: Error) -> GrpcStatus {
         let code = match &error {
-            Error::Refused { code: Code::NotFound, .. } => NOT_FOUND,
-            Error::Refused { code: Code::Timeout, .. } => DEADLINE_EXCEEDED,
-            Error::Refused { code: Code::Unimplemented, .. } => UNIMPLEMENTED,
-            Error::Refused { code: Code::Other, .. } => UNKNOWN,
+            Error::Rejected { code: ErrorCode::NotFound, .. } => NOT_FOUND,
+            Error::Rejected { code: ErrorCode::Timeout, .. } => DEADLINE_EXCEEDED,
+            Error::Rejected { code: ErrorCode::Unimplemented, .. } => UNIMPLEMENTED,
+            Error::Rejected { code: ErrorCode::Other, .. } => UNKNOWN,
             Error::Unreachable { .. } => UNAVAILABLE,
         };
-        Status { code, message: error.message() }
+        GrpcStatus { code, message: error.message() }
     }
 }
 
 /// A failure needs no body: its trailers come at once.
-fn failed(status: &Status) -> Response<Answer> {
-    let mut response = Response::new(Answer::default());
+fn error_response(status: &GrpcStatus) -> Response<GrpcBody> {
+    let mut response = Response::new(GrpcBody::default());
     *response.headers_mut() = trailers(status.code, &status.message);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
@@ -192,7 +193,7 @@ fn trailers(code: u8, message: &str) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from(u16::from(code)));
     if !message.is_empty()
-        && let Ok(message) = HeaderValue::from_str(&escaped(message))
+        && let Ok(message) = HeaderValue::from_str(&percent_encode(message))
     {
         trailers.insert("grpc-message", message);
     }
@@ -200,34 +201,34 @@ fn trailers(code: u8, message: &str) -> HeaderMap {
 }
 
 /// As gRPC has it: whatever is no plain letter is given by its number.
-fn escaped(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| (0x20..=0x7e).contains(&byte) && byte != b'%';
     text.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
 }
 
-fn framed(message: &[u8]) -> Bytes {
+fn encode_frame(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0][..], &length.to_be_bytes(), message].concat().into()
 }
 
 /// The one message of a request, if that is what it is.
-fn unframed(body: &Bytes) -> Option<&[u8]> {
-    let mut head = body.get(..HEAD)?;
+fn decode_frame(body: &Bytes) -> Option<&[u8]> {
+    let mut head = body.get(..FRAME_HEADER_BYTES)?;
     let (compressed, length) = (head.get_u8(), head.get_u32());
-    let message = body.get(HEAD..)?;
+    let message = body.get(FRAME_HEADER_BYTES..)?;
     (compressed == 0 && usize::try_from(length).ok() == Some(message.len())).then_some(message)
 }
 
 /// Messages and then the trailers.
 #[derive(Default)]
-struct Answer {
+struct GrpcBody {
     frames: VecDeque<Frame<Bytes>>,
     more: Option<mpsc::Receiver<Vec<u8>>>,
 }
 
-impl Body for Answer {
+impl Body for GrpcBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -241,7 +242,7 @@ impl Body for Answer {
         let Some(more) = &mut self.more else { return Poll::Ready(None) };
         let Poll::Ready(next) = more.poll_recv(context) else { return Poll::Pending };
         let frame = match next {
-            Some(message) => Frame::data(framed(&message)),
+            Some(message) => Frame::data(encode_frame(&message)),
             None => {
                 self.more = None;
                 Frame::trailers(trailers(0, ""))
@@ -260,18 +261,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_hold_one_message() {
-        let whole = framed(b"abc");
-        assert_eq!(unframed(&whole), Some(&b"abc"[..]));
+    fn decode_frames_with_one_message() {
+        let whole = encode_frame(b"abc");
+        assert_eq!(decode_frame(&whole), Some(&b"abc"[..]));
         for bad in [&b""[..], b"\0\0\0\0", b"\0\0\0\0\x04abc", b"\x01\0\0\0\x03abc", b"\0\0\0\0\x02abc"] {
-            assert_eq!(unframed(&Bytes::copy_from_slice(bad)), None, "{bad:?}");
+            assert_eq!(decode_frame(&Bytes::copy_from_slice(bad)), None, "{bad:?}");
         }
-        assert_eq!(unframed(&framed(b"")), Some(&b""[..]));
+        assert_eq!(decode_frame(&encode_frame(b"")), Some(&b""[..]));
     }
 
     #[test]
-    fn messages_of_failures_are_letters() {
-        assert_eq!(escaped("100 % größer\n"), "100 %25 gr%C3%B6%C3%9Fer%0A");
+    fn percent_encodes_error_messages() {
+        assert_eq!(percent_encode("100 % größer\n"), "100 %25 gr%C3%B6%C3%9Fer%0A");
         assert_eq!(trailers(5, "no\npod").get("grpc-message").unwrap(), "no%0Apod");
     }
 }

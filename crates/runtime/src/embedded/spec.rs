@@ -48,16 +48,16 @@ pub struct IdRange {
 impl UserMap {
     /// The number that a user has outside.
     pub fn uid(&self, inside: u32) -> Option<u32> {
-        outside(&self.uids, inside)
+        map_id(&self.uids, inside)
     }
 
     /// The number that a group has outside.
     pub fn gid(&self, inside: u32) -> Option<u32> {
-        outside(&self.gids, inside)
+        map_id(&self.gids, inside)
     }
 }
 
-fn outside(ranges: &[IdRange], inside: u32) -> Option<u32> {
+fn map_id(ranges: &[IdRange], inside: u32) -> Option<u32> {
     ranges.iter().find_map(|range| {
         let offset = inside.checked_sub(range.inside).filter(|offset| *offset < range.length)?;
         range.outside.checked_add(offset)
@@ -191,9 +191,9 @@ pub struct ImageVolume {
 
 impl ImageVolume {
     /// The words for a part that is not in there.
-    pub fn missing(&self, why: &str) -> String {
+    pub fn missing_error(&self, reason: &str) -> String {
         format!(
-            "ImageVolumeMountFailed: cannot mount {:?} of the image {:?}: {why}",
+            "ImageVolumeMountFailed: cannot mount {:?} of the image {:?}: {reason}",
             self.sub_path, self.image
         )
     }
@@ -215,12 +215,12 @@ pub struct Device {
     pub access: String,
     /// How it is made, where that is not as the host has it.
     #[serde(default)]
-    pub made: Option<Made>,
+    pub made: Option<DeviceNode>,
 }
 
 /// What is said of a device beside where it is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Made {
+pub struct DeviceNode {
     /// Whether it is a block device, its major and its minor number; those of the source where nothing is said.
     pub numbers: Option<(bool, u32, u32)>,
     pub mode: u32,

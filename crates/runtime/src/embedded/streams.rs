@@ -26,49 +26,49 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{Embedded, refused};
+use super::{Embedded, call_error};
 use crate::Result;
 use crate::cri::{AttachRequest, ExecRequest};
 use session::Session;
 
 /// For the client to come.
-const VALID: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const SPDY: &str = "SPDY/3.1";
 /// Of exec and attach, the newest first. They differ in how the end of stdin is told.
-const WEBSOCKET: [&str; 3] = ["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"];
+const WEBSOCKET_PROTOCOLS: [&str; 3] = ["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"];
 const SPDY_VERSIONS: [&str; 4] =
     ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 const PORT_FORWARD: &str = "portforward.k8s.io";
 /// Port-forward in SPDY inside WebSocket.
-const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
 type Body = Full<Bytes>;
 
 /// Serves streams for as long as it is kept.
-pub struct Server {
+pub struct StreamServer {
     address: SocketAddr,
-    waiting: Arc<Mutex<HashMap<String, Waiting>>>,
-    accepting: tokio::task::JoinHandle<()>,
+    pending: Arc<Mutex<HashMap<String, PendingStream>>>,
+    accept_task: tokio::task::JoinHandle<()>,
 }
 
-struct Waiting {
-    what: What,
-    until: Instant,
+struct PendingStream {
+    target: StreamTarget,
+    deadline: Instant,
 }
 
 /// What a client is going to be tied to.
-enum What {
+enum StreamTarget {
     Session(Session),
     Ports { pod: PathBuf },
 }
 
-impl Server {
-    pub async fn start() -> io::Result<Server> {
+impl StreamServer {
+    pub async fn start() -> io::Result<StreamServer> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let waiting: Arc<Mutex<HashMap<String, Waiting>>> = Arc::default();
-        let known = waiting.clone();
-        let accepting = tokio::spawn(async move {
+        let pending: Arc<Mutex<HashMap<String, PendingStream>>> = Arc::default();
+        let known = pending.clone();
+        let accept_task = tokio::spawn(async move {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => drop(tokio::spawn(serve(stream, known.clone()))),
@@ -77,22 +77,22 @@ impl Server {
                 }
             }
         });
-        Ok(Server { address, waiting, accepting })
+        Ok(StreamServer { address, pending, accept_task })
     }
 
-    fn expect(&self, what: What) -> String {
+    fn register(&self, target: StreamTarget) -> String {
         let token = uuid::Uuid::new_v4().simple().to_string();
-        let mut waiting = self.waiting.lock();
+        let mut pending = self.pending.lock();
         let now = Instant::now();
-        waiting.retain(|_, one| one.until > now);
-        waiting.insert(token.clone(), Waiting { what, until: now + VALID });
+        pending.retain(|_, one| one.deadline > now);
+        pending.insert(token.clone(), PendingStream { target, deadline: now + CONNECT_TIMEOUT });
         format!("http://{}/{token}", self.address)
     }
 }
 
-impl Drop for Server {
+impl Drop for StreamServer {
     fn drop(&mut self) {
-        self.accepting.abort();
+        self.accept_task.abort();
     }
 }
 
@@ -100,7 +100,7 @@ impl Embedded {
     pub(super) fn open_exec(&self, request: &ExecRequest) -> Result<String> {
         let (pod, known) = self.inner.container(&request.container_id, "Exec")?;
         if !known.is_running() {
-            return Err(refused("Exec", format!("container {:?} is not running", request.container_id)));
+            return Err(call_error("Exec", format!("container {:?} is not running", request.container_id)));
         }
         let session = Session {
             pod: pod.directory.clone(),
@@ -111,13 +111,13 @@ impl Embedded {
             stdout: request.stdout,
             stderr: request.stderr && !request.tty,
         };
-        Ok(self.inner.streams.expect(What::Session(session)))
+        Ok(self.inner.streams.register(StreamTarget::Session(session)))
     }
 
     pub(super) fn open_attach(&self, request: &AttachRequest) -> Result<String> {
         let (pod, known) = self.inner.container(&request.container_id, "Attach")?;
         if !known.is_running() {
-            return Err(refused("Attach", format!("container {:?} is not running", request.container_id)));
+            return Err(call_error("Attach", format!("container {:?} is not running", request.container_id)));
         }
         let session = Session {
             pod: pod.directory.clone(),
@@ -128,47 +128,47 @@ impl Embedded {
             stdout: request.stdout,
             stderr: request.stderr && !request.tty,
         };
-        Ok(self.inner.streams.expect(What::Session(session)))
+        Ok(self.inner.streams.register(StreamTarget::Session(session)))
     }
 
     pub(super) fn open_port_forward(&self, sandbox: &str, _ports: &[i32]) -> Result<String> {
         let pod = self.inner.pod(sandbox, "PortForward")?;
-        Ok(self.inner.streams.expect(What::Ports { pod: pod.directory.clone() }))
+        Ok(self.inner.streams.register(StreamTarget::Ports { pod: pod.directory.clone() }))
     }
 }
 
-async fn serve(stream: TcpStream, waiting: Arc<Mutex<HashMap<String, Waiting>>>) {
+async fn serve(stream: TcpStream, pending: Arc<Mutex<HashMap<String, PendingStream>>>) {
     let _ = stream.set_nodelay(true);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let found = waiting.lock().remove(request.uri().path().trim_start_matches('/'));
-        async move { Ok::<_, Infallible>(answer(request, found)) }
+        let found = pending.lock().remove(request.uri().path().trim_start_matches('/'));
+        async move { Ok::<_, Infallible>(handle_upgrade(request, found)) }
     });
     let connection =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     let _ = connection.with_upgrades().await;
 }
 
-fn answer(request: Request<Incoming>, found: Option<Waiting>) -> Response<Body> {
-    let Some(Waiting { what, until }) = found else {
-        return text(StatusCode::NOT_FOUND, "page not found");
+fn handle_upgrade(request: Request<Incoming>, found: Option<PendingStream>) -> Response<Body> {
+    let Some(PendingStream { target: what, deadline }) = found else {
+        return text_response(StatusCode::NOT_FOUND, "page not found");
     };
-    if until < Instant::now() {
-        return text(StatusCode::NOT_FOUND, "page not found");
+    if deadline < Instant::now() {
+        return text_response(StatusCode::NOT_FOUND, "page not found");
     }
     let headers = request.headers();
     let wants = |name: &str| {
         headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(name.as_bytes()))
     };
-    let agreed = if wants(SPDY) {
+    let negotiated = if wants(SPDY) {
         spdy(headers, &what)
     } else if wants("websocket") {
         websocket(headers, &what)
     } else {
         Err("unable to upgrade: missing upgrade headers in request")
     };
-    let (response, protocol) = match agreed {
-        Ok(agreed) => agreed,
-        Err(why) => return text(StatusCode::BAD_REQUEST, why),
+    let (response, protocol) = match negotiated {
+        Ok(negotiated) => negotiated,
+        Err(reason) => return text_response(StatusCode::BAD_REQUEST, reason),
     };
     let upgrade = hyper::upgrade::on(request);
     tokio::spawn(async move {
@@ -179,61 +179,61 @@ fn answer(request: Request<Incoming>, found: Option<Waiting>) -> Response<Body> 
     response
 }
 
-async fn run(what: What, protocol: Protocol, upgraded: Upgraded) {
+async fn run(target: StreamTarget, protocol: Protocol, upgraded: Upgraded) {
     let client = TokioIo::new(upgraded);
-    if let (What::Ports { pod }, Protocol::Tunnel) = (&what, &protocol) {
+    if let (StreamTarget::Ports { pod }, Protocol::Tunnel) = (&target, &protocol) {
         let (reader, writer) = channels::tunnel(client);
         return forward::run(pod, reader, writer).await;
     }
     let (reader, writer) = tokio::io::split(client);
-    match (what, protocol) {
-        (What::Session(session), Protocol::WebSocket { tells_end, ending }) => {
-            let channels = channels::websocket(&session, reader, writer, tells_end);
+    match (target, protocol) {
+        (StreamTarget::Session(session), Protocol::WebSocket { has_close_signal, status_format: ending }) => {
+            let channels = channels::websocket(&session, reader, writer, has_close_signal);
             session.run(channels, ending).await;
         }
-        (What::Session(session), Protocol::Spdy { ending }) => {
+        (StreamTarget::Session(session), Protocol::Spdy { status_format: ending }) => {
             let channels = channels::spdy(&session, reader, writer);
             session.run(channels, ending).await;
         }
-        (What::Ports { pod }, _) => forward::run(&pod, reader, writer).await,
-        (What::Session(_), Protocol::Tunnel) => {}
+        (StreamTarget::Ports { pod }, _) => forward::run(&pod, reader, writer).await,
+        (StreamTarget::Session(_), Protocol::Tunnel) => {}
     }
 }
 
 /// What was agreed upon.
 enum Protocol {
-    Spdy { ending: Ending },
-    WebSocket { tells_end: bool, ending: Ending },
+    Spdy { status_format: StatusFormat },
+    WebSocket { has_close_signal: bool, status_format: StatusFormat },
     Tunnel,
 }
 
 /// How a client is told the end of a session.
 #[derive(Clone, Copy)]
-pub enum Ending {
+pub enum StatusFormat {
     /// From the fourth version on, by a Status in any case.
     Status,
     /// Before, by words where something went wrong.
-    Words,
+    Message,
 }
 
-impl Ending {
-    fn of(version: &str) -> Ending {
+impl StatusFormat {
+    fn of(version: &str) -> StatusFormat {
         match version {
-            "v5.channel.k8s.io" | "v4.channel.k8s.io" => Ending::Status,
-            _ => Ending::Words,
+            "v5.channel.k8s.io" | "v4.channel.k8s.io" => StatusFormat::Status,
+            _ => StatusFormat::Message,
         }
     }
 }
 
-type Agreed = std::result::Result<(Response<Body>, Protocol), &'static str>;
+type Negotiated = std::result::Result<(Response<Body>, Protocol), &'static str>;
 
-fn spdy(headers: &HeaderMap, what: &What) -> Agreed {
+fn spdy(headers: &HeaderMap, target: &StreamTarget) -> Negotiated {
     const VERSION: &str = "x-stream-protocol-version";
-    let known: &[&'static str] = match what {
-        What::Session(_) => &SPDY_VERSIONS,
-        What::Ports { .. } => &[PORT_FORWARD],
+    let known: &[&'static str] = match target {
+        StreamTarget::Session(_) => &SPDY_VERSIONS,
+        StreamTarget::Ports { .. } => &[PORT_FORWARD],
     };
-    let offered: Vec<&str> = words(headers, VERSION).collect();
+    let offered: Vec<&str> = header_values(headers, VERSION).collect();
     let chosen = known.iter().find(|version| offered.contains(version));
     // The oldest clients say nothing.
     let chosen = match (chosen, offered.is_empty()) {
@@ -241,38 +241,45 @@ fn spdy(headers: &HeaderMap, what: &What) -> Agreed {
         (None, true) => known.last().ok_or("unable to negotiate protocol")?,
         (None, false) => return Err("unable to negotiate protocol"),
     };
-    let mut response = switching(SPDY);
+    let mut response = upgrade_response(SPDY);
     response.headers_mut().insert(VERSION, HeaderValue::from_static(chosen));
-    Ok((response, Protocol::Spdy { ending: Ending::of(chosen) }))
+    Ok((response, Protocol::Spdy { status_format: StatusFormat::of(chosen) }))
 }
 
-fn websocket(headers: &HeaderMap, what: &What) -> Agreed {
+fn websocket(headers: &HeaderMap, target: &StreamTarget) -> Negotiated {
     const PROTOCOL: &str = "sec-websocket-protocol";
     let key = headers.get("sec-websocket-key").and_then(|key| key.to_str().ok()).ok_or("missing key")?;
-    let offered: Vec<&str> = words(headers, PROTOCOL).collect();
-    let (chosen, protocol) = match what {
-        What::Session(_) => {
-            let chosen =
-                WEBSOCKET.iter().find(|version| offered.contains(version)).ok_or("unknown protocol")?;
-            let ending = Ending::of(chosen);
-            (*chosen, Protocol::WebSocket { tells_end: *chosen == WEBSOCKET[0], ending })
+    let offered: Vec<&str> = header_values(headers, PROTOCOL).collect();
+    let (chosen, protocol) = match target {
+        StreamTarget::Session(_) => {
+            let chosen = WEBSOCKET_PROTOCOLS
+                .iter()
+                .find(|version| offered.contains(version))
+                .ok_or("unknown protocol")?;
+            let status_format = StatusFormat::of(chosen);
+            (
+                *chosen,
+                Protocol::WebSocket { has_close_signal: *chosen == WEBSOCKET_PROTOCOLS[0], status_format },
+            )
         }
-        What::Ports { .. } if offered.contains(&TUNNEL) => (TUNNEL, Protocol::Tunnel),
-        What::Ports { .. } => return Err("unknown protocol"),
+        StreamTarget::Ports { .. } if offered.contains(&TUNNEL_PROTOCOL) => {
+            (TUNNEL_PROTOCOL, Protocol::Tunnel)
+        }
+        StreamTarget::Ports { .. } => return Err("unknown protocol"),
     };
-    let mut response = switching("websocket");
-    let accept = HeaderValue::from_str(&stream::messages::accept_key(key)).map_err(|_| "bad key")?;
+    let mut response = upgrade_response("websocket");
+    let accept = HeaderValue::from_str(&stream::websocket_codec::accept_key(key)).map_err(|_| "bad key")?;
     response.headers_mut().insert("sec-websocket-accept", accept);
     response.headers_mut().insert(PROTOCOL, HeaderValue::from_static(chosen));
     Ok((response, protocol))
 }
 
-fn words<'a>(headers: &'a HeaderMap, name: &'static str) -> impl Iterator<Item = &'a str> {
+fn header_values<'a>(headers: &'a HeaderMap, name: &'static str) -> impl Iterator<Item = &'a str> {
     let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-fn switching(protocol: &'static str) -> Response<Body> {
+fn upgrade_response(protocol: &'static str) -> Response<Body> {
     let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -280,7 +287,7 @@ fn switching(protocol: &'static str) -> Response<Body> {
     response
 }
 
-fn text(code: StatusCode, text: &'static str) -> Response<Body> {
+fn text_response(code: StatusCode, text: &'static str) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
     *response.status_mut() = code;
     response

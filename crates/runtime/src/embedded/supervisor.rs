@@ -13,8 +13,8 @@ mod launch;
 mod layers;
 mod listener;
 mod log;
-mod news;
 mod orphan;
+mod poll_set;
 mod root;
 mod setup;
 mod spawn;
@@ -34,28 +34,28 @@ use jiff::Timestamp;
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::cgroup::{Cgroups, Limits};
-use sys::memory::Program;
+use sys::memory::FileMappings;
 use sys::process::Child;
-use sys::removal::Removals;
+use sys::removal_watcher::RemovalWatcher;
 
-use super::protocol::{Answer, Request, Status, Streams};
+use super::protocol::{RunStatus, StreamSet, SupervisorRequest, SupervisorResponse};
 use super::record;
 use super::spec::Pids;
 use connection::Connection;
-use container::{Running, Starting, nanoseconds, patient};
+use container::{PendingStart, RunningContainer, nanoseconds, nonblocking_file};
 use identity::Identity;
 use listener::Listener;
 use log::Log;
-use news::{News, Watched};
-use spawn::{Keeper, Outcome, Stdio, Surroundings};
-use users::Users;
+use poll_set::{PollEvent, PollSet};
+use spawn::{PauseProcess, SpawnContext, SpawnResult, Stdio};
+use users::PodUsers;
 
 pub use setup::supervise;
 
 /// How long nothing happens before it is taken for rest: what is needed for one thing is mostly needed for the next.
-const QUIET: Duration = Duration::from_millis(100);
+const IDLE_DELAY: Duration = Duration::from_millis(100);
 /// How long a pod that ends waits for those who listen to it.
-const LAST_MOMENT: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a container or a command could not be started, in words for its user.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ struct Failure(String);
 
 impl Failure {
     fn during<E: Into<io::Error>>(doing: impl std::fmt::Display) -> impl FnOnce(E) -> Failure {
-        move |error| Failure(format!("cannot {doing}: {}", launch::plain(&error.into())))
+        move |error| Failure(format!("cannot {doing}: {}", launch::plain_message(&error.into())))
     }
 }
 
@@ -72,25 +72,25 @@ struct Supervisor {
     directory: PathBuf,
     cgroups: Cgroups,
     /// The host's mount namespace.
-    host: OwnedFd,
+    host_mount_namespace: OwnedFd,
     /// Its network and the other namespaces that pods have of their own.
-    outside: Vec<OwnedFd>,
+    host_namespaces: Vec<OwnedFd>,
     /// Of a pod whose users are others outside.
-    users: Option<Users>,
+    users: Option<PodUsers>,
     /// Of a pod whose containers share their processes.
-    keeper: Option<Keeper>,
+    pause_process: Option<PauseProcess>,
     /// The link to take away in the end, and where it is.
     network: Option<(sys::netlink::Netlink, String)>,
     /// What its containers have as `/dev/shm`.
     shm: PathBuf,
     listener: UnixListener,
     connections: Vec<Connection>,
-    containers: BTreeMap<String, Running>,
-    commands: Vec<Command>,
+    containers: BTreeMap<String, RunningContainer>,
+    commands: Vec<RunningCommand>,
     /// What is taken away of the pod's directory.
-    removals: Option<Removals>,
+    removal_watcher: Option<RemovalWatcher>,
     next: u64,
-    stops: bool,
+    is_shutdown: bool,
     /// Readable once SIGTERM has come.
     sigterm: Option<OwnedFd>,
     /// When the pod is killed that was asked to end.
@@ -98,118 +98,124 @@ struct Supervisor {
     /// The pod's directory was removed: nobody knows of it any more.
     is_orphan: bool,
     /// Of which nothing is needed while nothing happens.
-    program: Program,
+    mappings: FileMappings,
 }
 
 /// A command that runs in a container.
-struct Command {
+struct RunningCommand {
     connection: u64,
     child: Child,
     /// Open until its program runs.
     channel: Option<UnixStream>,
-    outcome: Outcome,
+    spawn_result: SpawnResult,
 }
 
 impl Supervisor {
     /// Answers until told to stop.
     fn serve(&mut self) -> io::Result<()> {
-        let mut whole_until = Some(Instant::now() + QUIET);
-        while !self.stops {
-            for news in self.wait(&mut whole_until)? {
+        let mut idle_at = Some(Instant::now() + IDLE_DELAY);
+        while !self.is_shutdown {
+            for event in self.wait(&mut idle_at)? {
                 // What streams need is little, and they may go on for long.
-                let is_of_streams = matches!(
-                    news,
-                    News::Output(..) | News::Stdin(_) | News::ListenerIn(..) | News::ListenerOut(..)
+                let is_stream_event = matches!(
+                    event,
+                    PollEvent::Output(..)
+                        | PollEvent::Stdin(_)
+                        | PollEvent::ListenerIn(..)
+                        | PollEvent::ListenerOut(..)
                 );
-                if !is_of_streams {
-                    whole_until = Some(Instant::now() + QUIET);
+                if !is_stream_event {
+                    idle_at = Some(Instant::now() + IDLE_DELAY);
                 }
-                self.act(news);
+                self.handle_event(event);
             }
-            self.part();
-            self.tidy();
-            self.stops |= self.is_terminated();
+            self.drop_finished_listeners();
+            self.remove_closed_connections();
+            self.is_shutdown |= self.is_terminated();
         }
         self.shut_down();
         Ok(())
     }
 
     /// Waits for news. When it is time for that, this process lets go of its program.
-    fn wait(&self, whole_until: &mut Option<Instant>) -> io::Result<Vec<News>> {
-        let mut watched = Watched::default();
-        watched.add(News::Caller, &self.listener, PollFlags::IN);
-        if let Some(removals) = &self.removals {
-            watched.add(News::Removal, removals, PollFlags::IN);
+    fn wait(&self, idle_at: &mut Option<Instant>) -> io::Result<Vec<PollEvent>> {
+        let mut poll_set = PollSet::default();
+        poll_set.add(PollEvent::Caller, &self.listener, PollFlags::IN);
+        if let Some(removal_watcher) = &self.removal_watcher {
+            poll_set.add(PollEvent::Removal, removal_watcher, PollFlags::IN);
         }
         // Once is enough.
         if let Some(sigterm) = self.sigterm.as_ref().filter(|_| self.terminates_at.is_none()) {
-            watched.add(News::Terminate, sigterm, PollFlags::IN);
+            poll_set.add(PollEvent::Terminate, sigterm, PollFlags::IN);
         }
-        if let Some(keeper) = &self.keeper {
-            watched.add(News::Keeper, &keeper.child, PollFlags::IN);
+        if let Some(pause_process) = &self.pause_process {
+            poll_set.add(PollEvent::PauseProcess, &pause_process.child, PollFlags::IN);
         }
         for connection in &self.connections {
-            let flags = if connection.has_more() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            watched.add(News::Connection(connection.id), &connection.stream, flags);
+            let flags =
+                if connection.has_pending_output() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            poll_set.add(PollEvent::Connection(connection.id), &connection.stream, flags);
         }
         for (id, running) in &self.containers {
-            watched.container(id, running);
+            poll_set.container(id, running);
         }
         for command in &self.commands {
             if let Some(channel) = &command.channel {
-                watched.add(News::Command(command.connection), channel, PollFlags::IN);
+                poll_set.add(PollEvent::Command(command.connection), channel, PollFlags::IN);
             }
-            watched.add(News::Command(command.connection), &command.child, PollFlags::IN);
+            poll_set.add(PollEvent::Command(command.connection), &command.child, PollFlags::IN);
         }
-        let deadline = self.containers.values().filter_map(Running::deadline).chain(self.terminates_at).min();
-        let is_at_rest = self.commands.is_empty() && !self.containers.values().any(Running::is_starting);
-        if let Some(until) = whole_until.filter(|_| is_at_rest) {
-            let comes_first = deadline.is_some_and(|deadline| deadline <= until);
-            if Instant::now() < until && (comes_first || watched.come_by(until)?) {
-                return watched.wait(deadline);
+        let deadline =
+            self.containers.values().filter_map(RunningContainer::deadline).chain(self.terminates_at).min();
+        let is_idle =
+            self.commands.is_empty() && !self.containers.values().any(RunningContainer::is_starting);
+        if let Some(until) = idle_at.filter(|_| is_idle) {
+            let is_deadline_first = deadline.is_some_and(|deadline| deadline <= until);
+            if Instant::now() < until && (is_deadline_first || poll_set.is_ready_before(until)?) {
+                return poll_set.wait(deadline);
             }
-            *whole_until = None;
+            *idle_at = None;
             // Last of all: what is used after that comes back, and stays.
-            self.program.let_go();
+            self.mappings.release_pages();
         }
-        watched.wait(deadline)
+        poll_set.wait(deadline)
     }
 
-    fn act(&mut self, news: News) {
-        match news {
-            News::Caller => self.accept(),
-            News::Connection(id) => self.hear(id),
-            News::Starting(id) => self.started(&id),
-            News::Output(id, stream) => {
+    fn handle_event(&mut self, event: PollEvent) {
+        match event {
+            PollEvent::Caller => self.accept(),
+            PollEvent::Connection(id) => self.read_requests(id),
+            PollEvent::Starting(id) => self.started(&id),
+            PollEvent::Output(id, stream) => {
                 if let Some(running) = self.containers.get_mut(&id) {
-                    running.hear(stream);
+                    running.read_output(stream);
                 }
             }
-            News::Stdin(id) => {
+            PollEvent::Stdin(id) => {
                 if let Some(running) = self.containers.get_mut(&id) {
-                    running.feed();
+                    running.write_stdin();
                 }
             }
-            News::ListenerIn(id, at) => {
+            PollEvent::ListenerIn(id, at) => {
                 let running = self.containers.get_mut(&id);
-                if let Some(left) = running.and_then(|running| running.hear_listener(at)) {
-                    self.say(left, &Answer::Done, true);
+                if let Some(left) = running.and_then(|running| running.read_listener_input(at)) {
+                    self.send_answer(left, &SupervisorResponse::Done, true);
                 }
             }
-            News::ListenerOut(id, at, stream) => {
+            PollEvent::ListenerOut(id, at, stream) => {
                 let running = self.containers.get_mut(&id);
                 if let Some(listener) = running.and_then(|running| running.listeners.get_mut(at)) {
                     listener.flush(stream);
                 }
             }
-            News::Ended(id) => self.ended(&id),
-            News::Command(connection) => self.command(connection),
+            PollEvent::Ended(id) => self.ended(&id),
+            PollEvent::Command(connection) => self.command(connection),
             // No container can be started among its processes any more: the pod has to be made anew.
-            News::Keeper => self.stops = true,
-            News::Terminate => self.terminate(),
-            News::Removal => {
-                self.removals.iter().for_each(Removals::heard);
-                self.look_around();
+            PollEvent::PauseProcess => self.is_shutdown = true,
+            PollEvent::Terminate => self.terminate(),
+            PollEvent::Removal => {
+                self.removal_watcher.iter().for_each(RemovalWatcher::drain);
+                self.check_directories();
             }
         }
     }
@@ -221,7 +227,7 @@ impl Supervisor {
         }
     }
 
-    fn hear(&mut self, id: u64) {
+    fn read_requests(&mut self, id: u64) {
         let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) else {
             return;
         };
@@ -231,95 +237,100 @@ impl Supervisor {
         }
     }
 
-    fn say(&mut self, id: u64, answer: &Answer, is_last: bool) {
+    fn send_answer(&mut self, id: u64, answer: &SupervisorResponse, is_last: bool) {
         if let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) {
-            connection.say(answer);
-            connection.ends |= is_last;
+            connection.send(answer);
+            connection.closes_after_flush |= is_last;
         }
     }
 
-    fn answer(&mut self, id: u64, request: Request, fds: Vec<OwnedFd>) {
+    fn answer(&mut self, id: u64, request: SupervisorRequest, fds: Vec<OwnedFd>) {
         let done = match request {
-            Request::Watch => return self.watch(id),
-            Request::Start { container } => match self.start(id, &container) {
+            SupervisorRequest::Watch => return self.watch(id),
+            SupervisorRequest::Start { container } => match self.start(id, &container) {
                 // The answer comes when its program runs.
                 Ok(()) => return,
                 Err(Failure(message)) => Err(message),
             },
-            Request::Exec { container, command, tty, streams } => {
+            SupervisorRequest::Exec { container, command, tty, streams } => {
                 match self.exec(id, &container, &command, tty, streams, fds) {
                     Ok(()) => return,
                     Err(Failure(message)) => Err(message),
                 }
             }
-            Request::Attach { container, streams } => match self.attach(id, &container, streams, fds) {
-                Ok(()) => return,
-                Err(error) => Err(error.to_string()),
-            },
-            Request::Signal { container, signal } => {
+            SupervisorRequest::Attach { container, streams } => {
+                match self.attach(id, &container, streams, fds) {
+                    Ok(()) => return,
+                    Err(error) => Err(error.to_string()),
+                }
+            }
+            SupervisorRequest::Signal { container, signal } => {
                 let child = self.containers.get(&container).and_then(|running| running.child.as_ref());
                 child.map_or(Ok(()), |child| child.signal(signal)).map_err(|error| error.to_string())
             }
-            Request::Resize { container, rows, columns } => {
+            SupervisorRequest::Resize { container, rows, columns } => {
                 if let Some(running) = self.containers.get(&container) {
                     running.resize(rows, columns);
                 }
                 // Sent by those who are attached, whose connection goes on.
                 return;
             }
-            Request::Socket { ipv6 } => return self.socket(id, ipv6),
-            Request::Reopen { container } => {
+            SupervisorRequest::Socket { ipv6 } => return self.socket(id, ipv6),
+            SupervisorRequest::Reopen { container } => {
                 let running = self.containers.get_mut(&container);
                 running.map_or(Ok(()), |running| running.log.reopen()).map_err(|error| error.to_string())
             }
-            Request::Forget { container } => {
+            SupervisorRequest::Forget { container } => {
                 let is_over = self.containers.get(&container).is_none_or(|running| running.child.is_none());
                 if is_over && let Some(running) = self.containers.remove(&container) {
                     for listener in running.listeners {
-                        self.say(listener.connection, &Answer::Done, true);
+                        self.send_answer(listener.connection, &SupervisorResponse::Done, true);
                     }
                 }
                 is_over.then_some(()).ok_or_else(|| "the container still runs".to_owned())
             }
-            Request::Set { pod } => setup::set(&pod, self.users.as_ref()).map_err(|Failure(message)| message),
-            Request::Stop => {
-                self.stops = true;
+            SupervisorRequest::Set { pod } => {
+                setup::apply_sysctls(&pod, self.users.as_ref()).map_err(|Failure(message)| message)
+            }
+            SupervisorRequest::Stop => {
+                self.is_shutdown = true;
                 Ok(())
             }
         };
-        let answer = done.map_or_else(|message| Answer::Failed { message }, |()| Answer::Done);
-        self.say(id, &answer, true);
+        let answer =
+            done.map_or_else(|message| SupervisorResponse::Failed { message }, |()| SupervisorResponse::Done);
+        self.send_answer(id, &answer, true);
     }
 
     fn watch(&mut self, id: u64) {
-        let known: Vec<Answer> =
-            self.containers.iter().map(|(id, running)| told(id, &running.status)).collect();
+        let known: Vec<SupervisorResponse> =
+            self.containers.iter().map(|(id, running)| status_answer(id, &running.status)).collect();
         if let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) {
-            connection.watches = true;
-            known.iter().for_each(|answer| connection.say(answer));
-            connection.say(&Answer::Known);
+            connection.is_watcher = true;
+            known.iter().for_each(|answer| connection.send(answer));
+            connection.send(&SupervisorResponse::Known);
         }
     }
 
-    fn announce(&mut self, id: &str) {
+    fn publish_status(&mut self, id: &str) {
         let Some(running) = self.containers.get(id) else { return };
-        let answer = told(id, &running.status);
+        let answer = status_answer(id, &running.status);
         // Also where a skiff finds it that comes when this process is gone.
         if !self.is_orphan {
             let _ = record::add_status(&self.directory.join(id), &running.status);
         }
-        for connection in self.connections.iter_mut().filter(|connection| connection.watches) {
-            connection.say(&answer);
+        for connection in self.connections.iter_mut().filter(|connection| connection.is_watcher) {
+            connection.send(&answer);
         }
     }
 
-    fn around(&self) -> Surroundings<'_> {
-        Surroundings {
+    fn spawn_context(&self) -> SpawnContext<'_> {
+        SpawnContext {
             directory: &self.directory,
             cgroups: &self.cgroups,
             shm: &self.shm,
-            host: self.host.as_fd(),
-            outside: &self.outside,
+            host_mount_namespace: self.host_mount_namespace.as_fd(),
+            host_namespaces: &self.host_namespaces,
             users: self.users.as_ref(),
         }
     }
@@ -343,18 +354,19 @@ impl Supervisor {
         };
         let pids = self.pids(&spec.pids)?;
         let pids = pids.as_ref().map(|file| file.as_fd());
-        let spawned = spawn::container(&self.around(), id, &spec, pids, &stdio)?;
-        let status = Status { pid: spawned.child.pid(), ..Status::default() };
-        let (outcome, channel) = (Outcome::default(), spawned.channel);
+        let spawned = spawn::spawn_container(&self.spawn_context(), id, &spec, pids, &stdio)?;
+        let status = RunStatus { pid: spawned.child.pid(), ..RunStatus::default() };
+        let (spawn_result, channel) = (SpawnResult::default(), spawned.channel);
         let tty = spec.tty;
-        let ours = |pipe: (OwnedFd, OwnedFd)| if tty { Ok(None) } else { patient(pipe.0).map(Some) };
-        let running = Running {
-            output: [ours(out).map_err(failed)?, ours(err).map_err(failed)?],
-            stdin: stdin.map(|(_, write)| patient(write)).transpose().map_err(failed)?,
+        let output_file =
+            |pipe: (OwnedFd, OwnedFd)| if tty { Ok(None) } else { nonblocking_file(pipe.0).map(Some) };
+        let running = RunningContainer {
+            output: [output_file(out).map_err(failed)?, output_file(err).map_err(failed)?],
+            stdin: stdin.map(|(_, write)| nonblocking_file(write)).transpose().map_err(failed)?,
             spec,
             status,
             child: Some(spawned.child),
-            starting: Some(Starting { channel, outcome, connection }),
+            starting: Some(PendingStart { channel, spawn_result, connection }),
             terminal: None,
             to_stdin: Vec::new(),
             stdin_ends: false,
@@ -370,7 +382,7 @@ impl Supervisor {
     fn pids(&self, pids: &Pids) -> Result<Option<File>, Failure> {
         let pid = match pids {
             Pids::Own | Pids::Host => return Ok(None),
-            Pids::Pod => self.keeper.as_ref().map(|keeper| keeper.child.pid()),
+            Pids::Pod => self.pause_process.as_ref().map(|pause_process| pause_process.child.pid()),
             Pids::Of(id) => self.running(id).map(Child::pid),
         };
         let pid = pid.ok_or_else(|| Failure("whose processes it is to see does not run".to_owned()))?;
@@ -385,29 +397,29 @@ impl Supervisor {
     fn started(&mut self, id: &str) {
         let Some(running) = self.containers.get_mut(id) else { return };
         let Some(starting) = &mut running.starting else { return };
-        if spawn::listen(&starting.channel, &mut starting.outcome).is_none() {
+        if spawn::read_channel(&starting.channel, &mut starting.spawn_result).is_none() {
             return;
         }
         let connection = starting.connection;
-        let outcome = std::mem::take(&mut starting.outcome);
+        let spawn_result = std::mem::take(&mut starting.spawn_result);
         running.starting = None;
-        if let Some(terminal) = outcome.terminal {
-            running.terminal = patient(terminal).ok();
+        if let Some(terminal) = spawn_result.terminal {
+            running.terminal = nonblocking_file(terminal).ok();
         }
-        running.identity = outcome.identity;
-        let answer = match outcome.failure {
+        running.identity = spawn_result.identity;
+        let answer = match spawn_result.failure {
             Some(message) => {
                 running.status.failure = Some(message.clone());
-                Answer::Failed { message }
+                SupervisorResponse::Failed { message }
             }
             None => {
                 running.status.started = nanoseconds(Timestamp::now());
                 running.status.user = running.identity.as_ref().map(Identity::user);
-                Answer::Done
+                SupervisorResponse::Done
             }
         };
-        self.announce(id);
-        self.say(connection, &answer, true);
+        self.publish_status(id);
+        self.send_answer(connection, &answer, true);
     }
 
     fn ended(&mut self, id: &str) {
@@ -416,7 +428,7 @@ impl Supervisor {
         // The news of its start, or why there was none, come first.
         self.started(id);
         let Some(running) = self.containers.get_mut(id) else { return };
-        let out_of_memory = self.cgroups.oom_kills(&running.spec.cgroup) > 0;
+        let out_of_memory = self.cgroups.oom_kill_count(&running.spec.cgroup) > 0;
         running.end(ended, out_of_memory);
         // What else is in there, such as commands, ends with it; nothing else does that where processes are shared.
         let _ = self.cgroups.kill(&running.spec.cgroup);
@@ -424,8 +436,8 @@ impl Supervisor {
         // from being lowered below it.
         let no_quota = Limits { cpu_quota: -1, ..Limits::default() };
         let _ = self.cgroups.limit(&running.spec.cgroup, &no_quota);
-        self.look_around();
-        self.announce(id);
+        self.check_directories();
+        self.publish_status(id);
     }
 
     fn exec(
@@ -434,7 +446,7 @@ impl Supervisor {
         id: &str,
         command: &[String],
         tty: bool,
-        streams: Streams,
+        streams: StreamSet,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Failure> {
         let running = self.containers.get(id).filter(|running| running.starting.is_none());
@@ -444,7 +456,7 @@ impl Supervisor {
         };
         let null = setup::null().map_err(Failure::during("open /dev/null"))?;
         let [stdin, stdout, stderr] =
-            named(streams, fds).ok_or_else(|| Failure("streams are missing".to_owned()))?;
+            assign_streams(streams, fds).ok_or_else(|| Failure("streams are missing".to_owned()))?;
         let stdio = Stdio {
             stdin: stdin.as_ref().unwrap_or(&null).as_fd(),
             stdout: stdout.as_ref().unwrap_or(&null).as_fd(),
@@ -454,10 +466,10 @@ impl Supervisor {
         let pids = File::open(&path).map_err(Failure::during(format!("open {path}")))?;
         let pids = Some(pids.as_fd()).filter(|_| running.spec.pids != Pids::Host);
         let identity = running.identity.as_ref();
-        let what = spawn::Command { args: command, tty, identity, hooks: None };
-        let spawned = spawn::command(&self.around(), &running.spec, &what, first, pids, &stdio)?;
-        let (child, channel, outcome) = (spawned.child, Some(spawned.channel), Outcome::default());
-        self.commands.push(Command { connection, child, channel, outcome });
+        let what = spawn::CommandSpec { args: command, tty, identity, hooks: None };
+        let spawned = spawn::spawn_command(&self.spawn_context(), &running.spec, &what, first, pids, &stdio)?;
+        let (child, channel, spawn_result) = (spawned.child, Some(spawned.channel), SpawnResult::default());
+        self.commands.push(RunningCommand { connection, child, channel, spawn_result });
         Ok(())
     }
 
@@ -466,35 +478,37 @@ impl Supervisor {
         let Some(at) = self.commands.iter().position(|command| command.connection == id) else { return };
         let command = &mut self.commands[at];
         if let Some(channel) = &command.channel {
-            if spawn::listen(channel, &mut command.outcome).is_none() {
+            if spawn::read_channel(channel, &mut command.spawn_result).is_none() {
                 return;
             }
             command.channel = None;
-            let outcome = std::mem::take(&mut command.outcome);
+            let spawn_result = std::mem::take(&mut command.spawn_result);
             let connection = self.connections.iter_mut().find(|connection| connection.id == id);
             if let Some(connection) = connection {
-                match (outcome.failure, outcome.terminal) {
+                match (spawn_result.failure, spawn_result.terminal) {
                     (Some(message), _) => {
-                        connection.say(&Answer::Failed { message });
-                        connection.ends = true;
+                        connection.send(&SupervisorResponse::Failed { message });
+                        connection.closes_after_flush = true;
                     }
-                    (None, Some(terminal)) => connection.say_with(&Answer::Done, terminal.as_fd()),
-                    (None, None) => connection.say(&Answer::Done),
+                    (None, Some(terminal)) => {
+                        connection.send_with_fd(&SupervisorResponse::Done, terminal.as_fd())
+                    }
+                    (None, None) => connection.send(&SupervisorResponse::Done),
                 }
             }
         }
         let command = &self.commands[at];
         if let Ok(Some(ended)) = command.child.try_wait() {
             self.commands.remove(at);
-            self.say(id, &Answer::Exited { code: ended.code() }, true);
+            self.send_answer(id, &SupervisorResponse::Exited { code: ended.code() }, true);
         }
     }
 
-    fn attach(&mut self, connection: u64, id: &str, streams: Streams, fds: Vec<OwnedFd>) -> io::Result<()> {
+    fn attach(&mut self, connection: u64, id: &str, streams: StreamSet, fds: Vec<OwnedFd>) -> io::Result<()> {
         let running = self.containers.get_mut(id).filter(|running| running.child.is_some());
         let running = running.ok_or_else(|| io::Error::other("the container does not run"))?;
         let [stdin, stdout, stderr] =
-            named(streams, fds).ok_or_else(|| io::Error::other("streams are missing"))?;
+            assign_streams(streams, fds).ok_or_else(|| io::Error::other("streams are missing"))?;
         running.listeners.push(Listener::new(connection, stdin, [stdout, stderr])?);
         Ok(())
     }
@@ -502,61 +516,64 @@ impl Supervisor {
     fn socket(&mut self, id: u64, ipv6: bool) {
         let family = if ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let made = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
+        let result = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
         let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) else {
             return;
         };
-        match made {
-            Ok(socket) => connection.say_with(&Answer::Done, socket.as_fd()),
-            Err(error) => connection.say(&Answer::Failed { message: error.to_string() }),
+        match result {
+            Ok(socket) => connection.send_with_fd(&SupervisorResponse::Done, socket.as_fd()),
+            Err(error) => connection.send(&SupervisorResponse::Failed { message: error.to_string() }),
         }
-        connection.ends = true;
+        connection.closes_after_flush = true;
     }
 
     /// Lets go of listeners whom nobody waits for any more.
-    fn part(&mut self) {
+    fn drop_finished_listeners(&mut self) {
         let now = Instant::now();
-        let parted: Vec<_> = self.containers.values_mut().flat_map(|running| running.part(now)).collect();
-        for (connection, has_heard_all) in parted {
-            let why = || format!("nothing was read for {} seconds", listener::PATIENCE.as_secs());
-            let late = || Answer::Failed { message: format!("{}: the container goes on without", why()) };
-            self.say(connection, &if has_heard_all { Answer::Done } else { late() }, true);
+        let finished: Vec<_> =
+            self.containers.values_mut().flat_map(|running| running.take_finished_listeners(now)).collect();
+        for (connection, is_complete) in finished {
+            let reason = || format!("nothing was read for {} seconds", listener::WRITE_TIMEOUT.as_secs());
+            let late = || SupervisorResponse::Failed {
+                message: format!("{}: the container goes on without", reason()),
+            };
+            self.send_answer(connection, &if is_complete { SupervisorResponse::Done } else { late() }, true);
         }
     }
 
     /// Gives listeners a moment for the last words of what has ended.
     fn drain(&mut self) {
-        let end = Instant::now() + LAST_MOMENT;
+        let end = Instant::now() + DRAIN_TIMEOUT;
         while Instant::now() < end {
-            self.part();
-            let mut watched = Watched::default();
-            self.containers.iter().for_each(|(id, running)| watched.listeners(id, running));
-            if watched.is_empty() {
+            self.drop_finished_listeners();
+            let mut poll_set = PollSet::default();
+            self.containers.iter().for_each(|(id, running)| poll_set.listeners(id, running));
+            if poll_set.is_empty() {
                 return;
             }
-            for news in watched.wait(Some(end)).unwrap_or_default() {
-                self.act(news);
+            for event in poll_set.wait(Some(end)).unwrap_or_default() {
+                self.handle_event(event);
             }
         }
     }
 
     /// Lets go of those who are gone, and of what they wanted.
-    fn tidy(&mut self) {
-        let gone: Vec<u64> = self
+    fn remove_closed_connections(&mut self) {
+        let closed: Vec<u64> = self
             .connections
             .iter()
-            .filter(|connection| connection.is_over())
+            .filter(|connection| connection.is_closed())
             .map(|connection| connection.id)
             .collect();
-        if gone.is_empty() {
+        if closed.is_empty() {
             return;
         }
-        self.connections.retain(|connection| !gone.contains(&connection.id));
-        for command in self.commands.iter().filter(|command| gone.contains(&command.connection)) {
+        self.connections.retain(|connection| !closed.contains(&connection.id));
+        for command in self.commands.iter().filter(|command| closed.contains(&command.connection)) {
             let _ = command.child.signal(9);
         }
         for running in self.containers.values_mut() {
-            running.leave(|listener| gone.contains(&listener.connection));
+            running.remove_listeners(|listener| closed.contains(&listener.connection));
         }
     }
 
@@ -573,7 +590,7 @@ impl Supervisor {
             let _ = command.child.wait();
         }
         // So are containers among another one's processes.
-        let is_guest = |running: &Running| matches!(running.spec.pids, Pids::Of(_));
+        let is_guest = |running: &RunningContainer| matches!(running.spec.pids, Pids::Of(_));
         let (mut order, hosts): (Vec<_>, Vec<_>) =
             self.containers.iter().partition(|(_, running)| is_guest(running));
         order.extend(hosts);
@@ -581,13 +598,13 @@ impl Supervisor {
             let ended = self.running(&id).and_then(|child| child.wait().ok());
             if let (Some(ended), Some(running)) = (ended, self.containers.get_mut(&id)) {
                 running.end(ended, false);
-                self.announce(&id);
+                self.publish_status(&id);
             }
         }
         self.drain();
-        if let Some(keeper) = &self.keeper {
-            let _ = keeper.child.signal(9);
-            let _ = keeper.child.wait();
+        if let Some(pause_process) = &self.pause_process {
+            let _ = pause_process.child.signal(9);
+            let _ = pause_process.child.wait();
         }
         if let Some((host, link)) = &mut self.network {
             let _ = host.delete_link(link);
@@ -599,12 +616,12 @@ impl Supervisor {
     }
 }
 
-fn told(id: &str, status: &Status) -> Answer {
-    Answer::Status { container: id.to_owned(), status: status.clone() }
+fn status_answer(id: &str, status: &RunStatus) -> SupervisorResponse {
+    SupervisorResponse::Status { container: id.to_owned(), status: status.clone() }
 }
 
 /// The descriptors that came along, each where it belongs.
-fn named(streams: Streams, fds: Vec<OwnedFd>) -> Option<[Option<OwnedFd>; 3]> {
+fn assign_streams(streams: StreamSet, fds: Vec<OwnedFd>) -> Option<[Option<OwnedFd>; 3]> {
     if fds.len() < streams.count() {
         return None;
     }

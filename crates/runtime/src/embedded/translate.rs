@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use image::Process;
+use image::ImageProcess;
 use podnet::{Attachment, HostPort};
 use sys::cgroup::Limits;
 
-use super::labels::Modules;
+use super::labels::SecurityModules;
 use super::record::PodRecord;
 use super::{capability, spec};
 use crate::cri::*;
 
 /// What every runtime gives a pod.
-const SHM: u64 = 64 << 20;
+const SHM_BYTES: u64 = 64 << 20;
 /// Of the path a program is looked for in, where an image says nothing.
-const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const DEFAULT_PATH_ENV: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What the containers of a pod share.
 pub fn sandbox(config: &PodSandboxConfig, network: Option<Attachment>) -> spec::Sandbox {
@@ -29,21 +29,23 @@ pub fn sandbox(config: &PodSandboxConfig, network: Option<Attachment>) -> spec::
         shared_pids: namespaces.pid() == NamespaceMode::Pod,
         network,
         sysctls: linux.sysctls.into_iter().collect(),
-        shm: SHM,
+        shm: SHM_BYTES,
         users: users(config),
     }
 }
 
 /// Whom the users of a pod are outside, where it has users of its own.
 pub fn users(config: &PodSandboxConfig) -> Option<spec::UserMap> {
-    let wanted = namespaces(config).userns_options.filter(|wanted| wanted.mode() == NamespaceMode::Pod)?;
+    let userns_options = namespaces(config)
+        .userns_options
+        .filter(|userns_options| userns_options.mode() == NamespaceMode::Pod)?;
     let range = |range: &IdMapping| spec::IdRange {
         inside: range.container_id,
         outside: range.host_id,
         length: range.length,
     };
     let (uids, gids): (Vec<_>, Vec<_>) =
-        (wanted.uids.iter().map(range).collect(), wanted.gids.iter().map(range).collect());
+        (userns_options.uids.iter().map(range).collect(), userns_options.gids.iter().map(range).collect());
     // Pods that were made before this was known have none.
     (!uids.is_empty()).then_some(spec::UserMap { uids, gids })
 }
@@ -72,9 +74,9 @@ pub fn cgroup(config: &PodSandboxConfig, id: &str) -> String {
 }
 
 /// What a container is made of besides its configuration.
-pub struct Parts<'a> {
+pub struct ContainerInputs<'a> {
     pub id: &'a str,
-    pub image: &'a Process,
+    pub image: &'a ImageProcess,
     pub layers_dir: PathBuf,
     pub layers: Vec<String>,
     /// The pod's directory, where its files for `/etc` are.
@@ -83,33 +85,38 @@ pub struct Parts<'a> {
     pub seccomp_dir: &'a Path,
     /// The layers of images that are volumes, by what they are called.
     pub volumes: &'a BTreeMap<String, Vec<String>>,
-    pub modules: &'a Modules,
+    pub modules: &'a SecurityModules,
 }
 
 /// One run of a container.
 pub fn container(
     config: &ContainerConfig,
     pod: &PodSandboxConfig,
-    parts: Parts<'_>,
+    parts: ContainerInputs<'_>,
 ) -> Result<spec::Container, String> {
     let linux = config.linux.clone().unwrap_or_default();
     let security = linux.security_context.unwrap_or_default();
     let resources = linux.resources.unwrap_or_default();
-    let wanted = security.capabilities.clone().unwrap_or_default();
+    let capability_config = security.capabilities.clone().unwrap_or_default();
     let capabilities = match security.privileged {
         true => capability::all(),
-        false => capability::choose(&wanted.add_capabilities, &wanted.drop_capabilities)?,
+        false => capability::select_capabilities(
+            &capability_config.add_capabilities,
+            &capability_config.drop_capabilities,
+        )?,
     };
-    let ambient =
-        wanted.add_ambient_capabilities.iter().filter_map(|name| capability::number(name)).collect();
+    let ambient = capability_config
+        .add_ambient_capabilities
+        .iter()
+        .filter_map(|name| capability::number(name))
+        .collect();
     let mut mounts = files(pod, parts.directory, security.readonly_rootfs);
     // What the pod itself mounts wins over what every pod has.
-    mounts
-        .retain(|known| !config.mounts.iter().any(|mount| same_place(&mount.container_path, &known.target)));
+    mounts.retain(|known| !config.mounts.iter().any(|mount| same_path(&mount.container_path, &known.target)));
     for wanted in &config.mounts {
         mounts.push(mount(wanted, parts.volumes)?);
     }
-    let volumes = own_volumes(parts.image, &mounts)?;
+    let volumes = image_volumes(parts.image, &mounts)?;
     let log = (!config.log_path.is_empty() && !pod.log_directory.is_empty())
         .then(|| Path::new(&pod.log_directory).join(&config.log_path));
     Ok(spec::Container {
@@ -117,7 +124,7 @@ pub fn container(
         layers: parts.layers,
         args: arguments(config, parts.image)?,
         env: environment(config, pod, parts.image),
-        cwd: first([&config.working_dir, &parts.image.working_dir]),
+        cwd: first_non_empty([&config.working_dir, &parts.image.working_dir]),
         user: user(&security, parts.image)?,
         read_only: security.readonly_rootfs,
         privileged: security.privileged,
@@ -144,12 +151,12 @@ pub fn container(
     })
 }
 
-fn first(choices: [&String; 2]) -> String {
+fn first_non_empty(choices: [&String; 2]) -> String {
     choices.into_iter().find(|text| !text.is_empty()).cloned().unwrap_or_default()
 }
 
 /// A command replaces the image's entry point and with it the arguments.
-fn arguments(config: &ContainerConfig, image: &Process) -> Result<Vec<String>, String> {
+fn arguments(config: &ContainerConfig, image: &ImageProcess) -> Result<Vec<String>, String> {
     let entrypoint = image.entrypoint.clone().unwrap_or_default();
     let args = match (config.command.is_empty(), config.args.is_empty()) {
         (false, _) => [config.command.clone(), config.args.clone()].concat(),
@@ -167,8 +174,8 @@ pub fn hostname(pod: &PodSandboxConfig) -> String {
 
 /// The variables in containerd's order: what the runtime sets, the image's, the container's. What the runtime sets keeps
 /// its position when it is set again; all other variables are where they were set last.
-fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process) -> Vec<String> {
-    let mut env = vec![PATH.to_owned()];
+fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &ImageProcess) -> Vec<String> {
+    let mut env = vec![DEFAULT_PATH_ENV.to_owned()];
     if config.tty {
         env.push("TERM=xterm".to_owned());
     }
@@ -176,7 +183,7 @@ fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process
     let own = env.len();
     let of_container = config.envs.iter().map(|pair| format!("{}={}", pair.key, pair.value));
     for variable in image.env.iter().flatten().cloned().chain(of_container) {
-        match position(&env, &variable) {
+        match env_position(&env, &variable) {
             Some(at) if at < own => env[at] = variable,
             Some(at) => {
                 env.remove(at);
@@ -189,12 +196,12 @@ fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &Process
 }
 
 /// Where a variable of the same name is.
-pub fn position(env: &[String], variable: &str) -> Option<usize> {
+pub fn env_position(env: &[String], variable: &str) -> Option<usize> {
     let name = |variable: &str| variable.split('=').next().map(str::to_owned);
     env.iter().position(|known| name(known) == name(variable))
 }
 
-fn user(security: &LinuxContainerSecurityContext, image: &Process) -> Result<spec::User, String> {
+fn user(security: &LinuxContainerSecurityContext, image: &ImageProcess) -> Result<spec::User, String> {
     let number =
         |value: &Option<Int64Value>| value.as_ref().and_then(|value| u32::try_from(value.value).ok());
     let group = number(&security.run_as_group);
@@ -240,7 +247,7 @@ fn seccomp(security: &LinuxContainerSecurityContext, profiles: &Path) -> Result<
     })
 }
 
-fn same_place(one: &str, other: &str) -> bool {
+fn same_path(one: &str, other: &str) -> bool {
     Path::new(one).components().eq(Path::new(other).components())
 }
 
@@ -275,14 +282,14 @@ fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec
 }
 
 /// The places an image wants to be volumes, but for those where something else is mounted.
-fn own_volumes(image: &Process, mounts: &[spec::Mount]) -> Result<Vec<String>, String> {
+fn image_volumes(image: &ImageProcess, mounts: &[spec::Mount]) -> Result<Vec<String>, String> {
     let mut targets: Vec<String> = Vec::new();
     for wanted in image.volumes.iter().flat_map(BTreeMap::keys) {
-        let target = plain_path(wanted);
+        let target = clean_path(wanted);
         if target == "/" {
             return Err(format!("the image wants {wanted:?} to be a volume, which would hide all of it"));
         }
-        if !targets.contains(&target) && !mounts.iter().any(|mount| same_place(&mount.target, &target)) {
+        if !targets.contains(&target) && !mounts.iter().any(|mount| same_path(&mount.target, &target)) {
             targets.push(target);
         }
     }
@@ -290,7 +297,7 @@ fn own_volumes(image: &Process, mounts: &[spec::Mount]) -> Result<Vec<String>, S
 }
 
 /// A path from the root on without detours.
-fn plain_path(path: &str) -> String {
+fn clean_path(path: &str) -> String {
     let mut plain = PathBuf::from("/");
     for part in Path::new(path).components() {
         match part {
@@ -366,7 +373,7 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
 }
 
 /// What a container may use after a change, in which what is not said stays as it is.
-pub fn changed(
+pub fn merge_resources(
     present: &LinuxContainerResources,
     change: &LinuxContainerResources,
 ) -> LinuxContainerResources {

@@ -23,7 +23,7 @@ impl Embedded {
                     let [upper, volumes] =
                         ["upper", "volumes"].map(|part| pod.directory.join(&known.id).join(part));
                     let mut stats = view::stats(&pod, known, &usage, now());
-                    stats.writable_layer = Some(files(&upper, &[&volumes]));
+                    stats.writable_layer = Some(filesystem_usage(&upper, &[&volumes]));
                     stats
                 });
                 let stats = stats.collect();
@@ -37,32 +37,32 @@ impl Embedded {
     /// What whole pods use.
     pub(super) async fn usage_of_pods(&self, pods: Vec<Arc<Pod>>) -> Vec<PodSandboxStats> {
         let counted = self.usage_of(pods).await;
-        counted.into_iter().map(|(pod, containers)| self.whole(&pod, containers)).collect()
+        counted.into_iter().map(|(pod, containers)| self.pod_stats(&pod, containers)).collect()
     }
 
-    fn whole(&self, pod: &Pod, containers: Vec<ContainerStats>) -> PodSandboxStats {
-        let shown = view::sandbox(pod);
+    fn pod_stats(&self, pod: &Pod, containers: Vec<ContainerStats>) -> PodSandboxStats {
+        let summary = view::sandbox(pod);
         let config = pod.record.lock().config.clone().unwrap_or_default();
         let group = config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
         let usage = self.inner.cgroups.usage(group);
         let timestamp = now();
-        let (cpu, memory) = view::used(&usage, timestamp);
+        let (cpu, memory) = view::cgroup_usage(&usage, timestamp);
         let running = pod.containers.lock().values().find_map(|known| {
             known.is_running().then(|| known.status().map_or(0, |status| status.pid)).filter(|pid| *pid > 0)
         });
         let network = running.and_then(|pid| {
             let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
             let interfaces = interfaces(&text);
-            let default_interface = interfaces.iter().find(|one| one.name == podnet::INSIDE).cloned();
+            let default_interface = interfaces.iter().find(|one| one.name == podnet::POD_INTERFACE).cloned();
             Some(NetworkUsage { timestamp, default_interface, interfaces })
         });
         let process_count = Some(Uint64Value { value: usage.pids });
         PodSandboxStats {
             attributes: Some(PodSandboxAttributes {
-                id: shown.id,
-                metadata: shown.metadata,
-                labels: shown.labels,
-                annotations: shown.annotations,
+                id: summary.id,
+                metadata: summary.metadata,
+                labels: summary.labels,
+                annotations: summary.annotations,
             }),
             linux: Some(LinuxPodSandboxStats {
                 cpu: Some(cpu),
@@ -76,8 +76,8 @@ impl Embedded {
 }
 
 /// What a directory, others beside it and all in them take.
-pub fn files(directory: &Path, beside: &[&Path]) -> FilesystemUsage {
-    let each = beside.iter().copied().chain([directory]).map(sys::trees::usage);
+pub fn filesystem_usage(directory: &Path, others: &[&Path]) -> FilesystemUsage {
+    let each = others.iter().copied().chain([directory]).map(sys::trees::usage);
     let (bytes, inodes) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     FilesystemUsage {
         timestamp: now(),
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table_is_read() {
+    fn reads_proc_net_dev() {
         let text = "Inter-|   Receive                                                |  Transmit\n \
             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
             lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0\n  \

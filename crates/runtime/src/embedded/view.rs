@@ -9,8 +9,8 @@ use crate::cri::*;
 /// What CRI calls the end of a container that could not be started.
 const START_ERROR: i32 = 128;
 
-pub fn has_labels(labels: &BTreeMap<String, String>, wanted: &[(&str, &str)]) -> bool {
-    wanted.iter().all(|(name, value)| labels.get(*name).is_some_and(|known| known == value))
+pub fn has_labels(labels: &BTreeMap<String, String>, selector: &[(&str, &str)]) -> bool {
+    selector.iter().all(|(name, value)| labels.get(*name).is_some_and(|known| known == value))
 }
 
 pub fn sandbox(pod: &Pod) -> PodSandbox {
@@ -32,7 +32,7 @@ fn sandbox_state(pod: &Pod) -> PodSandboxState {
 }
 
 pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
-    let shown = sandbox(pod);
+    let summary = sandbox(pod);
     let record = pod.record.lock();
     let options =
         || record.config.as_ref()?.linux.as_ref()?.security_context.as_ref()?.namespace_options.clone();
@@ -41,16 +41,16 @@ pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
     let more = ips.iter().skip(1).map(|ip| PodIp { ip: ip.clone() });
     let ip = ips.first().cloned().unwrap_or_default();
     PodSandboxStatus {
-        id: shown.id,
-        metadata: shown.metadata,
-        state: shown.state,
-        created_at: shown.created_at,
+        id: summary.id,
+        metadata: summary.metadata,
+        state: summary.state,
+        created_at: summary.created_at,
         network: Some(PodSandboxNetworkStatus { ip, additional_ips: more.collect() }),
         // By which other kubelets see whether a pod has what it should.
         linux: Some(LinuxPodSandboxStatus { namespaces: Some(namespaces) }),
-        labels: shown.labels,
-        annotations: shown.annotations,
-        runtime_handler: shown.runtime_handler,
+        labels: summary.labels,
+        annotations: summary.annotations,
+        runtime_handler: summary.runtime_handler,
     }
 }
 
@@ -82,7 +82,7 @@ pub fn container(pod: &Pod, known: &Known) -> Container {
 }
 
 pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
-    let shown = container(pod, known);
+    let summary = container(pod, known);
     let config = known.record.config.as_ref();
     let status = known.status().unwrap_or_default();
     let (exit_code, reason, message) = match (&status.failure, status.finished) {
@@ -102,23 +102,23 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
     });
     let resources = known.resources.lock().clone();
     ContainerStatus {
-        id: shown.id,
-        metadata: shown.metadata,
-        state: shown.state,
-        created_at: shown.created_at,
+        id: summary.id,
+        metadata: summary.metadata,
+        state: summary.state,
+        created_at: summary.created_at,
         started_at: status.started,
         finished_at: status.finished,
         exit_code,
-        image: shown.image,
-        image_ref: shown.image_ref,
+        image: summary.image,
+        image_ref: summary.image_ref,
         reason: reason.to_owned(),
         message,
-        labels: shown.labels,
-        annotations: shown.annotations,
+        labels: summary.labels,
+        annotations: summary.annotations,
         mounts: config.map(|config| config.mounts.clone()).unwrap_or_default(),
         log_path: format!("{directory}/{log}"),
         resources: Some(ContainerResources { linux: Some(resources) }),
-        image_id: shown.image_id,
+        image_id: summary.image_id,
         user: user.map(|linux| ContainerUser { linux: Some(linux) }),
     }
 }
@@ -126,7 +126,7 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
 pub fn image(known: &image::Image, user: &str) -> Image {
     let name = user.split(':').next().unwrap_or_default();
     // What is no number of a user is taken for a name, which nobody can promise not to be root.
-    let uid = match identity::id(name) {
+    let uid = match identity::parse_id(name) {
         Some(value) => Some(Int64Value { value: value.into() }),
         None if name.is_empty() => Some(Int64Value { value: 0 }),
         None => None,
@@ -145,8 +145,8 @@ pub fn image(known: &image::Image, user: &str) -> Image {
 
 /// What a container uses, without its files.
 pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i64) -> ContainerStats {
-    let shown = container(pod, known);
-    let (cpu, memory) = used(usage, timestamp);
+    let summary = container(pod, known);
+    let (cpu, memory) = cgroup_usage(usage, timestamp);
     let swap = usage.swap.map(|used| {
         let left = usage.swap_limit.map(|limit| Uint64Value { value: limit.saturating_sub(used) });
         let used = Some(Uint64Value { value: used });
@@ -154,10 +154,10 @@ pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i6
     });
     ContainerStats {
         attributes: Some(ContainerAttributes {
-            id: shown.id,
-            metadata: shown.metadata,
-            labels: shown.labels,
-            annotations: shown.annotations,
+            id: summary.id,
+            metadata: summary.metadata,
+            labels: summary.labels,
+            annotations: summary.annotations,
         }),
         cpu: Some(cpu),
         memory: Some(memory),
@@ -167,7 +167,7 @@ pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i6
 }
 
 /// What a cgroup has used.
-pub fn used(usage: &sys::cgroup::Usage, timestamp: i64) -> (CpuUsage, MemoryUsage) {
+pub fn cgroup_usage(usage: &sys::cgroup::Usage, timestamp: i64) -> (CpuUsage, MemoryUsage) {
     let value = |value: u64| Some(Uint64Value { value });
     let available =
         usage.memory_limit.map(|limit| Uint64Value { value: limit.saturating_sub(usage.working_set) });

@@ -2,10 +2,10 @@
 
 use runtime::cri::*;
 
-use crate::kit::{Node, Pod, ended, script, security, with};
+use crate::kit::{TestNode, TestPod, script, security, wait_exited, with};
 
 /// Everything root may do, and no filter of calls: what is left is what the kernel keeps it from by where it is.
-pub fn strong() -> LinuxContainerSecurityContext {
+pub fn privileged_security() -> LinuxContainerSecurityContext {
     let mut strong = security();
     strong.capabilities = Some(Capability { add_capabilities: vec!["ALL".into()], ..Capability::default() });
     strong.seccomp = None;
@@ -16,32 +16,32 @@ pub fn strong() -> LinuxContainerSecurityContext {
 }
 
 /// Runs one attempt after the other and says of each whether it succeeded.
-async fn attempts(pod: &Pod<'_>, security: LinuxContainerSecurityContext, list: &[&str]) -> String {
+async fn run_attempts(pod: &TestPod<'_>, security: LinuxContainerSecurityContext, list: &[&str]) -> String {
     let lines = list.iter().enumerate();
     let script: String =
         lines.map(|(at, line)| format!("({line}) >/dev/null 2>&1 && echo {at} succeeded; ")).collect();
-    let (_, said) = pod.finish(&with(security, &format!("{script} echo the end"))).await;
-    said
+    let (_, output) = pod.finish(&with(security, &format!("{script} echo the end"))).await;
+    output
 }
 
-pub async fn the_program_cannot_be_overwritten(node: &Node) {
+pub async fn container_cannot_write_to_the_runtime_binary(node: &TestNode) {
     let pod = node.pod("program").await;
     // Neither by whom a command is run for, nor by everything root may do.
     let own = crate::kit::program();
     let before = std::fs::metadata(&own).unwrap().modified().unwrap();
-    let id = pod.start(&with(strong(), "i=0; while [ $i -lt 3000 ]; do for p in /proc/[0-9]*; do (echo x >>$p/exe) 2>/dev/null && readlink $p/exe; done; i=$((i+1)); done; sleep 1000")).await;
+    let id = pod.start(&with(privileged_security(), "i=0; while [ $i -lt 3000 ]; do for p in /proc/[0-9]*; do (echo x >>$p/exe) 2>/dev/null && readlink $p/exe; done; i=$((i+1)); done; sleep 1000")).await;
     for _ in 0..20 {
         pod.exec(&id, "true").await;
     }
     // The image's own program may name the one it came from.
-    let (_, said, _) = pod.exec(&id, "ls -l /proc/self/exe; (echo x >>/proc/self/exe) 2>&1").await;
-    assert!(said.contains("Text file busy"), "{said}");
+    let (_, output, _) = pod.exec(&id, "ls -l /proc/self/exe; (echo x >>/proc/self/exe) 2>&1").await;
+    assert!(output.contains("Text file busy"), "{output}");
     assert_eq!(std::fs::metadata(&own).unwrap().modified().unwrap(), before);
 }
 
-pub async fn masked_and_read_only_paths_hold(node: &Node) {
+pub async fn masked_and_read_only_paths_are_enforced(node: &TestNode) {
     let pod = node.pod("paths").await;
-    let tries = [
+    let commands = [
         "echo 1 >/proc/sysrq-trigger",
         "echo x >/proc/sys/kernel/core_pattern",
         "head -c 1 /proc/kcore | grep -q .",
@@ -61,12 +61,12 @@ pub async fn masked_and_read_only_paths_hold(node: &Node) {
         "mount -o remount,rw /proc/sys",
         "mount -o remount,rw,bind /proc/sys",
     ];
-    assert_eq!(attempts(&pod, security(), &tries).await, "the end\n");
+    assert_eq!(run_attempts(&pod, security(), &commands).await, "the end\n");
 }
 
-pub async fn nothing_can_be_mounted(node: &Node) {
+pub async fn container_cannot_mount(node: &TestNode) {
     let pod = node.pod("mounts").await;
-    let tries = [
+    let commands = [
         "mkdir -p /mnt && mount -t tmpfs none /mnt",
         "mount --bind / /mnt",
         "mount -t proc proc /mnt",
@@ -82,15 +82,15 @@ pub async fn nothing_can_be_mounted(node: &Node) {
         "chroot /proc/1/root/.. test -e /work",
         "cat /proc/1/mountinfo | grep -q /var/lib",
     ];
-    assert_eq!(attempts(&pod, security(), &tries).await, "the end\n");
+    assert_eq!(run_attempts(&pod, security(), &commands).await, "the end\n");
     // Without a file that is opened outside nothing leads there.
-    let (_, said) = pod
+    let (_, output) = pod
         .finish(&script("ls -l /proc/self/fd 2>/dev/null | grep -c -- '->'; readlink /proc/self/cwd"))
         .await;
-    assert_eq!(said, "3\n/\n", "the three streams");
+    assert_eq!(output, "3\n/\n", "the three streams");
 }
 
-pub async fn devices_cannot_be_opened(node: &Node) {
+pub async fn container_cannot_open_host_devices(node: &TestNode) {
     let pod = node.pod("devices").await;
     let disk = std::fs::read_to_string("/proc/partitions").unwrap_or_default();
     let numbers: Vec<String> = disk
@@ -103,7 +103,7 @@ pub async fn devices_cannot_be_opened(node: &Node) {
         })
         .take(1)
         .collect();
-    let mut tries = vec![
+    let mut commands = vec![
         "mknod /mem c 1 1 && head -c 1 /mem",
         "mknod /kmsg c 1 11 && head -c 1 /kmsg",
         "mknod /dev/port c 1 4 && head -c 1 /dev/port",
@@ -112,12 +112,12 @@ pub async fn devices_cannot_be_opened(node: &Node) {
         .first()
         .map(|numbers| format!("mknod /disk b {numbers} && head -c 1 /disk"))
         .unwrap_or("false".into());
-    tries.push(&disk);
-    tries.push("mknod /fuse c 10 229 && : <>/fuse");
-    tries.push("mknod /tun c 10 200 && : <>/tun");
+    commands.push(&disk);
+    commands.push("mknod /fuse c 10 229 && : <>/fuse");
+    commands.push("mknod /tun c 10 200 && : <>/tun");
     // Also for one who may do everything: it is the group that is kept from them.
-    assert_eq!(attempts(&pod, security(), &tries).await, "the end\n");
-    assert_eq!(attempts(&pod, strong(), &tries).await, "the end\n");
+    assert_eq!(run_attempts(&pod, security(), &commands).await, "the end\n");
+    assert_eq!(run_attempts(&pod, privileged_security(), &commands).await, "the end\n");
     // Those that every container has can be used, and made again.
     let usable = "echo x >/dev/null; head -c 1 /dev/zero | wc -c; head -c 1 /dev/urandom | wc -c; mknod /n c 1 3 && echo x >/n && echo made";
     assert_eq!(pod.finish(&script(usable)).await, (0, "1\n1\nmade\n".into()));
@@ -128,47 +128,47 @@ pub async fn devices_cannot_be_opened(node: &Node) {
             container_path: "/dev/given".into(),
             permissions: permissions.into(),
         }],
-        ..with(strong(), text)
+        ..with(privileged_security(), text)
     };
-    let (_, said) = pod
+    let (_, output) = pod
         .finish(&given(
             "r",
             "(: </dev/given) 2>/dev/null && echo read; (: >>/dev/given) 2>/dev/null && echo written; true",
         ))
         .await;
-    assert_eq!(said, "read\n");
+    assert_eq!(output, "read\n");
     // And a privileged one has all.
     let mut free = security();
     free.privileged = true;
-    let (_, said) = pod.finish(&with(free, "mknod /kmsg c 1 11 && (: </kmsg) && echo opened")).await;
-    assert_eq!(said, "opened\n");
+    let (_, output) = pod.finish(&with(free, "mknod /kmsg c 1 11 && (: </kmsg) && echo opened")).await;
+    assert_eq!(output, "opened\n");
 }
 
-pub async fn privileges_are_what_they_should_be(node: &Node) {
+pub async fn applies_capabilities_and_no_new_privileges(node: &TestNode) {
     let pod = node.pod("caps").await;
     let status = "grep -E 'CapEff|CapBnd|CapInh|CapAmb|NoNewPrivs|Seccomp:' /proc/self/status";
-    let (_, said) = pod.finish(&script(status)).await;
+    let (_, output) = pod.finish(&script(status)).await;
     let expected = "CapInh:\t0000000000000000\nCapEff:\t00000000a80425fb\nCapBnd:\t00000000a80425fb\nCapAmb:\t0000000000000000\nNoNewPrivs:\t0\nSeccomp:\t2\n";
-    assert_eq!(said, expected);
-    let mut tight = security();
-    tight.capabilities = Some(Capability {
+    assert_eq!(output, expected);
+    let mut restricted = security();
+    restricted.capabilities = Some(Capability {
         drop_capabilities: vec!["ALL".into()],
         add_capabilities: vec!["NET_BIND_SERVICE".into()],
         ..Capability::default()
     });
-    tight.no_new_privs = true;
-    tight.run_as_user = Some(Int64Value { value: 1000 });
-    let (_, said) = pod.finish(&with(tight, status)).await;
+    restricted.no_new_privs = true;
+    restricted.run_as_user = Some(Int64Value { value: 1000 });
+    let (_, output) = pod.finish(&with(restricted, status)).await;
     let expected = "CapInh:\t0000000000000000\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000400\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n";
-    assert_eq!(said, expected);
+    assert_eq!(output, expected);
     let mut free = security();
     free.privileged = true;
-    let (_, said) = pod.finish(&with(free, "grep -E 'CapEff|Seccomp:' /proc/self/status; mount -t tmpfs none /mnt 2>&1 || mkdir /mnt && mount -t tmpfs none /mnt && echo mounted; ls /dev/vda /dev/loop-control 2>&1 | head -n 1")).await;
-    assert!(said.contains("Seccomp:\t0\n") && said.contains("mounted\n"), "{said}");
+    let (_, output) = pod.finish(&with(free, "grep -E 'CapEff|Seccomp:' /proc/self/status; mount -t tmpfs none /mnt 2>&1 || mkdir /mnt && mount -t tmpfs none /mnt && echo mounted; ls /dev/vda /dev/loop-control 2>&1 | head -n 1")).await;
+    assert!(output.contains("Seccomp:\t0\n") && output.contains("mounted\n"), "{output}");
 }
 
 /// One that sees the host's groups must not mount them anew: the options are those of all mounts of them.
-pub async fn groups_stay_as_the_host_has_them(node: &Node) {
+pub async fn container_keeps_host_cgroup_mount_options(node: &TestNode) {
     let of_host = || {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
         let found = mounts.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
@@ -183,26 +183,26 @@ pub async fn groups_stay_as_the_host_has_them(node: &Node) {
     free.privileged = true;
     let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup; mkdir /sys/fs/cgroup/skiff-test-made \
         && rmdir /sys/fs/cgroup/skiff-test-made && echo made";
-    let (_, said) = pod.finish(&with(free, look)).await;
+    let (_, output) = pod.finish(&with(free, look)).await;
     assert_eq!(of_host(), Some(before.clone()));
     if before[3] == "rw,relatime" {
         println!("the host's cgroups have no options that could be lost");
     }
     // A copy of the host's mount has the name that this one was given.
-    let (mount, rest) = said.split_once('\n').unwrap();
+    let (mount, rest) = output.split_once('\n').unwrap();
     assert!(
         mount.starts_with(&format!("{} /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,", before[0])),
-        "{said}"
+        "{output}"
     );
-    assert!(rest.contains("/skiff-test-") && rest.ends_with("\nmade\n"), "{said}");
+    assert!(rest.contains("/skiff-test-") && rest.ends_with("\nmade\n"), "{output}");
     // Everybody else has but their own, which they cannot write to.
     let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup";
-    let (_, said) = pod.finish(&script(look)).await;
-    assert!(said.contains(" ro,nosuid,nodev,noexec,") && said.ends_with("0::/\n"), "{said}");
+    let (_, output) = pod.finish(&script(look)).await;
+    assert!(output.contains(" ro,nosuid,nodev,noexec,") && output.ends_with("0::/\n"), "{output}");
 }
 
 /// An image whose directories are links to the host's.
-pub async fn images_cannot_mount_elsewhere(node: &Node) {
+pub async fn image_symlinks_do_not_redirect_mounts(node: &TestNode) {
     let links =
         [("data", "/etc"), ("up", "../../../../../.."), ("elsewhere", "/proc/1/root"), ("process", "/proc")];
     import_links(node, "evil:1", &links);
@@ -217,8 +217,8 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
         ..Mount::default()
     };
     config.mounts = vec![target("/data/x/y"), target("/up/skiff-made-this")];
-    let (code, said) = pod.finish(&config).await;
-    assert!(said.starts_with("inside\n"), "{code} {said}");
+    let (code, output) = pod.finish(&config).await;
+    assert!(output.starts_with("inside\n"), "{code} {output}");
     assert!(!std::path::Path::new("/skiff-made-this").exists() && !std::path::Path::new("/etc/x").exists());
     // A place inside /proc is none, nor is one that it has for this by way of a link.
     for path in ["/process/sys", "/process/cpuinfo"] {
@@ -235,7 +235,7 @@ pub async fn images_cannot_mount_elsewhere(node: &Node) {
 }
 
 /// What `/proc` tells of the machine can be told otherwise, and nothing else of it.
-pub async fn only_the_machine_is_covered(node: &Node) {
+pub async fn only_allowed_proc_files_can_be_mounted_over(node: &TestNode) {
     let (file, directory) = (node.dir.path().join("told"), node.dir.path().join("directory"));
     std::fs::write(&file, "told\n").unwrap();
     std::fs::create_dir_all(&directory).unwrap();
@@ -252,12 +252,13 @@ pub async fn only_the_machine_is_covered(node: &Node) {
     let pod = node.pod("told").await;
     let mut config = script(&format!("cat {}; grep -c ^MemTotal /proc/meminfo", paths.join(" ")));
     config.mounts = paths.iter().map(|path| mount(path, &file)).collect();
-    let (_, said) = pod.finish(&config).await;
-    assert_eq!(said, "told\n".repeat(paths.len()) + "0\n");
+    let (_, output) = pod.finish(&config).await;
+    assert_eq!(output, "told\n".repeat(paths.len()) + "0\n");
     // What is protected stays so, with what is in it.
     let path = "/proc/sys/kernel/ns_last_pid";
     if paths.iter().any(|known| known == path) {
-        let mut config = with(strong(), &format!("(echo x >{path}) 2>/dev/null || echo protected"));
+        let mut config =
+            with(privileged_security(), &format!("(echo x >{path}) 2>/dev/null || echo protected"));
         config.mounts = vec![mount(path, &file)];
         assert_eq!(pod.finish(&config).await, (0, "protected\n".into()));
     }
@@ -281,7 +282,7 @@ pub async fn only_the_machine_is_covered(node: &Node) {
 }
 
 /// Links to nothing are good to mount on: what is missing is made where they lead, which is never on the host.
-pub async fn links_to_nothing_stay_inside(node: &Node) {
+pub async fn dangling_symlinks_resolve_inside_the_container(node: &TestNode) {
     let (host, volume) = (node.dir.path().join("mine"), node.dir.path().join("volume"));
     for place in [&host, &volume] {
         std::fs::create_dir_all(place).unwrap();
@@ -332,8 +333,8 @@ pub async fn links_to_nothing_stay_inside(node: &Node) {
     let id = pod.create(&of_links("true", mounts.clone())).await;
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
     assert!(error.contains("mount on \"/vol/up/further\""), "{error}");
-    let (_, said) = pod.finish(&of_links(&look, mounts[..5].to_vec())).await;
-    assert_eq!(said, format!("1\n{}out\nup\n", of_host.repeat(4)));
+    let (_, output) = pod.finish(&of_links(&look, mounts[..5].to_vec())).await;
+    assert_eq!(output, format!("1\n{}out\nup\n", of_host.repeat(4)));
     let mounts = vec![mount("/vol", &volume), mount("/vol/up/further", &file)];
     let look = format!("busybox cat {out}/further");
     assert_eq!(pod.finish(&of_links(&look, mounts)).await, (0, of_host.into()));
@@ -346,9 +347,9 @@ pub async fn links_to_nothing_stay_inside(node: &Node) {
 }
 
 /// A working directory by the number of a file that is open on the way in.
-pub async fn no_directory_of_the_host_is_begun_in(node: &Node) {
+pub async fn working_directory_cannot_be_a_host_fd(node: &TestNode) {
     let pod = node.pod("begin").await;
-    let mut begun = 0;
+    let mut started_count = 0;
     for number in 0..30 {
         let mut config =
             script("pwd; ls ../../../../../../../../..; cat ../../../../../../../../../etc/machine-id");
@@ -356,34 +357,34 @@ pub async fn no_directory_of_the_host_is_begun_in(node: &Node) {
         let id = pod.create(&config).await;
         let _ = std::fs::remove_file(node.logs().join("main.log"));
         if node.runtime.start_container(&id).await.is_ok() {
-            ended(&node.runtime, &id).await;
-            let said = pod.said("main.log");
-            assert!(!said.contains("\nboot\n") && !said.contains("\nlost+found\n"), "{number}: {said}");
-            begun += 1;
+            wait_exited(&node.runtime, &id).await;
+            let output = pod.log_output("main.log");
+            assert!(!output.contains("\nboot\n") && !output.contains("\nlost+found\n"), "{number}: {output}");
+            started_count += 1;
         }
         node.runtime.remove_container(&id).await.unwrap();
     }
-    assert!(begun < 30);
+    assert!(started_count < 30);
 }
 
 /// Nor is a program of the host's run, or a directory made there, by way of such a number.
-pub async fn no_open_file_leads_out(node: &Node) {
+pub async fn container_cannot_use_inherited_file_descriptors(node: &TestNode) {
     let pod = node.pod("numbers").await;
     let up = "../".repeat(24);
-    let evil = node.dir.path().join("evil");
+    let escape_path = node.dir.path().join("evil");
     for number in 3..40 {
         let mut config = script("true");
         config.command = vec![format!("/proc/self/fd/{number}/{up}bin/true")];
         let id = pod.create(&config).await;
-        let begun = node.runtime.start_container(&id).await;
-        assert!(begun.is_err(), "a program was found by way of {number}");
+        let result = node.runtime.start_container(&id).await;
+        assert!(result.is_err(), "a program was found by way of {number}");
         node.runtime.remove_container(&id).await.unwrap();
         let mut config = script("true");
-        config.working_dir = format!("/proc/self/fd/{number}/{up}{}", evil.display());
+        config.working_dir = format!("/proc/self/fd/{number}/{up}{}", escape_path.display());
         let id = pod.create(&config).await;
         let _ = node.runtime.start_container(&id).await;
         node.runtime.remove_container(&id).await.unwrap();
-        assert!(!evil.exists(), "a directory was made by way of {number}");
+        assert!(!escape_path.exists(), "a directory was made by way of {number}");
     }
     // Nor by one that a command is run in.
     let id = pod.start(&script("sleep 1000")).await;
@@ -395,7 +396,7 @@ pub async fn no_open_file_leads_out(node: &Node) {
 }
 
 /// A volume in the place of `/dev` has a link for `null`, by which what is to be hidden would be something else.
-pub async fn what_hides_cannot_be_exchanged(node: &Node) {
+pub async fn volume_cannot_replace_the_mask_device(node: &TestNode) {
     let dev = node.dir.path().join("dev");
     std::fs::create_dir_all(&dev).unwrap();
     std::os::unix::fs::symlink("/proc/sys/kernel/core_pattern", dev.join("null")).unwrap();
@@ -409,13 +410,13 @@ pub async fn what_hides_cannot_be_exchanged(node: &Node) {
         ..Mount::default()
     }];
     let before = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
-    let (_, said) = pod.finish(&config).await;
+    let (_, output) = pod.finish(&config).await;
     assert_eq!(std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap(), before);
-    assert_eq!(said, "the end\n");
+    assert_eq!(output, "the end\n");
 }
 
 /// An image whose `/proc` is a link, which a volume would stand behind.
-pub async fn proc_is_no_link(node: &Node) {
+pub async fn rejects_an_image_with_a_proc_symlink(node: &TestNode) {
     let entries = [("bin/none", "", ""), ("vol/proc/none", "", ""), ("proc", "", "/vol/proc")];
     crate::image::import(node, "linked:1", &[&entries]);
     let pod = node.pod("linked").await;
@@ -427,7 +428,7 @@ pub async fn proc_is_no_link(node: &Node) {
 }
 
 /// The first process of a pod with common processes is ours, and nothing that can be used.
-pub async fn the_keeper_has_nothing(node: &Node) {
+pub async fn pause_process_has_no_privileges(node: &TestNode) {
     let mut config = node.pod_config("keeper");
     let options = NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() };
     let mut context =
@@ -435,19 +436,19 @@ pub async fn the_keeper_has_nothing(node: &Node) {
     context.privileged = false;
     config.linux.as_mut().unwrap().security_context = Some(context);
     let pod = node.pod_with(config).await;
-    let told = node.runtime.sandbox_status(&pod.id).await.unwrap().linux.unwrap();
-    assert_eq!(told.namespaces.unwrap().options.as_ref(), Some(&options));
-    let mut strong = strong();
+    let sandbox_status = node.runtime.sandbox_status(&pod.id).await.unwrap().linux.unwrap();
+    assert_eq!(sandbox_status.namespaces.unwrap().options.as_ref(), Some(&options));
+    let mut strong = privileged_security();
     strong.namespace_options = Some(options);
     let look = "grep -E '^(Uid|CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/1/status; ls -a /proc/1/root/ | grep -vE '^[.]*$'; \
         ls /proc/1/root/../../etc 2>/dev/null; ls /proc/1/cwd/; ls -l /proc/1/fd | grep -vE 'total|/dev/null|socket:'; echo the end";
-    let (_, said) = pod.finish(&with(strong, look)).await;
-    let nobody = "Uid:\t65534\t65534\t65534\t65534\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\nthe end\n";
-    assert_eq!(said, nobody);
+    let (_, output) = pod.finish(&with(strong, look)).await;
+    let expected = "Uid:\t65534\t65534\t65534\t65534\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\nthe end\n";
+    assert_eq!(output, expected);
 }
 
 /// A number is that user, whatever the container's files say of a user who is called so; and a name stays who it was.
-pub async fn users_are_who_they_were(node: &Node) {
+pub async fn commands_run_as_the_user_of_the_container(node: &TestNode) {
     let passwd = node.dir.path().join("passwd");
     std::fs::write(&passwd, "1000:x:0:0::/:/bin/sh\napp:x:1001:1001::/:/bin/sh\n").unwrap();
     let pod = node.pod("users").await;
@@ -467,27 +468,27 @@ pub async fn users_are_who_they_were(node: &Node) {
     assert_eq!(pod.finish(&mounted("1000", "id -u")).await, (0, "1000\n".into()));
     let id = pod.start(&mounted("app", "sleep 1000")).await;
     std::fs::write(&passwd, "app:x:0:0::/:/bin/sh\n").unwrap();
-    let (_, said, _) = pod.exec(&id, "id -u").await;
-    assert_eq!(said, "1001\n");
+    let (_, output, _) = pod.exec(&id, "id -u").await;
+    assert_eq!(output, "1001\n");
 }
 
 /// One that says more than can be written down is ended like any other.
-pub async fn talking_keeps_nobody_waiting(node: &Node) {
+pub async fn container_with_fast_output_can_be_stopped(node: &TestNode) {
     let pod = node.pod("talker").await;
     let id = pod.start(&script("trap '' TERM; while true; do yes 2>/dev/null; done")).await;
-    let (code, said, _) = pod.exec(&id, "echo here").await;
-    assert_eq!((code, said.as_str()), (0, "here\n"));
-    let begun = std::time::Instant::now();
+    let (code, output, _) = pod.exec(&id, "echo here").await;
+    assert_eq!((code, output.as_str()), (0, "here\n"));
+    let started = std::time::Instant::now();
     node.runtime
         .stop_container(&id, std::time::Duration::from_secs(1))
         .await
         .unwrap_or_else(|error| panic!("{error}"));
-    assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
-    assert_eq!(ended(&node.runtime, &id).await.exit_code, 137);
+    assert!(started.elapsed() < std::time::Duration::from_secs(30), "{:?}", started.elapsed());
+    assert_eq!(wait_exited(&node.runtime, &id).await.exit_code, 137);
 }
 
 /// Somebody exchanges a directory of a volume for a link, again and again, while others are mounted below it.
-pub async fn volumes_cannot_lead_out(node: &Node) {
+pub async fn swapped_volume_directories_stay_inside(node: &TestNode) {
     let (shared, other, host) =
         (node.dir.path().join("shared"), node.dir.path().join("other"), node.dir.path().join("host"));
     for place in [&shared, &other, &host] {
@@ -515,7 +516,7 @@ pub async fn volumes_cannot_lead_out(node: &Node) {
         config.mounts = vec![mount("/vol", &shared), mount("/vol/d/deep/place", &other)];
         let id = pod.create(&config).await;
         if node.runtime.start_container(&id).await.is_ok() {
-            ended(&node.runtime, &id).await;
+            wait_exited(&node.runtime, &id).await;
             inside += 1;
         }
         node.runtime.remove_container(&id).await.unwrap();
@@ -526,7 +527,7 @@ pub async fn volumes_cannot_lead_out(node: &Node) {
 }
 
 /// Imports an image that has a shell and these links.
-fn import_links(node: &Node, name: &str, links: &[(&str, &str)]) {
+fn import_links(node: &TestNode, name: &str, links: &[(&str, &str)]) {
     let mut layer = tar::Builder::new(Vec::new());
     for (path, target) in [("bin/sh", "busybox"), ("bin/ls", "busybox")].iter().chain(links) {
         let mut header = tar::Header::new_gnu();
@@ -544,11 +545,11 @@ fn import_links(node: &Node, name: &str, links: &[(&str, &str)]) {
     ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
 }
 
-pub async fn seccomp_holds_for_commands_too(node: &Node) {
+pub async fn seccomp_applies_to_exec_commands(node: &TestNode) {
     let pod = node.pod("filter").await;
     let id = pod.start(&script("sleep 1000")).await;
-    let (code, _, said) = pod.exec(&id, "unshare -U true").await;
-    assert!(code != 0 && said.contains("Operation not permitted"), "{code} {said}");
+    let (code, _, output) = pod.exec(&id, "unshare -U true").await;
+    assert!(code != 0 && output.contains("Operation not permitted"), "{code} {output}");
     assert_eq!(
         pod.exec(&id, "grep -E 'Seccomp:|CapEff' /proc/self/status").await.1,
         "CapEff:\t00000000a80425fb\nSeccomp:\t2\n"
@@ -562,6 +563,6 @@ pub async fn seccomp_holds_for_commands_too(node: &Node) {
         profile_type: ProfileType::Localhost.into(),
         localhost_ref: "no-mkdir.json".into(),
     });
-    let (code, said) = pod.finish(&with(own, "mkdir /x")).await;
-    assert_eq!((code, said.as_str()), (1, "mkdir: can't create directory '/x': Permission denied\n"));
+    let (code, output) = pod.finish(&with(own, "mkdir /x")).await;
+    assert_eq!((code, output.as_str()), (1, "mkdir: can't create directory '/x': Permission denied\n"));
 }

@@ -13,22 +13,22 @@ use std::time::{Duration, Instant};
 use runtime::cri::*;
 use runtime::{Embedded, Runtime};
 
-use crate::kit::{self, Node, script, supervisors};
+use crate::kit::{self, TestNode, script, supervisors};
 use crate::{image_volumes, users};
 
 /// Pods that one skiff works on at the same time.
-const AT_ONCE: u64 = 4;
+const PARALLEL_PODS: u64 = 4;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Numbers by chance, the same for the same seed.
-struct Chance(AtomicU64);
+struct Random(AtomicU64);
 
-impl Chance {
-    fn new(seed: u64) -> Chance {
-        Chance(AtomicU64::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1))
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(AtomicU64::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1))
     }
 
-    fn below(&self, end: u64) -> u64 {
+    fn count_nested_cgroups(&self, end: u64) -> u64 {
         let step = |mut x: u64| {
             x ^= x << 13;
             x ^= x >> 7;
@@ -43,81 +43,83 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-pub async fn pods_come_and_go(node: &Node) {
+pub async fn creates_and_deletes_pods_under_restarts(node: &TestNode) {
     let (count, seed) = (number("SKIFF_CHURN_PODS", 40), number("SKIFF_CHURN_SEED", 1));
-    let chance = Chance::new(seed);
+    let random = Random::new(seed);
     image_volumes::import(node);
-    let before = held(node);
-    let (mut killed, mut skiffs, begun) = (0, 1, Instant::now());
+    let before = resource_counts(node);
+    let (mut killed, mut skiffs, started) = (0, 1, Instant::now());
     let mut skiff = worker(node, count, seed);
     let mut last = (0, Instant::now());
     loop {
-        tokio::time::sleep(Duration::from_millis(20 + chance.below(400))).await;
+        tokio::time::sleep(Duration::from_millis(20 + random.count_nested_cgroups(400))).await;
         if let Some(ended) = skiff.0.try_wait().expect("its end") {
             assert!(ended.success(), "the part of skiff failed with {ended}, seed {seed}");
             break;
         }
-        let made = made(node.dir.path());
-        if made != last.0 {
-            last = (made, Instant::now());
+        let created = created_count(node.dir.path());
+        if created != last.0 {
+            last = (created, Instant::now());
         }
-        assert!(last.1.elapsed() < DEADLINE, "{made} of {count} pods and no more, seed {seed}");
+        assert!(last.1.elapsed() < DEADLINE, "{created} of {count} pods and no more, seed {seed}");
         // The last of them are left alone, to see whether one skiff that lives long grows.
-        if made > count * 3 / 4 {
+        if created > count * 3 / 4 {
             continue;
         }
         let running = supervisors(node.dir.path());
-        match chance.below(4) {
+        match random.count_nested_cgroups(4) {
             0 => {
                 drop(skiff);
                 skiffs += 1;
                 skiff = worker(node, count, seed + skiffs);
             }
             1 if !running.is_empty() => {
-                let one = running[usize::try_from(chance.below(running.len() as u64)).expect("small")];
+                let one = running
+                    [usize::try_from(random.count_nested_cgroups(running.len() as u64)).expect("small")];
                 let _ = rustix::process::kill_process(one, rustix::process::Signal::KILL);
                 killed += 1;
             }
             _ => {}
         }
     }
-    let begun_settling = Instant::now();
+    let wait_start = Instant::now();
     loop {
-        let after = held(node);
+        let after = resource_counts(node);
         if after.iter().all(|(what, count)| *count <= before[what]) {
             break;
         }
-        assert!(begun_settling.elapsed() < DEADLINE, "seed {seed}: {before:?} became {after:?}");
+        assert!(wait_start.elapsed() < DEADLINE, "seed {seed}: {before:?} became {after:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     println!(
         "{count} pods in {:.0?}, {killed} supervisors and {} skiffs killed, seed {seed}",
-        begun.elapsed(),
+        started.elapsed(),
         skiffs - 1
     );
 }
 
 /// What pods hold on to.
-fn held(node: &Node) -> BTreeMap<&'static str, usize> {
+fn resource_counts(node: &TestNode) -> BTreeMap<&'static str, usize> {
     let files = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().count();
     let runtime = node.dir.path().join("runtime");
     let group = format!("skiff-test-{}", std::process::id());
     let cgroups = sys::cgroup::Cgroups::of_host().expect("cgroups");
-    let groups: usize = cgroups.directories(&group).into_iter().map(|place| below(&place)).sum();
-    let mut held = kit::traces(node.dir.path());
+    let groups: usize =
+        cgroups.directories(&group).into_iter().map(|place| count_nested_cgroups(&place)).sum();
+    let mut counts = kit::host_resource_counts(node.dir.path());
     // The bridge comes with the first pod and stays.
     let links = podnet::links("skp").unwrap_or_default().len();
-    held.insert("links", links);
-    held.extend([
+    counts.insert("links", links);
+    counts.extend([
         ("pods", files(runtime.join("pods"))),
         ("cgroups", groups),
-        ("processes", inside(&mark(node.dir.path()))),
+        ("processes", count_pod_processes(&process_marker(node.dir.path()))),
     ]);
-    held
+    counts
 }
 
 /// Groups inside a group, those of pods themselves aside, which are the kubelet's to remove.
-fn below(place: &Path) -> usize {
+fn count_nested_cgroups(place: &Path) -> usize {
     let inner = |place: &Path| {
         let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
         entries.filter(|entry| entry.path().is_dir()).map(|entry| entry.path()).collect::<Vec<_>>()
@@ -126,12 +128,12 @@ fn below(place: &Path) -> usize {
 }
 
 /// By which the processes of pods below a directory are known.
-fn mark(dir: &Path) -> String {
+fn process_marker(dir: &Path) -> String {
     format!("churn in {}", dir.display())
 }
 
 /// Processes in pods: all that could still hold a namespace of one.
-fn inside(mark: &str) -> usize {
+fn count_pod_processes(mark: &str) -> usize {
     let is_pods = |pid: &Path| {
         let line = std::fs::read(pid.join("cmdline")).unwrap_or_default();
         line.windows(mark.len()).any(|part| part == mark.as_bytes())
@@ -139,7 +141,7 @@ fn inside(mark: &str) -> usize {
     std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(|entry| is_pods(&entry.path())).count()
 }
 
-fn made(dir: &Path) -> u64 {
+fn created_count(dir: &Path) -> u64 {
     std::fs::metadata(dir.join("made")).map_or(0, |file| file.len())
 }
 
@@ -153,7 +155,7 @@ impl Drop for Worker {
     }
 }
 
-fn worker(node: &Node, count: u64, seed: u64) -> Worker {
+fn worker(node: &TestNode, count: u64, seed: u64) -> Worker {
     let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
     command.arg("churn").arg(node.dir.path()).args([count.to_string(), seed.to_string()]);
     command.arg(std::process::id().to_string());
@@ -161,82 +163,83 @@ fn worker(node: &Node, count: u64, seed: u64) -> Worker {
 }
 
 /// The part of skiff: finds what others left, makes pods until there were enough, removes all of them.
-pub async fn work(dir: &Path, count: u64, seed: u64, group: &str) {
+pub async fn run_worker(dir: &Path, count: u64, seed: u64, group: &str) {
     let runtime = kit::open(dir).await;
-    let chance = Arc::new(Chance::new(seed));
+    let random = Arc::new(Random::new(seed));
     let files = || std::fs::read_dir("/proc/self/fd").into_iter().flatten().count();
     for pod in runtime.sandboxes(&[]).await.expect("pods") {
         runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("left by another: {error}"));
     }
-    let mut steady = None;
+    let mut baseline = None;
     let mut done = 0;
-    while made(dir) < count {
+    while created_count(dir) < count {
         let mut tasks = tokio::task::JoinSet::new();
-        for at in 0..AT_ONCE.min(count - made(dir).min(count)) {
+        for at in 0..PARALLEL_PODS.min(count - created_count(dir).min(count)) {
             append(&dir.join("made"));
-            let (runtime, chance, dir, group) =
-                (runtime.clone(), chance.clone(), dir.to_owned(), group.to_owned());
-            tasks.spawn(async move { one(&runtime, &chance, &dir, &group, at).await });
+            let (runtime, random, dir, group) =
+                (runtime.clone(), random.clone(), dir.to_owned(), group.to_owned());
+            tasks.spawn(async move { run_pod(&runtime, &random, &dir, &group, at).await });
         }
         while let Some(result) = tasks.join_next().await {
             result.expect("a pod");
             done += 1;
         }
         // Once everything was used for the first time nothing grows any more.
-        if done >= (count / 8).min(60) && steady.is_none() {
-            steady = Some((files(), resident()));
+        if done >= (count / 8).min(60) && baseline.is_none() {
+            baseline = Some((files(), rss_kib()));
         }
     }
     for pod in runtime.sandboxes(&[]).await.expect("pods") {
         runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("in the end: {error}"));
     }
-    if let Some((known_files, known_memory)) = steady {
-        let begun = Instant::now();
+    if let Some((known_files, known_memory)) = baseline {
+        let started = Instant::now();
         while files() > known_files + 2 {
-            assert!(begun.elapsed() < DEADLINE, "{known_files} files became {}", files());
+            assert!(started.elapsed() < DEADLINE, "{known_files} files became {}", files());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let memory = resident();
+        let memory = rss_kib();
         println!("after {done} pods without being killed: {known_memory} kB became {memory} kB");
         assert!(memory < known_memory + 16 * 1024, "{known_memory} kB became {memory} kB");
     }
 }
 
 /// A pod's life, of which any part may fail: its supervisor is killed at times. It can always be removed.
-async fn one(runtime: &Embedded, chance: &Chance, dir: &Path, group: &str, at: u64) {
-    let mut config = kit::pod_config(dir, &format!("churn{}", chance.below(1 << 40)));
+async fn run_pod(runtime: &Embedded, random: &Random, dir: &Path, group: &str, at: u64) {
+    let mut config = kit::pod_config(dir, &format!("churn{}", random.count_nested_cgroups(1 << 40)));
     let linux = config.linux.as_mut().expect("made so");
     linux.cgroup_parent = format!("/{group}/slot{at}");
     if let Some(options) = linux.security_context.as_mut().and_then(|own| own.namespace_options.as_mut()) {
-        match chance.below(3) {
+        match random.count_nested_cgroups(3) {
             0 => options.userns_options = Some(users::namespace()),
             1 => options.pid = NamespaceMode::Pod.into(),
             _ => {}
         }
     }
     let Ok(pod) = runtime.run_sandbox(&config, "").await else { return };
-    let mark = mark(dir);
-    for _ in 0..=chance.below(2) {
+    let mark = process_marker(dir);
+    for _ in 0..=random.count_nested_cgroups(2) {
         let mut container = script(&format!("trap 'exit 0' TERM; while true; do sleep 0.05; done # {mark}"));
         if let Some(security) = container.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {
             security.namespace_options =
                 config.linux.as_ref().and_then(|linux| linux.security_context.clone()?.namespace_options);
         }
-        if chance.below(3) == 0 {
+        if random.count_nested_cgroups(3) == 0 {
             container.image = Some(ImageSpec { image: image_volumes::IMAGE.into(), ..ImageSpec::default() });
         }
         let Ok(id) = runtime.create_container(&pod, &container, &config).await else { break };
         if runtime.start_container(&id).await.is_err() {
             break;
         }
-        if chance.below(2) == 0 {
+        if random.count_nested_cgroups(2) == 0 {
             let _ = runtime.exec_sync(&id, &["true".to_owned()], DEADLINE).await;
         }
-        if chance.below(3) == 0 {
-            let _ = runtime.stop_container(&id, Duration::from_millis(chance.below(100))).await;
+        if random.count_nested_cgroups(3) == 0 {
+            let _ =
+                runtime.stop_container(&id, Duration::from_millis(random.count_nested_cgroups(100))).await;
         }
     }
-    if chance.below(8) == 0 {
+    if random.count_nested_cgroups(8) == 0 {
         // Left to be found in the end, or by another.
         return;
     }
@@ -250,7 +253,7 @@ fn append(path: &Path) {
 }
 
 /// Kilobytes that are this process's alone.
-fn resident() -> u64 {
+fn rss_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).map(str::trim);
     line.and_then(|line| line.trim_end_matches(" kB").parse().ok()).unwrap_or_default()

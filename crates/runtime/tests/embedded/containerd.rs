@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use runtime::cri::*;
 use runtime::{Remote, Runtime};
 
-use crate::kit::{Node, security, with};
+use crate::kit::{TestNode, security, with};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -24,43 +24,59 @@ fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
     let user = |value| Some(Int64Value { value });
     let unconfined =
         || Some(SecurityProfile { profile_type: ProfileType::Unconfined.into(), ..Default::default() });
-    let usual = security;
+    let security_context = security;
     vec![
-        ("as usual", usual()),
-        ("unconfined", LinuxContainerSecurityContext { seccomp: unconfined(), ..usual() }),
-        ("no new privileges", LinuxContainerSecurityContext { no_new_privs: true, ..usual() }),
-        ("nothing", LinuxContainerSecurityContext { capabilities: capabilities(&[], &["ALL"]), ..usual() }),
+        ("as usual", security_context()),
+        ("unconfined", LinuxContainerSecurityContext { seccomp: unconfined(), ..security_context() }),
+        ("no new privileges", LinuxContainerSecurityContext { no_new_privs: true, ..security_context() }),
+        (
+            "nothing",
+            LinuxContainerSecurityContext { capabilities: capabilities(&[], &["ALL"]), ..security_context() },
+        ),
         (
             "one only",
             LinuxContainerSecurityContext {
                 capabilities: capabilities(&["NET_BIND_SERVICE"], &["ALL"]),
                 no_new_privs: true,
                 run_as_user: user(1000),
-                ..usual()
+                ..security_context()
             },
         ),
         (
             "one less",
-            LinuxContainerSecurityContext { capabilities: capabilities(&[], &["NET_RAW"]), ..usual() },
+            LinuxContainerSecurityContext {
+                capabilities: capabilities(&[], &["NET_RAW"]),
+                ..security_context()
+            },
         ),
         (
             "one more",
-            LinuxContainerSecurityContext { capabilities: capabilities(&["SYS_TIME"], &[]), ..usual() },
+            LinuxContainerSecurityContext {
+                capabilities: capabilities(&["SYS_TIME"], &[]),
+                ..security_context()
+            },
         ),
-        ("all", LinuxContainerSecurityContext { capabilities: capabilities(&["ALL"], &[]), ..usual() }),
+        (
+            "all",
+            LinuxContainerSecurityContext { capabilities: capabilities(&["ALL"], &[]), ..security_context() },
+        ),
         (
             "somebody",
             LinuxContainerSecurityContext {
                 run_as_user: user(1234),
                 run_as_group: user(55),
                 supplemental_groups: vec![77, 88],
-                ..usual()
+                ..security_context()
             },
         ),
-        ("read-only root", LinuxContainerSecurityContext { readonly_rootfs: true, ..usual() }),
+        ("read-only root", LinuxContainerSecurityContext { readonly_rootfs: true, ..security_context() }),
         (
             "unmasked",
-            LinuxContainerSecurityContext { masked_paths: Vec::new(), readonly_paths: Vec::new(), ..usual() },
+            LinuxContainerSecurityContext {
+                masked_paths: Vec::new(),
+                readonly_paths: Vec::new(),
+                ..security_context()
+            },
         ),
         (
             "privileged",
@@ -69,7 +85,7 @@ fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
                 seccomp: unconfined(),
                 masked_paths: Vec::new(),
                 readonly_paths: Vec::new(),
-                ..usual()
+                ..security_context()
             },
         ),
     ]
@@ -77,7 +93,7 @@ fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
 
 /// What the kernel says of a process there, what it makes of a few calls, limits, environment, mounts and devices. Not
 /// compared are the files of the pod, which have other places, and cgroups: here all of them is read-only.
-const STATE: &str = "grep -E '^(Uid|Gid|Groups|Cap...|NoNewPrivs|Seccomp):' /proc/self/status; \
+const STATE_COMMAND: &str = "grep -E '^(Uid|Gid|Groups|Cap...|NoNewPrivs|Seccomp):' /proc/self/status; \
     for call in 'unshare -U true' 'unshare -m true' 'unshare -n true' 'mkdir /d' 'mknod /n p' 'mknod /b b 7 200' 'chown 5 /d' \
     'chroot / true' 'mount -t tmpfs none /d' 'hostname x' 'dmesg' 'ping -c 1 127.0.0.1' 'nice -n -1 true' 'cat /proc/kcore /dev/null -n0' \
     'ls /proc/scsi/' 'touch /proc/sys/x' 'touch /sys/x'; do \
@@ -92,28 +108,28 @@ async fn state(
     pod: &str,
     own: &LinuxContainerSecurityContext,
 ) -> String {
-    let container = with(own.clone(), STATE);
+    let container = with(own.clone(), STATE_COMMAND);
     let log = Path::new(&config.log_directory).join(&container.log_path);
     let _ = std::fs::remove_file(&log);
     let id =
         runtime.create_container(pod, &container, config).await.unwrap_or_else(|error| panic!("{error}"));
     runtime.start_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
-    let begun = Instant::now();
+    let started = Instant::now();
     while runtime.container_status(&id).await.expect("a status").state() != ContainerState::Exited {
-        assert!(begun.elapsed() < DEADLINE, "it goes on");
+        assert!(started.elapsed() < DEADLINE, "it goes on");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // containerd writes the last of it a little after it has told of the end.
-    let mut said = std::fs::read_to_string(&log).unwrap_or_default();
-    while !said.contains(" the end\n") && begun.elapsed() < DEADLINE {
+    let mut output = std::fs::read_to_string(&log).unwrap_or_default();
+    while !output.contains(" the end\n") && started.elapsed() < DEADLINE {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        said = std::fs::read_to_string(&log).unwrap_or_default();
+        output = std::fs::read_to_string(&log).unwrap_or_default();
     }
     runtime.remove_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
-    said.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
+    output.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
 }
 
-pub async fn privileges_are_the_same(node: &Node) {
+pub async fn privileges_match_containerd(node: &TestNode) {
     if !["/usr/bin/containerd", "/usr/local/bin/containerd"].iter().any(|path| Path::new(path).exists()) {
         return println!("skipped: containerd is not installed");
     }
@@ -125,26 +141,32 @@ pub async fn privileges_are_the_same(node: &Node) {
     let mut config = node.pod_config("same");
     let linux = config.linux.as_mut().expect("made so");
     linux.security_context.as_mut().expect("made so").privileged = true;
-    let ours = node.runtime.run_sandbox(&config, "").await.unwrap_or_else(|error| panic!("{error}"));
+    let embedded_sandbox =
+        node.runtime.run_sandbox(&config, "").await.unwrap_or_else(|error| panic!("{error}"));
     // In a group of its own, which it removes.
-    let mut theirs_config = config.clone();
-    theirs_config.linux.as_mut().expect("made so").cgroup_parent = String::new();
-    let theirs = remote
-        .run_sandbox(&theirs_config, "")
+    let mut remote_config = config.clone();
+    remote_config.linux.as_mut().expect("made so").cgroup_parent = String::new();
+    let remote_sandbox = remote
+        .run_sandbox(&remote_config, "")
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", other.log()));
-    let mut differences = String::new();
+    let mut diff = String::new();
     for (name, own) in cases() {
-        let embedded = state(&*node.runtime, &config, &ours, &own).await;
-        let containerd = state(&remote, &theirs_config, &theirs, &own).await;
-        let (ours, theirs): (BTreeSet<&str>, BTreeSet<&str>) =
+        let embedded = state(&*node.runtime, &config, &embedded_sandbox, &own).await;
+        let containerd = state(&remote, &remote_config, &remote_sandbox, &own).await;
+        let (embedded_sandbox, remote_sandbox): (BTreeSet<&str>, BTreeSet<&str>) =
             (embedded.lines().collect(), containerd.lines().collect());
-        assert!(ours.len() > 50 && theirs.len() > 50, "{embedded}\n{containerd}");
-        differences.extend(ours.difference(&theirs).map(|line| format!("{name}: {line:?} only here\n")));
-        differences
-            .extend(theirs.difference(&ours).map(|line| format!("{name}: {line:?} only with containerd\n")));
+        assert!(embedded_sandbox.len() > 50 && remote_sandbox.len() > 50, "{embedded}\n{containerd}");
+        diff.extend(
+            embedded_sandbox.difference(&remote_sandbox).map(|line| format!("{name}: {line:?} only here\n")),
+        );
+        diff.extend(
+            remote_sandbox
+                .difference(&embedded_sandbox)
+                .map(|line| format!("{name}: {line:?} only with containerd\n")),
+        );
     }
-    let removed = remote.remove_sandbox(&theirs).await;
-    assert_eq!(differences, "");
+    let removed = remote.remove_sandbox(&remote_sandbox).await;
+    assert_eq!(diff, "");
     removed.unwrap_or_else(|error| panic!("{error}"));
 }

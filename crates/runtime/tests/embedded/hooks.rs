@@ -4,24 +4,24 @@ use std::path::{Path, PathBuf};
 
 use runtime::cri::*;
 
-use crate::kit::{Node, script};
+use crate::kit::{TestNode, script};
 use crate::users;
 
 /// Where such files are. What is put there is in the mounts of this test alone.
-const PLACE: &str = "/var/run/cdi";
+const CDI_DIR: &str = "/var/run/cdi";
 
-struct Files {
+struct CdiFiles {
     dir: PathBuf,
-    was_made: bool,
+    was_created: bool,
 }
 
-impl Files {
-    fn mount(dir: PathBuf) -> Files {
-        let was_made = !Path::new(PLACE).exists();
-        std::fs::create_dir_all(PLACE).unwrap();
+impl CdiFiles {
+    fn mount(dir: PathBuf) -> CdiFiles {
+        let was_created = !Path::new(CDI_DIR).exists();
+        std::fs::create_dir_all(CDI_DIR).unwrap();
         std::fs::create_dir_all(&dir).unwrap();
-        rustix::mount::mount_bind(&dir, PLACE).unwrap();
-        Files { dir, was_made }
+        rustix::mount::mount_bind(&dir, CDI_DIR).unwrap();
+        CdiFiles { dir, was_created }
     }
 
     fn write(&self, devices: &serde_json::Value) {
@@ -30,11 +30,11 @@ impl Files {
     }
 }
 
-impl Drop for Files {
+impl Drop for CdiFiles {
     fn drop(&mut self) {
-        let _ = rustix::mount::unmount(PLACE, rustix::mount::UnmountFlags::DETACH);
-        if self.was_made {
-            let _ = std::fs::remove_dir(PLACE);
+        let _ = rustix::mount::unmount(CDI_DIR, rustix::mount::UnmountFlags::DETACH);
+        if self.was_created {
+            let _ = std::fs::remove_dir(CDI_DIR);
         }
     }
 }
@@ -57,11 +57,12 @@ fn with_device(name: &str, text: &str) -> ContainerConfig {
     config
 }
 
-pub async fn all_stages_are_run(node: &Node) {
-    let files = Files::mount(node.dir.path().join("cdi"));
-    let told = node.dir.path().join("told");
-    let note =
-        |name: &str| format!("cat >{0}/{name}; readlink /proc/self/ns/net >>{0}/{name}", told.display());
+pub async fn runs_hooks_of_all_stages(node: &TestNode) {
+    let files = CdiFiles::mount(node.dir.path().join("cdi"));
+    let output_path = node.dir.path().join("told");
+    let note = |name: &str| {
+        format!("cat >{0}/{name}; readlink /proc/self/ns/net >>{0}/{name}", output_path.display())
+    };
     // As those of vendors do it: by way of the bundle, which is said to them, and of what is said in it.
     let may = "grep -e CapEff: -e Seccomp:";
     let root = r#"bundle=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p'); root=$(sed -n 's/.*"root":{"path":"\([^"]*\)".*/\1/p' $bundle/config.json)"#;
@@ -83,8 +84,8 @@ pub async fn all_stages_are_run(node: &Node) {
     let plain = node.pod("hooks").await;
     let mapped = users::pod(node, "hooks-users", |_| {}).await;
     for pod in [plain, mapped] {
-        let _ = std::fs::remove_dir_all(&told);
-        std::fs::create_dir(&told).unwrap();
+        let _ = std::fs::remove_dir_all(&output_path);
+        std::fs::create_dir(&output_path).unwrap();
         let id = pod.start(&with_device("good", "sleep 1000")).await;
         let look = format!("cat /made /started; cat /proc/self/status | {may}");
         let (_, seen, _) = pod.exec(&id, &look).await;
@@ -93,7 +94,7 @@ pub async fn all_stages_are_run(node: &Node) {
         assert!(matches!(lines[..], ["made", "made", a, b, c, d] if (a, b) == (c, d)), "{seen}");
         assert!(seen.ends_with("Seccomp:\t2\n"), "{seen}");
         for stage in ["prestart", "createRuntime", "poststart"] {
-            let text = std::fs::read_to_string(told.join(stage)).unwrap();
+            let text = std::fs::read_to_string(output_path.join(stage)).unwrap();
             assert!(
                 text.contains(&format!(r#""id":"{id}""#)) && text.contains(r#""pid":"#),
                 "{stage}: {text}"
@@ -101,9 +102,9 @@ pub async fn all_stages_are_run(node: &Node) {
             // They see the host.
             assert!(text.trim_end().ends_with(&own), "{stage}: {text} is not {own}");
         }
-        assert!(!told.join("poststop").exists());
+        assert!(!output_path.join("poststop").exists());
         node.runtime.remove_container(&id).await.unwrap();
-        let text = std::fs::read_to_string(told.join("poststop")).unwrap();
+        let text = std::fs::read_to_string(output_path.join("poststop")).unwrap();
         assert!(text.contains(r#""status":"stopped""#), "{text}");
 
         let id = pod.create(&with_device("bad", "true")).await;

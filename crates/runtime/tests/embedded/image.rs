@@ -1,12 +1,12 @@
 //! Images made for a test.
 
-use crate::kit::Node;
+use crate::kit::TestNode;
 
 /// A file, or with a target a link: path, content, target.
 pub type Entry<'a> = (&'a str, &'a str, &'a str);
 
 /// Imports an image of these layers, lowest first.
-pub fn import(node: &Node, name: &str, layers: &[&[Entry<'_>]]) {
+pub fn import(node: &TestNode, name: &str, layers: &[&[Entry<'_>]]) {
     let layers: Vec<Vec<u8>> = layers.iter().map(|entries| layer(entries)).collect();
     let archive = archive(name, &layers);
     ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).expect("imported");

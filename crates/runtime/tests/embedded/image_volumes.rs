@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use runtime::cri::*;
 
-use crate::kit::{Node, Pod, security, with};
+use crate::kit::{TestNode, TestPod, security, with};
 use crate::{image, users};
 
 pub const IMAGE: &str = "volumes:1";
@@ -13,7 +13,7 @@ pub const IMAGE: &str = "volumes:1";
 const FILES: usize = 200;
 
 /// An image with volumes: some that it has files in, one it has not, one by a strange path, one inside another.
-pub fn import(node: &Node) {
+pub fn import(node: &TestNode) {
     let mut layer = Layer(tar::Builder::new(Vec::new()));
     layer.file("bin/busybox", &std::fs::read("/bin/busybox").unwrap(), 0o755, (0, 0));
     for name in ["sh", "cat", "stat", "touch", "sleep", "ls", "true"] {
@@ -75,7 +75,7 @@ impl Layer {
     }
 }
 
-fn of_image(text: &str) -> ContainerConfig {
+fn image_config(text: &str) -> ContainerConfig {
     let mut security = security();
     security.readonly_rootfs = true;
     let mut config = with(security, text);
@@ -84,17 +84,17 @@ fn of_image(text: &str) -> ContainerConfig {
 }
 
 /// Where a container's volumes are.
-fn place(node: &Node, pod: &Pod<'_>, id: &str) -> PathBuf {
+fn volumes_dir(node: &TestNode, pod: &TestPod<'_>, id: &str) -> PathBuf {
     node.dir.path().join("runtime/pods").join(&pod.id).join(id).join("volumes")
 }
 
 /// The one that began as the image's `/data`.
-fn data(volumes: &Path) -> PathBuf {
+fn data_volume(volumes: &Path) -> PathBuf {
     let all = std::fs::read_dir(volumes).unwrap().map(|entry| entry.unwrap().path());
     all.into_iter().find(|volume| volume.join("again").exists()).expect("a copy of /data")
 }
 
-pub async fn an_image_has_volumes(node: &Node) {
+pub async fn creates_volumes_declared_by_an_image(node: &TestNode) {
     import(node);
     let host = node.dir.path().join("host");
     std::fs::create_dir_all(&host).unwrap();
@@ -106,7 +106,7 @@ pub async fn an_image_has_volumes(node: &Node) {
     };
     let pod = node.pod("volumes").await;
     // A mount at the same place wins, one inside is inside, and all of it can be written to.
-    let mut config = of_image(
+    let mut config = image_config(
         "exec 2>&1; cat /data/file /data/deep/inner /mine/file /data/user/file; touch /x; \
          stat -c '%u:%g %a %h %Y' /data/file; stat -c '%u:%g %a' /data /empty /plain; \
          touch /data/new /data/deep/new /empty/new /plain/new && echo written",
@@ -118,13 +118,14 @@ pub async fn an_image_has_volumes(node: &Node) {
     assert!(said.starts_with(expected) && said.ends_with("written\n"), "{said}");
     assert!(!host.join("new").exists());
     // Another container begins anew, with all that belongs to a file.
-    let id = pod.start(&of_image("ls /data; echo changed >/data/file; sleep 1000")).await;
+    let id = pod.start(&image_config("ls /data; echo changed >/data/file; sleep 1000")).await;
     pod.exec(&id, "until test changed = \"$(cat /data/file)\"; do sleep 0.01; done").await;
-    let volumes = place(node, &pod, &id);
-    assert!(!data(&volumes).join("new").exists());
+    let volumes = volumes_dir(node, &pod, &id);
+    assert!(!data_volume(&volumes).join("new").exists());
     let mut value = [0; 8];
     // Where the file system has such attributes the image's file has it, too.
-    if let Ok(length) = rustix::fs::getxattr(data(&volumes).join("file"), "user.mark", &mut value[..]) {
+    if let Ok(length) = rustix::fs::getxattr(data_volume(&volumes).join("file"), "user.mark", &mut value[..])
+    {
         assert_eq!(&value[..length], b"yes");
     }
     // They go with the container.
@@ -132,11 +133,11 @@ pub async fn an_image_has_volumes(node: &Node) {
     assert!(!volumes.exists() && !volumes.parent().unwrap().exists());
 }
 
-pub async fn links_stay_inside(node: &Node) {
+pub async fn volume_symlinks_stay_inside_the_image(node: &TestNode) {
     import(node);
     let pod = node.pod("volume-links").await;
     let text = "cat /elsewhere/inner; touch /up/made/x && ls /made; ls /data/deep; sleep 1000";
-    let id = pod.start(&of_image(text)).await;
+    let id = pod.start(&image_config(text)).await;
     let (_, said, _) = pod.exec(&id, "cat /elsewhere/inner; ls -d /made").await;
     assert_eq!(said, "inner\n/made\n");
     assert!(!Path::new("/made").exists());
@@ -151,7 +152,7 @@ pub async fn links_stay_inside(node: &Node) {
         layer.file("bin/busybox", b"", 0o755, (0, 0));
         let archive = image::archive_with("odd:1", &[layer.0.into_inner().unwrap()], &process);
         ::image::import(node.embedded.images(), std::io::Cursor::new(archive)).unwrap();
-        let mut config = of_image("true");
+        let mut config = image_config("true");
         config.image = Some(ImageSpec { image: "odd:1".into(), ..ImageSpec::default() });
         config.metadata.get_or_insert_default().name = path.to_owned();
         let error = match node.runtime.create_container(&pod.id, &config, &pod.config).await {
@@ -162,14 +163,14 @@ pub async fn links_stay_inside(node: &Node) {
     }
 }
 
-pub async fn owners_are_the_pods(node: &Node) {
+pub async fn volume_owners_are_mapped_for_user_namespaces(node: &TestNode) {
     import(node);
     let pod = users::pod(node, "volume-owners", |_| {}).await;
     let text = "stat -c '%u:%g' /data /data/file /empty /data/deep/inner; touch /data/mine /empty/mine; \
         stat -c '%u:%g' /data/mine /empty/mine";
-    assert_eq!(pod.finish(&of_image(text)).await, (0, "5:6\n33:44\n0:0\n0:0\n0:0\n0:0\n".into()));
+    assert_eq!(pod.finish(&image_config(text)).await, (0, "5:6\n33:44\n0:0\n0:0\n0:0\n0:0\n".into()));
     // Outside they are nobody.
-    let id = pod.start(&of_image("sleep 1000")).await;
-    let found = std::fs::metadata(data(&place(node, &pod, &id)).join("file")).unwrap();
+    let id = pod.start(&image_config("sleep 1000")).await;
+    let found = std::fs::metadata(data_volume(&volumes_dir(node, &pod, &id)).join("file")).unwrap();
     assert_eq!((found.uid(), found.gid()), (users::FIRST + 33, users::FIRST + 44));
 }

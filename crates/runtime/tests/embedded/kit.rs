@@ -11,17 +11,17 @@ use runtime::cri::*;
 use runtime::embedded::Config;
 use runtime::{Embedded, Remote, Runtime};
 
-pub const IMAGE: &str = "docker.io/library/busybox:1.36";
+pub const TEST_IMAGE: &str = "docker.io/library/busybox:1.36";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-pub struct Node {
+pub struct TestNode {
     pub dir: tempfile::TempDir,
     pub embedded: Embedded,
     /// The same, or the same over its socket.
     pub runtime: Arc<dyn Runtime>,
     over_socket: bool,
     /// Those who serve sockets.
-    serving: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    servers: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
 /// Runs the tests, each on a node of its own, and checks that nothing is left of its pods.
@@ -29,10 +29,10 @@ pub struct Node {
 /// On a host of the second version of cgroups that has no controllers, `unified`, those that need one are left out.
 pub async fn run(only: Option<&str>, unified: bool) {
     const NEED_CONTROLLERS: [&str; 4] = [
-        "life::limits_hold",
-        "life::pods_can_have_less_than_a_container_that_ended",
-        "life::a_pod_lives_and_dies",
-        "containerd::privileges_are_the_same",
+        "life::enforces_resource_limits",
+        "life::pod_quota_can_drop_below_an_exited_container",
+        "life::run_and_remove_a_pod",
+        "containerd::privileges_match_containerd",
     ];
     let mut failures = 0;
     macro_rules! tests {
@@ -41,17 +41,17 @@ pub async fn run(only: Option<&str>, unified: bool) {
             let is_left_out = unified && ($over_socket || NEED_CONTROLLERS.contains(&name));
             let name = if $over_socket { format!("socket::{name}") } else { name.to_owned() };
             if !is_left_out && only.is_none_or(|only| name.contains(only)) {
-                let node = Node::new($over_socket).await;
-                let before = traces(node.dir.path());
+                let node = TestNode::new($over_socket).await;
+                let before = host_resource_counts(node.dir.path());
                 let test = async {
                     crate::$module::$name(&node).await;
-                    node.empty().await;
+                    node.remove_all_pods().await;
                 };
                 if std::panic::AssertUnwindSafe(test).catch_unwind().await.is_err() {
                     println!("test {name} ... FAILED");
                     failures += 1;
                 } else {
-                    settled(&before, node.dir.path(), &name).await;
+                    wait_for_baseline(&before, node.dir.path(), &name).await;
                     println!("test {name} ... ok");
                 }
             }
@@ -59,104 +59,104 @@ pub async fn run(only: Option<&str>, unified: bool) {
     }
     tests![
         false,
-        life::a_pod_lives_and_dies,
-        life::containers_share_their_pod,
-        life::what_cannot_start_says_why,
-        life::streams_and_signals,
-        life::all_of_a_container_is_in_its_cgroup,
-        life::pods_can_have_less_than_a_container_that_ended,
-        life::commands_do_not_hold_a_pod,
-        life::those_who_look_into_others_do_not_hold_a_pod,
-        life::a_silent_supervisor_keeps_nobody_waiting,
-        life::commands_follow_into_groups_of_a_container,
-        life::a_pod_goes_with_its_keeper,
-        life::limits_hold,
-        life::a_later_skiff_finds_its_pods,
-        life::another_program_takes_over,
-        life::a_killed_supervisor_leaves_nothing,
-        life::sigterm_to_a_supervisor_ends_its_pod_in_order,
-        life::a_pod_whose_directory_is_removed_ends,
-        life::users_and_directories,
-        life::variables_keep_their_order,
-        life::volumes_and_propagation,
-        life::a_supervisor_is_small,
-        breakout::the_program_cannot_be_overwritten,
-        breakout::masked_and_read_only_paths_hold,
-        breakout::nothing_can_be_mounted,
-        breakout::devices_cannot_be_opened,
-        breakout::privileges_are_what_they_should_be,
-        breakout::groups_stay_as_the_host_has_them,
-        breakout::images_cannot_mount_elsewhere,
-        breakout::only_the_machine_is_covered,
-        breakout::links_to_nothing_stay_inside,
-        breakout::no_directory_of_the_host_is_begun_in,
-        breakout::no_open_file_leads_out,
-        breakout::what_hides_cannot_be_exchanged,
-        breakout::proc_is_no_link,
-        breakout::the_keeper_has_nothing,
-        breakout::users_are_who_they_were,
-        breakout::talking_keeps_nobody_waiting,
-        breakout::volumes_cannot_lead_out,
-        breakout::seccomp_holds_for_commands_too,
-        machines::programs_for_32_bits,
-        users::root_is_nobody_outside,
-        users::commands_stay_inside,
-        users::all_of_root_is_not_enough,
-        users::an_unmasked_proc_can_be_mounted_again,
-        users::what_cannot_be_mapped_says_why,
-        volumes::an_image_is_a_volume,
-        volumes::mounts_within_volumes,
-        volumes::profiles_that_cannot_be_applied_say_so,
-        image_volumes::an_image_has_volumes,
-        image_volumes::links_stay_inside,
-        image_volumes::owners_are_the_pods,
-        hooks::all_stages_are_run,
-        containerd::privileges_are_the_same,
-        churn::pods_come_and_go,
+        life::run_and_remove_a_pod,
+        life::containers_share_pod_namespaces,
+        life::start_failure_reports_the_reason,
+        life::passes_streams_and_signals,
+        life::container_processes_are_in_its_cgroup,
+        life::pod_quota_can_drop_below_an_exited_container,
+        life::remove_a_pod_with_running_commands,
+        life::remove_a_pod_with_a_shared_process_namespace,
+        life::startup_does_not_wait_for_a_silent_supervisor,
+        life::exec_runs_in_nested_cgroups,
+        life::pod_exits_with_its_pause_process,
+        life::enforces_resource_limits,
+        life::running_pods_are_known_after_restart,
+        life::upgrade_keeps_running_containers,
+        life::killed_supervisor_leaves_no_processes,
+        life::supervisor_terminates_containers_on_sigterm,
+        life::pod_exits_when_its_directory_is_deleted,
+        life::applies_user_and_working_directory,
+        life::environment_keeps_its_order,
+        life::mounts_volumes_with_propagation,
+        life::supervisor_memory_is_small,
+        breakout::container_cannot_write_to_the_runtime_binary,
+        breakout::masked_and_read_only_paths_are_enforced,
+        breakout::container_cannot_mount,
+        breakout::container_cannot_open_host_devices,
+        breakout::applies_capabilities_and_no_new_privileges,
+        breakout::container_keeps_host_cgroup_mount_options,
+        breakout::image_symlinks_do_not_redirect_mounts,
+        breakout::only_allowed_proc_files_can_be_mounted_over,
+        breakout::dangling_symlinks_resolve_inside_the_container,
+        breakout::working_directory_cannot_be_a_host_fd,
+        breakout::container_cannot_use_inherited_file_descriptors,
+        breakout::volume_cannot_replace_the_mask_device,
+        breakout::rejects_an_image_with_a_proc_symlink,
+        breakout::pause_process_has_no_privileges,
+        breakout::commands_run_as_the_user_of_the_container,
+        breakout::container_with_fast_output_can_be_stopped,
+        breakout::swapped_volume_directories_stay_inside,
+        breakout::seccomp_applies_to_exec_commands,
+        machines::runs_a_32_bit_executable,
+        users::maps_container_root_to_another_host_user,
+        users::exec_runs_in_the_user_namespace,
+        users::container_root_has_no_host_privileges,
+        users::mounts_proc_with_all_paths_visible,
+        users::mapping_failure_reports_the_reason,
+        volumes::mounts_an_image_as_volume,
+        volumes::mounts_inside_volumes,
+        volumes::missing_security_profile_fails_the_container,
+        image_volumes::creates_volumes_declared_by_an_image,
+        image_volumes::volume_symlinks_stay_inside_the_image,
+        image_volumes::volume_owners_are_mapped_for_user_namespaces,
+        hooks::runs_hooks_of_all_stages,
+        containerd::privileges_match_containerd,
+        churn::creates_and_deletes_pods_under_restarts,
     ];
     tests![
         true,
-        life::a_pod_lives_and_dies,
-        life::containers_share_their_pod,
-        life::what_cannot_start_says_why,
-        life::streams_and_signals,
-        life::limits_hold,
-        life::a_later_skiff_finds_its_pods,
-        life::a_killed_supervisor_leaves_nothing,
-        life::volumes_and_propagation,
-        image_volumes::an_image_has_volumes,
-        network::of_the_administrator,
-        network::of_a_pod_that_cannot_be,
-        network::settings_are_the_pods,
-        network::bandwidth_is_limited,
-        network::both_families,
-        network::removed_links_and_routes_are_restored,
-        socket::what_only_other_clients_ask,
-        socket::events_are_told,
-        socket::bad_requests_are_refused,
-        socket::nothing_is_made_twice,
-        socket::what_does_not_go_together_is_refused,
-        socket::limits_can_be_changed_before_the_start,
+        life::run_and_remove_a_pod,
+        life::containers_share_pod_namespaces,
+        life::start_failure_reports_the_reason,
+        life::passes_streams_and_signals,
+        life::enforces_resource_limits,
+        life::running_pods_are_known_after_restart,
+        life::killed_supervisor_leaves_no_processes,
+        life::mounts_volumes_with_propagation,
+        image_volumes::creates_volumes_declared_by_an_image,
+        network::uses_the_configured_cni_network,
+        network::failed_pod_leaves_no_network,
+        network::pod_sysctls_override_plugin_settings,
+        network::limits_pod_bandwidth,
+        network::pod_has_ipv4_and_ipv6,
+        network::deleted_links_and_routes_are_created_again,
+        socket::handles_calls_of_other_cri_clients,
+        socket::sends_container_events,
+        socket::rejects_invalid_requests,
+        socket::rejects_duplicate_names,
+        socket::rejects_conflicting_options,
+        socket::updates_limits_before_start,
     ];
     assert_eq!(failures, 0, "tests failed");
     println!("\ntest result: ok.");
 }
 
-impl Node {
-    async fn new(over_socket: bool) -> Node {
+impl TestNode {
+    async fn new(over_socket: bool) -> TestNode {
         let dir = tempfile::Builder::new().prefix("skiff-runtime-").tempdir().expect("a directory");
-        let archive = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
+        let archive = testkit::busybox_image(dir.path(), TEST_IMAGE).expect("an image");
         let embedded = open(dir.path()).await;
         let file = std::fs::File::open(archive).expect("an archive");
         ::image::import(embedded.images(), file).expect("imported");
         let runtime = Arc::new(embedded.clone());
-        let mut node = Node { dir, embedded, runtime, over_socket, serving: Mutex::default() };
+        let mut node = TestNode { dir, embedded, runtime, over_socket, servers: Mutex::default() };
         node.runtime = node.offered(node.embedded.clone()).await;
         node
     }
 
     /// Another skiff on the same data.
-    pub async fn again(&self) -> Arc<dyn Runtime> {
+    pub async fn reopen(&self) -> Arc<dyn Runtime> {
         self.offered(open(self.dir.path()).await).await
     }
 
@@ -170,7 +170,7 @@ impl Node {
             return Arc::new(embedded);
         }
         let listener = runtime::embedded::listen(&self.socket()).expect("a socket");
-        self.serving.lock().unwrap().push(tokio::spawn(runtime::embedded::serve(embedded, listener)));
+        self.servers.lock().unwrap().push(tokio::spawn(runtime::embedded::serve(embedded, listener)));
         let remote = Remote::new(&format!("unix://{}", self.socket().display()));
         assert_eq!(remote.version().await.expect("an answer").runtime_name, "skiff");
         Arc::new(remote)
@@ -184,19 +184,19 @@ impl Node {
         pod_config(self.dir.path(), name)
     }
 
-    pub async fn pod(&self, name: &str) -> Pod<'_> {
+    pub async fn pod(&self, name: &str) -> TestPod<'_> {
         self.pod_with(self.pod_config(name)).await
     }
 
-    pub async fn pod_with(&self, config: PodSandboxConfig) -> Pod<'_> {
+    pub async fn pod_with(&self, config: PodSandboxConfig) -> TestPod<'_> {
         let id = self.runtime.run_sandbox(&config, "").await.unwrap_or_else(|error| panic!("{error}"));
-        Pod { node: self, id, config }
+        TestPod { node: self, id, config }
     }
 
     /// Removes all pods.
-    pub async fn empty(&self) {
+    pub async fn remove_all_pods(&self) {
         // The first one serves what follows.
-        self.serving.lock().unwrap().iter().skip(1).for_each(|task| task.abort());
+        self.servers.lock().unwrap().iter().skip(1).for_each(|task| task.abort());
         for pod in self.runtime.sandboxes(&[]).await.expect("pods") {
             self.runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("{error}"));
         }
@@ -232,11 +232,11 @@ pub fn pod_config(dir: &Path, name: &str) -> PodSandboxConfig {
 }
 
 /// What a test that failed leaves must not outlive it.
-impl Drop for Node {
+impl Drop for TestNode {
     fn drop(&mut self) {
-        testkit::sweep(self.dir.path(), &self.dir.path().join("pods"));
+        testkit::cleanup_node(self.dir.path(), &self.dir.path().join("pods"));
         testkit::remove_cgroup(&format!("skiff-test-{}", std::process::id()));
-        self.serving.get_mut().unwrap().iter().for_each(|task| task.abort());
+        self.servers.get_mut().unwrap().iter().for_each(|task| task.abort());
     }
 }
 
@@ -289,8 +289,8 @@ pub async fn open_with(dir: &Path, program: PathBuf) -> Embedded {
     Embedded::open(config).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-pub struct Pod<'a> {
-    pub node: &'a Node,
+pub struct TestPod<'a> {
+    pub node: &'a TestNode,
     pub id: String,
     pub config: PodSandboxConfig,
 }
@@ -328,7 +328,7 @@ pub fn script(text: &str) -> ContainerConfig {
 pub fn with(security: LinuxContainerSecurityContext, text: &str) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: "main".into(), attempt: 0 }),
-        image: Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() }),
+        image: Some(ImageSpec { image: TEST_IMAGE.into(), ..ImageSpec::default() }),
         command: ["sh", "-c", text].map(str::to_owned).into(),
         log_path: "main.log".into(),
         linux: Some(LinuxContainerConfig {
@@ -339,14 +339,14 @@ pub fn with(security: LinuxContainerSecurityContext, text: &str) -> ContainerCon
     }
 }
 
-impl Pod<'_> {
+impl TestPod<'_> {
     pub async fn create(&self, config: &ContainerConfig) -> String {
         // No two of a pod may have the same name and number.
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mut config = config.clone();
         config.metadata.get_or_insert_default().attempt = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let made = self.node.runtime.create_container(&self.id, &config, &self.config).await;
-        made.unwrap_or_else(|error| panic!("{error}"))
+        let created = self.node.runtime.create_container(&self.id, &config, &self.config).await;
+        created.unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub async fn start(&self, config: &ContainerConfig) -> String {
@@ -359,14 +359,14 @@ impl Pod<'_> {
     pub async fn finish(&self, config: &ContainerConfig) -> (i32, String) {
         let _ = std::fs::remove_file(self.node.logs().join(&config.log_path));
         let id = self.start(config).await;
-        let status = ended(&self.node.runtime, &id).await;
-        let said = self.said(&config.log_path);
+        let status = wait_exited(&self.node.runtime, &id).await;
+        let output = self.log_output(&config.log_path);
         self.node.runtime.remove_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
-        (status.exit_code, said)
+        (status.exit_code, output)
     }
 
     /// A log without times, streams and tags.
-    pub fn said(&self, log: &str) -> String {
+    pub fn log_output(&self, log: &str) -> String {
         let text = std::fs::read_to_string(self.node.logs().join(log)).unwrap_or_default();
         text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
     }
@@ -381,35 +381,35 @@ impl Pod<'_> {
     }
 }
 
-pub async fn ended(runtime: &Arc<dyn Runtime>, id: &str) -> ContainerStatus {
-    let begun = Instant::now();
+pub async fn wait_exited(runtime: &Arc<dyn Runtime>, id: &str) -> ContainerStatus {
+    let started = Instant::now();
     loop {
         let status = runtime.container_status(id).await.unwrap_or_else(|error| panic!("{error}"));
         if status.state() == ContainerState::Exited {
             return status;
         }
-        assert!(begun.elapsed() < DEADLINE, "the container goes on: {status:?}");
+        assert!(started.elapsed() < DEADLINE, "the container goes on: {status:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// Waits until nothing is left that was not there before: connections to pods are closed by tasks that end on their own.
-async fn settled(before: &BTreeMap<&'static str, usize>, dir: &Path, name: &str) {
-    let begun = Instant::now();
+async fn wait_for_baseline(before: &BTreeMap<&'static str, usize>, dir: &Path, name: &str) {
+    let started = Instant::now();
     loop {
-        let mut after = traces(dir);
+        let mut after = host_resource_counts(dir);
         // The bridge comes with the first pod and stays.
         after.insert("links", after["links"].saturating_sub(1));
         if after.iter().all(|(trace, count)| *count <= before[trace]) {
             return;
         }
-        assert!(begun.elapsed() < DEADLINE, "{name} leaves something behind: {before:?} became {after:?}");
+        assert!(started.elapsed() < DEADLINE, "{name} leaves something behind: {before:?} became {after:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// What pods may leave behind on a host, counted.
-pub fn traces(dir: &Path) -> BTreeMap<&'static str, usize> {
+pub fn host_resource_counts(dir: &Path) -> BTreeMap<&'static str, usize> {
     let lines = |path: &str| std::fs::read_to_string(path).unwrap_or_default().lines().count();
     BTreeMap::from([
         ("mounts", lines("/proc/self/mounts")),

@@ -4,16 +4,16 @@ use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use runtime::cri::*;
-use runtime::{Code, Error, Runtime as _};
+use runtime::{Error, ErrorCode, Runtime as _};
 
-use crate::kit::{Node, ended, kill_supervisors, open_with, script, security, supervisors, with};
+use crate::kit::{TestNode, kill_supervisors, open_with, script, security, supervisors, wait_exited, with};
 
-pub async fn a_pod_lives_and_dies(node: &Node) {
+pub async fn run_and_remove_a_pod(node: &TestNode) {
     let pod = node.pod("one").await;
     let status = node.runtime.sandbox_status(&pod.id).await.unwrap();
     assert_eq!((status.state(), status.network.unwrap().ip.as_str()), (PodSandboxState::Ready, "10.88.0.2"));
-    let (code, said) = pod.finish(&script("echo hello; echo world >&2; exit 3")).await;
-    let mut lines: Vec<_> = said.lines().collect();
+    let (code, output) = pod.finish(&script("echo hello; echo world >&2; exit 3")).await;
+    let mut lines: Vec<_> = output.lines().collect();
     lines.sort_unstable();
     assert_eq!((code, lines), (3, vec!["hello", "world"]));
 
@@ -36,19 +36,19 @@ pub async fn a_pod_lives_and_dies(node: &Node) {
     assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
     assert!(status.started_at <= status.finished_at && status.created_at <= status.started_at);
 
-    let deaf = pod.start(&script("trap '' TERM; while true; do sleep 0.05; done")).await;
-    node.runtime.stop_container(&deaf, Duration::from_millis(200)).await.unwrap();
-    assert_eq!(node.runtime.container_status(&deaf).await.unwrap().exit_code, 137);
+    let ignores_sigterm = pod.start(&script("trap '' TERM; while true; do sleep 0.05; done")).await;
+    node.runtime.stop_container(&ignores_sigterm, Duration::from_millis(200)).await.unwrap();
+    assert_eq!(node.runtime.container_status(&ignores_sigterm).await.unwrap().exit_code, 137);
 
     node.runtime.stop_sandbox(&pod.id).await.unwrap();
     assert_eq!(node.runtime.sandbox_status(&pod.id).await.unwrap().state(), PodSandboxState::NotReady);
     node.runtime.stop_sandbox(&pod.id).await.unwrap();
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
-    assert!(node.runtime.container_status(&deaf).await.unwrap_err().is_not_found());
+    assert!(node.runtime.container_status(&ignores_sigterm).await.unwrap_err().is_not_found());
 }
 
-pub async fn containers_share_their_pod(node: &Node) {
+pub async fn containers_share_pod_namespaces(node: &TestNode) {
     let pod = node.pod("share").await;
     let first = pod
         .start(&script("echo shared >/dev/shm/x; touch /mine; while true; do echo hi | nc -l -p 8080; done"))
@@ -80,7 +80,7 @@ pub async fn containers_share_their_pod(node: &Node) {
     assert!(seen.contains("sleep 1002"), "{seen}");
 }
 
-pub async fn variables_keep_their_order(node: &Node) {
+pub async fn environment_keeps_its_order(node: &TestNode) {
     let pod = node.pod("variables").await;
     let mut config = script("env");
     config.envs = ["Z", "M", "A"].map(|key| KeyValue { key: key.into(), value: "1".into() }).into();
@@ -105,7 +105,7 @@ pub async fn variables_keep_their_order(node: &Node) {
     assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1 << 12, 0, "{signals}");
 }
 
-pub async fn what_cannot_start_says_why(node: &Node) {
+pub async fn start_failure_reports_the_reason(node: &TestNode) {
     let pod = node.pod("broken").await;
     for (command, expected) in [
         ("no-such-program", "exec: \"no-such-program\": executable file not found in $PATH"),
@@ -147,7 +147,7 @@ pub async fn what_cannot_start_says_why(node: &Node) {
     );
     let sleep = ["sleep", "4711"].map(str::to_owned);
     let error = node.runtime.exec_sync(&id, &sleep, Duration::from_millis(100)).await.unwrap_err();
-    assert!(matches!(error, Error::Refused { code: Code::Timeout, .. }), "{error}");
+    assert!(matches!(error, Error::Rejected { code: ErrorCode::Timeout, .. }), "{error}");
     // The command that took too long is gone.
     let (_, seen, _) = pod.exec(&id, "while ps | grep -q 'sleep [4]711'; do :; done; echo gone").await;
     assert_eq!(seen, "gone\n");
@@ -173,17 +173,17 @@ pub async fn what_cannot_start_says_why(node: &Node) {
 }
 
 /// A pod is removed while commands in it come to their end.
-pub async fn commands_do_not_hold_a_pod(node: &Node) {
+pub async fn remove_a_pod_with_running_commands(node: &TestNode) {
     for round in 0..10 {
         let pod = node.pod(&format!("busy{round}")).await;
         let id = pod.start(&script("sleep 1000")).await;
         let command = |text: &str| ["sh", "-c", text].map(str::to_owned);
         let (short, none) = (command("exit 0"), ["/none".to_owned()]);
-        let patience = Duration::from_secs(60);
+        let timeout = Duration::from_secs(60);
         let ends = async {
             for _ in 0..20 {
-                let _ = node.runtime.exec_sync(&id, &short, patience).await;
-                let _ = node.runtime.exec_sync(&id, &none, patience).await;
+                let _ = node.runtime.exec_sync(&id, &short, timeout).await;
+                let _ = node.runtime.exec_sync(&id, &none, timeout).await;
             }
         };
         let remove = async {
@@ -194,12 +194,12 @@ pub async fn commands_do_not_hold_a_pod(node: &Node) {
     }
 }
 
-pub async fn all_of_a_container_is_in_its_cgroup(node: &Node) {
+pub async fn container_processes_are_in_its_cgroup(node: &TestNode) {
     let pod = node.pod("counted").await;
     let id = pod.start(&script("cat /proc/self/cgroup; exec sleep 1000")).await;
     let (_, command, _) = pod.exec(&id, "cat /proc/self/cgroup").await;
     // A container sees its own group as the root of all; those of no controller are not used in the first version.
-    let first = pod.said("main.log");
+    let first = pod.log_output("main.log");
     assert_eq!(command, first);
     let is_v2 = sys::cgroup::Cgroups::of_host().unwrap().is_v2();
     let used = if is_v2 { "0:" } else { "memory" };
@@ -208,7 +208,7 @@ pub async fn all_of_a_container_is_in_its_cgroup(node: &Node) {
 }
 
 /// In the first version of cgroups no group may have a quota above that of the one it is in.
-pub async fn pods_can_have_less_than_a_container_that_ended(node: &Node) {
+pub async fn pod_quota_can_drop_below_an_exited_container(node: &TestNode) {
     let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
     let pod = node.pod("groups").await;
     let parent = pod.config.linux.as_ref().unwrap().cgroup_parent.clone();
@@ -231,49 +231,49 @@ pub async fn pods_can_have_less_than_a_container_that_ended(node: &Node) {
 
 /// A container among the processes of another one has its end asked for by the supervisor alone, and the other one's first
 /// process waits for that.
-pub async fn those_who_look_into_others_do_not_hold_a_pod(node: &Node) {
+pub async fn remove_a_pod_with_a_shared_process_namespace(node: &TestNode) {
     // Which of the two comes first in the supervisor's order is left to chance.
     for number in 0..6 {
         let pod = node.pod(&format!("looked-into-{number}")).await;
         let target_id = pod.start(&script("exec sleep 1000")).await;
-        let mut beside = security();
-        beside.namespace_options = Some(NamespaceOption {
+        let mut target_security = security();
+        target_security.namespace_options = Some(NamespaceOption {
             pid: NamespaceMode::Target.into(),
             target_id,
             ..NamespaceOption::default()
         });
-        pod.start(&with(beside, "exec sleep 1000")).await;
+        pod.start(&with(target_security, "exec sleep 1000")).await;
         let stopped = tokio::time::timeout(Duration::from_secs(30), node.runtime.stop_sandbox(&pod.id)).await;
         stopped.expect("it ends").unwrap();
     }
 }
 
-pub async fn a_silent_supervisor_keeps_nobody_waiting(node: &Node) {
+pub async fn startup_does_not_wait_for_a_silent_supervisor(node: &TestNode) {
     let (silent, other) = (node.pod("silent").await, node.pod("other").await);
     let supervisor = *supervisors(&node.dir.path().join("runtime/pods").join(&silent.id)).first().unwrap();
     rustix::process::kill_process(supervisor, rustix::process::Signal::STOP).unwrap();
-    let later = node.again().await;
+    let later = node.reopen().await;
     let state = async |id: &str| later.sandbox_status(id).await.unwrap().state();
     let (of_silent, of_other) = (state(&silent.id).await, state(&other.id).await);
     rustix::process::kill_process(supervisor, rustix::process::Signal::CONT).unwrap();
     assert_eq!((of_silent, of_other), (PodSandboxState::NotReady, PodSandboxState::Ready));
     // It is listened to still.
-    let begun = Instant::now();
+    let started = Instant::now();
     while state(&silent.id).await != PodSandboxState::Ready {
-        assert!(begun.elapsed() < Duration::from_secs(30), "nobody listens to it");
+        assert!(started.elapsed() < Duration::from_secs(30), "nobody listens to it");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// In the second version of cgroups a group that hands something down to others has no processes of its own.
-pub async fn commands_follow_into_groups_of_a_container(node: &Node) {
-    let handed_down = match sys::cgroup::Cgroups::of_host().unwrap() {
+pub async fn exec_runs_in_nested_cgroups(node: &TestNode) {
+    let controllers = match sys::cgroup::Cgroups::of_host().unwrap() {
         sys::cgroup::Cgroups::V2 { root } => {
             std::fs::read_to_string(root.join("cgroup.controllers")).unwrap()
         }
         sys::cgroup::Cgroups::V1 { .. } => String::new(),
     };
-    let Some(controller) = handed_down.split_whitespace().next() else {
+    let Some(controller) = controllers.split_whitespace().next() else {
         return println!("skipped: no controller of the second version");
     };
     let pod = node.pod("nested").await;
@@ -284,16 +284,20 @@ pub async fn commands_follow_into_groups_of_a_container(node: &Node) {
          echo +{controller} >$g/cgroup.subtree_control && echo nested; exec sleep 1000"
     );
     let id = pod.start(&with(security, &nest)).await;
-    let begun = Instant::now();
-    while pod.said("main.log") != "nested\n" {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it has no groups: {}", pod.said("main.log"));
+    let started = Instant::now();
+    while pod.log_output("main.log") != "nested\n" {
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "it has no groups: {}",
+            pod.log_output("main.log")
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let (code, found, _) = pod.exec(&id, "cat /proc/self/cgroup").await;
     assert!(code == 0 && found.trim_end().ends_with("/inner"), "{code} {found}");
 }
 
-pub async fn a_pod_goes_with_its_keeper(node: &Node) {
+pub async fn pod_exits_with_its_pause_process(node: &TestNode) {
     let mut config = node.pod_config("kept");
     config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
         Some(NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() });
@@ -306,22 +310,23 @@ pub async fn a_pod_goes_with_its_keeper(node: &Node) {
     };
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let keeper = pids.find_map(|pid| rustix::process::Pid::from_raw(pid).filter(is_child)).expect("a keeper");
-    rustix::process::kill_process(keeper, rustix::process::Signal::KILL).unwrap();
-    let begun = Instant::now();
+    let pause_process =
+        pids.find_map(|pid| rustix::process::Pid::from_raw(pid).filter(is_child)).expect("a keeper");
+    rustix::process::kill_process(pause_process, rustix::process::Signal::KILL).unwrap();
+    let started = Instant::now();
     while node.runtime.sandbox_status(&pod.id).await.unwrap().state() == PodSandboxState::Ready {
-        assert!(begun.elapsed() < Duration::from_secs(30), "the pod goes on without its keeper");
+        assert!(started.elapsed() < Duration::from_secs(30), "the pod goes on without its keeper");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-pub async fn streams_and_signals(node: &Node) {
+pub async fn passes_streams_and_signals(node: &TestNode) {
     let pod = node.pod("streams").await;
     let long = "i=0; while [ $i -lt 2000 ]; do echo \"line $i of many that are longer than a pipe\"; i=$((i+1)); done";
-    let (code, said) = pod.finish(&script(long)).await;
-    assert_eq!((code, said.lines().count()), (0, 2000));
-    let (code, said) = pod.finish(&script("echo -n no end of line")).await;
-    assert_eq!((code, said.as_str()), (0, "no end of line\n"));
+    let (code, output) = pod.finish(&script(long)).await;
+    assert_eq!((code, output.lines().count()), (0, 2000));
+    let (code, output) = pod.finish(&script("echo -n no end of line")).await;
+    assert_eq!((code, output.as_str()), (0, "no end of line\n"));
     let (code, _) = pod.finish(&script("kill -9 $$; sleep 10")).await;
     // The first process of a namespace is spared what it sends itself.
     assert!(code == 137 || code == 0, "{code}");
@@ -330,12 +335,12 @@ pub async fn streams_and_signals(node: &Node) {
         stdin: true,
         ..script("tty; test -t 0 && echo a terminal; ls -l /dev/console | head -c 1")
     };
-    let (code, said) = pod.finish(&tty).await;
-    assert_eq!((code, said.replace('\r', "").as_str()), (0, "/dev/pts/0\na terminal\nc\n"));
+    let (code, output) = pod.finish(&tty).await;
+    assert_eq!((code, output.replace('\r', "").as_str()), (0, "/dev/pts/0\na terminal\nc\n"));
     let id = pod.start(&script("while true; do echo tick; sleep 0.02; done")).await;
     // Of a command that says too much the beginning is kept, and it comes to its end all the same.
-    let (code, said, _) = pod.exec(&id, "head -c 20000000 /dev/zero; exit 3").await;
-    assert_eq!((code, said.len()), (3, (8 << 20) - (1 << 10)));
+    let (code, output, _) = pod.exec(&id, "head -c 20000000 /dev/zero; exit 3").await;
+    assert_eq!((code, output.len()), (3, (8 << 20) - (1 << 10)));
     let log = node.logs().join("main.log");
     std::fs::rename(&log, node.logs().join("old.log")).unwrap();
     node.runtime.reopen_log(&id).await.unwrap();
@@ -344,7 +349,7 @@ pub async fn streams_and_signals(node: &Node) {
     }
 }
 
-pub async fn limits_hold(node: &Node) {
+pub async fn enforces_resource_limits(node: &TestNode) {
     let pod = node.pod("limits").await;
     let limited = |memory: i64, text: &str| {
         let mut config = script(text);
@@ -359,7 +364,7 @@ pub async fn limits_hold(node: &Node) {
         config
     };
     let id = pod.start(&limited(32 << 20, "head -c 200000000 /dev/zero | tail")).await;
-    let status = ended(&node.runtime, &id).await;
+    let status = wait_exited(&node.runtime, &id).await;
     assert_eq!(status.reason, "OOMKilled", "{status:?}");
     let id = pod.start(&limited(32 << 20, "sleep 1000")).await;
     let (_, seen, _) = pod.exec(&id, "cat /proc/self/oom_score_adj").await;
@@ -373,26 +378,26 @@ pub async fn limits_hold(node: &Node) {
     let swap = node.runtime.stats().await.unwrap()[0].swap.clone();
     let left = swap.and_then(|swap| Some((swap.swap_usage_bytes?.value, swap.swap_available_bytes?.value)));
     assert!(left.is_none_or(|left| left == (0, 0)), "{left:?}");
-    let told = |status: ContainerStatus| {
+    let fields = |status: ContainerStatus| {
         let linux = status.resources.unwrap().linux.unwrap();
         (linux.memory_limit_in_bytes, linux.cpu_shares, linux.cpu_quota, linux.oom_score_adj)
     };
     let before = node.runtime.container_status(&id).await.unwrap();
-    assert_eq!(told(before), (32 << 20, 512, 50_000, 900));
+    assert_eq!(fields(before), (32 << 20, 512, 50_000, 900));
     node.runtime.update_resources(&id, &more).await.unwrap();
     assert_eq!(pod.exec(&id, group).await.1, "67108864\n");
     // What was not changed stays as it was, and a later skiff knows both.
     let after = node.runtime.container_status(&id).await.unwrap();
-    assert_eq!(told(after), (64 << 20, 512, 50_000, 900));
-    let later = node.again().await;
-    assert_eq!(told(later.container_status(&id).await.unwrap()), (64 << 20, 512, 50_000, 900));
+    assert_eq!(fields(after), (64 << 20, 512, 50_000, 900));
+    let later = node.reopen().await;
+    assert_eq!(fields(later.container_status(&id).await.unwrap()), (64 << 20, 512, 50_000, 900));
 }
 
-pub async fn a_later_skiff_finds_its_pods(node: &Node) {
+pub async fn running_pods_are_known_after_restart(node: &TestNode) {
     let pod = node.pod("kept").await;
     let id =
         pod.start(&script("echo $$ >/tmp/it; while ! test -e /tmp/go; do sleep 0.01; done; exit 4")).await;
-    let later = node.again().await;
+    let later = node.reopen().await;
     // Its user is known from the pod, not from what this skiff has asked for.
     let user = later.container_status(&id).await.unwrap().user.unwrap().linux.unwrap();
     assert_eq!((user.uid, user.gid, user.supplemental_groups), (0, 0, vec![0]));
@@ -400,33 +405,33 @@ pub async fn a_later_skiff_finds_its_pods(node: &Node) {
     assert_eq!((status.state(), status.network.unwrap().ip.as_str()), (PodSandboxState::Ready, "10.88.0.2"));
     assert_eq!(later.container_status(&id).await.unwrap().state(), ContainerState::Running);
     let look = ["sh", "-c", "until grep . /tmp/it 2>/dev/null; do :; done"].map(str::to_owned);
-    let said = later.exec_sync(&id, &look, Duration::from_secs(60)).await.unwrap();
-    assert_eq!(said.stdout, b"1\n");
+    let output = later.exec_sync(&id, &look, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(output.stdout, b"1\n");
     // An address that is in use is not given out again.
     let other = later.run_sandbox(&node.pod_config("other"), "").await.unwrap();
     assert_eq!(later.sandbox_status(&other).await.unwrap().network.unwrap().ip, "10.88.0.3");
     later.remove_sandbox(&other).await.unwrap();
     later.exec_sync(&id, &["touch", "/tmp/go"].map(str::to_owned), Duration::from_secs(9)).await.unwrap();
-    assert_eq!(ended(&later, &id).await.exit_code, 4);
+    assert_eq!(wait_exited(&later, &id).await.exit_code, 4);
     // It ended while nobody looked.
-    let third = node.again().await;
+    let third = node.reopen().await;
     assert_eq!(third.container_status(&id).await.unwrap().exit_code, 4);
     // Where one has ended its address is another's, also after a restart and when the first is removed.
     third.stop_sandbox(&pod.id).await.unwrap();
-    let fourth = node.again().await;
-    let heir = fourth.run_sandbox(&node.pod_config("heir"), "").await.unwrap();
-    assert_eq!(fourth.sandbox_status(&heir).await.unwrap().network.unwrap().ip, "10.88.0.2");
-    let fifth = node.again().await;
-    fifth.remove_sandbox(&pod.id).await.unwrap();
-    let next = fifth.run_sandbox(&node.pod_config("next"), "").await.unwrap();
-    assert_eq!(fifth.sandbox_status(&next).await.unwrap().network.unwrap().ip, "10.88.0.3");
-    for one in [&heir, &next] {
-        fifth.remove_sandbox(one).await.unwrap();
+    let fourth = node.reopen().await;
+    let new_pod = fourth.run_sandbox(&node.pod_config("heir"), "").await.unwrap();
+    assert_eq!(fourth.sandbox_status(&new_pod).await.unwrap().network.unwrap().ip, "10.88.0.2");
+    let last = node.reopen().await;
+    last.remove_sandbox(&pod.id).await.unwrap();
+    let next = last.run_sandbox(&node.pod_config("next"), "").await.unwrap();
+    assert_eq!(last.sandbox_status(&next).await.unwrap().network.unwrap().ip, "10.88.0.3");
+    for one in [&new_pod, &next] {
+        last.remove_sandbox(one).await.unwrap();
     }
 }
 
 /// An upgrade: the program's file is another one, and containers do not notice.
-pub async fn another_program_takes_over(node: &Node) {
+pub async fn upgrade_keeps_running_containers(node: &TestNode) {
     let program = node.dir.path().join("program");
     let install = || {
         let new = program.with_extension("new");
@@ -442,7 +447,7 @@ pub async fn another_program_takes_over(node: &Node) {
     let pod = old.run_sandbox(&config, "").await.unwrap();
     let id = old.create_container(&pod, &script("sleep 1000"), &config).await.unwrap();
     old.start_container(&id).await.unwrap();
-    let begun = old.container_status(&id).await.unwrap().started_at;
+    let started_at = old.container_status(&id).await.unwrap().started_at;
     let before = supervisors(node.dir.path());
     drop(old);
 
@@ -450,11 +455,11 @@ pub async fn another_program_takes_over(node: &Node) {
     install();
     let new = open_with(node.dir.path(), program.clone()).await;
     let status = new.container_status(&id).await.unwrap();
-    assert_eq!((status.state(), status.started_at), (ContainerState::Running, begun));
+    assert_eq!((status.state(), status.started_at), (ContainerState::Running, started_at));
     assert_eq!(supervisors(node.dir.path()), before);
     assert_eq!(runs(&before[0]), was);
-    let said = new.exec_sync(&id, &["echo".to_owned(), "here".to_owned()], Duration::from_secs(60)).await;
-    assert_eq!(said.unwrap().stdout, b"here\n");
+    let output = new.exec_sync(&id, &["echo".to_owned(), "here".to_owned()], Duration::from_secs(60)).await;
+    assert_eq!(output.unwrap().stdout, b"here\n");
     // Pods that come now are the new one's.
     let other = new.run_sandbox(&node.pod_config("after"), "").await.unwrap();
     let now = supervisors(node.dir.path());
@@ -465,20 +470,20 @@ pub async fn another_program_takes_over(node: &Node) {
     }
 }
 
-pub async fn a_killed_supervisor_leaves_nothing(node: &Node) {
+pub async fn killed_supervisor_leaves_no_processes(node: &TestNode) {
     let pod = node.pod("killed").await;
     let id = pod.start(&script("sleep 1000")).await;
     kill_supervisors(node.dir.path());
-    let status = ended(&node.runtime, &id).await;
+    let status = wait_exited(&node.runtime, &id).await;
     assert_eq!(status.exit_code, 255);
     let pods = node.runtime.sandboxes(&[("pod", "killed")]).await.unwrap();
     assert_eq!(pods[0].state(), PodSandboxState::NotReady);
     assert!(node.runtime.exec_sync(&id, &["true".to_owned()], Duration::from_secs(9)).await.is_err());
-    let later = node.again().await;
+    let later = node.reopen().await;
     assert_eq!(later.container_status(&id).await.unwrap().exit_code, 255);
 }
 
-pub async fn users_and_directories(node: &Node) {
+pub async fn applies_user_and_working_directory(node: &TestNode) {
     let pod = node.pod("users").await;
     let number = |value| Some(Int64Value { value });
     let mut user = security();
@@ -487,34 +492,39 @@ pub async fn users_and_directories(node: &Node) {
     user.supplemental_groups = vec![77, 88];
     let mut config = with(user, "id; pwd; touch /x; echo again >/dev/stderr; echo $HOME");
     config.working_dir = "/tmp".into();
-    let (_, said) = pod.finish(&config).await;
+    let (_, output) = pod.finish(&config).await;
     let expected = "uid=1234 gid=55 groups=55,77,88";
     assert!(
-        said.contains(expected) && said.contains("/tmp\n") && said.contains("touch: /x: Permission denied"),
-        "{said}"
+        output.contains(expected)
+            && output.contains("/tmp\n")
+            && output.contains("touch: /x: Permission denied"),
+        "{output}"
     );
-    assert!(said.contains("again\n"), "{said}");
+    assert!(output.contains("again\n"), "{output}");
     // CRI tells who that is, and of nobody as long as it has not begun.
     let id = pod.create(&config).await;
     assert_eq!(node.runtime.container_status(&id).await.unwrap().user, None);
     node.runtime.start_container(&id).await.unwrap();
-    let told = ended(&node.runtime, &id).await.user.unwrap().linux.unwrap();
-    assert_eq!((told.uid, told.gid, told.supplemental_groups), (1234, 55, vec![55, 77, 88]));
+    let reported_user = wait_exited(&node.runtime, &id).await.user.unwrap().linux.unwrap();
+    assert_eq!(
+        (reported_user.uid, reported_user.gid, reported_user.supplemental_groups),
+        (1234, 55, vec![55, 77, 88])
+    );
     let mut config = script("pwd");
     config.working_dir = "/made/for/it".into();
     assert_eq!(pod.finish(&config).await, (0, "/made/for/it\n".into()));
     let mut locked = security();
     locked.readonly_rootfs = true;
-    let (_, said) = pod
+    let (_, output) = pod
         .finish(&with(locked, "touch /x; touch /dev/shm/y && echo but; cat /proc/mounts | grep ' / '"))
         .await;
     assert!(
-        said.contains("Read-only file system") && said.contains("but\n") && said.contains(" ro,"),
-        "{said}"
+        output.contains("Read-only file system") && output.contains("but\n") && output.contains(" ro,"),
+        "{output}"
     );
 }
 
-pub async fn volumes_and_propagation(node: &Node) {
+pub async fn mounts_volumes_with_propagation(node: &TestNode) {
     let pod = node.pod("volumes").await;
     let host = node.dir.path().join("volume");
     std::fs::create_dir_all(host.join("sub")).unwrap();
@@ -532,28 +542,29 @@ pub async fn volumes_and_propagation(node: &Node) {
         mount("/locked", "", true),
         mount("/made", "not/there", false),
     ];
-    let (code, said) = pod.finish(&config).await;
-    assert_eq!(code, 0, "{said}");
+    let (code, output) = pod.finish(&config).await;
+    assert_eq!(code, 0, "{output}");
     assert!(
-        said.contains("from the host\n") && said.contains("can't create /locked/new: Read-only file system"),
-        "{said}"
+        output.contains("from the host\n")
+            && output.contains("can't create /locked/new: Read-only file system"),
+        "{output}"
     );
     assert_eq!(std::fs::read_to_string(host.join("new")).unwrap(), "x\n");
 }
 
 /// What each pod costs beside its containers: what its supervisor has for itself, the program's own pages aside.
-pub async fn a_supervisor_is_small(node: &Node) {
-    const LARGEST: u64 = 400;
+pub async fn supervisor_memory_is_small(node: &TestNode) {
+    const MAX_PRIVATE_KIB: u64 = 400;
     let pod = node.pod("small").await;
-    let talk =
+    let print_lines =
         "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; echo done >/dev/shm/done; sleep 1000";
-    let id = pod.start(&script(talk)).await;
+    let id = pod.start(&script(print_lines)).await;
     pod.exec(&id, "until test -e /dev/shm/done; do sleep 0.01; done").await;
     let pid = supervisors(node.dir.path())[0].as_raw_nonzero();
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let mut is_own = false;
     let mut own = 0;
-    for line in smaps.lines() {
+    for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             [range, _, _, _, inode, ..] if range.contains('-') => is_own = inode == "0",
@@ -562,15 +573,15 @@ pub async fn a_supervisor_is_small(node: &Node) {
         }
     }
     println!("a supervisor has {own} kB for itself");
-    assert!(own > 0 && own < LARGEST, "{own} kB\n{smaps}");
+    assert!(own > 0 && own < MAX_PRIVATE_KIB, "{own} kB\n{text}");
 }
 
 /// Whoever takes all of skiff's data away at once, skiff running or not, ends the pods with it.
-pub async fn a_pod_whose_directory_is_removed_ends(node: &Node) {
+pub async fn pod_exits_when_its_directory_is_deleted(node: &TestNode) {
     let until = async |what: &str, done: &dyn Fn() -> bool| {
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         while !done() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "not in time: {what}");
+            assert!(started.elapsed() < Duration::from_secs(60), "not in time: {what}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -596,25 +607,26 @@ pub async fn a_pod_whose_directory_is_removed_ends(node: &Node) {
         assert_eq!(links(), 0);
         assert!(!is_there(&group(name)), "the groups of the pod are gone");
         // Skiff has noticed, and makes nothing of it.
-        assert_eq!(ended(&node.runtime, &id).await.exit_code, 137);
+        assert_eq!(wait_exited(&node.runtime, &id).await.exit_code, 137);
         node.runtime.remove_sandbox(&pod.id).await.unwrap();
     }
     // A container whose directory is gone ends alone.
     let pod = node.pod("half").await;
     let [first, second] = [pod.start(&script("sleep 1000")).await, pod.start(&script("sleep 1000")).await];
     std::fs::remove_dir_all(pods.join(&pod.id).join(&first)).unwrap();
-    assert_eq!(ended(&node.runtime, &first).await.exit_code, 137);
+    assert_eq!(wait_exited(&node.runtime, &first).await.exit_code, 137);
     assert_eq!(node.runtime.container_status(&second).await.unwrap().state(), ContainerState::Running);
     assert_eq!(pod.exec(&second, "echo still here").await.1, "still here\n");
 }
 
-pub async fn sigterm_to_a_supervisor_ends_its_pod_in_order(node: &Node) {
+pub async fn supervisor_terminates_containers_on_sigterm(node: &TestNode) {
     const DEADLINE: Duration = Duration::from_secs(60);
     let pod = node.pod("sigterm").await;
-    let polite =
+    let handles_sigterm =
         pod.start(&script("trap 'exit 7' TERM; touch /ready; while true; do sleep 0.05; done")).await;
-    let deaf = pod.start(&script("trap '' TERM; touch /ready; while true; do sleep 0.05; done")).await;
-    for id in [&polite, &deaf] {
+    let ignores_sigterm =
+        pod.start(&script("trap '' TERM; touch /ready; while true; do sleep 0.05; done")).await;
+    for id in [&handles_sigterm, &ignores_sigterm] {
         assert_eq!(pod.exec(id, "until test -e /ready; do :; done").await.0, 0);
     }
     let started = Instant::now();
@@ -622,7 +634,7 @@ pub async fn sigterm_to_a_supervisor_ends_its_pod_in_order(node: &Node) {
     for pid in supervisors(node.dir.path()) {
         // Where there is one tree, so that they are none of the service's processes.
         let group = cgroups.of_process(pid.as_raw_nonzero().get());
-        assert!(group.is_none_or(|group| group == runtime::embedded::SUPERVISORS));
+        assert!(group.is_none_or(|group| group == runtime::embedded::SUPERVISORS_CGROUP));
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
     let code = async |id: &str| node.runtime.container_status(id).await.unwrap().exit_code;
@@ -632,6 +644,6 @@ pub async fn sigterm_to_a_supervisor_ends_its_pod_in_order(node: &Node) {
         assert!(started.elapsed() < DEADLINE);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!((code(&polite).await, code(&deaf).await), (7, 137));
+    assert_eq!((code(&handles_sigterm).await, code(&ignores_sigterm).await), (7, 137));
     assert!(supervisors(node.dir.path()).is_empty());
 }

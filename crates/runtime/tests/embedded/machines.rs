@@ -2,51 +2,51 @@
 
 use runtime::cri::*;
 
-use crate::kit::{Node, security, with};
+use crate::kit::{TestNode, security, with};
 
 /// A program for 32 bits: says something, makes a call that the default profile refuses (and the kernel does not know in
 /// this form), and ends with the error it got.
 #[cfg(target_arch = "x86_64")]
-fn program() -> Vec<u8> {
-    const BASE: u32 = 0x0804_8000;
-    const HEAD: u32 = 52 + 32;
+fn elf_program() -> Vec<u8> {
+    const LOAD_ADDRESS: u32 = 0x0804_8000;
+    const HEADER_BYTES: u32 = 52 + 32;
     let set = |register: u8, value: u32| [&[0xb8 + register][..], &value.to_le_bytes()].concat();
     let call = vec![0xcd, 0x80];
     let code = |message: u32| {
         // write(1, message, 4); keyctl(0xffff); ebx = -eax; exit(ebx)
-        let say = [set(0, 4), set(3, 1), set(1, message), set(2, 4), call.clone()].concat();
-        let ask = [set(0, 288), set(3, 0xffff), call.clone()].concat();
-        [say, ask, vec![0x89, 0xc3, 0xf7, 0xdb], set(0, 1), call.clone()].concat()
+        let write_message = [set(0, 4), set(3, 1), set(1, message), set(2, 4), call.clone()].concat();
+        let call_socket = [set(0, 288), set(3, 0xffff), call.clone()].concat();
+        [write_message, call_socket, vec![0x89, 0xc3, 0xf7, 0xdb], set(0, 1), call.clone()].concat()
     };
     let length = u32::try_from(code(0).len()).unwrap();
-    let mut body = code(BASE + HEAD + length);
+    let mut body = code(LOAD_ADDRESS + HEADER_BYTES + length);
     body.extend(b"ran\n");
-    let size = HEAD + length + 4;
+    let size = HEADER_BYTES + length + 4;
     let mut file = b"\x7fELF\x01\x01\x01".to_vec();
     file.resize(16, 0);
     let half = |numbers: &[u16]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
     let word = |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
     file.extend(half(&[2, 3]));
-    file.extend(word(&[1, BASE + HEAD, 52, 0, 0]));
+    file.extend(word(&[1, LOAD_ADDRESS + HEADER_BYTES, 52, 0, 0]));
     file.extend(half(&[52, 32, 1, 0, 0, 0]));
-    file.extend(word(&[1, 0, BASE, BASE, size, size, 5, 0x1000]));
+    file.extend(word(&[1, 0, LOAD_ADDRESS, LOAD_ADDRESS, size, size, 5, 0x1000]));
     file.extend(body);
     file
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub async fn programs_for_32_bits(_: &Node) {
+pub async fn programs_for_32_bits(_: &TestNode) {
     println!("skipped: the program of this test is for another machine");
 }
 
 #[cfg(target_arch = "x86_64")]
-pub async fn programs_for_32_bits(node: &Node) {
+pub async fn runs_a_32_bit_executable(node: &TestNode) {
     use std::os::unix::fs::PermissionsExt as _;
     const KILLED: i32 = 128 + 31;
     const NOT_SUPPORTED: i32 = 95;
     let place = node.dir.path().join("programs");
     std::fs::create_dir_all(&place).unwrap();
-    std::fs::write(place.join("old"), program()).unwrap();
+    std::fs::write(place.join("old"), elf_program()).unwrap();
     std::fs::set_permissions(place.join("old"), std::fs::Permissions::from_mode(0o755)).unwrap();
     if std::process::Command::new(place.join("old")).output().is_err() {
         return println!("skipped: this kernel has no programs for 32 bits");

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use runtime::cri::*;
 use serde_json::Value;
 
-use crate::kit::{Node, script};
-use crate::socket::Client;
+use crate::kit::{TestNode, script};
+use crate::socket::CriClient;
 
 /// A program of CNI's that writes down what it is given and passes on what it was told.
-const RECORDER: &str = r#"#!/bin/sh
+const RECORDER_PLUGIN: &str = r#"#!/bin/sh
 input=$(cat)
 printf '%s %s\n' "$CNI_COMMAND" "$input" >>"$(dirname "$0")/log"
 case $CNI_COMMAND in
@@ -18,7 +18,7 @@ ADD) printf '%s' "$input" | python3 -c 'import json,sys; print(json.dumps(json.l
 esac
 "#;
 
-pub async fn of_the_administrator(node: &Node) {
+pub async fn uses_the_configured_cni_network(node: &TestNode) {
     if !Path::new("/usr/lib/cni/bridge").exists() {
         return eprintln!("skipped: needs containernetworking-plugins");
     }
@@ -26,7 +26,7 @@ pub async fn of_the_administrator(node: &Node) {
     let (conf, bin) = (dir.join("net.d"), dir.join("bin"));
     std::fs::create_dir_all(&conf).unwrap();
     std::fs::create_dir_all(&bin).unwrap();
-    std::fs::write(bin.join("recorder"), RECORDER).unwrap();
+    std::fs::write(bin.join("recorder"), RECORDER_PLUGIN).unwrap();
     std::fs::set_permissions(bin.join("recorder"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let addresses = dir.join("addresses");
     let config = serde_json::json!({"cniVersion": "1.0.0", "name": "theirs", "plugins": [
@@ -39,11 +39,11 @@ pub async fn of_the_administrator(node: &Node) {
     std::fs::write(conf.join("20-theirs.conflist"), config.to_string()).unwrap();
     std::fs::write(conf.join("10-skiff.conflist"), r#"{"name": "ours", "type": "nothing-there"}"#).unwrap();
 
-    let mut wanted = node.pod_config("theirs");
-    wanted.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "10M".into());
-    wanted.port_mappings =
+    let mut pod_config = node.pod_config("theirs");
+    pod_config.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "10M".into());
+    pod_config.port_mappings =
         vec![PortMapping { container_port: 80, host_port: 8080, ..PortMapping::default() }];
-    let pod = node.pod_with(wanted).await;
+    let pod = node.pod_with(pod_config).await;
     let status = node.runtime.sandbox_status(&pod.id).await.unwrap().network.unwrap();
     assert_eq!((status.ip.as_str(), status.additional_ips[0].ip.as_str()), ("10.99.0.2", "fd99::2"));
     let id = pod.start(&script("sleep 1000")).await;
@@ -52,14 +52,14 @@ pub async fn of_the_administrator(node: &Node) {
     assert!(seen.contains("10.99.0.2/24") && seen.contains("fd99::2/120"), "{seen}");
     assert!(seen.contains("\n333\n") && seen.contains("default via 10.99.0.1"), "{seen}");
     let log = || std::fs::read_to_string(bin.join("log")).unwrap_or_default();
-    let told: Value = serde_json::from_str(log().trim().strip_prefix("ADD ").unwrap()).unwrap();
-    let capabilities = &told["runtimeConfig"];
+    let cni_request: Value = serde_json::from_str(log().trim().strip_prefix("ADD ").unwrap()).unwrap();
+    let capabilities = &cni_request["runtimeConfig"];
     assert_eq!(capabilities["portMappings"][0]["hostPort"], 8080);
     assert_eq!(capabilities["bandwidth"]["ingressRate"], 10_000_000);
-    assert_eq!(told["prevResult"]["ips"][0]["address"], "10.99.0.2/24");
+    assert_eq!(cni_request["prevResult"]["ips"][0]["address"], "10.99.0.2/24");
 
     // Whoever asks for details has it checked: the address is taken away, which is noticed.
-    let mut client = Client::of(node);
+    let mut client = CriClient::connect(node);
     let mut checked = async || {
         let request = PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: true };
         let answer: PodSandboxStatusResponse = client.get("PodSandboxStatus", request).await;
@@ -68,19 +68,19 @@ pub async fn of_the_administrator(node: &Node) {
     };
     assert_eq!(checked().await, "as it was made");
     let request = ContainerStatusRequest { container_id: id.clone(), verbose: true };
-    let answer: ContainerStatusResponse = Client::of(node).get("ContainerStatus", request).await;
+    let answer: ContainerStatusResponse = CriClient::connect(node).get("ContainerStatus", request).await;
     let info: Value = serde_json::from_str(&answer.info["info"]).unwrap();
     let pid = &info["pid"];
-    let gone = std::process::Command::new("nsenter")
+    let delete_status = std::process::Command::new("nsenter")
         .args([&format!("--net=/proc/{pid}/ns/net"), "ip", "addr", "del", "10.99.0.2/24", "dev", "eth0"])
         .status();
-    assert!(gone.unwrap().success());
+    assert!(delete_status.unwrap().success());
     let found = checked().await;
     assert!(found.contains("plugin type=\"bridge\" failed (check)"), "{found}");
 
     // It is taken away as it was made, whatever has become of the configuration.
     std::fs::remove_file(conf.join("20-theirs.conflist")).unwrap();
-    let later = node.again().await;
+    let later = node.reopen().await;
     assert_eq!(later.sandbox_status(&pod.id).await.unwrap().network.unwrap().ip, "10.99.0.2");
     drop(later);
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
@@ -107,7 +107,7 @@ pub async fn of_the_administrator(node: &Node) {
 
 /// A program of CNI's that is all of a network, with settings of its own, and writes down how it was called. In the end it
 /// does what a file says.
-const ALONE: &str = r#"#!/bin/sh
+const FAKE_PLUGIN: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 printf '%s %s\n' "$CNI_COMMAND" "$CNI_CONTAINERID" >>"$here/log"
 case $CNI_COMMAND in
@@ -121,12 +121,12 @@ esac
 "#;
 
 /// Makes that program the network, with what it does in the end; where it writes down how it was called.
-fn alone(node: &Node, more: &str) -> PathBuf {
+fn install_fake_plugin(node: &TestNode, more: &str) -> PathBuf {
     let (conf, bin) = (node.dir.path().join("net.d"), node.dir.path().join("bin"));
     for place in [&conf, &bin] {
         std::fs::create_dir_all(place).unwrap();
     }
-    std::fs::write(bin.join("alone"), ALONE).unwrap();
+    std::fs::write(bin.join("alone"), FAKE_PLUGIN).unwrap();
     std::fs::write(bin.join("more"), more).unwrap();
     std::fs::set_permissions(bin.join("alone"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let config = r#"{"cniVersion": "1.0.0", "name": "alone", "type": "alone"}"#;
@@ -135,20 +135,20 @@ fn alone(node: &Node, more: &str) -> PathBuf {
 }
 
 /// What a pod wants to be set comes after its network, and counts more than what that sets.
-pub async fn settings_are_the_pods(node: &Node) {
-    let log = alone(node, "");
+pub async fn pod_sysctls_override_plugin_settings(node: &TestNode) {
+    let log = install_fake_plugin(node, "");
     let want = |config: &mut PodSandboxConfig, sysctls: &[(&str, &str)]| {
         let sysctls = sysctls.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         config.linux.as_mut().unwrap().sysctls = sysctls.collect();
     };
-    let wanted = |name: &str, sysctls: &[(&str, &str)]| {
+    let pod_config = |name: &str, sysctls: &[(&str, &str)]| {
         let mut config = node.pod_config(name);
         want(&mut config, sysctls);
         config
     };
-    let plain = node.pod_with(wanted("plain", &[])).await;
+    let plain = node.pod_with(pod_config("plain", &[])).await;
     let own = [("net.core.somaxconn", "444"), ("net.ipv4.conf.eth0.arp_announce", "2")];
-    let own = node.pod_with(wanted("own", &own)).await;
+    let own = node.pod_with(pod_config("own", &own)).await;
     let users = [("net.ipv4.conf.eth0.arp_announce", "1"), ("kernel.shm_rmid_forced", "1")];
     let users = crate::users::pod(node, "users", |config| want(config, &users)).await;
     for (pod, expected) in [(plain, "333\n0\n"), (own, "444\n2\n"), (users, "333\n1\n")] {
@@ -156,7 +156,8 @@ pub async fn settings_are_the_pods(node: &Node) {
         let look = "cd /proc/sys/net && cat core/somaxconn ipv4/conf/eth0/arp_announce";
         assert_eq!(pod.exec(&id, look).await.1, expected);
     }
-    let error = node.runtime.run_sandbox(&wanted("bad", &[("kernel.core_pattern", "|/bin/sh")]), "").await;
+    let error =
+        node.runtime.run_sandbox(&pod_config("bad", &[("kernel.core_pattern", "|/bin/sh")]), "").await;
     let error = error.unwrap_err().message();
     assert!(error.contains("\"kernel.core_pattern\" is not in a separate kernel namespace"), "{error}");
     let log = std::fs::read_to_string(log).unwrap();
@@ -164,9 +165,9 @@ pub async fn settings_are_the_pods(node: &Node) {
 }
 
 /// Nothing is left of a network that was made for a pod which then cannot be.
-pub async fn of_a_pod_that_cannot_be(node: &Node) {
+pub async fn failed_pod_leaves_no_network(node: &TestNode) {
     // The pod cannot be written down any more.
-    let log = alone(node, r#"mkdir "$here/../runtime/pods/$CNI_CONTAINERID/record.new""#);
+    let log = install_fake_plugin(node, r#"mkdir "$here/../runtime/pods/$CNI_CONTAINERID/record.new""#);
     let error = node.runtime.run_sandbox(&node.pod_config("lost"), "").await.unwrap_err().message();
     assert!(error.contains("cannot write the pod down"), "{error}");
     let log = std::fs::read_to_string(log).unwrap();
@@ -174,7 +175,7 @@ pub async fn of_a_pod_that_cannot_be(node: &Node) {
     assert!(matches!(calls[..], [("ADD", one), ("DEL", other)] if one == other), "{calls:?}");
 }
 
-pub async fn both_families(node: &Node) {
+pub async fn pod_has_ipv4_and_ipv6(node: &TestNode) {
     node.runtime.set_pod_cidr("10.88.0.0/24,fd88::/120").await.unwrap();
     let (one, two) = (node.pod("one").await, node.pod("two").await);
     let ips = async |pod: &str| {
@@ -197,7 +198,7 @@ pub async fn both_families(node: &Node) {
     }
 }
 
-pub async fn removed_links_and_routes_are_restored(node: &Node) {
+pub async fn deleted_links_and_routes_are_created_again(node: &TestNode) {
     node.runtime.set_pod_cidr("10.89.0.0/24,fd89::/120").await.unwrap();
     let (one, two) = (node.pod("one").await, node.pod("two").await);
     let network = node.runtime.sandbox_status(&two.id).await.unwrap().network.unwrap();
@@ -205,14 +206,14 @@ pub async fn removed_links_and_routes_are_restored(node: &Node) {
     let id = one.start(&script("sleep 1000")).await;
     two.start(&script("while true; do echo hello | nc -l -p 8080; done")).await;
     let link = format!("skp{}", &two.id[..12]);
-    let damages = [
+    let failures = [
         format!("ip link del {link}"),
         format!("ip link set {link} down"),
         format!("ip route del {}/32", ips[0]),
         format!("ip -6 route del {}/128", ips[1]),
         "ip link del skiff0".to_owned(),
     ];
-    for damage in damages {
+    for damage in failures {
         let done = std::process::Command::new("sh").args(["-c", &damage]).status().expect("sh");
         assert!(done.success(), "{damage}");
         for ip in &ips {
@@ -222,42 +223,42 @@ pub async fn removed_links_and_routes_are_restored(node: &Node) {
             assert_eq!(code, 0, "{damage}: {ip}: {said}{complaints}");
         }
     }
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     while !podnet::links("skiff0").unwrap().iter().any(|link| link == "skiff0") {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "the bridge stays away");
+        assert!(started.elapsed() < std::time::Duration::from_secs(10), "the bridge stays away");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
 
-pub async fn bandwidth_is_limited(node: &Node) {
-    let mut wanted = node.pod_config("slow");
+pub async fn limits_pod_bandwidth(node: &TestNode) {
+    let mut config = node.pod_config("slow");
     for (name, rate) in [("ingress", "8M"), ("egress", "16M")] {
-        wanted.annotations.insert(format!("kubernetes.io/{name}-bandwidth"), rate.into());
+        config.annotations.insert(format!("kubernetes.io/{name}-bandwidth"), rate.into());
     }
-    let pod = node.pod_with(wanted.clone()).await;
+    let pod = node.pod_with(config.clone()).await;
     let link = format!("skp{}", &pod.id[..12]);
     let tc = |arguments: &[&str]| {
         let output = std::process::Command::new("tc").args(arguments).output().expect("tc");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let shown = tc(&["qdisc", "show", "dev", &link]);
-    assert!(shown.contains("tbf") && shown.contains("rate 8Mbit"), "{shown}");
+    let qdisc = tc(&["qdisc", "show", "dev", &link]);
+    assert!(qdisc.contains("tbf") && qdisc.contains("rate 8Mbit"), "{qdisc}");
     // What the pod gets takes its time: two megabytes at one a second.
     let id = pod.start(&script("nc -l -p 9000 >/dev/null; echo got it; sleep 1000")).await;
     let ip = node.runtime.sandbox_status(&pod.id).await.unwrap().network.unwrap().ip;
     let (_, _, _) = pod.exec(&id, "until grep -q ':2328 ' /proc/net/tcp /proc/net/tcp6; do :; done").await;
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     {
         use std::io::Write as _;
         let mut stream = std::net::TcpStream::connect((ip.as_str(), 9000)).unwrap();
         stream.write_all(&vec![0; 2_000_000]).unwrap();
     }
-    while !pod.said("main.log").contains("got it") {
+    while !pod.log_output("main.log").contains("got it") {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    assert!(begun.elapsed() > std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
-    wanted.metadata.as_mut().unwrap().attempt += 1;
-    wanted.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "1".into());
-    let error = node.runtime.run_sandbox(&wanted, "").await.unwrap_err().message();
+    assert!(started.elapsed() > std::time::Duration::from_secs(1), "{:?}", started.elapsed());
+    config.metadata.as_mut().unwrap().attempt += 1;
+    config.annotations.insert("kubernetes.io/ingress-bandwidth".into(), "1".into());
+    let error = node.runtime.run_sandbox(&config, "").await.unwrap_err().message();
     assert!(error.contains("resource is unreasonably small (< 1kbit)"), "{error}");
 }

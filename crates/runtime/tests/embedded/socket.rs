@@ -11,32 +11,35 @@ use tokio::net::{TcpStream, UnixStream};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
-use crate::kit::{Node, script};
+use crate::kit::{TestNode, script};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub struct Client(tonic::client::Grpc<Channel>);
+pub struct CriClient(tonic::client::Grpc<Channel>);
 
-impl Client {
-    pub fn of(node: &Node) -> Client {
+impl CriClient {
+    pub fn connect(node: &TestNode) -> CriClient {
         let path = node.socket();
         let connect = move |_: Uri| {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         };
         let endpoint = Endpoint::from_static("http://localhost");
-        Client(tonic::client::Grpc::new(endpoint.connect_with_connector_lazy(tower::service_fn(connect))))
+        CriClient(tonic::client::Grpc::new(endpoint.connect_with_connector_lazy(tower::service_fn(connect))))
     }
 
-    async fn ask<A: prost::Message + Default + 'static>(
+    async fn request<A: prost::Message + Default + 'static>(
         &mut self,
         call: &str,
         question: impl prost::Message + 'static,
     ) -> Result<A, tonic::Status> {
         self.0.ready().await.unwrap();
         let path: PathAndQuery = format!("/runtime.v1.{call}").parse().unwrap();
-        let asked = self.0.unary(tonic::Request::new(question), path, ProstCodec::default());
-        tokio::time::timeout(PATIENCE, asked).await.expect("an answer").map(tonic::Response::into_inner)
+        let response = self.0.unary(tonic::Request::new(question), path, ProstCodec::default());
+        tokio::time::timeout(REQUEST_TIMEOUT, response)
+            .await
+            .expect("an answer")
+            .map(tonic::Response::into_inner)
     }
 
     pub async fn get<A: prost::Message + Default + 'static>(
@@ -44,20 +47,20 @@ impl Client {
         call: &str,
         question: impl prost::Message + 'static,
     ) -> A {
-        self.ask(&format!("RuntimeService/{call}"), question)
+        self.request(&format!("RuntimeService/{call}"), question)
             .await
             .unwrap_or_else(|status| panic!("{call}: {status}"))
     }
 }
 
-pub async fn what_only_other_clients_ask(node: &Node) {
+pub async fn handles_calls_of_other_cri_clients(node: &TestNode) {
     let mode = std::fs::metadata(node.socket()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let mut client = Client::of(node);
+    let mut client = CriClient::connect(node);
     let (one, two) = (node.pod("one").await, node.pod("two").await);
     let id = one.start(&script("echo x >/file; sleep 1000")).await;
     let ended = two.start(&script("true")).await;
-    crate::kit::ended(&node.runtime, &ended).await;
+    crate::kit::wait_exited(&node.runtime, &ended).await;
 
     let status: StatusResponse = client.get("Status", StatusRequest { verbose: true }).await;
     assert!(status.status.unwrap().conditions.iter().all(|condition| condition.status));
@@ -79,9 +82,9 @@ pub async fn what_only_other_clients_ask(node: &Node) {
         (filter("", Some(PodSandboxState::Ready), &["two"]), 1),
         (filter("", None, &["three"]), 0),
     ] {
-        let shown = format!("{request:?}");
+        let text = format!("{request:?}");
         let found: ListPodSandboxResponse = client.get("ListPodSandbox", request).await;
-        assert_eq!(found.items.len(), expected, "{shown}");
+        assert_eq!(found.items.len(), expected, "{text}");
     }
     let exited = Some(StateValue { state: ContainerState::Exited.into() });
     let request =
@@ -114,9 +117,9 @@ pub async fn what_only_other_clients_ask(node: &Node) {
     assert_eq!(found.containers.len(), 1);
 
     let images: ListImagesResponse =
-        client.ask("ImageService/ListImages", ListImagesRequest::default()).await.unwrap();
+        client.request("ImageService/ListImages", ListImagesRequest::default()).await.unwrap();
     assert_eq!(images.images.len(), 1);
-    let disks: ImageFsInfoResponse = client.ask("ImageService/ImageFsInfo", Empty {}).await.unwrap();
+    let disks: ImageFsInfoResponse = client.request("ImageService/ImageFsInfo", Empty {}).await.unwrap();
     assert!(disks.image_filesystems[0].used_bytes.as_ref().unwrap().value > 100_000);
     assert_eq!(disks.container_filesystems.len(), 1);
 
@@ -136,8 +139,8 @@ pub async fn what_only_other_clients_ask(node: &Node) {
         ..ExecRequest::default()
     };
     let url = client.get::<Url>("Exec", request).await.url;
-    let said = stream(&url).await;
-    assert!(said.contains("101 Switching") && said.contains("streamed"), "{said}");
+    let output = stream(&url).await;
+    assert!(output.contains("101 Switching") && output.contains("streamed"), "{output}");
     assert!(stream(&url).await.contains("404 Not Found"));
 }
 
@@ -151,24 +154,24 @@ async fn stream(url: &str) -> String {
          Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut said = Vec::new();
-    let heard = async {
+    let mut output = Vec::new();
+    let received = async {
         let mut buffer = [0; 1024];
         loop {
             let count = stream.read(&mut buffer).await.unwrap_or(0);
-            said.extend_from_slice(&buffer[..count]);
-            let text = String::from_utf8_lossy(&said);
+            output.extend_from_slice(&buffer[..count]);
+            let text = String::from_utf8_lossy(&output);
             if count == 0 || text.contains("\"status\":") || text.contains("page not found") {
                 break;
             }
         }
     };
-    tokio::time::timeout(PATIENCE, heard).await.expect("an answer");
-    String::from_utf8_lossy(&said).into_owned()
+    tokio::time::timeout(REQUEST_TIMEOUT, received).await.expect("an answer");
+    String::from_utf8_lossy(&output).into_owned()
 }
 
-pub async fn events_are_told(node: &Node) {
-    let mut client = Client::of(node);
+pub async fn sends_container_events(node: &TestNode) {
+    let mut client = CriClient::connect(node);
     client.0.ready().await.unwrap();
     let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/GetContainerEvents");
     let codec: ProstCodec<Empty, ContainerEventResponse> = ProstCodec::default();
@@ -176,18 +179,18 @@ pub async fn events_are_told(node: &Node) {
         client.0.server_streaming(tonic::Request::new(Empty {}), path, codec).await.unwrap().into_inner();
     let pod = node.pod("watched").await;
     let id = pod.start(&script("exit 3")).await;
-    crate::kit::ended(&node.runtime, &id).await;
+    crate::kit::wait_exited(&node.runtime, &id).await;
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
-    let mut told = Vec::new();
-    while told.len() < 8 {
-        let next = tokio::time::timeout(PATIENCE, events.message()).await.expect("an event");
+    let mut received = Vec::new();
+    while received.len() < 8 {
+        let next = tokio::time::timeout(REQUEST_TIMEOUT, events.message()).await.expect("an event");
         let event = next.unwrap().expect("the stream goes on");
-        let whose = if event.container_id == pod.id { "pod" } else { "container" };
-        if event.container_event_type() == ContainerEventType::Stopped && whose == "container" {
+        let object = if event.container_id == pod.id { "pod" } else { "container" };
+        if event.container_event_type() == ContainerEventType::Stopped && object == "container" {
             assert_eq!(event.containers_statuses[0].exit_code, 3);
         }
         assert_eq!(event.pod_sandbox_status.as_ref().unwrap().id, pod.id);
-        told.push(format!("{whose} {:?}", event.container_event_type()));
+        received.push(format!("{object} {:?}", event.container_event_type()));
     }
     let expected = [
         "pod Created",
@@ -199,11 +202,11 @@ pub async fn events_are_told(node: &Node) {
         "container Deleted",
         "pod Deleted",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(received, expected);
 }
 
-pub async fn bad_requests_are_refused(node: &Node) {
-    let mut client = Client::of(node);
+pub async fn rejects_invalid_requests(node: &TestNode) {
+    let mut client = CriClient::connect(node);
     for (call, expected) in [
         ("RuntimeService/NoSuchThing", tonic::Code::Unimplemented),
         ("OtherService/Version", tonic::Code::Unimplemented),
@@ -215,48 +218,47 @@ pub async fn bad_requests_are_refused(node: &Node) {
         ("RuntimeService/StartContainer", tonic::Code::NotFound),
         ("RuntimeService/ExecSync", tonic::Code::NotFound),
     ] {
-        let refused = client.ask::<Empty>(call, Empty {}).await.unwrap_err();
-        assert_eq!(refused.code(), expected, "{call}: {refused}");
+        let error = client.request::<Empty>(call, Empty {}).await.unwrap_err();
+        assert_eq!(error.code(), expected, "{call}: {error}");
     }
     // A field of the wrong type.
     let wrong = Uint64Value { value: 7 };
-    let refused = client.ask::<Empty>("RuntimeService/StopPodSandbox", wrong).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+    let error = client.request::<Empty>("RuntimeService/StopPodSandbox", wrong).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error}");
 }
 
 /// Somebody who heard nothing of the first time asks again.
-pub async fn nothing_is_made_twice(node: &Node) {
+pub async fn rejects_duplicate_names(node: &TestNode) {
     let pod = node.pod("one").await;
-    let refused = node.runtime.run_sandbox(&pod.config, "").await.unwrap_err().message();
+    let error = node.runtime.run_sandbox(&pod.config, "").await.unwrap_err().message();
     let expected =
         format!("failed to reserve sandbox name: name \"one_d_one_0\" is reserved for {:?}", pod.id);
-    assert!(refused.contains(&expected), "{refused}");
+    assert!(error.contains(&expected), "{error}");
     let config = script("sleep 1000");
     let id = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap();
-    let refused = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap_err().message();
-    assert!(refused.contains(&format!("is reserved for {id:?}")), "{refused}");
+    let error = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap_err().message();
+    assert!(error.contains(&format!("is reserved for {id:?}")), "{error}");
     node.runtime.start_container(&id).await.unwrap();
-    let refused = node.runtime.start_container(&id).await.unwrap_err().message();
-    assert!(refused.contains("container is in CONTAINER_RUNNING state"), "{refused}");
+    let error = node.runtime.start_container(&id).await.unwrap_err().message();
+    assert!(error.contains("container is in CONTAINER_RUNNING state"), "{error}");
     // What is removed can be made again; what has ended takes nothing new.
     node.runtime.remove_container(&id).await.unwrap();
     node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap();
     node.runtime.stop_sandbox(&pod.id).await.unwrap();
-    let refused =
-        node.runtime.create_container(&pod.id, &script(""), &pod.config).await.unwrap_err().message();
-    assert!(refused.contains("is not running"), "{refused}");
+    let error = node.runtime.create_container(&pod.id, &script(""), &pod.config).await.unwrap_err().message();
+    assert!(error.contains("is not running"), "{error}");
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
     node.runtime.run_sandbox(&pod.config, "").await.unwrap();
 }
 
-pub async fn what_does_not_go_together_is_refused(node: &Node) {
+pub async fn rejects_conflicting_options(node: &TestNode) {
     for mode in [NamespaceMode::Container, NamespaceMode::Target, NamespaceMode::Pod] {
         let mut config = node.pod_config("users");
         let userns_options = Some(UserNamespace { mode: mode.into(), ..UserNamespace::default() });
         config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
             Some(NamespaceOption { userns_options, ..NamespaceOption::default() });
-        let refused = node.runtime.run_sandbox(&config, "").await.unwrap_err().message();
-        assert!(refused.contains("user namespace"), "{mode:?}: {refused}");
+        let error = node.runtime.run_sandbox(&config, "").await.unwrap_err().message();
+        assert!(error.contains("user namespace"), "{mode:?}: {error}");
     }
     let pod = node.pod("mixed").await;
     let create = async |config: &ContainerConfig| {
@@ -276,17 +278,17 @@ pub async fn what_does_not_go_together_is_refused(node: &Node) {
             recursive_read_only: true,
             ..Mount::default()
         }];
-        let refused = create(&config).await;
-        assert!(refused.contains("must be read-only and private"), "{refused}");
+        let error = create(&config).await;
+        assert!(error.contains("must be read-only and private"), "{error}");
     }
     let mut security = crate::kit::security();
     security.run_as_group = Some(Int64Value { value: 1002 });
-    let refused = create(&crate::kit::with(security, "")).await;
-    assert!(refused.contains("user group \"1002\" is specified without user"), "{refused}");
+    let error = create(&crate::kit::with(security, "")).await;
+    assert!(error.contains("user group \"1002\" is specified without user"), "{error}");
 }
 
 /// Of a pod that nobody has a cgroup for, too; it has one of its own then, and goes with it.
-pub async fn limits_can_be_changed_before_the_start(node: &Node) {
+pub async fn updates_limits_before_start(node: &TestNode) {
     let mut config = node.pod_config("early");
     config.linux.as_mut().unwrap().cgroup_parent = String::new();
     config.dns_config = None;
@@ -298,10 +300,10 @@ pub async fn limits_can_be_changed_before_the_start(node: &Node) {
     let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
     let group = format!("/skiff/sandbox-{}", pod.id);
     assert_eq!(cgroups.usage(&format!("{group}/{id}")).memory_limit, Some(48 << 20));
-    let told = node.runtime.container_status(&id).await.unwrap().resources.unwrap().linux.unwrap();
-    assert_eq!(told.memory_limit_in_bytes, 48 << 20);
-    let (_, said, _) = pod.exec(&id, "cat /etc/resolv.conf").await;
-    assert_eq!(said, std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
+    let received = node.runtime.container_status(&id).await.unwrap().resources.unwrap().linux.unwrap();
+    assert_eq!(received.memory_limit_in_bytes, 48 << 20);
+    let (_, output, _) = pod.exec(&id, "cat /etc/resolv.conf").await;
+    assert_eq!(output, std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
     assert!(cgroups.directories(&group).iter().all(|directory| !directory.exists()), "its group stays");
 }

@@ -4,8 +4,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use runtime::cri::*;
 
-use crate::breakout::strong;
-use crate::kit::{Node, Pod, script, security, with};
+use crate::breakout::privileged_security;
+use crate::kit::{TestNode, TestPod, script, security, with};
 
 pub const FIRST: u32 = 65536 * 7;
 
@@ -17,7 +17,11 @@ pub fn namespace() -> UserNamespace {
     UserNamespace { mode: NamespaceMode::Pod.into(), uids: mappings(), gids: mappings() }
 }
 
-pub async fn pod<'a>(node: &'a Node, name: &str, change: impl FnOnce(&mut PodSandboxConfig)) -> Pod<'a> {
+pub async fn pod<'a>(
+    node: &'a TestNode,
+    name: &str,
+    change: impl FnOnce(&mut PodSandboxConfig),
+) -> TestPod<'a> {
     let mut config = node.pod_config(name);
     let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
     security.namespace_options.as_mut().unwrap().userns_options = Some(namespace());
@@ -36,7 +40,7 @@ fn mount(host: &std::path::Path, target: &str) -> Mount {
 }
 
 /// Where the processes of a container are, and as whom.
-fn uids_outside(pod: &Pod<'_>, id: &str) -> Vec<String> {
+fn host_uids(pod: &TestPod<'_>, id: &str) -> Vec<String> {
     let parent = pod.config.linux.as_ref().unwrap().cgroup_parent.clone();
     let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
     let pids = cgroups.processes(&format!("{parent}/{id}")).unwrap();
@@ -47,7 +51,7 @@ fn uids_outside(pod: &Pod<'_>, id: &str) -> Vec<String> {
     pids.into_iter().map(line).collect()
 }
 
-pub async fn root_is_nobody_outside(node: &Node) {
+pub async fn maps_container_root_to_another_host_user(node: &TestNode) {
     let host = node.dir.path().join("volume");
     std::fs::create_dir_all(&host).unwrap();
     std::fs::write(host.join("old"), "mine\n").unwrap();
@@ -64,10 +68,10 @@ pub async fn root_is_nobody_outside(node: &Node) {
         cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/kernel/shm_rmid_forced; echo again >/dev/stdout";
     let mut config = script(owners);
     config.mounts = vec![mount(&host, "/data")];
-    let (code, said) = pod.finish(&config).await;
+    let (code, output) = pod.finish(&config).await;
     let all = "0:0\n".repeat(11);
     assert_eq!(
-        (code, said.as_str()),
+        (code, output.as_str()),
         (0, format!("0\n 0 {FIRST} 65536\nmine\n{all}80\n1\nagain\n").as_str())
     );
     // What it wrote is as it meant it, not whom it was outside.
@@ -75,56 +79,56 @@ pub async fn root_is_nobody_outside(node: &Node) {
     assert_eq!((new.uid(), new.gid(), new.mode() & 0o777), (1234, 55, 0o640));
 
     // Another user, a terminal, the network it may change.
-    let mut somebody = security();
-    somebody.run_as_user = Some(Int64Value { value: 1000 });
-    somebody.supplemental_groups = vec![77];
-    let (_, said) =
-        pod.finish(&with(somebody, "id; touch /dev/shm/x && stat -c %u /dev/shm/x; touch /x")).await;
+    let mut other_user = security();
+    other_user.run_as_user = Some(Int64Value { value: 1000 });
+    other_user.supplemental_groups = vec![77];
+    let (_, output) =
+        pod.finish(&with(other_user, "id; touch /dev/shm/x && stat -c %u /dev/shm/x; touch /x")).await;
     assert!(
-        said.contains("uid=1000 gid=0 groups=0,77\n1000\n") && said.contains("Permission denied"),
-        "{said}"
+        output.contains("uid=1000 gid=0 groups=0,77\n1000\n") && output.contains("Permission denied"),
+        "{output}"
     );
     let tty = ContainerConfig {
         tty: true,
         ..script("tty; stat -c '%u %g' $(tty); ls -l /dev/console | head -c 1")
     };
-    let (_, said) = pod.finish(&tty).await;
-    assert_eq!(said.replace('\r', ""), "/dev/pts/0\n0 5\nc\n");
+    let (_, output) = pod.finish(&tty).await;
+    assert_eq!(output.replace('\r', ""), "/dev/pts/0\n0 5\nc\n");
     let mut admin = security();
     admin.capabilities =
         Some(Capability { add_capabilities: vec!["NET_ADMIN".into()], ..Capability::default() });
-    let (_, said) = pod.finish(&with(admin, "ip addr add 10.1.2.3/32 dev lo && echo changed")).await;
-    assert_eq!(said, "changed\n");
+    let (_, output) = pod.finish(&with(admin, "ip addr add 10.1.2.3/32 dev lo && echo changed")).await;
+    assert_eq!(output, "changed\n");
 
     let id = pod.start(&script("sleep 1000")).await;
     let line = format!("Uid:\t{FIRST}\t{FIRST}\t{FIRST}\t{FIRST}");
-    assert_eq!(uids_outside(&pod, &id), [line]);
+    assert_eq!(host_uids(&pod, &id), [line]);
 }
 
-pub async fn commands_stay_inside(node: &Node) {
+pub async fn exec_runs_in_the_user_namespace(node: &TestNode) {
     let pod = pod(node, "inside", |_| {}).await;
     let id = pod.start(&script("sleep 1000")).await;
-    let (_, said, _) = pod
+    let (_, output, _) = pod
         .exec(&id, "id -u; for ns in user mnt pid net ipc uts cgroup; do test $(readlink /proc/self/ns/$ns) = $(readlink /proc/1/ns/$ns) || echo another $ns; done; readlink /proc/self/ns/user; tr -s ' ' </proc/self/uid_map")
         .await;
     let host = std::fs::read_link("/proc/self/ns/user").unwrap().display().to_string();
-    let lines: Vec<&str> = said.lines().collect();
-    assert!(lines.len() == 3 && lines[0] == "0" && lines[1] != host, "{said}");
+    let lines: Vec<&str> = output.lines().collect();
+    assert!(lines.len() == 3 && lines[0] == "0" && lines[1] != host, "{output}");
     assert_eq!(lines[2], format!(" 0 {FIRST} 65536"));
     // What only the host's root may do, from a command.
-    let (_, said, _) =
+    let (_, output, _) =
         pod.exec(&id, "(echo -1000 >/proc/self/oom_score_adj) 2>&1; kill -0 1 && echo alive").await;
-    assert!(said.contains("ermission denied") && said.contains("alive"), "{said}");
+    assert!(output.contains("ermission denied") && output.contains("alive"), "{output}");
     // A second skiff's commands are inside too.
-    let later = node.again().await;
-    let said = later
+    let later = node.reopen().await;
+    let output = later
         .exec_sync(&id, &["cat", "/proc/self/uid_map"].map(str::to_owned), std::time::Duration::from_secs(60))
         .await
         .unwrap();
-    assert!(String::from_utf8_lossy(&said.stdout).contains(&FIRST.to_string()));
+    assert!(String::from_utf8_lossy(&output.stdout).contains(&FIRST.to_string()));
 }
 
-pub async fn all_of_root_is_not_enough(node: &Node) {
+pub async fn container_root_has_no_host_privileges(node: &TestNode) {
     let secret = node.dir.path().join("secret");
     std::fs::write(&secret, "secret\n").unwrap();
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -133,39 +137,39 @@ pub async fn all_of_root_is_not_enough(node: &Node) {
         'mount -o remount,rw,bind /proc/sys' 'mknod /x b 254 0' 'mknod /dev/y c 1 3' 'cat /secret' 'cat /proc/kcore | grep -q .' \
         'chown 0 /secret' 'dmesg' 'nice -n -5 true && nsenter -t 1 -m umount /proc/sys'; do \
         sh -c \"$one\" >/dev/null 2>&1 && echo \"$one\"; done; mount -t tmpfs none /tmp && echo own mounts; hostname other && hostname";
-    let mut config = with(strong(), script);
+    let mut config = with(privileged_security(), script);
     // As it is on the host, for nobody.
     config.mounts =
         vec![Mount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..mount(&secret, "/secret") }];
-    let (_, said) = pod.finish(&config).await;
-    assert_eq!(said, "own mounts\nother\n");
+    let (_, output) = pod.finish(&config).await;
+    assert_eq!(output, "own mounts\nother\n");
 }
 
 /// `procMount: Unmasked`: containers within a pod may have a `/proc` of their own, which the kernel allows to those who
 /// see all of theirs.
-pub async fn an_unmasked_proc_can_be_mounted_again(node: &Node) {
+pub async fn mounts_proc_with_all_paths_visible(node: &TestNode) {
     let pod = pod(node, "unmasked", |_| {}).await;
     let script = "unshare -m -p -f sh -c 'mount -t proc proc /tmp && readlink /tmp/self' 2>/dev/null || echo no; \
         (echo 1 >/proc/sys/kernel/panic) 2>/dev/null || echo not the host; \
         grep -c ' /proc/' /proc/self/mountinfo";
-    let unmasked = LinuxContainerSecurityContext {
+    let all_visible = LinuxContainerSecurityContext {
         masked_paths: Vec::new(),
         readonly_paths: Vec::new(),
         privileged: false,
-        ..strong()
+        ..privileged_security()
     };
     let masked = LinuxContainerSecurityContext {
         masked_paths: security().masked_paths,
         readonly_paths: security().readonly_paths,
-        ..unmasked.clone()
+        ..all_visible.clone()
     };
-    let (_, said) = pod.finish(&with(unmasked, script)).await;
-    assert_eq!(said, "1\nnot the host\n0\n");
-    let (_, said) = pod.finish(&with(masked, script)).await;
-    assert!(said.starts_with("no\nnot the host\n") && !said.ends_with("\n0\n"), "{said}");
+    let (_, output) = pod.finish(&with(all_visible, script)).await;
+    assert_eq!(output, "1\nnot the host\n0\n");
+    let (_, output) = pod.finish(&with(masked, script)).await;
+    assert!(output.starts_with("no\nnot the host\n") && !output.ends_with("\n0\n"), "{output}");
 }
 
-pub async fn what_cannot_be_mapped_says_why(node: &Node) {
+pub async fn mapping_failure_reports_the_reason(node: &TestNode) {
     let pod = pod(node, "why", |_| {}).await;
     let mut config = script("true");
     config.mounts = vec![mount(std::path::Path::new("/sys/class"), "/class")];

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use runtime::cri::*;
 
-use crate::breakout::strong;
-use crate::kit::{Node, Pod, ended, script, security, with};
+use crate::breakout::privileged_security;
+use crate::kit::{TestNode, TestPod, script, security, wait_exited, with};
 use crate::{image, users};
 
 fn mount(target: &str, part: &str) -> Mount {
@@ -17,7 +17,7 @@ fn mount(target: &str, part: &str) -> Mount {
     }
 }
 
-fn import(node: &Node) {
+fn import(node: &TestNode) {
     let lower = [("dir/file", "below\n", ""), ("dir/old", "old\n", ""), ("run", "#!/bin/sh\necho ran\n", "")];
     let upper =
         [("dir/file", "above\n", ""), ("dir/.wh.old", "", ""), ("out", "", "/etc"), ("up", "", "../../dir")];
@@ -25,7 +25,7 @@ fn import(node: &Node) {
     image::import(node, "one:1", &[&lower]);
 }
 
-pub async fn an_image_is_a_volume(node: &Node) {
+pub async fn mounts_an_image_as_volume(node: &TestNode) {
     import(node);
     let pod = node.pod("images").await;
     // By one stream, since the lines of two come in any order.
@@ -75,15 +75,16 @@ pub async fn an_image_is_a_volume(node: &Node) {
     assert_eq!(pod.exec(&id, "cat /all/dir/file").await.1, "above\n");
 }
 
-pub async fn profiles_that_cannot_be_applied_say_so(node: &Node) {
+pub async fn missing_security_profile_fails_the_container(node: &TestNode) {
     let pod = node.pod("profiles").await;
     if Path::new("/sys/kernel/security/apparmor").exists() {
-        return confined_by_default(node, &pod).await;
+        return check_default_profile(node, &pod).await;
     }
     for kind in [ProfileType::RuntimeDefault, ProfileType::Localhost] {
-        let mut confined = security();
-        confined.apparmor = Some(SecurityProfile { profile_type: kind.into(), localhost_ref: "mine".into() });
-        let config = with(confined, "true");
+        let mut security_context = security();
+        security_context.apparmor =
+            Some(SecurityProfile { profile_type: kind.into(), localhost_ref: "mine".into() });
+        let config = with(security_context, "true");
         let error = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap_err().message();
         assert_eq!(error, "apparmor is not supported");
     }
@@ -96,44 +97,44 @@ pub async fn profiles_that_cannot_be_applied_say_so(node: &Node) {
 }
 
 /// On a host with AppArmor whose program is there: everybody is confined, commands too, unless they are free of it.
-async fn confined_by_default(node: &Node, pod: &Pod<'_>) {
+async fn check_default_profile(node: &TestNode, pod: &TestPod<'_>) {
     if std::process::Command::new("apparmor_parser").arg("--version").output().is_err() {
         return println!("skipped: needs apparmor_parser on a host with AppArmor");
     }
-    let ask = |kind: ProfileType, name: &str| {
-        let mut confined = security();
+    let run_with_profile = |kind: ProfileType, name: &str| {
+        let mut security_context = security();
         let localhost_ref = name.to_owned();
-        confined.apparmor = Some(SecurityProfile { profile_type: kind.into(), localhost_ref });
-        confined
+        security_context.apparmor = Some(SecurityProfile { profile_type: kind.into(), localhost_ref });
+        security_context
     };
-    let id = pod.start(&with(ask(ProfileType::RuntimeDefault, ""), "sleep 1000")).await;
+    let id = pod.start(&with(run_with_profile(ProfileType::RuntimeDefault, ""), "sleep 1000")).await;
     let profile = pod.exec(&id, "cat /proc/self/attr/current").await.1;
     assert!(profile.ends_with(" (enforce)\n"), "{profile}");
     let (_, said) = pod.finish(&with(security(), "cat /proc/self/attr/current")).await;
     assert_eq!(said, profile);
-    let free = ask(ProfileType::Unconfined, "");
+    let free = run_with_profile(ProfileType::Unconfined, "");
     assert_eq!(pod.finish(&with(free, "cat /proc/self/attr/current")).await, (0, "unconfined\n".into()));
-    let missing = with(ask(ProfileType::Localhost, "mine"), "true");
+    let missing = with(run_with_profile(ProfileType::Localhost, "mine"), "true");
     let error = node.runtime.create_container(&pod.id, &missing, &pod.config).await.unwrap_err().message();
     assert_eq!(error, "apparmor profile not found mine");
     // What no other fence of these would keep it from.
-    let strong = LinuxContainerSecurityContext { apparmor: None, ..strong() };
+    let strong = LinuxContainerSecurityContext { apparmor: None, ..privileged_security() };
     let (_, said) =
         pod.finish(&with(strong, "mount -t tmpfs none /tmp && echo mounted || echo denied")).await;
     assert!(said.ends_with("denied\n"), "{said}");
 }
 
 /// A directory of the host that is a mount of its own, with another one in it. Mounts are passed on from there.
-struct Shared<'a>(&'a Path);
+struct SharedMount<'a>(&'a Path);
 
-impl<'a> Shared<'a> {
-    fn make(place: &'a Path) -> Shared<'a> {
+impl<'a> SharedMount<'a> {
+    fn create(place: &'a Path) -> SharedMount<'a> {
         for name in ["inner", "late", "within"] {
             std::fs::create_dir_all(place.join(name)).unwrap();
         }
         rustix::mount::mount_bind(place, place).unwrap();
         rustix::mount::mount_change(place, rustix::mount::MountPropagationFlags::SHARED).unwrap();
-        let shared = Shared(place);
+        let shared = SharedMount(place);
         shared.mount("inner");
         shared
     }
@@ -144,7 +145,7 @@ impl<'a> Shared<'a> {
     }
 }
 
-impl Drop for Shared<'_> {
+impl Drop for SharedMount<'_> {
     fn drop(&mut self) {
         for place in [self.0.join("late"), self.0.join("inner"), self.0.to_owned()] {
             let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
@@ -152,9 +153,9 @@ impl Drop for Shared<'_> {
     }
 }
 
-pub async fn mounts_within_volumes(node: &Node) {
+pub async fn mounts_inside_volumes(node: &TestNode) {
     let place = node.dir.path().join("nested");
-    let shared = Shared::make(&place);
+    let shared = SharedMount::create(&place);
     let pod = node.pod("nested").await;
     let mount = |target: &str| Mount {
         container_path: target.into(),
@@ -181,8 +182,8 @@ pub async fn mounts_within_volumes(node: &Node) {
     let id = pod.start(&config).await;
     shared.mount("late");
     std::fs::write(place.join("late/mark"), "").unwrap();
-    assert_eq!(ended(&node.runtime, &id).await.exit_code, 0);
-    assert!(pod.said("main.log").ends_with("one\n"), "{}", pod.said("main.log"));
+    assert_eq!(wait_exited(&node.runtime, &id).await.exit_code, 0);
+    assert!(pod.log_output("main.log").ends_with("one\n"), "{}", pod.log_output("main.log"));
     node.runtime.remove_container(&id).await.unwrap();
 
     // And what a container mounts goes out only both ways.

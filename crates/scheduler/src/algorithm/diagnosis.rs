@@ -12,7 +12,7 @@ use crate::state::NodeId;
 pub struct Diagnosis {
     pub nodes: Vec<(NodeId, Status)>,
     /// Of the nodes not listed.
-    pub absent: Status,
+    pub absent_nodes_status: Status,
     pub rejected_by: BTreeSet<&'static str>,
     pub pending_on: BTreeSet<&'static str>,
     /// What a pre-filter said, which ended the search.
@@ -20,48 +20,52 @@ pub struct Diagnosis {
     /// What the post-filters said.
     pub post_filter_message: String,
     /// Who was blamed last.
-    last: &'static str,
+    last_plugin: &'static str,
 }
 
 impl Default for Diagnosis {
     fn default() -> Diagnosis {
         Diagnosis {
             nodes: Vec::new(),
-            absent: Status { code: Code::UnschedulableAndUnresolvable, reasons: Vec::new(), plugin: "" },
+            absent_nodes_status: Status {
+                code: Code::UnschedulableAndUnresolvable,
+                reasons: Vec::new(),
+                plugin: "",
+            },
             rejected_by: BTreeSet::new(),
             pending_on: BTreeSet::new(),
             pre_filter_message: String::new(),
             post_filter_message: String::new(),
-            last: "",
+            last_plugin: "",
         }
     }
 }
 
 impl Diagnosis {
     /// What is said of some nodes, and of all others.
-    pub fn new(nodes: Vec<(NodeId, Status)>, absent: Status) -> Diagnosis {
-        Diagnosis { nodes, absent, ..Diagnosis::default() }
+    pub fn new(nodes: Vec<(NodeId, Status)>, absent_nodes_status: Status) -> Diagnosis {
+        Diagnosis { nodes, absent_nodes_status, ..Diagnosis::default() }
     }
 
     /// A node will not do.
     pub fn add(&mut self, node: NodeId, status: Status) {
-        self.blame(&status);
+        self.add_plugin_status(&status);
         self.nodes.push((node, status));
     }
 
     /// No node will do.
     pub fn reject_all(&mut self, status: Status) {
-        self.blame(&status);
+        self.add_plugin_status(&status);
         self.pre_filter_message = status.message();
-        self.absent = status;
+        self.absent_nodes_status = status;
     }
 
-    fn blame(&mut self, status: &Status) {
+    fn add_plugin_status(&mut self, status: &Status) {
         // Of thousands of nodes most are turned away by the same plugin.
-        if status.plugin.is_empty() || (self.last == status.plugin && status.code != Code::Pending) {
+        if status.plugin.is_empty() || (self.last_plugin == status.plugin && status.code != Code::Pending) {
             return;
         }
-        self.last = status.plugin;
+        self.last_plugin = status.plugin;
         if status.is_rejected() {
             self.rejected_by.insert(status.plugin);
         }
@@ -71,8 +75,8 @@ impl Diagnosis {
     }
 
     /// What is said of a node.
-    pub fn of(&self, node: NodeId) -> &Status {
-        self.nodes.iter().find(|(id, _)| *id == node).map_or(&self.absent, |(_, status)| status)
+    pub fn status_of(&self, node: NodeId) -> &Status {
+        self.nodes.iter().find(|(id, _)| *id == node).map_or(&self.absent_nodes_status, |(_, status)| status)
     }
 }
 
@@ -94,7 +98,7 @@ impl fmt::Display for FitError {
                 *counts.entry(reason).or_default() += 1;
             }
             let others = self.nodes.saturating_sub(diagnosis.nodes.len());
-            for reason in diagnosis.absent.reasons.iter().filter(|_| others > 0) {
+            for reason in diagnosis.absent_nodes_status.reasons.iter().filter(|_| others > 0) {
                 *counts.entry(reason).or_default() += others;
             }
             let mut lines: Vec<String> =

@@ -11,7 +11,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn draw(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -19,8 +19,8 @@ impl Random {
     }
 
     /// A number below the limit, 0 if the limit is 0.
-    pub fn below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.draw()) * limit as u128) >> 64) as usize
+    pub fn next_below(&mut self, limit: usize) -> usize {
+        ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }
 
     /// The place of the highest score; among equals each is as likely.
@@ -31,7 +31,7 @@ impl Random {
                 (best, equals) = (i, 1);
             } else if *score == scores[best] {
                 equals += 1;
-                if self.below(equals) == 0 {
+                if self.next_below(equals) == 0 {
                     best = i;
                 }
             }

@@ -4,18 +4,18 @@ use std::sync::Arc;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-use super::{Algorithm, Failure, NoExtenders, Random};
+use super::{Algorithm, NoExtenders, Random, ScheduleFailure};
 use crate::framework::{Cycle, NoNominations};
 use crate::state::{PodInfo, State};
-use crate::testing::{default_profile, node, pod, world};
+use crate::testing::{default_profile, node, pod, test_cluster};
 
 #[track_caller]
 fn check(cluster: &str, pod: &str, expected: Expect) {
-    expected.assert_eq(&world(cluster).attempt(&default_profile(), pod));
+    expected.assert_eq(&test_cluster(cluster).attempt(&default_profile(), pod));
 }
 
 #[test]
-fn reasons_are_counted_and_sorted() {
+fn fit_error_counts_reasons_in_order() {
     check("", "pod p", expect!["no nodes available to schedule pods\n"]);
     check(
         "
@@ -37,7 +37,7 @@ fn reasons_are_counted_and_sorted() {
 }
 
 #[test]
-fn named_nodes_only() {
+fn filters_only_nodes_named_by_affinity() {
     let named = |names: &str| {
         format!(
             r#"pod p {{"spec":{{"affinity":{{"nodeAffinity":{{"requiredDuringSchedulingIgnoredDuringExecution":{{"nodeSelectorTerms":[{{"matchFields":[{{"key":"metadata.name","operator":"In","values":["{names}"]}}]}}]}}}}}}}}}}"#
@@ -54,22 +54,22 @@ fn named_nodes_only() {
 }
 
 #[test]
-fn the_emptiest_node_wins() {
+fn least_allocated_node_wins() {
     check("node a\nnode b\npod x on=a cpu=1 memory=1Gi", "pod p cpu=1 memory=1Gi", expect!["on b\n"]);
 }
 
 #[test]
-fn a_part_of_many_nodes_is_enough() {
+fn samples_percentage_of_nodes_in_large_clusters() {
     let profile = default_profile();
     let algorithm = Algorithm::new(0, 1);
     for (nodes, enough) in [(10, 10), (100, 100), (1000, 420), (5000, 500), (6000, 300)] {
-        assert_eq!(algorithm.enough(&profile, nodes), enough, "of {nodes}");
+        assert_eq!(algorithm.num_feasible_nodes_to_find(&profile, nodes), enough, "of {nodes}");
     }
-    assert_eq!(Algorithm::new(70, 1).enough(&profile, 1000), 700);
+    assert_eq!(Algorithm::new(70, 1).num_feasible_nodes_to_find(&profile, 1000), 700);
 }
 
 #[test]
-fn equals_are_as_likely() {
+fn random_choice_between_equal_scores() {
     let mut random = Random::new(42);
     let mut counts = [0; 4];
     for _ in 0..4000 {
@@ -81,7 +81,7 @@ fn equals_are_as_likely() {
 
 /// All nodes get their turn, though each search looks at a part.
 #[test]
-fn searches_go_on_where_the_last_ended() {
+fn search_starts_after_last_visited_node() {
     let mut state = State::default();
     for i in 0..300 {
         state.set_node(Arc::new(node(&format!("node n{i} zone=z{}", i % 3))));
@@ -96,7 +96,7 @@ fn searches_go_on_where_the_last_ended() {
         let found = algorithm.schedule(&profile, &cycle, &NoNominations, &NoExtenders);
         let Ok(found) = found else { panic!("a node was free") };
         *used.entry(found.node.clone()).or_default() += 1;
-        state.assume(info, &found.node);
+        state.assume_pod(info, &found.node);
     }
     assert_eq!(used.len(), 300);
     assert!(used.values().all(|count| (2..=4).contains(count)), "{used:?}");
@@ -107,7 +107,7 @@ proptest! {
 
     /// Whatever comes: no node ever holds more than it has, nor pods it should not.
     #[test]
-    fn never_where_it_does_not_fit(
+    fn never_binds_pod_to_node_without_capacity(
         nodes in prop::collection::vec((1..4u8, 1..4u8, 0..3u8, any::<bool>()), 1..6),
         pods in prop::collection::vec((1..20u8, 0..4u8, any::<bool>(), any::<bool>()), 1..40),
     ) {
@@ -130,8 +130,8 @@ proptest! {
             let info = Arc::new(PodInfo::new(&object, &mut state.strings));
             let cycle = Cycle { state: &state, pod: &info, object: &object };
             match algorithm.schedule(&profile, &cycle, &NoNominations, &NoExtenders) {
-                Ok(found) => state.assume(info, &found.node),
-                Err(Failure::Unfit { .. }) => {}
+                Ok(found) => state.assume_pod(info, &found.node),
+                Err(ScheduleFailure::Unschedulable { .. }) => {}
                 Err(_) => prop_assert!(false, "nothing can go wrong here"),
             }
         }

@@ -2,7 +2,7 @@ use expect_test::{Expect, expect};
 
 use super::Config;
 use crate::framework::Profile;
-use crate::framework::registry::BUILT_IN;
+use crate::framework::registry::IN_TREE_PLUGINS;
 
 fn read(body: &str) -> Result<Config, String> {
     let text =
@@ -10,7 +10,7 @@ fn read(body: &str) -> Result<Config, String> {
     Config::read(&text).map_err(|error| error.to_string())
 }
 
-fn show(profile: &Profile) -> String {
+fn render_profile(profile: &Profile) -> String {
     fn names<T: ?Sized>(point: &[(&'static str, std::sync::Arc<T>)]) -> String {
         point.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ")
     }
@@ -28,18 +28,18 @@ fn show(profile: &Profile) -> String {
 
 #[track_caller]
 fn check(body: &str, expected: Expect) {
-    let shown = match read(body) {
-        Err(words) => words,
-        Ok(config) => match config.profiles(BUILT_IN) {
+    let rendered = match read(body) {
+        Err(message) => message,
+        Ok(config) => match config.profiles(IN_TREE_PLUGINS) {
             Err(error) => error.to_string(),
-            Ok(profiles) => profiles.iter().map(show).collect(),
+            Ok(profiles) => profiles.iter().map(render_profile).collect(),
         },
     };
-    expected.assert_eq(&shown);
+    expected.assert_eq(&rendered);
 }
 
 #[test]
-fn the_defaults_are_upstreams() {
+fn default_plugins_match_upstream() {
     check(
         "",
         expect![[r#"
@@ -53,7 +53,7 @@ fn the_defaults_are_upstreams() {
 }
 
 #[test]
-fn profiles_choose_and_weigh() {
+fn profiles_select_and_weight_plugins() {
     check(
         "
 profiles:
@@ -96,7 +96,7 @@ profiles:
 }
 
 #[test]
-fn mistakes_are_named() {
+fn rejects_invalid_configuration() {
     check("percentageOfNodesToScore: 101", expect!["percentageOfNodesToScore: not in valid range [0-100]"]);
     check("profiles:\n- schedulerName: a\n- {}\n", expect!["profiles[1].schedulerName: Required value"]);
     check(

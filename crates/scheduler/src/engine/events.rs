@@ -10,9 +10,9 @@ use k8s_openapi::api::policy::v1 as policy;
 use k8s_openapi::api::resource::v1 as resource;
 use k8s_openapi::api::storage::v1 as storage;
 
-use super::{Binding, Engine, Setback, UNSEEN};
-use crate::framework::{Change, Pair};
-use crate::plugins::dynamic_resources::extended;
+use super::{ASSUMED_POD_TTL, BindFailure, Binding, Engine};
+use crate::framework::{ClusterEvent, ObjectPair};
+use crate::plugins::dynamic_resources::extended_resources;
 use crate::state::{NodeInfo, PodInfo};
 
 /// An object before and after.
@@ -46,7 +46,7 @@ pub enum Event {
     /// A pod did not get its node. With the pod as it is now, if it still waits for one.
     Unbound {
         binding: Box<Binding>,
-        setback: Setback,
+        failure: BindFailure,
         current: Option<Arc<core::Pod>>,
     },
     /// A pod that wanted others gone could not have its way.
@@ -56,33 +56,35 @@ pub enum Event {
 impl Engine {
     /// Takes note of what happened.
     pub fn handle(&mut self, event: Event, now: Timestamp) {
-        let begun = Instant::now();
-        self.queue.tally.cause = "";
-        self.take_note(event, now);
+        let started = Instant::now();
+        self.queue.counters.event = "";
+        self.dispatch_event(event, now);
         // Pods may be waiting for it, so it has a name.
-        let cause = self.queue.tally.cause;
+        let cause = self.queue.counters.event;
         if !cause.is_empty() {
-            self.metrics.handled(cause, begun.elapsed());
+            self.metrics.observe_event_handling(cause, started.elapsed());
         }
     }
 
-    fn take_note(&mut self, event: Event, now: Timestamp) {
+    fn dispatch_event(&mut self, event: Event, now: Timestamp) {
         match event {
-            Event::Pod(delta) => self.pod(&delta, now),
-            Event::Node(delta) => self.node(delta, now),
-            Event::Bound(binding) => self.bound(&binding, now),
-            Event::Unbound { binding, setback, current } => self.unbound(*binding, setback, current, now),
+            Event::Pod(delta) => self.handle_pod(&delta, now),
+            Event::Node(delta) => self.handle_node(delta, now),
+            Event::Bound(binding) => self.handle_bound(&binding, now),
+            Event::Unbound { binding, failure: setback, current } => {
+                self.handle_unbound(*binding, setback, current, now)
+            }
             Event::PreemptionFailed(uid) => self.queue.activate_by_uid(&uid, &self.state, now),
-            other => self.object(other, now),
+            other => self.handle_object(other, now),
         }
     }
 
-    fn pod(&mut self, delta: &Delta<core::Pod>, now: Timestamp) {
+    fn handle_pod(&mut self, delta: &Delta<core::Pod>, now: Timestamp) {
         let after = delta.after.as_ref().filter(|pod| !is_finished(pod));
         let Some(object) = after else {
             let last = delta.after.as_ref().or(delta.before.as_ref());
             if let Some(uid) = last.and_then(|pod| pod.metadata.uid.as_deref()) {
-                self.gone(uid, now);
+                self.delete_pod(uid, now);
             }
             return;
         };
@@ -93,10 +95,10 @@ impl Engine {
             // One that is seen on its node for the first time is new, even if it was assumed there.
             let had_node = |pod: &core::Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
             let old = old.filter(|_| delta.before.as_deref().is_some_and(had_node));
-            let change = Change::Pod(Pair { old: old.as_deref(), new: Some(&info) });
-            self.queue.wake(&change, &self.state, now);
+            let change = ClusterEvent::Pod(ObjectPair { old: old.as_deref(), new: Some(&info) });
+            self.queue.move_all_to_active_or_backoff(&change, &self.state, now);
         } else if self.profiles.contains_key(&*info.scheduler_name) && !self.state.is_assumed(&info.uid) {
-            if self.queue.place(&info.uid).is_some() {
+            if self.queue.position(&info.uid).is_some() {
                 self.queue.update(info, object.clone(), &self.state, now);
             } else {
                 self.queue.add(info, object.clone(), &self.state, now);
@@ -104,17 +106,21 @@ impl Engine {
         }
     }
 
-    fn gone(&mut self, uid: &str, now: Timestamp) {
+    fn delete_pod(&mut self, uid: &str, now: Timestamp) {
         self.queue.remove(uid);
         if let Some(old) = self.state.remove_pod(uid) {
             // A claim that was made for it and went with it may never have been seen.
-            let claim = extended::unnamed_key(&old.namespace, uid);
+            let claim = extended_resources::special_claim_key(&old.namespace, uid);
             self.state.objects.resource_claims.remove(&claim);
-            self.queue.wake(&Change::Pod(Pair { old: Some(&old), new: None }), &self.state, now);
+            self.queue.move_all_to_active_or_backoff(
+                &ClusterEvent::Pod(ObjectPair { old: Some(&old), new: None }),
+                &self.state,
+                now,
+            );
         }
     }
 
-    fn node(&mut self, delta: Delta<core::Node>, now: Timestamp) {
+    fn handle_node(&mut self, delta: Delta<core::Node>, now: Timestamp) {
         let Delta { before, after } = delta;
         let named = after.as_ref().or(before.as_ref()).and_then(|node| node.metadata.name.clone());
         let Some(name) = named else { return };
@@ -122,43 +128,43 @@ impl Engine {
             Some(node) => self.state.set_node(node),
             None => self.state.remove_node(&name),
         };
-        let new = self.state.node_named(&name);
+        let new = self.state.node_by_name(&name);
         if let (Some(old), Some(new)) = (&old, new)
-            && says_the_same(old, new)
+            && is_unchanged(old, new)
         {
             return;
         }
-        let change = Change::Node(Pair { old: old.as_ref(), new });
-        self.queue.wake(&change, &self.state, now);
+        let change = ClusterEvent::Node(ObjectPair { old: old.as_ref(), new });
+        self.queue.move_all_to_active_or_backoff(&change, &self.state, now);
     }
 
-    fn bound(&mut self, binding: &Binding, now: Timestamp) {
-        let deadline = now.checked_add(UNSEEN).unwrap_or(Timestamp::MAX);
-        self.state.bound(&binding.info.uid, deadline);
+    fn handle_bound(&mut self, binding: &Binding, now: Timestamp) {
+        let deadline = now.checked_add(ASSUMED_POD_TTL).unwrap_or(Timestamp::MAX);
+        self.state.finish_binding(&binding.info.uid, deadline);
         let message = format!("Successfully assigned {} to {}", binding.info.key(), binding.node);
-        self.note(&binding.pod, false, "Scheduled", "Binding", message);
-        self.metrics.scheduled(&binding.profile.scheduler_name, &binding.pod, now);
+        self.record_event(&binding.pod, false, "Scheduled", "Binding", message);
+        self.metrics.observe_scheduled(&binding.profile.scheduler_name, &binding.pod, now);
     }
 
-    fn unbound(
+    fn handle_unbound(
         &mut self,
         binding: Binding,
-        setback: Setback,
+        failure: BindFailure,
         current: Option<Arc<core::Pod>>,
         now: Timestamp,
     ) {
         let Binding { profile, mut pod, info, node, .. } = binding;
         let was_assumed = self.state.is_assumed(&info.uid);
-        self.give_back(&profile, &info, &node);
+        self.unreserve_and_forget(&profile, &info, &node);
         if was_assumed {
             // What it took is free again for others.
-            let change = Change::Pod(Pair { old: Some(&info), new: None });
-            self.queue.wake_except(&change, &self.state, now, &info.uid);
+            let change = ClusterEvent::Pod(ObjectPair { old: Some(&info), new: None });
+            self.queue.move_all_to_active_or_backoff_except(&change, &self.state, now, &info.uid);
         }
         let Some(current) = current else { return };
         pod.info = Arc::new(PodInfo::new(&current, &mut self.state.strings));
         pod.object = current;
-        self.set_back(&profile, pod, &node, setback, now);
+        self.handle_bind_failure(&profile, pod, &node, failure, now);
     }
 }
 
@@ -168,7 +174,7 @@ fn is_finished(pod: &core::Pod) -> bool {
 }
 
 /// Whether a change of a node, such as a heartbeat, can matter to nobody.
-fn says_the_same(old: &NodeInfo, new: &NodeInfo) -> bool {
+fn is_unchanged(old: &NodeInfo, new: &NodeInfo) -> bool {
     old.labels == new.labels
         && old.taints == new.taints
         && old.unschedulable == new.unschedulable

@@ -6,86 +6,95 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Value, json};
 
-use super::{Action, Engine, Preemption, Setback};
+use super::{Action, BindFailure, Engine, Preemption};
 use crate::algorithm::FitError;
 use crate::framework::{Nominations as _, Profile};
 use crate::queue::QueuedPod;
 use crate::state::PodInfo;
 
 /// Longer messages do not fit an event.
-const LONGEST: usize = 1024;
+const MAX_EVENT_MESSAGE_BYTES: usize = 1024;
 
 /// A node with the pods that must leave it.
-type Rescue = (Arc<str>, Vec<Arc<PodInfo>>);
+type Nomination = (Arc<str>, Vec<Arc<PodInfo>>);
 
 impl Engine {
     /// No node will do.
-    pub(super) fn unfit(
+    pub(super) fn handle_unschedulable(
         &mut self,
         profile: &Arc<Profile>,
         mut pod: QueuedPod,
         error: &FitError,
-        rescue: Option<Rescue>,
-        clear: bool,
+        nomination: Option<Nomination>,
+        clear_nomination: bool,
         now: Timestamp,
     ) {
         pod.rejected_by = error.diagnosis.rejected_by.clone();
         pod.pending_on = error.diagnosis.pending_on.clone();
         let message = error.to_string();
-        self.finish(profile, pod, ("Unschedulable", message), rescue, clear, now);
+        self.handle_scheduling_failure(
+            profile,
+            pod,
+            ("Unschedulable", message),
+            nomination,
+            clear_nomination,
+            now,
+        );
     }
 
     /// Something went wrong, or there is no node at all.
-    pub(super) fn failed(
+    pub(super) fn handle_error(
         &mut self,
         profile: &Arc<Profile>,
         mut pod: QueuedPod,
-        setback: Setback,
-        rescue: Option<Rescue>,
-        clear: bool,
+        failure: BindFailure,
+        nomination: Option<Nomination>,
+        clear_nomination: bool,
         now: Timestamp,
     ) {
         pod.rejected_by.clear();
         pod.pending_on.clear();
-        let why = match setback {
-            Setback::Rejected(status) => ("Unschedulable", status.message()),
-            Setback::Error(words) => ("SchedulerError", words),
+        let reason_and_message = match failure {
+            BindFailure::Rejected(status) => ("Unschedulable", status.message()),
+            BindFailure::Error(message) => ("SchedulerError", message),
         };
-        self.finish(profile, pod, why, rescue, clear, now);
+        self.handle_scheduling_failure(profile, pod, reason_and_message, nomination, clear_nomination, now);
     }
 
-    fn finish(
+    fn handle_scheduling_failure(
         &mut self,
         profile: &Arc<Profile>,
         pod: QueuedPod,
         (reason, message): (&'static str, String),
-        rescue: Option<Rescue>,
-        clear: bool,
+        nomination: Option<Nomination>,
+        clear_nomination: bool,
         now: Timestamp,
     ) {
         let result = if reason == "Unschedulable" { "unschedulable" } else { "error" };
-        self.metrics.attempted(&profile.scheduler_name, result, &pod);
-        self.note(&pod, true, "FailedScheduling", "Scheduling", shortened(&message));
-        let nominated = match &rescue {
+        self.metrics.observe_attempt(&profile.scheduler_name, result, &pod);
+        self.record_event(&pod, true, "FailedScheduling", "Scheduling", truncate_message(&message));
+        let nominated = match &nomination {
             Some((node, _)) => Some(Some(&**node)),
-            None => clear.then_some(None),
+            None => clear_nomination.then_some(None),
         };
         if let Some(patch) = status_patch(&pod, reason, &message, nominated, now) {
             let (namespace, name) = (pod.info.namespace.clone(), pod.info.name.clone());
             self.actions.push(Action::PatchStatus { namespace, name, patch });
         }
         let (info, object) = (pod.info.clone(), pod.object.clone());
-        self.queue.failed(pod, &self.state, now);
-        match rescue {
+        self.queue.add_unschedulable(pod, &self.state, now);
+        match nomination {
             Some((node, victims)) => {
-                let promised = self.queue.nominator.on_node(&node).iter();
-                let outbid = promised.filter(|other| other.priority < info.priority).cloned().collect();
+                let nominated_pods = self.queue.nominator.on_node(&node).iter();
+                let lower_priority_nominated_pods =
+                    nominated_pods.filter(|other| other.priority < info.priority).cloned().collect();
                 self.queue.nominator.add(&info, Some(&node));
-                self.metrics.preempted(victims.len());
-                let preemption = Preemption { preemptor: info, object, node, victims, outbid };
+                self.metrics.observe_preemption(victims.len());
+                let preemption =
+                    Preemption { preemptor: info, object, node, victims, lower_priority_nominated_pods };
                 self.actions.push(Action::Preempt(preemption));
             }
-            None if clear => self.queue.nominator.remove(&info.uid),
+            None if clear_nomination => self.queue.nominator.remove(&info.uid),
             None => self.queue.nominator.add(&info, None),
         }
     }
@@ -100,15 +109,15 @@ fn status_patch(
     now: Timestamp,
 ) -> Option<Value> {
     let mut status = json!({});
-    let known = scheduled(&pod.object);
+    let known = scheduled_condition(&pod.object);
     let generation = Some(pod.info.generation).filter(|generation| *generation != 0);
-    let told = known.is_some_and(|known| {
+    let is_current = known.is_some_and(|known| {
         known.status == "False"
             && known.reason.as_deref() == Some(reason)
             && known.message.as_deref() == Some(message)
             && known.observed_generation == generation
     });
-    if !told {
+    if !is_current {
         // The time stays while the answer stays.
         let since = known
             .filter(|known| known.status == "False")
@@ -127,24 +136,24 @@ fn status_patch(
         }
         status["conditions"] = json!([condition]);
     }
-    if let Some(wanted) = nominated
-        && wanted != pod.info.nominated.as_deref()
+    if let Some(desired) = nominated
+        && desired != pod.info.nominated.as_deref()
     {
-        status["nominatedNodeName"] = wanted.map_or(Value::Null, Into::into);
+        status["nominatedNodeName"] = desired.map_or(Value::Null, Into::into);
     }
     (status != json!({})).then(|| json!({"status": status}))
 }
 
-fn scheduled(pod: &core::Pod) -> Option<&core::PodCondition> {
+fn scheduled_condition(pod: &core::Pod) -> Option<&core::PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == "PodScheduled")
 }
 
-fn shortened(message: &str) -> String {
-    if message.len() <= LONGEST {
+fn truncate_message(message: &str) -> String {
+    if message.len() <= MAX_EVENT_MESSAGE_BYTES {
         return message.to_owned();
     }
-    let mut end = LONGEST - 4;
+    let mut end = MAX_EVENT_MESSAGE_BYTES - 4;
     while !message.is_char_boundary(end) {
         end -= 1;
     }

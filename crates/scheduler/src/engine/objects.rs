@@ -7,8 +7,8 @@ use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Delta, Engine, Event};
-use crate::framework::{Change, Pair};
-use crate::plugins::dynamic_resources::extended;
+use crate::framework::{ClusterEvent, ObjectPair};
+use crate::plugins::dynamic_resources::extended_resources;
 use crate::state::objects::{ByKey, Workload};
 use crate::state::selection::{selector, selector_of_set};
 
@@ -23,7 +23,7 @@ fn key_of<T: Metadata<Ty = ObjectMeta>>(delta: &Delta<T>) -> Option<String> {
 }
 
 /// Puts the object in its table and gives back what was there.
-fn put<T: Metadata<Ty = ObjectMeta>>(table: &mut ByKey<T>, delta: &Delta<T>) -> Option<Arc<T>> {
+fn apply_delta<T: Metadata<Ty = ObjectMeta>>(table: &mut ByKey<T>, delta: &Delta<T>) -> Option<Arc<T>> {
     let key = key_of(delta)?;
     match &delta.after {
         Some(object) => table.insert(key, object.clone()),
@@ -32,14 +32,14 @@ fn put<T: Metadata<Ty = ObjectMeta>>(table: &mut ByKey<T>, delta: &Delta<T>) -> 
 }
 
 impl Engine {
-    pub(super) fn object(&mut self, event: Event, now: Timestamp) {
+    pub(super) fn handle_object(&mut self, event: Event, now: Timestamp) {
         let objects = &mut self.state.objects;
         macro_rules! table {
             ($delta:expr, $table:ident, $change:ident) => {{
                 let delta = $delta;
-                put(&mut objects.$table, &delta);
-                let pair = Pair { old: delta.before.as_deref(), new: delta.after.as_deref() };
-                self.queue.wake(&Change::$change(pair), &self.state, now);
+                apply_delta(&mut objects.$table, &delta);
+                let pair = ObjectPair { old: delta.before.as_deref(), new: delta.after.as_deref() };
+                self.queue.move_all_to_active_or_backoff(&ClusterEvent::$change(pair), &self.state, now);
             }};
         }
         match event {
@@ -52,7 +52,9 @@ impl Engine {
             Event::Attachment(delta) => table!(delta, attachments, Attachment),
             Event::ResourceClaim(delta) => {
                 // What it was known by before it was made is the same claim.
-                if let Some(before) = delta.after.as_deref().and_then(extended::known_by) {
+                if let Some(before) =
+                    delta.after.as_deref().and_then(extended_resources::special_claim_key_of)
+                {
                     objects.resource_claims.remove(&before);
                 }
                 table!(delta, resource_claims, ResourceClaim);
@@ -74,20 +76,20 @@ impl Engine {
                 let Some(key) = key_of(&delta) else { return };
                 let spec = delta.after.as_ref().and_then(|one| one.spec.as_ref());
                 let labels = spec.and_then(|spec| spec.selector.as_ref());
-                let meant = labels.map(|labels| selector_of_set(Some(labels)));
-                objects.set_workload(Workload::ReplicationController, &key, meant);
+                let label_selector = labels.map(|labels| selector_of_set(Some(labels)));
+                objects.set_workload(Workload::ReplicationController, &key, label_selector);
             }
             Event::ReplicaSet(delta) => {
                 let Some(key) = key_of(&delta) else { return };
                 let spec = delta.after.as_ref().and_then(|one| one.spec.as_ref());
-                let meant = spec.and_then(|spec| selector(Some(&spec.selector)).ok());
-                objects.set_workload(Workload::ReplicaSet, &key, meant);
+                let label_selector = spec.and_then(|spec| selector(Some(&spec.selector)).ok());
+                objects.set_workload(Workload::ReplicaSet, &key, label_selector);
             }
             Event::StatefulSet(delta) => {
                 let Some(key) = key_of(&delta) else { return };
                 let spec = delta.after.as_ref().and_then(|one| one.spec.as_ref());
-                let meant = spec.and_then(|spec| selector(Some(&spec.selector)).ok());
-                objects.set_workload(Workload::StatefulSet, &key, meant);
+                let label_selector = spec.and_then(|spec| selector(Some(&spec.selector)).ok());
+                objects.set_workload(Workload::StatefulSet, &key, label_selector);
             }
             Event::Budget(delta) => {
                 let Some(key) = key_of(&delta) else { return };

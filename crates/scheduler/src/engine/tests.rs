@@ -5,14 +5,14 @@ use expect_test::{Expect, expect};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1 as core;
 
-use super::{Action, Binding, Delta, Engine, Event, Setback};
+use super::{Action, BindFailure, Binding, Delta, Engine, Event};
 use crate::algorithm::NoExtenders;
 use crate::config::Config;
-use crate::framework::Chore;
-use crate::framework::registry::BUILT_IN;
+use crate::framework::CleanupTask;
+use crate::framework::registry::IN_TREE_PLUGINS;
 use crate::testing::{node, pod};
 
-struct Rig {
+struct TestScheduler {
     engine: Engine,
     now: Timestamp,
     /// Bindings that were not answered yet.
@@ -20,12 +20,17 @@ struct Rig {
     log: String,
 }
 
-fn rig() -> Rig {
-    let engine = Engine::new(&Config::standard(), BUILT_IN, Arc::new(NoExtenders), 11).unwrap();
-    Rig { engine, now: Timestamp::from_second(1_000_000).unwrap(), bindings: Vec::new(), log: String::new() }
+fn new_test_scheduler() -> TestScheduler {
+    let engine = Engine::new(&Config::with_defaults(), IN_TREE_PLUGINS, Arc::new(NoExtenders), 11).unwrap();
+    TestScheduler {
+        engine,
+        now: Timestamp::from_second(1_000_000).unwrap(),
+        bindings: Vec::new(),
+        log: String::new(),
+    }
 }
 
-impl Rig {
+impl TestScheduler {
     fn node(&mut self, line: &str) {
         let after = Some(Arc::new(node(line)));
         self.engine.handle(Event::Node(Delta { before: None, after }), self.now);
@@ -37,30 +42,30 @@ impl Rig {
         self.engine.handle(Event::Pod(delta), self.now);
     }
 
-    fn pass(&mut self, seconds: i64) {
+    fn advance(&mut self, seconds: i64) {
         self.now += SignedDuration::from_secs(seconds);
         self.engine.tick(self.now);
     }
 
     /// Tries all pods that can be tried and writes down what comes of it.
-    fn settle(&mut self) {
-        while self.engine.step(self.now) {}
+    fn schedule_all(&mut self) {
+        while self.engine.schedule_one(self.now) {}
         for action in self.engine.actions() {
             match action {
                 Action::Bind(binding) => {
                     writeln!(self.log, "bind {} to {}", binding.info.name, binding.node).unwrap();
                     self.bindings.push(binding);
                 }
-                Action::Note(note) => writeln!(self.log, "{} {}", note.reason, note.message).unwrap(),
+                Action::RecordEvent(note) => writeln!(self.log, "{} {}", note.reason, note.message).unwrap(),
                 Action::PatchStatus { name, patch, .. } => {
                     let condition = &patch["status"]["conditions"][0];
-                    let promised = &patch["status"]["nominatedNodeName"];
-                    writeln!(self.log, "patch {name} {} nominated {promised}", condition["reason"]).unwrap();
+                    let nominated = &patch["status"]["nominatedNodeName"];
+                    writeln!(self.log, "patch {name} {} nominated {nominated}", condition["reason"]).unwrap();
                 }
-                Action::Chore(chore) => {
-                    let (what, claim) = match chore {
-                        Chore::Release(claim) => ("release", claim),
-                        Chore::Delete(claim) => ("delete", claim),
+                Action::Cleanup(task) => {
+                    let (what, claim) = match task {
+                        CleanupTask::Release(claim) => ("release", claim),
+                        CleanupTask::Delete(claim) => ("delete", claim),
                     };
                     writeln!(self.log, "{what} {}", claim.metadata.name.as_deref().unwrap_or_default())
                         .unwrap();
@@ -75,18 +80,18 @@ impl Rig {
 
     #[track_caller]
     fn check(&mut self, expected: Expect) {
-        self.settle();
+        self.schedule_all();
         expected.assert_eq(&std::mem::take(&mut self.log));
     }
 
-    fn answer(&mut self, error: Option<&str>) {
+    fn finish_binding(&mut self, error: Option<&str>) {
         let binding = self.bindings.pop().expect("a binding waits for its answer");
         let event = match error {
             None => Event::Bound(Box::new(binding)),
-            Some(words) => {
+            Some(message) => {
                 let current: Option<Arc<core::Pod>> = Some(binding.pod.object.clone());
-                let setback = Setback::Error(words.to_owned());
-                Event::Unbound { binding: Box::new(binding), setback, current }
+                let failure = BindFailure::Error(message.to_owned());
+                Event::Unbound { binding: Box::new(binding), failure, current }
             }
         };
         self.engine.handle(event, self.now);
@@ -94,36 +99,36 @@ impl Rig {
 }
 
 #[test]
-fn a_pod_is_bound_once() {
-    let mut rig = rig();
-    rig.node("node a");
-    rig.pod(None, Some("pod p cpu=1"));
-    rig.check(expect!["bind p to a\n"]);
+fn binds_pod_once() {
+    let mut scheduler = new_test_scheduler();
+    scheduler.node("node a");
+    scheduler.pod(None, Some("pod p cpu=1"));
+    scheduler.check(expect!["bind p to a\n"]);
     // Updates on the way change nothing.
-    rig.pod(Some("pod p cpu=1"), Some("pod p cpu=1 label=x=y"));
-    rig.check(expect![""]);
-    rig.answer(None);
-    rig.check(expect!["Scheduled Successfully assigned default/p to a\n"]);
-    rig.pod(Some("pod p cpu=1"), Some("pod p cpu=1 on=a"));
-    rig.check(expect![""]);
-    assert_eq!(rig.engine.state.node_named("a").unwrap().pods.len(), 1);
-    assert!(!rig.engine.state.is_assumed("uid-p"));
+    scheduler.pod(Some("pod p cpu=1"), Some("pod p cpu=1 label=x=y"));
+    scheduler.check(expect![""]);
+    scheduler.finish_binding(None);
+    scheduler.check(expect!["Scheduled Successfully assigned default/p to a\n"]);
+    scheduler.pod(Some("pod p cpu=1"), Some("pod p cpu=1 on=a"));
+    scheduler.check(expect![""]);
+    assert_eq!(scheduler.engine.state.node_by_name("a").unwrap().pods.len(), 1);
+    assert!(!scheduler.engine.state.is_assumed("uid-p"));
 }
 
 #[test]
-fn what_is_assumed_is_taken() {
-    let mut rig = rig();
-    rig.node("node a cpu=1");
-    rig.pod(None, Some("pod p cpu=1"));
-    rig.pod(None, Some("pod q cpu=1"));
-    rig.check(expect![[r#"
+fn assumed_pod_uses_node_resources() {
+    let mut scheduler = new_test_scheduler();
+    scheduler.node("node a cpu=1");
+    scheduler.pod(None, Some("pod p cpu=1"));
+    scheduler.pod(None, Some("pod q cpu=1"));
+    scheduler.check(expect![[r#"
         bind p to a
         FailedScheduling 0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.
         patch q "Unschedulable" nominated null
     "#]]);
     // The binding fails: the room is free again, and the other pod gets its chance.
-    rig.answer(Some("conflict"));
-    rig.check(expect![[r#"
+    scheduler.finish_binding(Some("conflict"));
+    scheduler.check(expect![[r#"
         FailedScheduling conflict
         patch p "SchedulerError" nominated null
         bind q to a
@@ -131,41 +136,41 @@ fn what_is_assumed_is_taken() {
 }
 
 #[test]
-fn a_lost_binding_is_tried_again() {
-    let mut rig = rig();
-    rig.node("node a");
-    rig.pod(None, Some("pod p"));
-    rig.check(expect!["bind p to a\n"]);
-    rig.answer(Some("boom"));
-    rig.check(expect![[r#"
+fn retries_failed_binding_after_backoff() {
+    let mut scheduler = new_test_scheduler();
+    scheduler.node("node a");
+    scheduler.pod(None, Some("pod p"));
+    scheduler.check(expect!["bind p to a\n"]);
+    scheduler.finish_binding(Some("boom"));
+    scheduler.check(expect![[r#"
         FailedScheduling boom
         patch p "SchedulerError" nominated null
     "#]]);
-    rig.pass(2);
-    rig.check(expect!["bind p to a\n"]);
+    scheduler.advance(2);
+    scheduler.check(expect!["bind p to a\n"]);
     // Answered well, but the event never comes: after a quarter of an hour the room is free.
-    rig.answer(None);
-    rig.check(expect!["Scheduled Successfully assigned default/p to a\n"]);
-    rig.pass(15 * 60 + 1);
-    assert_eq!(rig.engine.state.placed(), 0);
+    scheduler.finish_binding(None);
+    scheduler.check(expect!["Scheduled Successfully assigned default/p to a\n"]);
+    scheduler.advance(15 * 60 + 1);
+    assert_eq!(scheduler.engine.state.pod_count(), 0);
 }
 
 #[test]
-fn room_is_made_and_kept() {
-    let mut rig = rig();
-    rig.node("node a cpu=1");
-    rig.pod(None, Some("pod low on=a cpu=1"));
-    rig.pod(None, Some("pod high cpu=1 priority=10"));
-    rig.check(expect![[r#"
+fn nominated_node_is_reserved_after_preemption() {
+    let mut scheduler = new_test_scheduler();
+    scheduler.node("node a cpu=1");
+    scheduler.pod(None, Some("pod low on=a cpu=1"));
+    scheduler.pod(None, Some("pod high cpu=1 priority=10"));
+    scheduler.check(expect![[r#"
         FailedScheduling 0/1 nodes are available: 1 Insufficient cpu.
         patch high "Unschedulable" nominated "a"
         remove low from a
     "#]]);
     // A pod of lower priority may not take the room.
-    rig.pod(None, Some("pod middle cpu=1 priority=5"));
-    rig.pod(Some("pod low on=a cpu=1"), None);
-    rig.pass(2);
-    rig.check(expect![[r#"
+    scheduler.pod(None, Some("pod middle cpu=1 priority=5"));
+    scheduler.pod(Some("pod low on=a cpu=1"), None);
+    scheduler.advance(2);
+    scheduler.check(expect![[r#"
         bind high to a
         FailedScheduling 0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.
         patch middle "Unschedulable" nominated null
@@ -173,38 +178,38 @@ fn room_is_made_and_kept() {
 }
 
 #[test]
-fn pods_wait_for_nodes() {
-    let mut rig = rig();
-    rig.pod(None, Some("pod p"));
-    rig.check(expect![[r#"
+fn binds_pending_pod_when_node_is_added() {
+    let mut scheduler = new_test_scheduler();
+    scheduler.pod(None, Some("pod p"));
+    scheduler.check(expect![[r#"
         FailedScheduling no nodes available to schedule pods
         patch p "Unschedulable" nominated null
     "#]]);
-    rig.node("node a taint=k=v:NoSchedule");
-    rig.pass(2);
-    rig.check(expect![[r#"
+    scheduler.node("node a taint=k=v:NoSchedule");
+    scheduler.advance(2);
+    scheduler.check(expect![[r#"
         FailedScheduling 0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.
         patch p "Unschedulable" nominated null
     "#]]);
-    rig.node("node a");
-    rig.check(expect!["bind p to a\n"]);
+    scheduler.node("node a");
+    scheduler.check(expect!["bind p to a\n"]);
 }
 
 #[test]
-fn others_pods_and_deleted_pods_are_left_alone() {
-    let mut rig = rig();
-    rig.node("node a");
-    rig.pod(None, Some(r#"pod p {"spec":{"schedulerName":"mine"}}"#));
-    rig.pod(None, Some("pod q leaving"));
-    rig.pod(None, Some(r#"pod r {"status":{"phase":"Failed"}}"#));
-    rig.check(expect!["FailedScheduling skip schedule deleting pod: default/q\n"]);
+fn skips_pods_of_other_scheduler_and_terminating_pods() {
+    let mut scheduler = new_test_scheduler();
+    scheduler.node("node a");
+    scheduler.pod(None, Some(r#"pod p {"spec":{"schedulerName":"mine"}}"#));
+    scheduler.pod(None, Some("pod q leaving"));
+    scheduler.pod(None, Some(r#"pod r {"status":{"phase":"Failed"}}"#));
+    scheduler.check(expect!["FailedScheduling skip schedule deleting pod: default/q\n"]);
 }
 
 #[test]
-fn a_pod_is_not_tried_without_its_claims() {
+fn gates_pod_until_resource_claims_exist() {
     use k8s_openapi::api::resource::v1 as resource;
-    let mut rig = rig();
-    rig.node("node a");
+    let mut scheduler = new_test_scheduler();
+    scheduler.node("node a");
     let line = |status: &str| {
         let claims =
             r#"[{"name":"c","resourceClaimTemplateName":"t"},{"name":"d","resourceClaimName":"shared"}]"#;
@@ -223,21 +228,21 @@ fn a_pod_is_not_tried_without_its_claims() {
         });
         Arc::new(serde_json::from_value(value).unwrap())
     };
-    let gated = |rig: &Rig| rig.engine.queue.lengths()[3];
-    let change = |rig: &mut Rig, before: Option<Arc<resource::ResourceClaim>>, after| {
-        rig.engine.handle(Event::ResourceClaim(Delta { before, after }), rig.now);
+    let gated = |scheduler: &TestScheduler| scheduler.engine.queue.pending_pods()[3];
+    let change = |scheduler: &mut TestScheduler, before: Option<Arc<resource::ResourceClaim>>, after| {
+        scheduler.engine.handle(Event::ResourceClaim(Delta { before, after }), scheduler.now);
     };
-    rig.pod(None, Some(&early));
-    rig.check(expect![""]);
-    assert_eq!(gated(&rig), 1);
+    scheduler.pod(None, Some(&early));
+    scheduler.check(expect![""]);
+    assert_eq!(gated(&scheduler), 1);
     // Its name is not enough, nor is one of its claims, nor that of somebody else.
-    rig.pod(Some(&early), Some(&named));
-    change(&mut rig, None, Some(claim("shared", "x")));
-    change(&mut rig, None, Some(claim("made", "another")));
-    rig.node("node b");
-    rig.check(expect![""]);
-    assert_eq!(gated(&rig), 1);
-    change(&mut rig, Some(claim("made", "another")), None);
-    change(&mut rig, None, Some(claim("made", "uid-p")));
-    rig.check(expect!["bind p to a\n"]);
+    scheduler.pod(Some(&early), Some(&named));
+    change(&mut scheduler, None, Some(claim("shared", "x")));
+    change(&mut scheduler, None, Some(claim("made", "another")));
+    scheduler.node("node b");
+    scheduler.check(expect![""]);
+    assert_eq!(gated(&scheduler), 1);
+    change(&mut scheduler, Some(claim("made", "another")), None);
+    change(&mut scheduler, None, Some(claim("made", "uid-p")));
+    scheduler.check(expect!["bind p to a\n"]);
 }

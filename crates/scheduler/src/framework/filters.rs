@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::{Asked, Filter, Quick, Status};
+use super::{EvaluationCounts, FastFilter, Filter, Status};
 use crate::state::{NodeInfo, PodInfo};
 
 /// The best a node can be.
@@ -27,55 +27,59 @@ impl Nominations for NoNominations {
 /// The filters that have something to say about a pod, in order.
 #[derive(Default)]
 pub struct Filters<'c> {
-    all: Vec<(Place, Box<dyn Filter<'c> + 'c>)>,
+    all: Vec<(PluginIndex, Box<dyn Filter<'c> + 'c>)>,
     /// How many nodes were asked about, by how many filters were asked about them less one.
-    asked: RefCell<Vec<u64>>,
+    stop_counts: RefCell<Vec<u64>>,
 }
 
 /// A plugin by its name and by its place among those of the profile.
-type Place = (&'static str, usize);
+type PluginIndex = (&'static str, usize);
 
 impl<'c> Filters<'c> {
     /// Adds a plugin's filter.
-    pub fn push(&mut self, plugin: &'static str, place: usize, filter: Box<dyn Filter<'c> + 'c>) {
-        self.all.push(((plugin, place), filter));
-        self.asked.get_mut().push(0);
+    pub fn push(&mut self, plugin: &'static str, index: usize, filter: Box<dyn Filter<'c> + 'c>) {
+        self.all.push(((plugin, index), filter));
+        self.stop_counts.get_mut().push(0);
     }
 
     /// Asks each filter; the first that says no ends it.
     pub fn run(&self, node: &NodeInfo) -> Status {
-        self.ask(self.all.iter().map(|(_, filter)| &**filter), node)
+        self.evaluate(self.all.iter().map(|(_, filter)| &**filter), node)
     }
 
-    fn ask<'f>(&self, filters: impl Iterator<Item = &'f (dyn Filter<'c> + 'c)>, node: &NodeInfo) -> Status
+    fn evaluate<'f>(
+        &self,
+        filters: impl Iterator<Item = &'f (dyn Filter<'c> + 'c)>,
+        node: &NodeInfo,
+    ) -> Status
     where
         'c: 'f,
     {
         for (i, filter) in filters.enumerate() {
             let status = filter.filter(node);
             if !status.is_success() {
-                self.asked.borrow_mut()[i] += 1;
-                return status.by(self.all[i].0.0);
+                self.stop_counts.borrow_mut()[i] += 1;
+                return status.with_plugin(self.all[i].0.0);
             }
         }
-        if let Some(all) = self.asked.borrow_mut().last_mut() {
+        if let Some(all) = self.stop_counts.borrow_mut().last_mut() {
             *all += 1;
         }
         Status::success()
     }
 
     /// Adds to the plugins how often each was asked.
-    pub fn count(&self, plugins: &[Asked]) {
+    pub fn add_evaluations(&self, plugins: &[EvaluationCounts]) {
         let mut nodes = 0;
-        for (((_, place), _), asked) in self.all.iter().zip(&*self.asked.borrow()).rev() {
-            nodes += asked;
-            plugins[*place].add(1, nodes);
+        for (((_, index), _), count) in self.all.iter().zip(&*self.stop_counts.borrow()).rev() {
+            nodes += count;
+            plugins[*index].add(1, nodes);
         }
     }
 
     /// The filters that can rule out nodes at once.
-    pub fn quick(&self) -> Vec<&dyn Quick> {
-        self.all.iter().filter_map(|(_, filter)| filter.quick()).collect()
+    pub fn fast_filters(&self) -> Vec<&dyn FastFilter> {
+        self.all.iter().filter_map(|(_, filter)| filter.fast_filter()).collect()
     }
 
     /// The node must do with the pods of no less priority that are promised it, and without them, since
@@ -93,38 +97,39 @@ impl<'c> Filters<'c> {
     }
 
     /// Copies that can be changed by themselves. Filters that never change are asked where they are.
-    pub fn fork<'a>(&'a self) -> Forked<'a, 'c> {
-        Forked { from: self, own: self.all.iter().map(|(_, filter)| filter.fork()).collect() }
+    pub fn fork<'a>(&'a self) -> FilterFork<'a, 'c> {
+        FilterFork { parent: self, copies: self.all.iter().map(|(_, filter)| filter.fork()).collect() }
     }
 }
 
 /// Filters with changes of their own.
-pub struct Forked<'a, 'c> {
-    from: &'a Filters<'c>,
+pub struct FilterFork<'a, 'c> {
+    parent: &'a Filters<'c>,
     /// In the order of the filters.
-    own: Vec<Option<Box<dyn Filter<'c> + 'c>>>,
+    copies: Vec<Option<Box<dyn Filter<'c> + 'c>>>,
 }
 
-impl<'a, 'c> Forked<'a, 'c> {
+impl<'a, 'c> FilterFork<'a, 'c> {
     /// Another pod is put on the node.
     pub fn add_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
-        self.own.iter_mut().flatten().for_each(|filter| filter.add_pod(pod, node));
+        self.copies.iter_mut().flatten().for_each(|filter| filter.add_pod(pod, node));
     }
 
     /// Another pod is taken off the node.
     pub fn remove_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
-        self.own.iter_mut().flatten().for_each(|filter| filter.remove_pod(pod, node));
+        self.copies.iter_mut().flatten().for_each(|filter| filter.remove_pod(pod, node));
     }
 
     /// Asks each filter.
     pub fn run(&self, node: &NodeInfo) -> Status {
-        let filters = self.from.all.iter().zip(&self.own);
-        self.from.ask(filters.map(|((_, filter), own)| &**own.as_ref().unwrap_or(filter)), node)
+        let filters = self.parent.all.iter().zip(&self.copies);
+        self.parent.evaluate(filters.map(|((_, filter), copies)| &**copies.as_ref().unwrap_or(filter)), node)
     }
 
-    fn copy(&self) -> Forked<'a, 'c> {
-        let own = self.own.iter().map(|own| own.as_ref().and_then(|filter| filter.fork())).collect();
-        Forked { from: self.from, own }
+    fn copy(&self) -> FilterFork<'a, 'c> {
+        let copies =
+            self.copies.iter().map(|copies| copies.as_ref().and_then(|filter| filter.fork())).collect();
+        FilterFork { parent: self.parent, copies }
     }
 
     /// As [`Filters::run_with_nominated`].
@@ -134,15 +139,15 @@ impl<'a, 'c> Forked<'a, 'c> {
         node: &NodeInfo,
         nominations: &dyn Nominations,
     ) -> Status {
-        let promised = nominations.on_node(&node.name);
-        let counts = |other: &&Arc<PodInfo>| other.priority >= pod.priority && other.uid != pod.uid;
-        if promised.iter().any(|other| counts(&other)) {
-            let (mut filters, mut crowded) = (self.copy(), node.clone());
-            for other in promised.iter().filter(counts) {
-                filters.add_pod(other, &crowded);
-                crowded.add(other.clone());
+        let nominated_pods = nominations.on_node(&node.name);
+        let is_included = |other: &&Arc<PodInfo>| other.priority >= pod.priority && other.uid != pod.uid;
+        if nominated_pods.iter().any(|other| is_included(&other)) {
+            let (mut filters, mut node_with_nominated) = (self.copy(), node.clone());
+            for other in nominated_pods.iter().filter(is_included) {
+                filters.add_pod(other, &node_with_nominated);
+                node_with_nominated.add(other.clone());
             }
-            let status = filters.run(&crowded);
+            let status = filters.run(&node_with_nominated);
             if !status.is_success() {
                 return status;
             }
@@ -152,7 +157,7 @@ impl<'a, 'c> Forked<'a, 'c> {
 }
 
 /// Brings scores between 0 and [`MAX_SCORE`], the highest becoming the best, or with `reverse` the worst.
-pub fn normalized(scores: &mut [i64], reverse: bool) {
+pub fn default_normalize_score(scores: &mut [i64], reverse: bool) {
     let highest = scores.iter().copied().max().unwrap_or_default().max(0);
     for score in scores.iter_mut() {
         let share = if highest == 0 { 0 } else { MAX_SCORE * *score / highest };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::Value;
 
-use super::registry::Row;
+use super::registry::RegistryEntry;
 use super::{
     Bind, Permit, Plugin, PostBind, PostFilter, PreBind, PreEnqueue, PreFilter, PreScore, QueueSort, Requeue,
     Reserve,
@@ -14,40 +14,40 @@ use super::{
 use crate::config::{PluginSet, ProfileConfig};
 
 /// What a point's plugins are, with their names, in order.
-type Point<T> = Vec<(&'static str, Arc<T>)>;
+type PluginList<T> = Vec<(&'static str, Arc<T>)>;
 
 /// The plugins that schedule the pods of one scheduler name.
 pub struct Profile {
     pub scheduler_name: Arc<str>,
     /// How much of the nodes to look at, in percent; `None` to follow the configuration.
     pub percentage: Option<i32>,
-    pub pre_enqueue: Point<dyn PreEnqueue>,
+    pub pre_enqueue: PluginList<dyn PreEnqueue>,
     pub queue_sort: Arc<dyn QueueSort>,
-    pub pre_filter: Point<dyn PreFilter>,
-    pub post_filter: Point<dyn PostFilter>,
+    pub pre_filter: PluginList<dyn PreFilter>,
+    pub post_filter: PluginList<dyn PostFilter>,
     pub scorers: Vec<Scorer>,
-    pub reserve: Point<dyn Reserve>,
-    pub permit: Point<dyn Permit>,
-    pub pre_bind: Point<dyn PreBind>,
-    pub bind: Point<dyn Bind>,
-    pub post_bind: Point<dyn PostBind>,
+    pub reserve: PluginList<dyn Reserve>,
+    pub permit: PluginList<dyn Permit>,
+    pub pre_bind: PluginList<dyn PreBind>,
+    pub bind: PluginList<dyn Bind>,
+    pub post_bind: PluginList<dyn PostBind>,
     pub requeue: HashMap<&'static str, Arc<dyn Requeue>>,
     /// How often the filters and the scorers were asked, in their order.
-    pub filters_asked: Box<[Asked]>,
-    pub scorers_asked: Box<[Asked]>,
+    pub filter_counts: Box<[EvaluationCounts]>,
+    pub score_counts: Box<[EvaluationCounts]>,
 }
 
 /// How often a plugin was asked to prepare itself for a pod and did, and how often about a node.
 #[derive(Default)]
-pub struct Asked {
+pub struct EvaluationCounts {
     pub pods: AtomicU64,
     pub nodes: AtomicU64,
 }
 
-impl Asked {
+impl EvaluationCounts {
     /// For so many plugins.
-    fn none(plugins: usize) -> Box<[Asked]> {
-        std::iter::repeat_with(Asked::default).take(plugins).collect()
+    fn zero(plugins: usize) -> Box<[EvaluationCounts]> {
+        std::iter::repeat_with(EvaluationCounts::default).take(plugins).collect()
     }
 
     /// Counts more.
@@ -83,59 +83,63 @@ pub enum ProfileError {
 
 impl Profile {
     /// How often each plugin was asked, with the point where it was.
-    pub fn asked(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    pub fn evaluations(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         let filters = self.pre_filter.iter().map(|(name, _)| ("PreFilter", "Filter", *name));
         let scorers = self.scorers.iter().map(|scorer| ("PreScore", "Score", scorer.plugin));
-        let all = filters.zip(&self.filters_asked).chain(scorers.zip(&self.scorers_asked));
-        all.flat_map(|((before, after, plugin), asked)| {
+        let all = filters.zip(&self.filter_counts).chain(scorers.zip(&self.score_counts));
+        all.flat_map(|((before, after, plugin), counts)| {
             let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-            [(before, plugin, count(&asked.pods)), (after, plugin, count(&asked.nodes))]
+            [(before, plugin, count(&counts.pods)), (after, plugin, count(&counts.nodes))]
         })
     }
 
     /// Puts a profile together from its configuration and the plugins there are.
-    pub fn new(config: &ProfileConfig, rows: &[Row]) -> Result<Profile, ProfileError> {
-        let every = multi_point(config, rows);
-        let mut made: BTreeMap<String, (Plugin, i64)> = BTreeMap::new();
+    pub fn new(config: &ProfileConfig, registry: &[RegistryEntry]) -> Result<Profile, ProfileError> {
+        let multi_point_plugins = expand_multi_point_plugins(config, registry);
+        let mut plugins: BTreeMap<String, (Plugin, i64)> = BTreeMap::new();
         let named = config.plugins.sets().into_iter().flat_map(|set| set.enabled.iter());
-        for enabled in every.iter().map(|(name, _)| name.as_str()).chain(named.map(|enabled| &*enabled.name))
+        for enabled in multi_point_plugins
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .chain(named.map(|enabled| &*enabled.name))
         {
-            if made.contains_key(enabled) {
+            if plugins.contains_key(enabled) {
                 continue;
             }
-            let row = rows.iter().find(|row| row.name == enabled);
-            let row = row.ok_or_else(|| ProfileError::Unknown(enabled.to_owned()))?;
+            let registered = registry.iter().find(|registered| registered.name == enabled);
+            let registered = registered.ok_or_else(|| ProfileError::Unknown(enabled.to_owned()))?;
             let arguments = config.plugin_config.iter().find(|entry| entry.name == enabled);
             let arguments = arguments.map_or(&Value::Null, |entry| &entry.args);
-            let plugin = (row.make)(arguments)
+            let plugin = (registered.factory)(arguments)
                 .map_err(|words| ProfileError::Arguments { plugin: enabled.to_owned(), words })?;
-            made.insert(enabled.to_owned(), (plugin, row.weight));
+            plugins.insert(enabled.to_owned(), (plugin, registered.weight));
         }
-        Builder { every, made, config }.build()
+        Builder { multi_point_plugins, plugins, config }.build()
     }
 }
 
 /// The plugins that take part wherever they can, with the weight given in the configuration.
-fn multi_point(config: &ProfileConfig, rows: &[Row]) -> Vec<(String, i64)> {
+fn expand_multi_point_plugins(config: &ProfileConfig, registry: &[RegistryEntry]) -> Vec<(String, i64)> {
     let set = &config.plugins.multi_point;
     let disabled = |name: &str| set.disabled.iter().any(|entry| entry.name == "*" || entry.name == name);
     let custom = |name: &str| set.enabled.iter().find(|entry| entry.name == name);
-    let mut every = Vec::new();
-    for row in rows.iter().filter(|row| row.default && !disabled(row.name)) {
-        let weight = custom(row.name).map_or(row.weight, |entry| entry.weight.unwrap_or_default().into());
-        every.push((row.name.to_owned(), weight));
+    let mut multi_point_plugins = Vec::new();
+    for registered in registry.iter().filter(|registered| registered.default && !disabled(registered.name)) {
+        let weight = custom(registered.name)
+            .map_or(registered.weight, |entry| entry.weight.unwrap_or_default().into());
+        multi_point_plugins.push((registered.name.to_owned(), weight));
     }
     for entry in &set.enabled {
-        if !every.iter().any(|(name, _)| *name == entry.name) {
-            every.push((entry.name.clone(), entry.weight.unwrap_or_default().into()));
+        if !multi_point_plugins.iter().any(|(name, _)| *name == entry.name) {
+            multi_point_plugins.push((entry.name.clone(), entry.weight.unwrap_or_default().into()));
         }
     }
-    every
+    multi_point_plugins
 }
 
 struct Builder<'a> {
-    every: Vec<(String, i64)>,
-    made: BTreeMap<String, (Plugin, i64)>,
+    multi_point_plugins: Vec<(String, i64)>,
+    plugins: BTreeMap<String, (Plugin, i64)>,
     config: &'a ProfileConfig,
 }
 
@@ -143,30 +147,32 @@ impl Builder<'_> {
     fn build(self) -> Result<Profile, ProfileError> {
         let sets = &self.config.plugins;
         let name = self.config.scheduler_name.clone();
-        let sorts = self.point(&[&sets.queue_sort], |plugin| plugin.queue_sort.clone())?;
-        let [(_, queue_sort)] = &sorts[..] else { return Err(ProfileError::QueueSort(name)) };
-        let bind = self.point(&[&sets.bind], |plugin| plugin.bind.clone())?;
+        let queue_sort_plugins =
+            self.plugins_for_point(&[&sets.queue_sort], |plugin| plugin.queue_sort.clone())?;
+        let [(_, queue_sort)] = &queue_sort_plugins[..] else { return Err(ProfileError::QueueSort(name)) };
+        let bind = self.plugins_for_point(&[&sets.bind], |plugin| plugin.bind.clone())?;
         if bind.is_empty() {
             return Err(ProfileError::NoBind(name));
         }
         let requeue =
-            self.made.values().filter_map(|(plugin, _)| Some((plugin.name, plugin.requeue.clone()?)));
-        let pre_filter = self.point(&[&sets.pre_filter, &sets.filter], |plugin| plugin.pre_filter.clone())?;
+            self.plugins.values().filter_map(|(plugin, _)| Some((plugin.name, plugin.requeue.clone()?)));
+        let pre_filter =
+            self.plugins_for_point(&[&sets.pre_filter, &sets.filter], |plugin| plugin.pre_filter.clone())?;
         let scorers = self.scorers()?;
         Ok(Profile {
-            filters_asked: Asked::none(pre_filter.len()),
-            scorers_asked: Asked::none(scorers.len()),
+            filter_counts: EvaluationCounts::zero(pre_filter.len()),
+            score_counts: EvaluationCounts::zero(scorers.len()),
             percentage: self.config.percentage_of_nodes_to_score,
-            pre_enqueue: self.point(&[&sets.pre_enqueue], |plugin| plugin.pre_enqueue.clone())?,
+            pre_enqueue: self.plugins_for_point(&[&sets.pre_enqueue], |plugin| plugin.pre_enqueue.clone())?,
             queue_sort: queue_sort.clone(),
             pre_filter,
-            post_filter: self.point(&[&sets.post_filter], |plugin| plugin.post_filter.clone())?,
+            post_filter: self.plugins_for_point(&[&sets.post_filter], |plugin| plugin.post_filter.clone())?,
             scorers,
-            reserve: self.point(&[&sets.reserve], |plugin| plugin.reserve.clone())?,
-            permit: self.point(&[&sets.permit], |plugin| plugin.permit.clone())?,
-            pre_bind: self.point(&[&sets.pre_bind], |plugin| plugin.pre_bind.clone())?,
+            reserve: self.plugins_for_point(&[&sets.reserve], |plugin| plugin.reserve.clone())?,
+            permit: self.plugins_for_point(&[&sets.permit], |plugin| plugin.permit.clone())?,
+            pre_bind: self.plugins_for_point(&[&sets.pre_bind], |plugin| plugin.pre_bind.clone())?,
             bind,
-            post_bind: self.point(&[&sets.post_bind], |plugin| plugin.post_bind.clone())?,
+            post_bind: self.plugins_for_point(&[&sets.post_bind], |plugin| plugin.post_bind.clone())?,
             requeue: requeue.collect(),
             scheduler_name: name.into(),
         })
@@ -174,11 +180,11 @@ impl Builder<'_> {
 
     /// The plugins of one point: first those the point names that are enabled everywhere anyway, in the
     /// point's order, then the others that are enabled everywhere, then the point's own.
-    fn point<T: ?Sized>(
+    fn plugins_for_point<T: ?Sized>(
         &self,
         sets: &[&PluginSet],
         part: impl Fn(&Plugin) -> Option<Arc<T>>,
-    ) -> Result<Point<T>, ProfileError> {
+    ) -> Result<PluginList<T>, ProfileError> {
         let mut named: Vec<&str> = Vec::new();
         for set in sets {
             for (i, entry) in set.enabled.iter().enumerate() {
@@ -194,15 +200,15 @@ impl Builder<'_> {
             let mut all = sets.iter().flat_map(|set| &set.disabled);
             all.any(|entry| entry.name == "*" || entry.name == name)
         };
-        let everywhere = |name: &str| self.every.iter().any(|(known, _)| known == name);
+        let is_multi_point = |name: &str| self.multi_point_plugins.iter().any(|(known, _)| known == name);
         let (overriding, own): (Vec<&str>, Vec<&str>) =
-            named.iter().partition(|name| everywhere(name) && !disabled(name));
-        let others = self.every.iter().map(|(name, _)| &**name);
+            named.iter().partition(|name| is_multi_point(name) && !disabled(name));
+        let others = self.multi_point_plugins.iter().map(|(name, _)| &**name);
         let others = others.filter(|name| !disabled(name) && !named.contains(name));
         let order = overriding.iter().copied().chain(others).chain(own.iter().copied());
         Ok(order
             .filter_map(|name| {
-                let (plugin, _) = self.made.get(name)?;
+                let (plugin, _) = self.plugins.get(name)?;
                 Some((plugin.name, part(plugin)?))
             })
             .collect())
@@ -210,12 +216,15 @@ impl Builder<'_> {
 
     fn scorers(&self) -> Result<Vec<Scorer>, ProfileError> {
         let sets = &self.config.plugins;
-        let plugins = self.point(&[&sets.score, &sets.pre_score], |plugin| plugin.pre_score.clone())?;
+        let plugins =
+            self.plugins_for_point(&[&sets.score, &sets.pre_score], |plugin| plugin.pre_score.clone())?;
         let mut scorers = Vec::new();
         for (plugin, score) in plugins {
             let own = sets.score.enabled.iter().find(|entry| entry.name == plugin);
-            let everywhere = self.every.iter().find(|(name, _)| name == plugin).map(|(_, weight)| *weight);
-            let weight = own.and_then(|entry| entry.weight.map(i64::from)).or(everywhere).unwrap_or_default();
+            let multi_point_weight =
+                self.multi_point_plugins.iter().find(|(name, _)| name == plugin).map(|(_, weight)| *weight);
+            let weight =
+                own.and_then(|entry| entry.weight.map(i64::from)).or(multi_point_weight).unwrap_or_default();
             let weight = if weight == 0 { 1 } else { weight };
             if weight < 0 {
                 return Err(ProfileError::Weight(plugin.to_owned()));

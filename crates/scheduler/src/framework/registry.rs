@@ -6,47 +6,47 @@ use super::Plugin;
 use crate::plugins::*;
 
 /// How a plugin is made from its arguments in the configuration (`null` without).
-pub type Make = fn(&Value) -> Result<Plugin, String>;
+pub type PluginFactory = fn(&Value) -> Result<Plugin, String>;
 
 /// A plugin that can be named in a configuration.
 #[derive(Clone, Copy)]
-pub struct Row {
+pub struct RegistryEntry {
     pub name: &'static str,
-    pub make: Make,
+    pub factory: PluginFactory,
     /// The weight of its scores in the default profile.
     pub weight: i64,
     /// Part of the default profile.
     pub default: bool,
 }
 
-const fn row(name: &'static str, make: Make) -> Row {
-    Row { name, make, weight: 0, default: true }
+const fn entry(name: &'static str, factory: PluginFactory) -> RegistryEntry {
+    RegistryEntry { name, factory, weight: 0, default: true }
 }
 
-const fn weighing(name: &'static str, weight: i64, make: Make) -> Row {
-    Row { name, make, weight, default: true }
+const fn score_entry(name: &'static str, weight: i64, factory: PluginFactory) -> RegistryEntry {
+    RegistryEntry { name, factory, weight, default: true }
 }
 
 /// Upstream's plugins, in the order of the default profile.
-pub const BUILT_IN: &[Row] = &[
-    row(scheduling_gates::NAME, scheduling_gates::make),
-    row(priority_sort::NAME, priority_sort::make),
-    row(node_unschedulable::NAME, node_unschedulable::make),
-    row(node_name::NAME, node_name::make),
-    weighing(taint_toleration::NAME, 3, taint_toleration::make),
-    weighing(node_affinity::NAME, 2, node_affinity::make),
-    row(node_ports::NAME, node_ports::make),
-    weighing(node_resources_fit::NAME, 1, node_resources_fit::make),
-    row(volume_restrictions::NAME, volume_restrictions::make),
-    row(node_volume_limits::NAME, node_volume_limits::make),
-    row(volume_binding::NAME, volume_binding::make),
-    row(volume_zone::NAME, volume_zone::make),
-    weighing(pod_topology_spread::NAME, 2, pod_topology_spread::make),
-    weighing(inter_pod_affinity::NAME, 2, inter_pod_affinity::make),
-    weighing(dynamic_resources::NAME, 2, dynamic_resources::make),
-    row(default_preemption::NAME, default_preemption::make),
-    weighing(balanced_allocation::NAME, 1, balanced_allocation::make),
-    weighing(image_locality::NAME, 1, image_locality::make),
-    row(default_binder::NAME, default_binder::make),
-    row(node_declared_features::NAME, node_declared_features::make),
+pub const IN_TREE_PLUGINS: &[RegistryEntry] = &[
+    entry(scheduling_gates::NAME, scheduling_gates::make),
+    entry(priority_sort::NAME, priority_sort::make),
+    entry(node_unschedulable::NAME, node_unschedulable::make),
+    entry(node_name::NAME, node_name::make),
+    score_entry(taint_toleration::NAME, 3, taint_toleration::make),
+    score_entry(node_affinity::NAME, 2, node_affinity::make),
+    entry(node_ports::NAME, node_ports::make),
+    score_entry(node_resources_fit::NAME, 1, node_resources_fit::make),
+    entry(volume_restrictions::NAME, volume_restrictions::make),
+    entry(node_volume_limits::NAME, node_volume_limits::make),
+    entry(volume_binding::NAME, volume_binding::make),
+    entry(volume_zone::NAME, volume_zone::make),
+    score_entry(pod_topology_spread::NAME, 2, pod_topology_spread::make),
+    score_entry(inter_pod_affinity::NAME, 2, inter_pod_affinity::make),
+    score_entry(dynamic_resources::NAME, 2, dynamic_resources::make),
+    entry(default_preemption::NAME, default_preemption::make),
+    score_entry(balanced_allocation::NAME, 1, balanced_allocation::make),
+    score_entry(image_locality::NAME, 1, image_locality::make),
+    entry(default_binder::NAME, default_binder::make),
+    entry(node_declared_features::NAME, node_declared_features::make),
 ];

@@ -60,7 +60,7 @@ impl Status {
     }
 
     /// Says who says so.
-    pub fn by(mut self, plugin: &'static str) -> Status {
+    pub fn with_plugin(mut self, plugin: &'static str) -> Status {
         self.plugin = plugin;
         self
     }

@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 /// Something that is counted: a row of [`super::table`].
 pub struct Metric {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// In the order of the alphabet.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
 
 /// What is kept of a metric.
-pub enum Kind {
+pub enum MetricKind {
     Counter,
     Gauge,
     Histogram(Buckets),
@@ -40,49 +40,49 @@ impl Buckets {
 
 /// A label's value. Cheap to make, since most are known beforehand.
 #[derive(Clone, Debug)]
-pub enum Word {
-    Fixed(&'static str),
-    Given(Arc<str>),
+pub enum LabelValue {
+    Static(&'static str),
+    Shared(Arc<str>),
 }
 
 /// The values of a metric's labels; what is left over is empty.
-pub type Words = [Word; 3];
+pub type LabelValues = [LabelValue; 3];
 
 /// No label.
-pub const NONE: Word = Word::Fixed("");
+pub const NO_LABEL: LabelValue = LabelValue::Static("");
 
-impl Deref for Word {
+impl Deref for LabelValue {
     type Target = str;
 
     fn deref(&self) -> &str {
         match self {
-            Word::Fixed(word) => word,
-            Word::Given(word) => word,
+            LabelValue::Static(label_value) => label_value,
+            LabelValue::Shared(label_value) => label_value,
         }
     }
 }
 
-impl PartialEq for Word {
-    fn eq(&self, other: &Word) -> bool {
+impl PartialEq for LabelValue {
+    fn eq(&self, other: &LabelValue) -> bool {
         **self == **other
     }
 }
 
-impl Eq for Word {}
+impl Eq for LabelValue {}
 
-impl PartialOrd for Word {
-    fn partial_cmp(&self, other: &Word) -> Option<Ordering> {
+impl PartialOrd for LabelValue {
+    fn partial_cmp(&self, other: &LabelValue) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Word {
-    fn cmp(&self, other: &Word) -> Ordering {
+impl Ord for LabelValue {
+    fn cmp(&self, other: &LabelValue) -> Ordering {
         (**self).cmp(&**other)
     }
 }
 
-impl Hash for Word {
+impl Hash for LabelValue {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (**self).hash(state);
     }
@@ -90,7 +90,7 @@ impl Hash for Word {
 
 /// Everything that is counted.
 #[derive(Default)]
-pub struct Series(Mutex<HashMap<(&'static str, Words), Sample>>);
+pub struct Series(Mutex<HashMap<(&'static str, LabelValues), Sample>>);
 
 struct Sample {
     metric: &'static Metric,
@@ -101,11 +101,11 @@ struct Sample {
 }
 
 impl Series {
-    fn change(&self, metric: &'static Metric, words: Words, change: impl FnOnce(&mut Sample)) {
+    fn update(&self, metric: &'static Metric, label_values: LabelValues, change: impl FnOnce(&mut Sample)) {
         let mut all = self.0.lock();
-        change(all.entry((metric.name, words)).or_insert_with(|| {
+        change(all.entry((metric.name, label_values)).or_insert_with(|| {
             let buckets = match &metric.kind {
-                Kind::Histogram(buckets) => buckets.count,
+                MetricKind::Histogram(buckets) => buckets.count,
                 _ => 0,
             };
             Sample { metric, count: 0, sum: 0.0, buckets: vec![0; buckets].into() }
@@ -113,19 +113,19 @@ impl Series {
     }
 
     /// Counts one more.
-    pub fn add(&self, metric: &'static Metric, words: Words) {
-        self.change(metric, words, |sample| sample.count += 1);
+    pub fn add(&self, metric: &'static Metric, label_values: LabelValues) {
+        self.update(metric, label_values, |sample| sample.count += 1);
     }
 
     /// Says how many there are.
-    pub fn set(&self, metric: &'static Metric, words: Words, value: u64) {
-        self.change(metric, words, |sample| sample.count = value);
+    pub fn set(&self, metric: &'static Metric, label_values: LabelValues, value: u64) {
+        self.update(metric, label_values, |sample| sample.count = value);
     }
 
     /// Takes a value into a histogram.
-    pub fn observe(&self, metric: &'static Metric, words: Words, value: f64) {
-        self.change(metric, words, |sample| {
-            if let Kind::Histogram(buckets) = &metric.kind
+    pub fn observe(&self, metric: &'static Metric, label_values: LabelValues, value: f64) {
+        self.update(metric, label_values, |sample| {
+            if let MetricKind::Histogram(buckets) = &metric.kind
                 && let Some(at) = buckets.bounds().position(|bound| value <= bound)
             {
                 sample.buckets[at] += 1;
@@ -141,26 +141,26 @@ impl Series {
         let mut sorted: Vec<_> = all.iter().collect();
         sorted.sort_unstable_by_key(|(key, _)| *key);
         let mut last = "";
-        for ((name, words), sample) in sorted {
+        for ((name, label_values), sample) in sorted {
             if last != *name {
-                begin(out, sample.metric);
+                write_header(out, sample.metric);
                 last = name;
             }
-            sample.write(out, words);
+            sample.write(out, label_values);
         }
     }
 }
 
 impl Sample {
-    fn write(&self, out: &mut String, words: &Words) {
+    fn write(&self, out: &mut String, label_values: &LabelValues) {
         let name = self.metric.name;
         let mut labels = String::new();
-        for (label, word) in self.metric.labels.iter().zip(words) {
+        for (label, label_value) in self.metric.labels.iter().zip(label_values) {
             let comma = if labels.is_empty() { "" } else { "," };
-            let _ = write!(labels, "{comma}{label}=\"{}\"", &**word);
+            let _ = write!(labels, "{comma}{label}=\"{}\"", &**label_value);
         }
         let braced = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
-        let Kind::Histogram(buckets) = &self.metric.kind else {
+        let MetricKind::Histogram(buckets) = &self.metric.kind else {
             let _ = writeln!(out, "{name}{braced} {}", self.count);
             return;
         };
@@ -168,7 +168,7 @@ impl Sample {
         let mut below = 0;
         for (bound, count) in buckets.bounds().zip(&self.buckets) {
             below += count;
-            let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{}\"}} {below}", shown(bound));
+            let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{}\"}} {below}", format_bound(bound));
         }
         let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", self.count);
         let _ = writeln!(out, "{name}_sum{braced} {}", self.sum);
@@ -177,17 +177,17 @@ impl Sample {
 }
 
 /// Says what comes next.
-fn begin(out: &mut String, metric: &Metric) {
+fn write_header(out: &mut String, metric: &Metric) {
     let kind = match metric.kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram(_) => "histogram",
+        MetricKind::Counter => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Histogram(_) => "histogram",
     };
     let _ = writeln!(out, "# HELP {} {}\n# TYPE {} {kind}", metric.name, metric.help, metric.name);
 }
 
 /// A bound as upstream writes it, so that series of both have the same labels.
-fn shown(bound: f64) -> String {
+fn format_bound(bound: f64) -> String {
     if bound >= 1e-4 {
         return bound.to_string();
     }

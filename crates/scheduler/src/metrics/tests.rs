@@ -4,10 +4,10 @@ use super::*;
 use crate::algorithm::NoExtenders;
 use crate::config::Config;
 use crate::engine::{Delta, Engine, Event};
-use crate::framework::registry::BUILT_IN;
+use crate::framework::registry::IN_TREE_PLUGINS;
 use crate::testing::{node, pod};
 
-fn written(metrics: &Metrics) -> String {
+fn write_metrics(metrics: &Metrics) -> String {
     let mut out = String::new();
     metrics.write(&mut out);
     out
@@ -15,24 +15,24 @@ fn written(metrics: &Metrics) -> String {
 
 #[track_caller]
 fn check(metrics: &Metrics, lines: &[&str]) {
-    let out = written(metrics);
+    let out = write_metrics(metrics);
     for line in lines {
         assert!(out.lines().any(|found| found == *line), "{line}\n{out}");
     }
 }
 
 #[test]
-fn what_is_counted_is_told() {
+fn writes_observed_metrics() {
     let metrics = Metrics::default();
     let profile: Arc<str> = "default-scheduler".into();
-    metrics.chose(0.003);
-    metrics.ran(&profile, ("Filter", "Success", Duration::from_micros(150)));
-    metrics.plugin_ran("NodeName", ("Filter", "Success", Duration::from_micros(16)));
-    metrics.hinted("NodeName", "NodeAdd", true, Duration::from_micros(3));
-    metrics.handled("NodeAdd", Duration::from_micros(3));
-    metrics.waited("Unschedulable", Duration::from_millis(3));
-    metrics.preempted(2);
-    metrics.removed(true, Duration::from_millis(3));
+    metrics.observe_scheduling_algorithm(0.003);
+    metrics.observe_extension_point(&profile, ("Filter", "Success", Duration::from_micros(150)));
+    metrics.observe_plugin("NodeName", ("Filter", "Success", Duration::from_micros(16)));
+    metrics.observe_queueing_hint("NodeName", "NodeAdd", true, Duration::from_micros(3));
+    metrics.observe_event_handling("NodeAdd", Duration::from_micros(3));
+    metrics.observe_permit_wait("Unschedulable", Duration::from_millis(3));
+    metrics.observe_preemption(2);
+    metrics.observe_victim_deletion(true, Duration::from_millis(3));
     check(
         &metrics,
         &[
@@ -56,8 +56,9 @@ fn what_is_counted_is_told() {
 
 /// Three nodes, one of which is not for pods, and a pod that fits the others; then one that fits none.
 #[test]
-fn plugins_are_counted_as_they_are_asked() {
-    let mut engine = Engine::new(&Config::standard(), BUILT_IN, Arc::new(NoExtenders), 1).unwrap();
+fn counts_plugin_evaluations() {
+    let mut engine =
+        Engine::new(&Config::with_defaults(), IN_TREE_PLUGINS, Arc::new(NoExtenders), 1).unwrap();
     let now = Timestamp::from_second(1_000_000).unwrap();
     for line in ["node a", "node b", "node c unschedulable"] {
         engine.handle(Event::Node(Delta { before: None, after: Some(Arc::new(node(line))) }), now);
@@ -65,9 +66,9 @@ fn plugins_are_counted_as_they_are_asked() {
     for line in ["pod p cpu=1", "pod q cpu=99"] {
         engine.handle(Event::Pod(Delta { before: None, after: Some(Arc::new(pod(line))) }), now);
     }
-    while engine.step(now) {}
-    engine.look();
-    let asked = |point: &str, plugin: &str, times: u32| {
+    while engine.schedule_one(now) {}
+    engine.update_metrics();
+    let evaluation_line = |point: &str, plugin: &str, times: u32| {
         format!(
             "scheduler_plugin_evaluation_total{{extension_point=\"{point}\",plugin=\"{plugin}\",profile=\"default-scheduler\"}} {times}"
         )
@@ -75,15 +76,15 @@ fn plugins_are_counted_as_they_are_asked() {
     check(
         &engine.metrics,
         &[
-            &asked("PreFilter", "NodeResourcesFit", 2),
+            &evaluation_line("PreFilter", "NodeResourcesFit", 2),
             // All three nodes are asked about, and those that pass go on to the next; no room can be made for the second.
-            &asked("Filter", "NodeUnschedulable", 6),
-            &asked("Filter", "NodeResourcesFit", 4),
-            &asked("PreScore", "NodeResourcesFit", 1),
-            &asked("Score", "NodeResourcesFit", 2),
+            &evaluation_line("Filter", "NodeUnschedulable", 6),
+            &evaluation_line("Filter", "NodeResourcesFit", 4),
+            &evaluation_line("PreScore", "NodeResourcesFit", 1),
+            &evaluation_line("Score", "NodeResourcesFit", 2),
             // It had nothing to say.
-            &asked("PreFilter", "NodePorts", 0),
-            &asked("Filter", "NodePorts", 0),
+            &evaluation_line("PreFilter", "NodePorts", 0),
+            &evaluation_line("Filter", "NodePorts", 0),
             "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"} 1",
             "scheduler_scheduling_attempt_duration_seconds_count{profile=\"default-scheduler\",result=\"unschedulable\"} 1",
             "scheduler_pending_pods{queue=\"unschedulable\"} 1",

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
-use super::node_resources_fit::{ResourceSpec, weighed};
-use crate::framework::{Cycle, MAX_SCORE, Plugin, PreScore, Score, Scoring};
+use super::node_resources_fit::{ResourceSpec, resources_with_weights};
+use super::parse_args;
+use crate::framework::{Cycle, MAX_SCORE, Plugin, PreScore, PreScoreResult, Score};
 use crate::state::resources::{ResourceName, is_scalar};
 use crate::state::{NodeId, NodeInfo};
 
@@ -25,25 +25,25 @@ struct BalancedAllocation {
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
+    let args: Args = parse_args(args)?;
     if args.resources.iter().any(|spec| spec.weight > 1) {
         return Err("resource weights must be 1".to_owned());
     }
-    let resources = weighed(&args.resources)?.into_iter().map(|(name, _)| name).collect();
+    let resources = resources_with_weights(&args.resources)?.into_iter().map(|(name, _)| name).collect();
     Ok(Plugin::new(NAME).pre_score(Arc::new(BalancedAllocation { resources })))
 }
 
 impl PreScore for BalancedAllocation {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
-        let wanted = self.resources.iter().map(|name| (name, cycle.pod.requests.exact.get(name)));
-        let wanted: Vec<_> = wanted.collect();
-        if wanted.iter().all(|(_, amount)| *amount == 0) {
-            return Scoring::Skip;
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
+        let requests = self.resources.iter().map(|name| (name, cycle.pod.requests.exact.get(name)));
+        let requests: Vec<_> = requests.collect();
+        if requests.iter().all(|(_, amount)| *amount == 0) {
+            return PreScoreResult::Skip;
         }
-        let counts = |(name, amount): &(&ResourceName, i64)| {
+        let is_included = |(name, amount): &(&ResourceName, i64)| {
             *amount != 0 || !matches!(name, ResourceName::Scalar(name) if is_scalar(name))
         };
-        Scoring::Score(Box::new(Balance(wanted.into_iter().filter(counts).collect())))
+        PreScoreResult::Score(Box::new(Balance(requests.into_iter().filter(is_included).collect())))
     }
 }
 
@@ -51,15 +51,15 @@ struct Balance<'c>(Vec<(&'c ResourceName, i64)>);
 
 impl Score for Balance<'_> {
     fn score(&self, node: &NodeInfo) -> i64 {
-        let with = self.evenness(node, true);
-        let without = self.evenness(node, false);
+        let with = self.balance_score(node, true);
+        let without = self.balance_score(node, false);
         MAX_SCORE / 2 + (MAX_SCORE / 2 + with - without) / 2
     }
 }
 
 impl Balance<'_> {
     /// A hundred if all resources are used in equal parts, with the pod or without.
-    fn evenness(&self, node: &NodeInfo, with_pod: bool) -> i64 {
+    fn balance_score(&self, node: &NodeInfo, with_pod: bool) -> i64 {
         let (mut count, mut sum, mut first, mut second) = (0, 0.0, 0.0, 0.0);
         for fraction in self.fractions(node, with_pod) {
             count += 1;
@@ -82,9 +82,9 @@ impl Balance<'_> {
     }
 
     fn fractions(&self, node: &NodeInfo, with_pod: bool) -> impl Iterator<Item = f64> {
-        self.0.iter().filter_map(move |(name, wanted)| {
+        self.0.iter().filter_map(move |(name, request)| {
             let capacity = node.allocatable.get(name);
-            let used = node.requested.get(name) + if with_pod { *wanted } else { 0 };
+            let used = node.requested.get(name) + if with_pod { *request } else { 0 };
             (capacity != 0).then(|| (used as f64 / capacity as f64).min(1.0))
         })
     }
@@ -94,22 +94,22 @@ impl Balance<'_> {
 mod tests {
     use expect_test::{Expect, expect};
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     #[track_caller]
     fn check(pod: &str, expected: Expect) {
-        let mut world = world(
+        let mut cluster = test_cluster(
             "
             node a cpu=4 memory=8Gi
             node b cpu=4 memory=8Gi
             pod x on=a cpu=2
             pod y on=b memory=4Gi",
         );
-        expected.assert_eq(&world.score(&super::make(&serde_json::Value::Null).unwrap(), pod));
+        expected.assert_eq(&cluster.score(&super::make(&serde_json::Value::Null).unwrap(), pod));
     }
 
     #[test]
-    fn nodes_that_become_even_are_better() {
+    fn balanced_allocation_wins() {
         check("pod p", expect!["skip\n"]);
         // a: cpu 2/4 -> 4/4 against memory 0: deviation .25 -> .5, so 50 + (50+50-75)/2 = 62.
         // b: cpu 0 -> 2/4 against memory 4/8: deviation .25 -> 0, so 50 + (50+100-75)/2 = 87.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::bind::{Bind, BindContext, Bound};
+use crate::bind::{Bind, BindContext, BindStatus};
 use crate::framework::Plugin;
 use crate::state::PodInfo;
 
@@ -19,10 +19,10 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 
 #[async_trait::async_trait]
 impl Bind for DefaultBinder {
-    async fn bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> Bound {
+    async fn bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> BindStatus {
         match context.api.bind(pod, node).await {
-            Ok(()) => Bound::Yes,
-            Err(error) => Bound::Failed(error.to_string()),
+            Ok(()) => BindStatus::Bound,
+            Err(error) => BindStatus::Failed(error.to_string()),
         }
     }
 }
@@ -30,20 +30,20 @@ impl Bind for DefaultBinder {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use client::{Client, Connection, Error, Feed};
+    use client::{Client, Connection, Error, Watch};
     use http::{Request, Response};
     use parking_lot::Mutex;
     use serde_json::json;
 
     use super::*;
-    use crate::run::Calls;
-    use crate::testing::world;
+    use crate::run::ClientApi;
+    use crate::testing::test_cluster;
 
     /// Answers every request the same and remembers what was asked.
-    struct Answering(u16, &'static str, Mutex<Vec<String>>);
+    struct FakeConnection(u16, &'static str, Mutex<Vec<String>>);
 
     #[async_trait::async_trait]
-    impl Connection for Answering {
+    impl Connection for FakeConnection {
         async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
             let body: Value = serde_json::from_slice(request.body()).expect("a binding is JSON");
             self.2.lock().push(format!("{} {} {body}", request.method(), request.uri()));
@@ -52,19 +52,19 @@ mod tests {
             Ok(answer.expect("a response"))
         }
 
-        async fn follow(&self, _: &str) -> Result<Box<dyn Feed>, Error> {
+        async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
             unreachable!("nothing is followed here")
         }
 
-        fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+        fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
             None
         }
     }
 
     /// Binds a pod to node `n1`: what was asked, and what came of it.
-    fn attempt(pod: &str, code: u16, message: &'static str) -> (Vec<String>, String) {
-        let connection = Arc::new(Answering(code, message, Mutex::default()));
-        let api = Arc::new(Calls(Client::new(connection.clone(), "test")));
+    fn bind_pod(pod: &str, code: u16, message: &'static str) -> (Vec<String>, String) {
+        let connection = Arc::new(FakeConnection(code, message, Mutex::default()));
+        let api = Arc::new(ClientApi(Client::new(connection.clone(), "test")));
         let context = BindContext {
             api,
             claims: Arc::default(),
@@ -72,35 +72,35 @@ mod tests {
             metrics: Arc::default(),
         };
         let plugin = make(&Value::Null).unwrap().bind.unwrap();
-        let (info, _) = world("").info(pod);
+        let (info, _) = test_cluster("").info(pod);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let outcome = match runtime.block_on(plugin.bind(&context, &info, "n1")) {
-            Bound::Yes => "bound".to_owned(),
-            Bound::Skip => "skipped".to_owned(),
-            Bound::Failed(words) => format!("failed: {words}"),
+        let result = match runtime.block_on(plugin.bind(&context, &info, "n1")) {
+            BindStatus::Bound => "bound".to_owned(),
+            BindStatus::Skip => "skipped".to_owned(),
+            BindStatus::Failed(words) => format!("failed: {words}"),
         };
-        (std::mem::take(&mut *connection.2.lock()), outcome)
+        (std::mem::take(&mut *connection.2.lock()), result)
     }
 
     /// One request, whatever comes of it: whether to try again is for the queue to say.
     #[test]
-    fn a_pod_is_bound_by_one_binding() {
-        let (asked, outcome) = attempt("pod p ns=team", 201, "");
+    fn sends_one_binding_and_reports_errors() {
+        let (requests, result) = bind_pod("pod p ns=team", 201, "");
         let binding = json!({
             "apiVersion": "v1",
             "kind": "Binding",
             "metadata": {"name": "p", "namespace": "team", "uid": "uid-p"},
             "target": {"kind": "Node", "name": "n1"},
         });
-        assert_eq!(asked, [format!("POST /api/v1/namespaces/team/pods/p/binding {binding}")]);
-        assert_eq!(outcome, "bound");
+        assert_eq!(requests, [format!("POST /api/v1/namespaces/team/pods/p/binding {binding}")]);
+        assert_eq!(result, "bound");
         for (code, message) in [
             (404, "pods \"p\" not found"),
             (409, "pod p is already assigned to node \"n2\""),
             (500, "etcdserver: request timed out"),
         ] {
-            let (asked, outcome) = attempt("pod p", code, message);
-            assert_eq!((asked.len(), outcome), (1, format!("failed: {message}")), "{code}");
+            let (requests, result) = bind_pod("pod p", code, message);
+            assert_eq!((requests.len(), result), (1, format!("failed: {message}")), "{code}");
         }
     }
 }

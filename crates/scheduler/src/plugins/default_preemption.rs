@@ -14,9 +14,9 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
+use super::parse_args;
 use crate::algorithm::{Candidate, Diagnosis, FitError};
-use crate::framework::{Attempt, Code, Plugin, PostFilter, Rescue, Status};
+use crate::framework::{Code, Plugin, PostFilter, PostFilterContext, PostFilterResult, Status};
 use crate::state::objects::Budget;
 use crate::state::{NodeId, PodInfo};
 
@@ -39,7 +39,7 @@ struct DefaultPreemption(Args);
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
+    let args: Args = parse_args(args)?;
     if args.min_candidate_nodes_percentage > 100 {
         return Err("minCandidateNodesPercentage: not in valid range [0, 100]".to_owned());
     }
@@ -51,53 +51,59 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
 }
 
 impl PostFilter for DefaultPreemption {
-    fn post_filter(&self, attempt: &mut Attempt<'_, '_>) -> Rescue {
-        let nothing = |words: String, clear: bool| Rescue::Nothing {
+    fn post_filter(&self, attempt: &mut PostFilterContext<'_, '_>) -> PostFilterResult {
+        let rejected = |words: String, clear: bool| PostFilterResult::Rejected {
             status: Status::unschedulable(format!("preemption: {words}")),
-            clear,
+            clear_nomination: clear,
         };
-        if let Some(words) = ineligible(attempt) {
-            return nothing(words.to_owned(), false);
+        if let Some(words) = check_can_preempt(attempt) {
+            return rejected(words.to_owned(), false);
         }
-        let (mut candidates, statuses) = self.candidates(attempt);
+        let (mut candidates, statuses) = self.find_candidates(attempt);
         let state = attempt.cycle.state;
         if let Err(words) = attempt.extenders.preempt(&attempt.cycle, &mut candidates) {
-            return Rescue::Nothing { status: Status::error(format!("preemption: {words}")), clear: false };
+            return PostFilterResult::Rejected {
+                status: Status::error(format!("preemption: {words}")),
+                clear_nomination: false,
+            };
         }
-        let Some(best) = least_hurt(&candidates) else {
+        let Some(best) = pick_one_node_for_preemption(&candidates) else {
             let absent = Status::unresolvable("Preemption is not helpful for scheduling");
             let error = FitError { nodes: state.order().len(), diagnosis: Diagnosis::new(statuses, absent) };
-            return nothing(error.to_string(), true);
+            return rejected(error.to_string(), true);
         };
-        Rescue::Nominate { node: state.node(best.node).name.clone(), victims: best.victims.clone() }
+        PostFilterResult::Nominate { node: state.node(best.node).name.clone(), victims: best.victims.clone() }
     }
 }
 
 /// Why the pod may not remove others.
-fn ineligible(attempt: &Attempt<'_, '_>) -> Option<&'static str> {
+fn check_can_preempt(attempt: &PostFilterContext<'_, '_>) -> Option<&'static str> {
     let pod = attempt.cycle.pod;
-    if pod.never_preempts {
+    if pod.preemption_disabled {
         return Some("not eligible due to preemptionPolicy=Never.");
     }
-    let promised = attempt.cycle.state.node_named(pod.nominated.as_ref()?)?;
-    if attempt.diagnosis.of(promised.id).code == Code::UnschedulableAndUnresolvable {
+    let nominated_node = attempt.cycle.state.node_by_name(pod.nominated.as_ref()?)?;
+    if attempt.diagnosis.status_of(nominated_node.id).code == Code::UnschedulableAndUnresolvable {
         return None;
     }
-    let leaving =
+    let is_terminating_victim =
         |other: &Arc<PodInfo>| other.priority < pod.priority && other.terminating && other.preempted;
-    promised
+    nominated_node
         .pods
         .iter()
-        .any(leaving)
+        .any(is_terminating_victim)
         .then_some("not eligible due to a terminating pod on the nominated node.")
 }
 
 impl DefaultPreemption {
-    fn candidates(&self, attempt: &mut Attempt<'_, '_>) -> (Vec<Candidate>, Vec<(NodeId, Status)>) {
+    fn find_candidates(
+        &self,
+        attempt: &mut PostFilterContext<'_, '_>,
+    ) -> (Vec<Candidate>, Vec<(NodeId, Status)>) {
         let state = attempt.cycle.state;
-        let nodes: Vec<NodeId> = if attempt.diagnosis.absent.code == Code::Unschedulable {
-            let helped = |id: &NodeId| attempt.diagnosis.of(*id).code == Code::Unschedulable;
-            state.order().iter().copied().filter(helped).collect()
+        let nodes: Vec<NodeId> = if attempt.diagnosis.absent_nodes_status.code == Code::Unschedulable {
+            let is_candidate = |id: &NodeId| attempt.diagnosis.status_of(*id).code == Code::Unschedulable;
+            state.order().iter().copied().filter(is_candidate).collect()
         } else {
             let unschedulable = |status: &Status| status.code == Code::Unschedulable;
             let listed = attempt.diagnosis.nodes.iter().filter(|(_, status)| unschedulable(status));
@@ -106,32 +112,36 @@ impl DefaultPreemption {
         let enough = (nodes.len() * self.0.min_candidate_nodes_percentage / 100)
             .max(self.0.min_candidate_nodes_absolute)
             .min(nodes.len());
-        let offset = attempt.random.below(nodes.len());
+        let offset = attempt.random.next_below(nodes.len());
         let budgets: Vec<&Budget> = state.objects.budgets().collect();
-        let (mut clean, mut violating, mut statuses) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut non_violating, mut violating, mut statuses) = (Vec::new(), Vec::new(), Vec::new());
         let (tail, head) = nodes.split_at(offset);
         for &node in head.iter().chain(tail) {
-            match victims(attempt, node, &budgets) {
-                Ok(candidate) if candidate.violations == 0 => clean.push(candidate),
+            match select_victims_on_node(attempt, node, &budgets) {
+                Ok(candidate) if candidate.violations == 0 => non_violating.push(candidate),
                 Ok(candidate) => violating.push(candidate),
                 Err(status) => statuses.push((node, status)),
             }
-            if !clean.is_empty() && clean.len() + violating.len() >= enough {
+            if !non_violating.is_empty() && non_violating.len() + violating.len() >= enough {
                 break;
             }
         }
-        clean.append(&mut violating);
-        (clean, statuses)
+        non_violating.append(&mut violating);
+        (non_violating, statuses)
     }
 }
 
 /// Priority first, then age: who is more important.
-fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp) {
+fn victim_order(pod: &PodInfo) -> (Reverse<i32>, Timestamp) {
     (Reverse(pod.priority), pod.started.unwrap_or(Timestamp::MAX))
 }
 
 /// The pods that would have to leave a node.
-fn victims(attempt: &Attempt<'_, '_>, node: NodeId, budgets: &[&Budget]) -> Result<Candidate, Status> {
+fn select_victims_on_node(
+    attempt: &PostFilterContext<'_, '_>,
+    node: NodeId,
+    budgets: &[&Budget],
+) -> Result<Candidate, Status> {
     let pod = attempt.cycle.pod;
     let original = attempt.cycle.state.node(node);
     let mut lower: Vec<Arc<PodInfo>> =
@@ -148,12 +158,12 @@ fn victims(attempt: &Attempt<'_, '_>, node: NodeId, budgets: &[&Budget]) -> Resu
     if !status.is_success() {
         return Err(status);
     }
-    lower.sort_by_key(|other| importance(other));
-    let (violating, harmless) = by_budget(&lower, budgets);
+    lower.sort_by_key(|other| victim_order(other));
+    let (violating, non_violating) = filter_pods_with_pdb_violation(&lower, budgets);
     let (mut victims, mut violations) = (Vec::new(), 0);
-    let both = !violating.is_empty() && !harmless.is_empty();
+    let both = !violating.is_empty() && !non_violating.is_empty();
     let first = violating.len();
-    for (i, other) in violating.into_iter().chain(harmless).enumerate() {
+    for (i, other) in violating.into_iter().chain(non_violating).enumerate() {
         copy.add(other.clone());
         filters.add_pod(other, &copy);
         if !filters.run_with_nominated(pod, &copy, attempt.nominations).is_success() {
@@ -167,19 +177,19 @@ fn victims(attempt: &Attempt<'_, '_>, node: NodeId, budgets: &[&Budget]) -> Resu
         return Err(Status::error(format!("expected at least one victim pod on node {:?}", original.name)));
     }
     if both {
-        victims.sort_by_key(|other| importance(other));
+        victims.sort_by_key(|other| victim_order(other));
     }
     Ok(Candidate { node, victims, violations })
 }
 
 /// Splits pods into those whose removal a disruption budget forbids, and the others.
-fn by_budget<'p>(
+fn filter_pods_with_pdb_violation<'p>(
     pods: &'p [Arc<PodInfo>],
     budgets: &[&Budget],
 ) -> (Vec<&'p Arc<PodInfo>>, Vec<&'p Arc<PodInfo>>) {
     let mut allowed: Vec<i32> = budgets.iter().map(|budget| budget.allowed).collect();
     pods.iter().partition(|pod| {
-        let mut violates = false;
+        let mut is_violating = false;
         for (budget, left) in budgets.iter().zip(&mut allowed) {
             let covers = *budget.namespace == *pod.namespace
                 && !pod.labels.is_empty()
@@ -188,16 +198,16 @@ fn by_budget<'p>(
                 && !budget.disrupted.iter().any(|name| **name == *pod.name);
             if covers {
                 *left -= 1;
-                violates |= *left < 0;
+                is_violating |= *left < 0;
             }
         }
-        violates
+        is_violating
     })
 }
 
 /// The node that is hurt least: fewest budgets violated, then the lowest of the highest priorities, the least
 /// sum of priorities, the fewest pods, and the latest start of its most important pods.
-fn least_hurt(candidates: &[Candidate]) -> Option<&Candidate> {
+fn pick_one_node_for_preemption(candidates: &[Candidate]) -> Option<&Candidate> {
     let cost = |candidate: &Candidate| {
         let highest = candidate.victims.first().map_or(i32::MIN, |pod| pod.priority);
         let sum: i64 = candidate.victims.iter().map(|pod| i64::from(pod.priority) + (1 << 31)).sum();

@@ -4,13 +4,13 @@
 //! node is reserved, and written to the claim before the pod is bound; drivers that want to prepare a device first are
 //! waited for ([`conditions`]). Extended resources may be served from device classes, too ([`extended`]).
 
-mod allocate;
+mod allocator;
 mod binding;
 mod capacity;
 mod conditions;
-pub(crate) mod extended;
-mod pools;
-mod rescue;
+pub(crate) mod extended_resources;
+mod pool_set;
+mod post_filter;
 mod score;
 mod search;
 mod selectors;
@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::framework::{
-    Change, Cycle, Plain, Plugin, PreEnqueue, PreFilter, Prepared, Requeue, Reserve, Status,
+    ClusterEvent, Cycle, FnFilter, Plugin, PreEnqueue, PreFilter, PreFilterResult, Requeue, Reserve, Status,
 };
 use crate::state::objects::{Objects, key};
 use crate::state::selection::NodeSelector;
@@ -38,22 +38,22 @@ pub(crate) use binding::delete;
 pub const NAME: &str = "DynamicResources";
 
 /// So many pods may share a claim.
-const MOST_USERS: usize = 256;
+const RESERVED_FOR_MAX_SIZE: usize = 256;
 
 #[derive(Default)]
 struct DynamicResources {
     /// What is chosen for pods on their way, by UID.
-    chosen: Mutex<HashMap<Arc<str>, Chosen>>,
+    reserved: Mutex<HashMap<Arc<str>, ReservedClaims>>,
 }
 
 type Claim = Arc<resource::ResourceClaim>;
 
 #[derive(Clone, Default)]
-struct Chosen {
+struct ReservedClaims {
     /// Each claim as it was and as it will be.
     claims: Vec<(Claim, Claim)>,
     /// Which requests are for which extended resources.
-    mappings: Vec<ContainerExtendedResourceRequest>,
+    request_mappings: Vec<ContainerExtendedResourceRequest>,
 }
 
 /// Makes the plugin.
@@ -84,7 +84,7 @@ fn claims_of(pod: &PodInfo, objects: &Objects) -> Result<Vec<Claim>, String> {
             return Err(format!("resourceclaim {:?} is being deleted", &**name));
         }
         let owners = claim.metadata.owner_references.as_deref().unwrap_or_default();
-        if reference.templated
+        if reference.is_from_template
             && !owners.iter().any(|owner| owner.uid == *pod.uid && owner.controller == Some(true))
         {
             let claim = key(&pod.namespace, name);
@@ -102,12 +102,12 @@ fn allocation(claim: &resource::ResourceClaim) -> Option<&resource::AllocationRe
     claim.status.as_ref()?.allocation.as_ref()
 }
 
-fn users(claim: &resource::ResourceClaim) -> &[resource::ResourceClaimConsumerReference] {
+fn reserved_for(claim: &resource::ResourceClaim) -> &[resource::ResourceClaimConsumerReference] {
     claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
 }
 
 fn is_reserved_for(claim: &resource::ResourceClaim, pod: &PodInfo) -> bool {
-    users(claim).iter().any(|user| user.uid == *pod.uid)
+    reserved_for(claim).iter().any(|user| user.uid == *pod.uid)
 }
 
 impl PreEnqueue for DynamicResources {
@@ -120,43 +120,49 @@ impl PreEnqueue for DynamicResources {
 }
 
 impl PreFilter for DynamicResources {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let objects = &cycle.state.objects;
-        let reject = |words: String| Prepared::Reject(Status::unresolvable(words));
-        let devices = extended::backed(cycle.pod, objects);
+        let reject = |words: String| PreFilterResult::Reject(Status::unresolvable(words));
+        let devices = extended_resources::resources_with_device_class(cycle.pod, objects);
         let claims = match claims_of(cycle.pod, objects) {
-            Ok(claims) if claims.is_empty() && devices.is_empty() => return Prepared::Skip,
+            Ok(claims) if claims.is_empty() && devices.is_empty() => return PreFilterResult::Skip,
             Ok(claims) => claims,
             Err(words) => return reject(words),
         };
-        let left_over = !devices.is_empty() && extended::left_over(cycle.pod, objects).is_some();
+        let has_leftover_claim =
+            !devices.is_empty() && extended_resources::find_leftover_claim(cycle.pod, objects).is_some();
         let none = claims.is_empty();
-        let (mut places, mut open) = (Vec::new(), Vec::new());
+        let (mut node_selectors, mut pending) = (Vec::new(), Vec::new());
         for claim in claims {
             match allocation(&claim) {
-                Some(_) if users(&claim).len() >= MOST_USERS && !is_reserved_for(&claim, cycle.pod) => {
+                Some(_)
+                    if reserved_for(&claim).len() >= RESERVED_FOR_MAX_SIZE
+                        && !is_reserved_for(&claim, cycle.pod) =>
+                {
                     return reject("resourceclaim in use".to_owned());
                 }
-                Some(allocated) => places.extend(allocated.node_selector.as_ref().map(NodeSelector::new)),
-                None => open.push(claim),
+                Some(allocated) => {
+                    node_selectors.extend(allocated.node_selector.as_ref().map(NodeSelector::new))
+                }
+                None => pending.push(claim),
             }
         }
-        let plans = match Plans::new(open, cycle) {
-            Ok(plans) => plans,
+        let allocator_cache = match AllocatorCache::new(pending, cycle) {
+            Ok(allocator_cache) => allocator_cache,
             Err(words) => return reject(words),
         };
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
-            if left_over {
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
+            if has_leftover_claim {
                 return Status::unresolvable("cannot schedule extended resource claim");
             }
-            let wanted = extended::lacking(&devices, node);
-            if none && wanted.is_empty() {
+            let missing = extended_resources::missing_on_node(&devices, node);
+            if none && missing.is_empty() {
                 return Status::success();
             }
-            if places.iter().any(|place| !place.matches(node)) {
+            if node_selectors.iter().any(|node_selector| !node_selector.matches(node)) {
                 return Status::unresolvable("resourceclaim not available on the node");
             }
-            match plans.fits(&wanted, node) {
+            match allocator_cache.fits(&missing, node) {
                 Ok(true) => Status::success(),
                 Ok(false) => Status::unresolvable("cannot allocate all claims"),
                 Err(words) => Status::unresolvable(words),
@@ -165,42 +171,46 @@ impl PreFilter for DynamicResources {
     }
 }
 
-type Made<'c> = Result<allocate::Plan<'c>, String>;
+type AllocatorResult<'c> = Result<allocator::Allocator<'c>, String>;
 
 /// What is to be allocated, which is not the same on nodes that have other extended resources themselves.
-struct Plans<'c> {
-    open: Vec<Claim>,
+struct AllocatorCache<'c> {
+    pending: Vec<Claim>,
     pod: &'c PodInfo,
     objects: &'c Objects,
-    without: allocate::Plan<'c>,
+    base: allocator::Allocator<'c>,
     /// By the resources that are lacking.
-    with: RefCell<HashMap<Vec<Arc<str>>, Made<'c>>>,
+    by_resources: RefCell<HashMap<Vec<Arc<str>>, AllocatorResult<'c>>>,
 }
 
-impl<'c> Plans<'c> {
-    fn new(open: Vec<Claim>, cycle: &Cycle<'c>) -> Result<Plans<'c>, String> {
+impl<'c> AllocatorCache<'c> {
+    fn new(pending: Vec<Claim>, cycle: &Cycle<'c>) -> Result<AllocatorCache<'c>, String> {
         let (pod, objects) = (&**cycle.pod, &cycle.state.objects);
-        Ok(Plans {
-            without: allocate::Plan::new(&open, objects)?,
-            open,
+        Ok(AllocatorCache {
+            base: allocator::Allocator::new(&pending, objects)?,
+            pending,
             pod,
             objects,
-            with: RefCell::default(),
+            by_resources: RefCell::default(),
         })
     }
 
-    fn fits(&self, wanted: &[&extended::Backed], node: &NodeInfo) -> Result<bool, String> {
-        if wanted.is_empty() {
-            return self.without.fits(node);
+    fn fits(
+        &self,
+        missing: &[&extended_resources::ExtendedResource],
+        node: &NodeInfo,
+    ) -> Result<bool, String> {
+        if missing.is_empty() {
+            return self.base.fits(node);
         }
-        let names = wanted.iter().map(|(name, _)| name.clone()).collect();
-        let mut with = self.with.borrow_mut();
-        let plan = with.entry(names).or_insert_with(|| {
-            let mut open = self.open.clone();
-            open.push(extended::claim(self.pod, wanted).0);
-            allocate::Plan::new(&open, self.objects)
+        let names = missing.iter().map(|(name, _)| name.clone()).collect();
+        let mut by_resources = self.by_resources.borrow_mut();
+        let allocator = by_resources.entry(names).or_insert_with(|| {
+            let mut pending = self.pending.clone();
+            pending.push(extended_resources::new_extended_claim(self.pod, missing).0);
+            allocator::Allocator::new(&pending, self.objects)
         });
-        plan.as_ref().map_err(Clone::clone)?.fits(node)
+        allocator.as_ref().map_err(Clone::clone)?.fits(node)
     }
 }
 
@@ -210,33 +220,37 @@ impl Reserve for DynamicResources {
             Ok(claims) => claims,
             Err(words) => return Status::unresolvable(words),
         };
-        let mut chosen = Chosen::default();
-        let devices = extended::backed(pod, &state.objects);
-        let wanted = state.node_named(node).map(|node| extended::lacking(&devices, node)).unwrap_or_default();
-        if !wanted.is_empty() {
-            let (claim, mappings) = extended::claim(pod, &wanted);
+        let mut reserved = ReservedClaims::default();
+        let devices = extended_resources::resources_with_device_class(pod, &state.objects);
+        let missing = state
+            .node_by_name(node)
+            .map(|node| extended_resources::missing_on_node(&devices, node))
+            .unwrap_or_default();
+        if !missing.is_empty() {
+            let (claim, mappings) = extended_resources::new_extended_claim(pod, &missing);
             claims.push(claim);
-            chosen.mappings = mappings;
+            reserved.request_mappings = mappings;
         }
         if claims.is_empty() {
             return Status::success();
         }
-        let open: Vec<Claim> = claims.iter().filter(|claim| allocation(claim).is_none()).cloned().collect();
-        let plan = match allocate::Plan::new(&open, &state.objects) {
-            Ok(plan) => plan,
+        let pending: Vec<Claim> =
+            claims.iter().filter(|claim| allocation(claim).is_none()).cloned().collect();
+        let allocator = match allocator::Allocator::new(&pending, &state.objects) {
+            Ok(allocator) => allocator,
             Err(words) => return Status::unresolvable(words),
         };
-        let given = state.node_named(node).map(|node| plan.allocate(node)).transpose();
-        let mut given = match given {
-            Ok(Some(Some(given))) => given,
+        let allocations = state.node_by_name(node).map(|node| allocator.allocate(node)).transpose();
+        let mut allocations = match allocations {
+            Ok(Some(Some(allocations))) => allocations,
             Ok(_) => return Status::unresolvable("cannot allocate all claims"),
             Err(words) => return Status::unresolvable(words),
         };
         for claim in claims.into_iter().filter(|claim| !is_reserved_for(claim, pod)) {
-            let mut promised = (*claim).clone();
-            let status = promised.status.get_or_insert_default();
+            let mut assumed = (*claim).clone();
+            let status = assumed.status.get_or_insert_default();
             if status.allocation.is_none() {
-                status.allocation = (!given.is_empty()).then(|| given.remove(0));
+                status.allocation = (!allocations.is_empty()).then(|| allocations.remove(0));
             }
             status.reserved_for.get_or_insert_default().push(resource::ResourceClaimConsumerReference {
                 api_group: None,
@@ -244,27 +258,27 @@ impl Reserve for DynamicResources {
                 name: pod.name.to_string(),
                 uid: pod.uid.to_string(),
             });
-            let promised = Arc::new(promised);
-            state.objects.resource_claims.insert(claim_key(&claim), promised.clone());
-            chosen.claims.push((claim, promised));
+            let assumed = Arc::new(assumed);
+            state.objects.resource_claims.insert(claim_key(&claim), assumed.clone());
+            reserved.claims.push((claim, assumed));
         }
-        if !chosen.claims.is_empty() {
-            self.chosen.lock().insert(pod.uid.clone(), chosen);
+        if !reserved.claims.is_empty() {
+            self.reserved.lock().insert(pod.uid.clone(), reserved);
         }
         Status::success()
     }
 
     fn unreserve(&self, state: &mut State, pod: &PodInfo, _: &Arc<str>) {
         let claims = &mut state.objects.resource_claims;
-        for (was, promised) in self.chosen.lock().remove(&pod.uid).unwrap_or_default().claims {
+        for (was, assumed) in self.reserved.lock().remove(&pod.uid).unwrap_or_default().claims {
             if let Some(now) = claims.get_mut(&claim_key(&was))
-                && Arc::ptr_eq(now, &promised)
+                && Arc::ptr_eq(now, &assumed)
             {
                 *now = was;
             }
         }
-        if !pod.asking.is_empty() {
-            claims.remove(&extended::unnamed_key(&pod.namespace, &pod.uid));
+        if !pod.container_requests.is_empty() {
+            claims.remove(&extended_resources::special_claim_key(&pod.namespace, &pod.uid));
         }
     }
 }
@@ -275,33 +289,35 @@ fn claim_key(claim: &resource::ResourceClaim) -> String {
 }
 
 impl Requeue for DynamicResources {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool {
         let objects = &state.objects;
         // Without its claims nothing else helps; those of a pod that has changed are looked for below.
-        if !matches!(change, Change::Pod(_)) && claims_of(pod, objects).is_err() {
+        if !matches!(change, ClusterEvent::Pod(_)) && claims_of(pod, objects).is_err() {
             return false;
         }
         match change {
-            Change::ResourceClaim(pair) => {
+            ClusterEvent::ResourceClaim(pair) => {
                 let own = |claim: &resource::ResourceClaim| {
                     claim.metadata.namespace.as_deref() == Some(&pod.namespace)
                         && pod.claims.iter().any(|one| one.claim.as_deref() == claim.metadata.name.as_deref())
                 };
                 // A claim given back frees devices for all.
-                let freed = pair.old.is_some_and(|old| allocation(old).is_some())
+                let is_released = pair.old.is_some_and(|old| allocation(old).is_some())
                     && pair.new.is_none_or(|new| allocation(new).is_none());
-                let made_way = pair.removed().is_some_and(|old| extended::is_of(old, pod));
-                let news = pair.old.is_none_or(|old| pair.new.is_some_and(|new| old.status != new.status));
-                freed || made_way || news && pair.new.is_some_and(own)
+                let is_leftover_deleted =
+                    pair.removed().is_some_and(|old| extended_resources::is_extended_claim_of(old, pod));
+                let is_status_changed =
+                    pair.old.is_none_or(|old| pair.new.is_some_and(|new| old.status != new.status));
+                is_released || is_leftover_deleted || is_status_changed && pair.new.is_some_and(own)
             }
-            Change::Pod(pair) => pair.changed().is_some_and(|(old, new)| {
+            ClusterEvent::Pod(pair) => pair.changed().is_some_and(|(old, new)| {
                 new.uid == pod.uid && old.claims != new.claims && claims_of(new, objects).is_ok()
             }),
-            Change::Node(pair) => {
+            ClusterEvent::Node(pair) => {
                 pair.new.is_some_and(|new| pair.old.is_none_or(|old| old.labels != new.labels))
             }
-            Change::DeviceClass(pair) => pair.new.is_some(),
-            Change::ResourceSlice(pair) => pair.new.is_some(),
+            ClusterEvent::DeviceClass(pair) => pair.new.is_some(),
+            ClusterEvent::ResourceSlice(pair) => pair.new.is_some(),
             _ => false,
         }
     }

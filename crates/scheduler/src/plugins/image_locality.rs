@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::framework::{Cycle, MAX_SCORE, Plugin, PreScore, Score, Scoring};
+use crate::framework::{Cycle, MAX_SCORE, Plugin, PreScore, PreScoreResult, Score};
 use crate::state::{NodeId, NodeInfo};
 
 pub const NAME: &str = "ImageLocality";
 
 const MB: i64 = 1024 * 1024;
 /// Less than this is not worth a point.
-const LEAST: i64 = 23 * MB;
+const MIN_THRESHOLD: i64 = 23 * MB;
 /// More than this per container is worth no more.
-const MOST: i64 = 1000 * MB;
+const MAX_CONTAINER_THRESHOLD: i64 = 1000 * MB;
 
 struct ImageLocality;
 
@@ -23,30 +23,34 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 impl PreScore for ImageLocality {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
         let total = cycle.state.order().len().max(1) as f64;
         let spread = |image: &'c Arc<str>| (&**image, f64::from(cycle.state.nodes_with_image(image)) / total);
         let images: Vec<_> =
             cycle.pod.images.iter().map(spread).filter(|(_, spread)| *spread > 0.0).collect();
         // Where no node has an image every node scores the same.
         if images.is_empty() {
-            return Scoring::Skip;
+            return PreScoreResult::Skip;
         }
-        Scoring::Score(Box::new(Images { images, most: MOST * cycle.pod.containers as i64 }))
+        PreScoreResult::Score(Box::new(ImageScore {
+            images,
+            max_threshold: MAX_CONTAINER_THRESHOLD * cycle.pod.containers as i64,
+        }))
     }
 }
 
-struct Images<'c> {
+struct ImageScore<'c> {
     /// Each with the part of nodes that have it.
     images: Vec<(&'c str, f64)>,
-    most: i64,
+    max_threshold: i64,
 }
 
-impl Score for Images<'_> {
+impl Score for ImageScore<'_> {
     fn score(&self, node: &NodeInfo) -> i64 {
         let sizes = self.images.iter().filter_map(|(image, spread)| Some((node.image(image)?, spread)));
         let sum: i64 = sizes.map(|(size, spread)| (size as f64 * spread) as i64).sum();
-        MAX_SCORE * (sum.clamp(LEAST, self.most) - LEAST) / (self.most - LEAST)
+        MAX_SCORE * (sum.clamp(MIN_THRESHOLD, self.max_threshold) - MIN_THRESHOLD)
+            / (self.max_threshold - MIN_THRESHOLD)
     }
 }
 
@@ -54,21 +58,21 @@ impl Score for Images<'_> {
 mod tests {
     use expect_test::{Expect, expect};
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     #[track_caller]
     fn check(pod: &str, expected: Expect) {
-        let mut world = world(
+        let mut cluster = test_cluster(
             "
             node a image=web:v1@524288000
             node b image=web:v1@524288000 image=db:latest@262144000
             node c",
         );
-        expected.assert_eq(&world.score(&super::make(&serde_json::Value::Null).unwrap(), pod));
+        expected.assert_eq(&cluster.score(&super::make(&serde_json::Value::Null).unwrap(), pod));
     }
 
     #[test]
-    fn images_that_are_there_count_by_size_and_spread() {
+    fn scores_present_images_by_size_and_spread() {
         check("pod p image=nobody/has", expect!["skip\n"]);
         // 500 MB on two of three nodes: 333.3 MB, of (1000-23) MB above 23: (333.3-23)/977 = 31%.
         check(

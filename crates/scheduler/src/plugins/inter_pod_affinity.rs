@@ -11,21 +11,21 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
+use super::parse_args;
 use crate::framework::{
-    Change, Cycle, Filter, MAX_SCORE, Plugin, PreFilter, PreScore, Prepared, Quick, Requeue, Score, Scoring,
-    Status,
+    ClusterEvent, Cycle, FastFilter, Filter, MAX_SCORE, Plugin, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, Requeue, Score, Status,
 };
 use crate::state::objects::Objects;
 use crate::state::pod::AffinityTerm;
-use crate::state::tally::{Matcher, NOWHERE, Scope, Topology};
+use crate::state::topology::{NO_DOMAIN, PodMatcher, Scope, Topology};
 use crate::state::{NodeId, NodeInfo, PodInfo, State};
 
 pub const NAME: &str = "InterPodAffinity";
 
-const AFFINITY: &str = "node(s) didn't match pod affinity rules";
-const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
-const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+const AFFINITY_MISMATCH: &str = "node(s) didn't match pod affinity rules";
+const ANTI_AFFINITY_MISMATCH: &str = "node(s) didn't match pod anti-affinity rules";
+const EXISTING_ANTI_AFFINITY_MISMATCH: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -44,7 +44,7 @@ struct InterPodAffinity(Args);
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
+    let args: Args = parse_args(args)?;
     if !(0..=100).contains(&args.hard_pod_affinity_weight) {
         return Err("hardPodAffinityWeight: not in valid range [0, 100]".to_owned());
     }
@@ -55,7 +55,7 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
 /// The namespaces a term is about, those its selector means put in.
 fn scope(term: &AffinityTerm, objects: &Objects) -> Scope {
     if term.namespace_selector.is_everything() {
-        return Scope::Everywhere;
+        return Scope::AllNamespaces;
     }
     let mut namespaces = term.namespaces.clone();
     if !term.namespace_selector.is_nothing() {
@@ -66,14 +66,14 @@ fn scope(term: &AffinityTerm, objects: &Objects) -> Scope {
     Scope::Namespaces(namespaces)
 }
 
-fn matcher<'t>(terms: impl Iterator<Item = &'t Arc<AffinityTerm>>, objects: &Objects) -> Matcher {
+fn matcher<'t>(terms: impl Iterator<Item = &'t Arc<AffinityTerm>>, objects: &Objects) -> PodMatcher {
     let all_of = terms.map(|term| (scope(term, objects), term.selector.clone())).collect();
-    Matcher { all_of, living: false }
+    PodMatcher { all_of, exclude_terminating: false }
 }
 
 /// Pods by the domains of one topology.
 #[derive(Clone)]
-struct Domains {
+struct DomainCounts {
     key: Arc<str>,
     topology: Arc<Topology>,
     counts: Vec<i64>,
@@ -81,25 +81,25 @@ struct Domains {
     total: i64,
 }
 
-impl Domains {
-    fn new(key: &Arc<str>, state: &State) -> Domains {
+impl DomainCounts {
+    fn new(key: &Arc<str>, state: &State) -> DomainCounts {
         let topology = state.topology(key);
-        Domains { key: key.clone(), counts: vec![0; topology.len()], topology, total: 0 }
+        DomainCounts { key: key.clone(), counts: vec![0; topology.len()], topology, total: 0 }
     }
 
-    fn at(&self, node: NodeId) -> Option<i64> {
+    fn count_at(&self, node: NodeId) -> Option<i64> {
         let domain = self.topology.domain(node);
-        (domain != NOWHERE).then(|| self.counts[domain as usize])
+        (domain != NO_DOMAIN).then(|| self.counts[domain as usize])
     }
 
     /// Whether there are pods in the node's domain.
-    fn is_taken(&self, node: NodeId) -> bool {
-        self.at(node).is_some_and(|count| count > 0)
+    fn has_pods(&self, node: NodeId) -> bool {
+        self.count_at(node).is_some_and(|count| count > 0)
     }
 
     fn add(&mut self, node: NodeId, by: i64) {
         let domain = self.topology.domain(node);
-        if domain != NOWHERE {
+        if domain != NO_DOMAIN {
             self.counts[domain as usize] += by;
             self.total += by;
         }
@@ -107,76 +107,88 @@ impl Domains {
 }
 
 /// The domains of a key in a list of few, added if it is not there.
-fn of_key<'a>(list: &'a mut Vec<Domains>, key: &Arc<str>, state: &State) -> &'a mut Domains {
+fn counts_for_key<'a>(
+    list: &'a mut Vec<DomainCounts>,
+    key: &Arc<str>,
+    state: &State,
+) -> &'a mut DomainCounts {
     let at = list.iter().position(|domains| domains.key == *key).unwrap_or_else(|| {
-        list.push(Domains::new(key, state));
+        list.push(DomainCounts::new(key, state));
         list.len() - 1
     });
     &mut list[at]
 }
 
 #[derive(Clone)]
-struct Nearness<'c> {
+struct AffinityFilter<'c> {
     cycle: Cycle<'c>,
     /// Domains where pods are that want this one far away.
-    existing: Vec<Domains>,
+    existing_anti_affinity_counts: Vec<DomainCounts>,
     /// For each term of affinity, pods that match all terms.
-    near: Vec<Domains>,
-    near_matcher: Matcher,
+    affinity_counts: Vec<DomainCounts>,
+    affinity_matcher: PodMatcher,
     /// For each distinct key of anti-affinity.
-    far: Vec<Domains>,
-    far_matchers: Vec<(Arc<str>, Matcher)>,
+    anti_affinity_counts: Vec<DomainCounts>,
+    anti_affinity_terms: Vec<(Arc<str>, PodMatcher)>,
     /// The pod matches its own affinity, so it may be the first.
     matches_itself: bool,
 }
 
 impl PreFilter for InterPodAffinity {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let (state, pod) = (cycle.state, cycle.pod);
-        if let Some(words) = &pod.broken {
-            return Prepared::Reject(Status::unresolvable(format!("parsing pod: {words}")));
+        if let Some(message) = &pod.parse_error {
+            return PreFilterResult::Reject(Status::unresolvable(format!("parsing pod: {message}")));
         }
         let namespace = state.objects.namespace(&pod.namespace);
-        let mut existing = Vec::new();
+        let mut existing_anti_affinity_counts = Vec::new();
         for (term, uses) in &state.terms().anti {
             if term.matches(pod, namespace) {
-                let domains = of_key(&mut existing, &term.topology_key, state);
+                let domains = counts_for_key(&mut existing_anti_affinity_counts, &term.topology_key, state);
                 uses.iter().for_each(|(node, count)| domains.add(*node, i64::from(*count)));
             }
         }
-        if existing.is_empty() && pod.required().is_empty() && pod.required_anti().is_empty() {
-            return Prepared::Skip;
+        if existing_anti_affinity_counts.is_empty()
+            && pod.required().is_empty()
+            && pod.required_anti().is_empty()
+        {
+            return PreFilterResult::Skip;
         }
-        let near_matcher = matcher(pod.required().iter(), &state.objects);
-        let mut near: Vec<_> =
-            pod.required().iter().map(|term| Domains::new(&term.topology_key, state)).collect();
-        if !near.is_empty() {
-            let per_node = state.count(&near_matcher);
-            for domains in &mut near {
+        let affinity_matcher = matcher(pod.required().iter(), &state.objects);
+        let mut affinity_counts: Vec<_> =
+            pod.required().iter().map(|term| DomainCounts::new(&term.topology_key, state)).collect();
+        if !affinity_counts.is_empty() {
+            let per_node = state.count(&affinity_matcher);
+            for domains in &mut affinity_counts {
                 add_all(domains, &per_node, state, 1);
             }
         }
-        let (mut far, mut far_matchers) = (Vec::new(), Vec::new());
+        let (mut anti_affinity_counts, mut anti_affinity_terms) = (Vec::new(), Vec::new());
         for term in pod.required_anti() {
             let matcher = matcher([term].into_iter(), &state.objects);
-            add_all(of_key(&mut far, &term.topology_key, state), &state.count(&matcher), state, 1);
-            far_matchers.push((term.topology_key.clone(), matcher));
+            add_all(
+                counts_for_key(&mut anti_affinity_counts, &term.topology_key, state),
+                &state.count(&matcher),
+                state,
+                1,
+            );
+            anti_affinity_terms.push((term.topology_key.clone(), matcher));
         }
-        let matches_itself = near_matcher.matches(pod);
+        let matches_itself = affinity_matcher.matches(pod);
         let cycle = *cycle;
-        Prepared::Filter(Box::new(Nearness {
+        PreFilterResult::Filter(Box::new(AffinityFilter {
             cycle,
-            existing,
-            near,
-            near_matcher,
-            far,
-            far_matchers,
+            existing_anti_affinity_counts,
+            affinity_counts,
+            affinity_matcher,
+            anti_affinity_counts,
+            anti_affinity_terms,
             matches_itself,
         }))
     }
 }
 
-fn add_all(domains: &mut Domains, per_node: &[u32], state: &State, weight: i64) {
+fn add_all(domains: &mut DomainCounts, per_node: &[u32], state: &State, weight: i64) {
     for &id in state.order() {
         let count = per_node.get(id as usize).copied().unwrap_or_default();
         if count > 0 {
@@ -185,91 +197,96 @@ fn add_all(domains: &mut Domains, per_node: &[u32], state: &State, weight: i64) 
     }
 }
 
-impl Nearness<'_> {
-    fn is_near(&self, node: NodeId) -> bool {
+impl AffinityFilter<'_> {
+    fn matches_pod_affinity(&self, node: NodeId) -> bool {
         let mut all = true;
-        for domains in &self.near {
-            match domains.at(node) {
+        for domains in &self.affinity_counts {
+            match domains.count_at(node) {
                 None => return false,
                 Some(count) => all &= count > 0,
             }
         }
-        all || self.matches_itself && self.near.iter().all(|domains| domains.total == 0)
+        all || self.matches_itself && self.affinity_counts.iter().all(|domains| domains.total == 0)
     }
 
-    fn step(&mut self, other: &PodInfo, node: &NodeInfo, by: i64) {
+    fn update_counts(&mut self, other: &PodInfo, node: &NodeInfo, by: i64) {
         let Cycle { state, pod, .. } = self.cycle;
         let namespace = state.objects.namespace(&pod.namespace);
         for term in other.required_anti() {
             if term.matches(pod, namespace) {
-                of_key(&mut self.existing, &term.topology_key, state).add(node.id, by);
+                counts_for_key(&mut self.existing_anti_affinity_counts, &term.topology_key, state)
+                    .add(node.id, by);
             }
         }
-        if !self.near.is_empty() && self.near_matcher.matches(other) {
-            self.near.iter_mut().for_each(|domains| domains.add(node.id, by));
+        if !self.affinity_counts.is_empty() && self.affinity_matcher.matches(other) {
+            self.affinity_counts.iter_mut().for_each(|domains| domains.add(node.id, by));
         }
-        for (key, matcher) in &self.far_matchers {
+        for (key, matcher) in &self.anti_affinity_terms {
             if matcher.matches(other) {
-                of_key(&mut self.far, key, state).add(node.id, by);
+                counts_for_key(&mut self.anti_affinity_counts, key, state).add(node.id, by);
             }
         }
     }
 }
 
-impl<'c> Filter<'c> for Nearness<'c> {
+impl<'c> Filter<'c> for AffinityFilter<'c> {
     fn filter(&self, node: &NodeInfo) -> Status {
-        if !self.near.is_empty() && !self.is_near(node.id) {
-            return Status::unresolvable(AFFINITY);
+        if !self.affinity_counts.is_empty() && !self.matches_pod_affinity(node.id) {
+            return Status::unresolvable(AFFINITY_MISMATCH);
         }
-        if self.far.iter().any(|domains| domains.is_taken(node.id)) {
-            return Status::unschedulable(ANTI_AFFINITY);
+        if self.anti_affinity_counts.iter().any(|domains| domains.has_pods(node.id)) {
+            return Status::unschedulable(ANTI_AFFINITY_MISMATCH);
         }
-        if self.existing.iter().any(|domains| domains.is_taken(node.id)) {
-            return Status::unschedulable(EXISTING);
+        if self.existing_anti_affinity_counts.iter().any(|domains| domains.has_pods(node.id)) {
+            return Status::unschedulable(EXISTING_ANTI_AFFINITY_MISMATCH);
         }
         Status::success()
     }
 
     fn add_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
-        self.step(pod, node, 1);
+        self.update_counts(pod, node, 1);
     }
 
     fn remove_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
-        self.step(pod, node, -1);
+        self.update_counts(pod, node, -1);
     }
 
     fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
         Some(Box::new(self.clone()))
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn fast_filter(&self) -> Option<&dyn FastFilter> {
         Some(self)
     }
 }
 
-impl Quick for Nearness<'_> {
-    fn rules_out(&self, node: NodeId) -> bool {
-        !self.near.is_empty() && !self.is_near(node)
-            || self.far.iter().chain(&self.existing).any(|domains| domains.is_taken(node))
+impl FastFilter for AffinityFilter<'_> {
+    fn rejects(&self, node: NodeId) -> bool {
+        !self.affinity_counts.is_empty() && !self.matches_pod_affinity(node)
+            || self
+                .anti_affinity_counts
+                .iter()
+                .chain(&self.existing_anti_affinity_counts)
+                .any(|domains| domains.has_pods(node))
     }
 }
 
 impl PreScore for InterPodAffinity {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
         let (state, pod) = (cycle.state, cycle.pod);
         let own = pod.affinity.as_deref();
         let (preferred, preferred_anti) =
             own.map_or((&[][..], &[][..]), |own| (&own.preferred, &own.preferred_anti));
         if self.0.ignore_preferred_terms_of_existing_pods && preferred.is_empty() && preferred_anti.is_empty()
         {
-            return Scoring::Skip;
+            return PreScoreResult::Skip;
         }
-        let mut sums = Vec::new();
+        let mut topology_scores = Vec::new();
         let namespace = state.objects.namespace(&pod.namespace);
-        for ((weight, term), uses) in &state.terms().scored {
+        for ((weight, term), uses) in &state.terms().scoring {
             let weight = weight.map_or(self.0.hard_pod_affinity_weight, i64::from);
             if weight != 0 && term.matches(pod, namespace) {
-                let domains = of_key(&mut sums, &term.topology_key, state);
+                let domains = counts_for_key(&mut topology_scores, &term.topology_key, state);
                 uses.iter().for_each(|(node, count)| domains.add(*node, i64::from(*count) * weight));
             }
         }
@@ -277,79 +294,96 @@ impl PreScore for InterPodAffinity {
             for (weight, term) in terms {
                 let per_node = state.count(&matcher([term].into_iter(), &state.objects));
                 if per_node.iter().any(|count| *count > 0) {
-                    let domains = of_key(&mut sums, &term.topology_key, state);
+                    let domains = counts_for_key(&mut topology_scores, &term.topology_key, state);
                     add_all(domains, &per_node, state, sign * i64::from(*weight));
                 }
             }
         }
-        if sums.is_empty() { Scoring::Skip } else { Scoring::Score(Box::new(Company(sums))) }
+        if topology_scores.is_empty() {
+            PreScoreResult::Skip
+        } else {
+            PreScoreResult::Score(Box::new(TopologyScore(topology_scores)))
+        }
     }
 }
 
-struct Company(Vec<Domains>);
+struct TopologyScore(Vec<DomainCounts>);
 
-impl Score for Company {
+impl Score for TopologyScore {
     fn score(&self, node: &NodeInfo) -> i64 {
-        self.0.iter().filter_map(|domains| domains.at(node.id)).sum()
+        self.0.iter().filter_map(|domains| domains.count_at(node.id)).sum()
     }
 
     fn normalize(&self, _: &[NodeId], scores: &mut [i64]) {
-        let least = scores.iter().copied().min().unwrap_or_default();
-        let most = scores.iter().copied().max().unwrap_or_default();
-        let range = (most - least) as f64;
+        let min = scores.iter().copied().min().unwrap_or_default();
+        let max = scores.iter().copied().max().unwrap_or_default();
+        let range = (max - min) as f64;
         for score in scores {
-            let part = if range > 0.0 { MAX_SCORE as f64 * ((*score - least) as f64 / range) } else { 0.0 };
-            *score = part as i64;
+            let normalized =
+                if range > 0.0 { MAX_SCORE as f64 * ((*score - min) as f64 / range) } else { 0.0 };
+            *score = normalized as i64;
         }
     }
 }
 
 impl Requeue for InterPodAffinity {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool {
         match change {
-            Change::Pod(pair) => pod_helps(pod, pair.old, pair.new, &state.objects),
-            Change::Node(pair) => pair.new.is_some_and(|new| node_helps(pod, pair.old, new)),
+            ClusterEvent::Pod(pair) => {
+                is_schedulable_after_pod_change(pod, pair.old, pair.new, &state.objects)
+            }
+            ClusterEvent::Node(pair) => {
+                pair.new.is_some_and(|new| is_schedulable_after_node_change(pod, pair.old, new))
+            }
             _ => false,
         }
     }
 }
 
-fn pod_helps(pod: &PodInfo, old: Option<&PodInfo>, new: Option<&PodInfo>, objects: &Objects) -> bool {
+fn is_schedulable_after_pod_change(
+    pod: &PodInfo,
+    old: Option<&PodInfo>,
+    new: Option<&PodInfo>,
+    objects: &Objects,
+) -> bool {
     if let (Some(old), Some(new)) = (old, new)
         && new.uid == pod.uid
     {
         return old.labels != new.labels;
     }
-    let loose = |other: &PodInfo| other.node_name.is_none() && other.nominated.is_none();
-    if [old, new].into_iter().flatten().any(loose) {
+    let has_no_node = |other: &PodInfo| other.node_name.is_none() && other.nominated.is_none();
+    if [old, new].into_iter().flatten().any(has_no_node) {
         return false;
     }
-    let near = matcher(pod.required().iter(), objects);
-    let far = matcher(pod.required_anti().iter(), objects);
-    let matches = |matcher: &Matcher, other: &PodInfo| !matcher.all_of.is_empty() && matcher.matches(other);
+    let affinity_matcher = matcher(pod.required().iter(), objects);
+    let anti_affinity_matcher = matcher(pod.required_anti().iter(), objects);
+    let matches =
+        |matcher: &PodMatcher, other: &PodInfo| !matcher.all_of.is_empty() && matcher.matches(other);
     match (old, new) {
         (Some(old), Some(new)) => {
-            !matches(&near, old) && matches(&near, new) || matches(&far, old) && !matches(&far, new)
+            !matches(&affinity_matcher, old) && matches(&affinity_matcher, new)
+                || matches(&anti_affinity_matcher, old) && !matches(&anti_affinity_matcher, new)
         }
-        (None, Some(new)) => matches(&near, new),
+        (None, Some(new)) => matches(&affinity_matcher, new),
         (Some(old), None) => {
-            matches(&far, old) || matches(&matcher(old.required_anti().iter(), objects), pod)
+            matches(&anti_affinity_matcher, old)
+                || matches(&matcher(old.required_anti().iter(), objects), pod)
         }
         (None, None) => false,
     }
 }
 
-fn node_helps(pod: &PodInfo, old: Option<&NodeInfo>, new: &NodeInfo) -> bool {
+fn is_schedulable_after_node_change(pod: &PodInfo, old: Option<&NodeInfo>, new: &NodeInfo) -> bool {
     let values = |term: &Arc<AffinityTerm>| {
         (old.and_then(|old| old.labels.get(&term.topology_key)), new.labels.get(&term.topology_key))
     };
-    let nearer = |term: &Arc<AffinityTerm>| {
+    let label_added = |term: &Arc<AffinityTerm>| {
         let (was, is) = values(term);
         is.is_some() && was != is
     };
-    let farther = |term: &Arc<AffinityTerm>| {
+    let label_changed = |term: &Arc<AffinityTerm>| {
         let (was, is) = values(term);
         old.is_none() || was.is_some() && was != is
     };
-    pod.required().iter().any(nearer) || pod.required_anti().iter().any(farther)
+    pod.required().iter().any(label_added) || pod.required_anti().iter().any(label_changed)
 }

@@ -8,9 +8,10 @@ use k8s_openapi::api::core::v1 as core;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
+use super::parse_args;
 use crate::framework::{
-    Change, Cycle, Plain, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring, Status, normalized,
+    ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, PreScore, PreScoreResult, Requeue,
+    Score, Status, default_normalize_score,
 };
 use crate::state::selection::{NodeSelector, NodeTerm, weighted};
 use crate::state::{NodeId, NodeInfo, PodInfo, State};
@@ -31,7 +32,7 @@ struct NodeAffinity {
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
+    let args: Args = parse_args(args)?;
     let added = args.added_affinity.unwrap_or_default();
     let required = added.required_during_scheduling_ignored_during_execution;
     let preferred = added.preferred_during_scheduling_ignored_during_execution.unwrap_or_default();
@@ -43,12 +44,12 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
 }
 
 impl PreFilter for NodeAffinity {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let nodes = &cycle.pod.nodes;
-        if nodes.is_anywhere() && self.added.is_none() {
-            return Prepared::Skip;
+        if nodes.matches_all_nodes() && self.added.is_none() {
+            return PreFilterResult::Skip;
         }
-        let filter = Box::new(Plain(move |node: &NodeInfo| {
+        let filter = Box::new(FnFilter(move |node: &NodeInfo| {
             if self.added.as_ref().is_some_and(|added| !added.matches(node)) {
                 return Status::unresolvable("node(s) didn't match scheduler-enforced node affinity");
             }
@@ -57,18 +58,20 @@ impl PreFilter for NodeAffinity {
             }
             Status::success()
         }));
-        match named(nodes.required.as_ref()) {
+        match required_node_names(nodes.required.as_ref()) {
             Some(names) if names.is_empty() => {
-                Prepared::Reject(Status::unresolvable("pod affinity terms conflict"))
+                PreFilterResult::Reject(Status::unresolvable("pod affinity terms conflict"))
             }
-            Some(names) => Prepared::Only(names.into_iter().map(str::to_owned).collect(), filter),
-            None => Prepared::Filter(filter),
+            Some(names) => {
+                PreFilterResult::FilterNodes(names.into_iter().map(str::to_owned).collect(), filter)
+            }
+            None => PreFilterResult::Filter(filter),
         }
     }
 }
 
 /// The names of nodes that the affinity is about, if each of its terms lists names.
-fn named(required: Option<&NodeSelector>) -> Option<BTreeSet<&str>> {
+fn required_node_names(required: Option<&NodeSelector>) -> Option<BTreeSet<&str>> {
     let terms = &required?.0;
     let mut names = BTreeSet::new();
     for term in terms {
@@ -78,12 +81,12 @@ fn named(required: Option<&NodeSelector>) -> Option<BTreeSet<&str>> {
 }
 
 impl PreScore for NodeAffinity {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
         let preferred = &cycle.pod.nodes.preferred;
         if preferred.is_empty() && self.added_preferences.is_empty() {
-            return Scoring::Skip;
+            return PreScoreResult::Skip;
         }
-        Scoring::Score(Box::new(Preferred([&self.added_preferences, preferred])))
+        PreScoreResult::Score(Box::new(Preferred([&self.added_preferences, preferred])))
     }
 }
 
@@ -96,13 +99,13 @@ impl Score for Preferred<'_> {
     }
 
     fn normalize(&self, _: &[NodeId], scores: &mut [i64]) {
-        normalized(scores, false);
+        default_normalize_score(scores, false);
     }
 }
 
 impl Requeue for NodeAffinity {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
-        let Change::Node(pair) = change else { return false };
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
+        let ClusterEvent::Node(pair) = change else { return false };
         let allows = |node: &NodeInfo| {
             self.added.as_ref().is_none_or(|added| added.matches(node)) && pod.nodes.allows(node)
         };
@@ -115,7 +118,7 @@ mod tests {
     use expect_test::{Expect, expect};
     use serde_json::{Value, json};
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     const NODES: &str = "
         node a zone=z1 label=size=3
@@ -125,9 +128,9 @@ mod tests {
     #[track_caller]
     fn check(args: Value, pod: &str, filtered: Expect, scored: Expect) {
         let plugin = super::make(&args).unwrap();
-        let mut world = world(NODES);
-        filtered.assert_eq(&world.filter(&plugin, pod));
-        scored.assert_eq(&world.score(&plugin, pod));
+        let mut cluster = test_cluster(NODES);
+        filtered.assert_eq(&cluster.filter(&plugin, pod));
+        scored.assert_eq(&cluster.score(&plugin, pod));
     }
 
     fn affinity(text: &str) -> String {
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_and_affinity_must_match() {
+    fn filters_by_node_selector_and_required_affinity() {
         check(Value::Null, "pod p", expect!["skip\n"], expect!["skip\n"]);
         check(
             Value::Null,
@@ -147,12 +150,12 @@ mod tests {
             "#]],
             expect!["skip\n"],
         );
-        let bigger = r#"{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
+        let greater_than = r#"{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
             {"matchExpressions":[{"key":"size","operator":"Gt","values":["3"]}]},
             {"matchExpressions":[{"key":"size","operator":"DoesNotExist"}]}]}}"#;
         check(
             Value::Null,
-            &affinity(bigger),
+            &affinity(greater_than),
             expect![[r#"
                 a: never, node(s) didn't match Pod's node affinity/selector
                 b: ok
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn names_narrow_the_search() {
+    fn returns_node_names_of_match_fields() {
         let named = |lists: &[&str]| {
             let fields: Vec<String> = lists
                 .iter()
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences_add_up() {
+    fn adds_weights_of_preferred_terms() {
         let text = r#"{"preferredDuringSchedulingIgnoredDuringExecution":[
             {"weight":2,"preference":{"matchExpressions":[{"key":"size","operator":"Exists"}]}},
             {"weight":6,"preference":{"matchExpressions":[{"key":"size","operator":"In","values":["5"]}]}}]}"#;
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_affinity_holds_for_all_pods() {
+    fn applies_added_affinity_to_all_pods() {
         let added = json!({"addedAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
             {"matchExpressions": [{"key": "size", "operator": "Exists"}]}]}}});
         check(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use serde_json::Value;
 
-use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::framework::{ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, Requeue, Status};
 use crate::state::{NodeInfo, PodInfo, State};
 
 pub const NAME: &str = "NodeDeclaredFeatures";
@@ -19,28 +19,28 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 /// The features a pod needs of its node.
-fn needed(pod: &core::Pod) -> Vec<&'static str> {
-    let mut needed = Vec::new();
-    let Some(spec) = &pod.spec else { return needed };
+fn required_features(pod: &core::Pod) -> Vec<&'static str> {
+    let mut required = Vec::new();
+    let Some(spec) = &pod.spec else { return required };
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
     if rules.any(|rule| rule.action == "RestartAllContainers") {
-        needed.push("RestartAllContainersOnContainerExits");
+        required.push("RestartAllContainersOnContainerExits");
     }
     if spec.host_network == Some(true) && spec.host_users == Some(false) {
-        needed.push("UserNamespacesHostNetworkSupport");
+        required.push("UserNamespacesHostNetworkSupport");
     }
-    needed
+    required
 }
 
 impl PreFilter for NodeDeclaredFeatures {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
-        let needed = needed(cycle.object);
-        if needed.is_empty() {
-            return Prepared::Skip;
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
+        let required = required_features(cycle.object);
+        if required.is_empty() {
+            return PreFilterResult::Skip;
         }
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
-            if needed.iter().all(|feature| node.features.iter().any(|known| known == feature)) {
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
+            if required.iter().all(|feature| node.features.iter().any(|known| known == feature)) {
                 return Status::success();
             }
             Status::unresolvable("node(s) didn't match Pod's required features")
@@ -50,8 +50,8 @@ impl PreFilter for NodeDeclaredFeatures {
 
 impl Requeue for NodeDeclaredFeatures {
     /// What a pod needs cannot be changed while it waits, so only nodes help.
-    fn helps(&self, _: &PodInfo, change: &Change<'_>, _: &State) -> bool {
-        let Change::Node(pair) = change else { return false };
+    fn is_schedulable_after_change(&self, _: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
+        let ClusterEvent::Node(pair) = change else { return false };
         pair.new.is_some_and(|new| pair.old.is_none_or(|old| old.features != new.features))
     }
 }
@@ -61,14 +61,14 @@ mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
-    use crate::framework::Pair;
-    use crate::testing::{node, world};
+    use crate::framework::ObjectPair;
+    use crate::testing::{node, test_cluster};
 
-    const RESTARTS: &str = r#"{"name":"c","restartPolicyRules":[{"action":"RestartAllContainers","exitCodes":{"operator":"In","values":[1]}}]}"#;
+    const RESTART_ALL_CONTAINERS: &str = r#"{"name":"c","restartPolicyRules":[{"action":"RestartAllContainers","exitCodes":{"operator":"In","values":[1]}}]}"#;
 
     #[track_caller]
     fn check(spec: &str, expected: Expect) {
-        let mut world = world(
+        let mut cluster = test_cluster(
             r#"
             node both {"status":{"declaredFeatures":["RestartAllContainersOnContainerExits","UserNamespacesHostNetworkSupport"]}}
             node none
@@ -76,11 +76,11 @@ mod tests {
             node restarts {"status":{"declaredFeatures":["ExtendWebSocketsToKubelet","RestartAllContainersOnContainerExits"]}}"#,
         );
         let plugin = make(&Value::Null).unwrap();
-        expected.assert_eq(&world.filter(&plugin, &format!(r#"pod p {{"spec":{spec}}}"#)));
+        expected.assert_eq(&cluster.filter(&plugin, &format!(r#"pod p {{"spec":{spec}}}"#)));
     }
 
     #[test]
-    fn needs_are_read_from_the_spec() {
+    fn returns_required_features_of_pod_spec() {
         check("{}", expect!["skip\n"]);
         // Rules of another kind, a host's network alone and a user namespace alone need nothing.
         let restart = r#"{"containers":[{"name":"c","restartPolicyRules":[{"action":"Restart"}]}]}"#;
@@ -91,10 +91,10 @@ mod tests {
     }
 
     #[test]
-    fn every_need_must_be_declared() {
+    fn filters_nodes_without_required_features() {
         for containers in ["containers", "initContainers"] {
             check(
-                &format!(r#"{{"{containers}":[{RESTARTS}]}}"#),
+                &format!(r#"{{"{containers}":[{RESTART_ALL_CONTAINERS}]}}"#),
                 expect![[r#"
                     both: ok
                     none: never, node(s) didn't match Pod's required features
@@ -103,7 +103,7 @@ mod tests {
                 "#]],
             );
         }
-        for containers in ["[]", &format!("[{RESTARTS}]")] {
+        for containers in ["[]", &format!("[{RESTART_ALL_CONTAINERS}]")] {
             check(
                 &format!(r#"{{"hostNetwork":true,"hostUsers":false,"containers":{containers}}}"#),
                 expect![[r#"
@@ -117,27 +117,34 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_declare_something_else_help() {
+    fn requeues_pod_when_declared_features_change() {
         let plugin = make(&Value::Null).unwrap().requeue.unwrap();
-        let mut world = world("");
-        let (pod, _) = world.info("pod p");
+        let mut cluster = test_cluster("");
+        let (pod, _) = cluster.info("pod p");
         let mut read = |features: &str| {
             let line = format!(r#"node n {{"status":{{"declaredFeatures":{features}}}}}"#);
             let mut info = NodeInfo::named(0, "n".into());
-            info.set(Arc::new(node(&line)), &mut world.state.strings);
+            info.set(Arc::new(node(&line)), &mut cluster.state.strings);
             info
         };
         let (none, one, same) = (read("[]"), read(r#"["a"]"#), read(r#"["a"]"#));
-        for (old, new, helps) in [
+        for (old, new, expected) in [
             (None, Some(&none), true),
             (Some(&none), Some(&one), true),
             (Some(&one), Some(&none), true),
             (Some(&one), Some(&same), false),
             (Some(&one), None, false),
         ] {
-            assert_eq!(plugin.helps(&pod, &Change::Node(Pair { old, new }), &State::default()), helps);
+            assert_eq!(
+                plugin.is_schedulable_after_change(
+                    &pod,
+                    &ClusterEvent::Node(ObjectPair { old, new }),
+                    &State::default()
+                ),
+                expected
+            );
         }
-        let change = Change::Pod(Pair { old: Some(&*pod), new: Some(&*pod) });
-        assert!(!plugin.helps(&pod, &change, &State::default()));
+        let change = ClusterEvent::Pod(ObjectPair { old: Some(&*pod), new: Some(&*pod) });
+        assert!(!plugin.is_schedulable_after_change(&pod, &change, &State::default()));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::framework::{ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, Requeue, Status};
 use crate::state::{NodeInfo, PodInfo, State};
 
 pub const NAME: &str = "NodeName";
@@ -18,10 +18,10 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 impl PreFilter for NodeName {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
-        let Some(wanted) = &cycle.pod.node_name else { return Prepared::Skip };
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
-            if node.name != *wanted {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
+        let Some(node_name) = &cycle.pod.node_name else { return PreFilterResult::Skip };
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
+            if node.name != *node_name {
                 return Status::unresolvable("node(s) didn't match the requested node name");
             }
             Status::success()
@@ -30,8 +30,8 @@ impl PreFilter for NodeName {
 }
 
 impl Requeue for NodeName {
-    fn helps(&self, _: &PodInfo, change: &Change<'_>, _: &State) -> bool {
-        matches!(change, Change::Node(pair) if pair.added().is_some())
+    fn is_schedulable_after_change(&self, _: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
+        matches!(change, ClusterEvent::Node(pair) if pair.added().is_some())
     }
 }
 
@@ -39,17 +39,17 @@ impl Requeue for NodeName {
 mod tests {
     use expect_test::expect;
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     #[test]
-    fn only_the_named_node_will_do() {
+    fn filters_nodes_other_than_requested_node_name() {
         let plugin = super::make(&serde_json::Value::Null).unwrap();
-        let mut world = world("node a\nnode b");
-        expect!["skip\n"].assert_eq(&world.filter(&plugin, "pod p"));
+        let mut cluster = test_cluster("node a\nnode b");
+        expect!["skip\n"].assert_eq(&cluster.filter(&plugin, "pod p"));
         expect![[r#"
             a: never, node(s) didn't match the requested node name
             b: ok
         "#]]
-        .assert_eq(&world.filter(&plugin, "pod p on=b"));
+        .assert_eq(&cluster.filter(&plugin, "pod p on=b"));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::framework::{ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, Requeue, Status};
 use crate::state::pod::HostPort;
 use crate::state::{NodeInfo, PodInfo, State};
 
@@ -19,13 +19,13 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 impl PreFilter for NodePorts {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
-        let wanted = &cycle.pod.ports;
-        if wanted.is_empty() {
-            return Prepared::Skip;
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
+        let host_ports = &cycle.pod.ports;
+        if host_ports.is_empty() {
+            return PreFilterResult::Skip;
         }
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
-            if wanted.iter().any(|port| node.ports.conflicts(port)) {
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
+            if host_ports.iter().any(|port| node.ports.conflicts(port)) {
                 return Status::unschedulable("node(s) didn't have free ports for the requested pod ports");
             }
             Status::success()
@@ -34,12 +34,15 @@ impl PreFilter for NodePorts {
 }
 
 impl Requeue for NodePorts {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         match change {
-            Change::Node(pair) => pair.added().is_some(),
-            Change::Pod(pair) => pair.removed().is_some_and(|gone| {
-                let frees = |port: &HostPort| gone.ports.iter().any(|freed| freed.meets(port));
-                (gone.node_name.is_some() || gone.nominated.is_some()) && pod.ports.iter().any(frees)
+            ClusterEvent::Node(pair) => pair.added().is_some(),
+            ClusterEvent::Pod(pair) => pair.removed().is_some_and(|removed| {
+                let is_released = |port: &HostPort| {
+                    removed.ports.iter().any(|removed_port| removed_port.conflicts_with(port))
+                };
+                (removed.node_name.is_some() || removed.nominated.is_some())
+                    && pod.ports.iter().any(is_released)
             }),
             _ => false,
         }
@@ -50,22 +53,22 @@ impl Requeue for NodePorts {
 mod tests {
     use expect_test::{Expect, expect};
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     #[track_caller]
     fn check(pod: &str, expected: Expect) {
-        let mut world = world(
+        let mut cluster = test_cluster(
             r#"
             node a
             node b
             pod x on=a port=80
             pod y on=b {"spec":{"containers":[{"name":"c","ports":[{"containerPort":1,"hostPort":80,"hostIP":"10.0.0.1"}]}]}}"#,
         );
-        expected.assert_eq(&world.filter(&super::make(&serde_json::Value::Null).unwrap(), pod));
+        expected.assert_eq(&cluster.filter(&super::make(&serde_json::Value::Null).unwrap(), pod));
     }
 
     #[test]
-    fn a_taken_port_keeps_pods_away() {
+    fn filters_nodes_with_conflicting_host_ports() {
         check("pod p", expect!["skip\n"]);
         check(
             "pod p port=81",

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
-use super::dynamic_resources::extended::{Backed, backed};
+use super::dynamic_resources::extended_resources::{ExtendedResource, resources_with_device_class};
+use super::parse_args;
 use crate::framework::{
-    Change, Code, Cycle, MAX_SCORE, Plain, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring,
-    Status,
+    ClusterEvent, Code, Cycle, FnFilter, MAX_SCORE, Plugin, PreFilter, PreFilterResult, PreScore,
+    PreScoreResult, Requeue, Score, Status,
 };
 use crate::state::resources::{ResourceName, Resources, is_extended, is_scalar};
 use crate::state::{NodeId, NodeInfo, PodInfo, State};
@@ -28,20 +28,20 @@ const MAX_CONFIGURED_SCORE: i64 = 10;
 struct Args {
     ignored_resources: Vec<String>,
     ignored_resource_groups: Vec<String>,
-    scoring_strategy: Strategy,
+    scoring_strategy: ScoringStrategy,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Strategy {
+struct ScoringStrategy {
     #[serde(rename = "type")]
-    kind: Kind,
+    kind: ScoringStrategyType,
     resources: Vec<ResourceSpec>,
-    requested_to_capacity_ratio: Option<Ratio>,
+    requested_to_capacity_ratio: Option<RequestedToCapacityRatioParam>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq)]
-enum Kind {
+enum ScoringStrategyType {
     #[default]
     LeastAllocated,
     MostAllocated,
@@ -49,12 +49,12 @@ enum Kind {
 }
 
 #[derive(Deserialize)]
-struct Ratio {
-    shape: Vec<Point>,
+struct RequestedToCapacityRatioParam {
+    shape: Vec<UtilizationShapePoint>,
 }
 
 #[derive(Deserialize)]
-struct Point {
+struct UtilizationShapePoint {
     utilization: i64,
     score: i64,
 }
@@ -68,7 +68,7 @@ pub(super) struct ResourceSpec {
 }
 
 /// The resources with their weights; CPU and memory alike if none are named.
-pub(super) fn weighed(specs: &[ResourceSpec]) -> Result<Vec<(ResourceName, i64)>, String> {
+pub(super) fn resources_with_weights(specs: &[ResourceSpec]) -> Result<Vec<(ResourceName, i64)>, String> {
     if specs.is_empty() {
         return Ok(vec![(ResourceName::Cpu, 1), (ResourceName::Memory, 1)]);
     }
@@ -83,7 +83,7 @@ pub(super) fn weighed(specs: &[ResourceSpec]) -> Result<Vec<(ResourceName, i64)>
 struct Fit {
     ignored: Vec<String>,
     ignored_groups: Vec<String>,
-    kind: Kind,
+    strategy_type: ScoringStrategyType,
     resources: Vec<(ResourceName, i64)>,
     /// Utilization and score, ascending.
     shape: Vec<(i64, i64)>,
@@ -91,24 +91,24 @@ struct Fit {
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
+    let args: Args = parse_args(args)?;
     let strategy = args.scoring_strategy;
     let mut shape = Vec::new();
-    if strategy.kind == Kind::RequestedToCapacityRatio {
+    if strategy.kind == ScoringStrategyType::RequestedToCapacityRatio {
         let ratio = strategy.requested_to_capacity_ratio.ok_or("requestedToCapacityRatio: Required value")?;
         shape = read_shape(&ratio.shape)?;
     }
     let plugin = Arc::new(Fit {
         ignored: args.ignored_resources,
         ignored_groups: args.ignored_resource_groups,
-        kind: strategy.kind,
-        resources: weighed(&strategy.resources)?,
+        strategy_type: strategy.kind,
+        resources: resources_with_weights(&strategy.resources)?,
         shape,
     });
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).pre_score(plugin.clone()).requeue(plugin))
 }
 
-fn read_shape(points: &[Point]) -> Result<Vec<(i64, i64)>, String> {
+fn read_shape(points: &[UtilizationShapePoint]) -> Result<Vec<(i64, i64)>, String> {
     if points.is_empty() {
         return Err("shape: at least one point must be specified".to_owned());
     }
@@ -125,40 +125,43 @@ fn read_shape(points: &[Point]) -> Result<Vec<(i64, i64)>, String> {
             ));
         }
     }
-    let scaled = |point: &Point| (point.utilization, point.score * (MAX_SCORE / MAX_CONFIGURED_SCORE));
+    let scaled =
+        |point: &UtilizationShapePoint| (point.utilization, point.score * (MAX_SCORE / MAX_CONFIGURED_SCORE));
     Ok(points.iter().map(scaled).collect())
 }
 
 impl PreFilter for Fit {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
-        let wanted = &cycle.pod.requests.exact;
-        let devices = backed(cycle.pod, &cycle.state.objects);
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| self.fits(wanted, &devices, node))))
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
+        let request = &cycle.pod.requests.exact;
+        let devices = resources_with_device_class(cycle.pod, &cycle.state.objects);
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| self.fits(request, &devices, node))))
     }
 }
 
 impl Fit {
     /// What the node lacks, without what `devices` may stand for there.
-    fn fits(&self, wanted: &Resources, devices: &[Backed], node: &NodeInfo) -> Status {
-        let mut short = Shortage::default();
+    fn fits(&self, request: &Resources, devices: &[ExtendedResource], node: &NodeInfo) -> Status {
+        let mut insufficient = InsufficientResources::default();
         let (has, used) = (&node.allocatable, &node.requested);
         if node.pods.len() as i64 + 1 > has.pods {
-            short.add("Too many pods", false);
+            insufficient.add("Too many pods", false);
         }
-        if wanted.is_zero() {
-            return short.status();
+        if request.is_zero() {
+            return insufficient.into_status();
         }
-        let lacks = |wanted: i64, has: i64, used: i64| wanted > 0 && wanted > has.saturating_sub(used);
-        if lacks(wanted.milli_cpu, has.milli_cpu, used.milli_cpu) {
-            short.add("Insufficient cpu", wanted.milli_cpu > has.milli_cpu);
+        let is_insufficient =
+            |request: i64, has: i64, used: i64| request > 0 && request > has.saturating_sub(used);
+        if is_insufficient(request.milli_cpu, has.milli_cpu, used.milli_cpu) {
+            insufficient.add("Insufficient cpu", request.milli_cpu > has.milli_cpu);
         }
-        if lacks(wanted.memory, has.memory, used.memory) {
-            short.add("Insufficient memory", wanted.memory > has.memory);
+        if is_insufficient(request.memory, has.memory, used.memory) {
+            insufficient.add("Insufficient memory", request.memory > has.memory);
         }
-        if lacks(wanted.ephemeral_storage, has.ephemeral_storage, used.ephemeral_storage) {
-            short.add("Insufficient ephemeral-storage", wanted.ephemeral_storage > has.ephemeral_storage);
+        if is_insufficient(request.ephemeral_storage, has.ephemeral_storage, used.ephemeral_storage) {
+            insufficient
+                .add("Insufficient ephemeral-storage", request.ephemeral_storage > has.ephemeral_storage);
         }
-        for (name, amount) in &wanted.scalar {
+        for (name, amount) in &request.scalar {
             if self.ignores(name) {
                 continue;
             }
@@ -166,11 +169,11 @@ impl Fit {
             if has == 0 && devices.iter().any(|(backed, _)| backed == name) {
                 continue;
             }
-            if lacks(*amount, has, used) {
-                short.add(format!("Insufficient {name}"), *amount > has);
+            if is_insufficient(*amount, has, used) {
+                insufficient.add(format!("Insufficient {name}"), *amount > has);
             }
         }
-        short.status()
+        insufficient.into_status()
     }
 
     fn ignores(&self, name: &str) -> bool {
@@ -180,13 +183,17 @@ impl Fit {
                 || self.ignored_groups.iter().any(|known| known == group))
     }
 
-    fn rate(&self, requested: i64, capacity: i64) -> i64 {
-        match self.kind {
-            Kind::LeastAllocated if requested > capacity => 0,
-            Kind::LeastAllocated => share(capacity - requested, capacity),
-            Kind::MostAllocated => share(requested.min(capacity), capacity),
-            Kind::RequestedToCapacityRatio if requested > capacity => along(&self.shape, 100),
-            Kind::RequestedToCapacityRatio => along(&self.shape, share(requested, capacity)),
+    fn score_resource(&self, requested: i64, capacity: i64) -> i64 {
+        match self.strategy_type {
+            ScoringStrategyType::LeastAllocated if requested > capacity => 0,
+            ScoringStrategyType::LeastAllocated => share(capacity - requested, capacity),
+            ScoringStrategyType::MostAllocated => share(requested.min(capacity), capacity),
+            ScoringStrategyType::RequestedToCapacityRatio if requested > capacity => {
+                broken_linear(&self.shape, 100)
+            }
+            ScoringStrategyType::RequestedToCapacityRatio => {
+                broken_linear(&self.shape, share(requested, capacity))
+            }
         }
     }
 }
@@ -198,7 +205,7 @@ fn share(part: i64, whole: i64) -> i64 {
 }
 
 /// The height of a line through points.
-fn along(shape: &[(i64, i64)], at: i64) -> i64 {
+fn broken_linear(shape: &[(i64, i64)], at: i64) -> i64 {
     let Some(next) = shape.iter().position(|(x, _)| at <= *x) else {
         return shape.last().map_or(0, |(_, y)| *y);
     };
@@ -210,20 +217,20 @@ fn along(shape: &[(i64, i64)], at: i64) -> i64 {
 }
 
 #[derive(Default)]
-struct Shortage {
+struct InsufficientResources {
     reasons: Vec<Cow<'static, str>>,
     /// The node is too small even when empty.
-    too_small: bool,
+    exceeds_allocatable: bool,
 }
 
-impl Shortage {
-    fn add(&mut self, reason: impl Into<Cow<'static, str>>, too_small: bool) {
+impl InsufficientResources {
+    fn add(&mut self, reason: impl Into<Cow<'static, str>>, exceeds_allocatable: bool) {
         self.reasons.push(reason.into());
-        self.too_small |= too_small;
+        self.exceeds_allocatable |= exceeds_allocatable;
     }
 
-    fn status(self) -> Status {
-        let code = match (self.reasons.is_empty(), self.too_small) {
+    fn into_status(self) -> Status {
+        let code = match (self.reasons.is_empty(), self.exceeds_allocatable) {
             (true, _) => Code::Success,
             (false, false) => Code::Unschedulable,
             (false, true) => Code::UnschedulableAndUnresolvable,
@@ -233,35 +240,39 @@ impl Shortage {
 }
 
 /// What a pod counts as for one resource in scores.
-fn scored(pod: &PodInfo, name: &ResourceName) -> i64 {
+fn scoring_request(pod: &PodInfo, name: &ResourceName) -> i64 {
     match name {
-        ResourceName::Cpu => pod.requests.scored[0],
-        ResourceName::Memory => pod.requests.scored[1],
+        ResourceName::Cpu => pod.requests.scoring[0],
+        ResourceName::Memory => pod.requests.scoring[1],
         other => pod.requests.exact.get(other),
     }
 }
 
 impl PreScore for Fit {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
-        let wanted = self.resources.iter().map(|(name, weight)| (name, *weight, scored(cycle.pod, name)));
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
+        let requests =
+            self.resources.iter().map(|(name, weight)| (name, *weight, scoring_request(cycle.pod, name)));
         // Resources the pod does not ask for by name say nothing about a node.
-        let counts = |(name, _, amount): &(&ResourceName, i64, i64)| {
+        let is_included = |(name, _, amount): &(&ResourceName, i64, i64)| {
             *amount != 0 || !matches!(name, ResourceName::Scalar(name) if is_scalar(name))
         };
-        Scoring::Score(Box::new(Allocation { fit: self, wanted: wanted.filter(counts).collect() }))
+        PreScoreResult::Score(Box::new(AllocationScore {
+            fit: self,
+            requests: requests.filter(is_included).collect(),
+        }))
     }
 }
 
-struct Allocation<'c> {
+struct AllocationScore<'c> {
     fit: &'c Fit,
     /// Resource, weight, what the pod counts as.
-    wanted: Vec<(&'c ResourceName, i64, i64)>,
+    requests: Vec<(&'c ResourceName, i64, i64)>,
 }
 
-impl Score for Allocation<'_> {
+impl Score for AllocationScore<'_> {
     fn score(&self, node: &NodeInfo) -> i64 {
         let (mut sum, mut weights) = (0, 0);
-        for (name, weight, wanted) in &self.wanted {
+        for (name, weight, request) in &self.requests {
             let capacity = node.allocatable.get(name);
             if capacity == 0 {
                 continue;
@@ -271,26 +282,28 @@ impl Score for Allocation<'_> {
                 ResourceName::Memory => node.nonzero[1],
                 other => node.requested.get(other),
             };
-            let rate = self.fit.rate(used.saturating_add(*wanted), capacity);
-            if self.fit.kind == Kind::RequestedToCapacityRatio && rate <= 0 {
+            let rate = self.fit.score_resource(used.saturating_add(*request), capacity);
+            if self.fit.strategy_type == ScoringStrategyType::RequestedToCapacityRatio && rate <= 0 {
                 continue;
             }
             sum += rate * weight;
             weights += weight;
         }
-        match (weights, self.fit.kind) {
+        match (weights, self.fit.strategy_type) {
             (0, _) => 0,
-            (_, Kind::RequestedToCapacityRatio) => (sum as f64 / weights as f64).round() as i64,
+            (_, ScoringStrategyType::RequestedToCapacityRatio) => {
+                (sum as f64 / weights as f64).round() as i64
+            }
             _ => sum / weights,
         }
     }
 }
 
 impl Requeue for Fit {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
-        let wanted = &pod.requests.exact;
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool {
+        let request = &pod.requests.exact;
         match change {
-            Change::Node(pair) => {
+            ClusterEvent::Node(pair) => {
                 let Some(new) = pair.new else { return false };
                 let empty = NodeInfo {
                     pods: Vec::new(),
@@ -298,38 +311,45 @@ impl Requeue for Fit {
                     allocatable: new.allocatable.clone(),
                     ..NodeInfo::named(new.id, new.name.clone())
                 };
-                if !self.fits(wanted, &backed(pod, &state.objects), &empty).is_success() {
+                if !self.fits(request, &resources_with_device_class(pod, &state.objects), &empty).is_success()
+                {
                     return false;
                 }
-                pair.old.is_none_or(|old| grew(wanted, &old.allocatable, &new.allocatable))
+                pair.old.is_none_or(|old| {
+                    has_more_requested_resources(request, &old.allocatable, &new.allocatable)
+                })
             }
-            Change::Pod(pair) => match (pair.old, pair.new) {
+            ClusterEvent::Pod(pair) => match (pair.old, pair.new) {
                 (Some(old), None) => old.node_name.is_some() || old.nominated.is_some(),
-                (Some(old), Some(new)) if new.uid == pod.uid => shrank(wanted, old, new),
-                (Some(old), Some(new)) => new.node_name.is_some() && shrank(wanted, old, new),
+                (Some(old), Some(new)) if new.uid == pod.uid => is_resource_scale_down(request, old, new),
+                (Some(old), Some(new)) => {
+                    new.node_name.is_some() && is_resource_scale_down(request, old, new)
+                }
                 _ => false,
             },
             // It may stand for something the pod wants.
-            Change::DeviceClass(pair) => pair.new.is_some() && !backed(pod, &state.objects).is_empty(),
+            ClusterEvent::DeviceClass(pair) => {
+                pair.new.is_some() && !resources_with_device_class(pod, &state.objects).is_empty()
+            }
             _ => false,
         }
     }
 }
 
 /// Whether the node has more of something the pod wants.
-fn grew(wanted: &Resources, old: &Resources, new: &Resources) -> bool {
+fn has_more_requested_resources(request: &Resources, old: &Resources, new: &Resources) -> bool {
     new.pods > old.pods
-        || (wanted.milli_cpu > 0 && new.milli_cpu > old.milli_cpu)
-        || (wanted.memory > 0 && new.memory > old.memory)
-        || (wanted.ephemeral_storage > 0 && new.ephemeral_storage > old.ephemeral_storage)
-        || wanted.scalar.iter().any(|(name, amount)| *amount > 0 && new.scalar(name) > old.scalar(name))
+        || (request.milli_cpu > 0 && new.milli_cpu > old.milli_cpu)
+        || (request.memory > 0 && new.memory > old.memory)
+        || (request.ephemeral_storage > 0 && new.ephemeral_storage > old.ephemeral_storage)
+        || request.scalar.iter().any(|(name, amount)| *amount > 0 && new.scalar(name) > old.scalar(name))
 }
 
 /// Whether the changed pod takes less of something the waiting pod wants.
-fn shrank(wanted: &Resources, old: &PodInfo, new: &PodInfo) -> bool {
+fn is_resource_scale_down(request: &Resources, old: &PodInfo, new: &PodInfo) -> bool {
     let (old, new) = (&old.requests.exact, &new.requests.exact);
-    (wanted.milli_cpu > 0 && old.milli_cpu > new.milli_cpu)
-        || (wanted.memory > 0 && old.memory > new.memory)
-        || (wanted.ephemeral_storage > 0 && old.ephemeral_storage > new.ephemeral_storage)
-        || wanted.scalar.iter().any(|(name, amount)| *amount > 0 && old.scalar(name) > new.scalar(name))
+    (request.milli_cpu > 0 && old.milli_cpu > new.milli_cpu)
+        || (request.memory > 0 && old.memory > new.memory)
+        || (request.ephemeral_storage > 0 && old.ephemeral_storage > new.ephemeral_storage)
+        || request.scalar.iter().any(|(name, amount)| *amount > 0 && old.scalar(name) > new.scalar(name))
 }

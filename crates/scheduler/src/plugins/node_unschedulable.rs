@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::framework::{ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, Requeue, Status};
 use crate::state::selection::{Effect, Taint};
 use crate::state::{NodeInfo, PodInfo, State};
 
@@ -28,11 +28,11 @@ fn tolerates(pod: &PodInfo) -> bool {
 }
 
 impl PreFilter for NodeUnschedulable {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         if tolerates(cycle.pod) {
-            return Prepared::Skip;
+            return PreFilterResult::Skip;
         }
-        Prepared::Filter(Box::new(Plain(|node: &NodeInfo| {
+        PreFilterResult::Filter(Box::new(FnFilter(|node: &NodeInfo| {
             if node.unschedulable {
                 return Status::unresolvable("node(s) were unschedulable");
             }
@@ -42,13 +42,13 @@ impl PreFilter for NodeUnschedulable {
 }
 
 impl Requeue for NodeUnschedulable {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         match change {
-            Change::Node(pair) => {
-                let was_open = pair.old.is_some_and(|node| !node.unschedulable);
-                pair.new.is_some_and(|node| !node.unschedulable) && !was_open
+            ClusterEvent::Node(pair) => {
+                let was_schedulable = pair.old.is_some_and(|node| !node.unschedulable);
+                pair.new.is_some_and(|node| !node.unschedulable) && !was_schedulable
             }
-            Change::Pod(pair) => pair.changed().is_some_and(|(old, new)| {
+            ClusterEvent::Pod(pair) => pair.changed().is_some_and(|(old, new)| {
                 new.uid == pod.uid && old.tolerations != new.tolerations && tolerates(new)
             }),
             _ => false,
@@ -60,16 +60,16 @@ impl Requeue for NodeUnschedulable {
 mod tests {
     use expect_test::{Expect, expect};
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     #[track_caller]
     fn check(pod: &str, expected: Expect) {
-        let mut world = world("node a\nnode b unschedulable");
-        expected.assert_eq(&world.filter(&super::make(&serde_json::Value::Null).unwrap(), pod));
+        let mut cluster = test_cluster("node a\nnode b unschedulable");
+        expected.assert_eq(&cluster.filter(&super::make(&serde_json::Value::Null).unwrap(), pod));
     }
 
     #[test]
-    fn cordoned_nodes_take_only_pods_that_tolerate_it() {
+    fn filters_unschedulable_nodes_without_toleration() {
         check(
             "pod p",
             expect![[r#"

@@ -11,7 +11,7 @@ use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::Value;
 
 use super::volume_restrictions::{is_claim_of, missing_claim};
-use crate::framework::{Change, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::framework::{ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, Requeue, Status};
 use crate::state::objects::{Objects, key};
 use crate::state::pod::Volume;
 use crate::state::{NodeInfo, PodInfo, State};
@@ -53,12 +53,12 @@ fn driver(
     objects: &Objects,
 ) -> Option<(String, String)> {
     let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_ref());
-    let made = volume.filter(|name| !name.is_empty()).and_then(|name| objects.volumes.get(name));
-    if let Some(volume) = made {
+    let bound_volume = volume.filter(|name| !name.is_empty()).and_then(|name| objects.volumes.get(name));
+    if let Some(volume) = bound_volume {
         let csi = volume.spec.as_ref()?.csi.as_ref()?;
         return Some((csi.driver.clone(), csi.volume_handle.clone()));
     }
-    let class = objects.storage_classes.get(Objects::class_of(claim))?;
+    let class = objects.storage_classes.get(Objects::storage_class_of(claim))?;
     Some((class.provisioner.clone(), format!("claim-{claim_key}")))
 }
 
@@ -70,16 +70,16 @@ fn limits(node: Option<&CSINode>) -> BTreeMap<&str, i64> {
 }
 
 impl PreFilter for NodeVolumeLimits {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let objects = &cycle.state.objects;
         if !cycle.pod.volumes.iter().any(|volume| volume.claim().is_some()) {
-            return Prepared::Skip;
+            return PreFilterResult::Skip;
         }
         let new = match volumes(cycle.pod, objects, true) {
-            Err(words) => return Prepared::Reject(Status::unresolvable(words)),
+            Err(message) => return PreFilterResult::Reject(Status::unresolvable(message)),
             Ok(new) => new,
         };
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
             if fits(new.clone(), node, objects) {
                 return Status::success();
             }
@@ -116,9 +116,9 @@ fn fits(mut new: Volumes, node: &NodeInfo, objects: &Objects) -> bool {
 }
 
 impl Requeue for NodeVolumeLimits {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         match change {
-            Change::CsiNode(pair) => match (pair.old, pair.new) {
+            ClusterEvent::CsiNode(pair) => match (pair.old, pair.new) {
                 (None, Some(_)) => true,
                 (Some(old), Some(new)) => {
                     let (old, new) = (limits(Some(old)), limits(Some(new)));
@@ -126,12 +126,14 @@ impl Requeue for NodeVolumeLimits {
                 }
                 _ => false,
             },
-            Change::Pod(pair) => pair.removed().is_some_and(|gone| {
-                (gone.node_name.is_some() || gone.nominated.is_some())
-                    && gone.volumes.iter().any(|volume| volume.claim().is_some())
+            ClusterEvent::Pod(pair) => pair.removed().is_some_and(|removed| {
+                (removed.node_name.is_some() || removed.nominated.is_some())
+                    && removed.volumes.iter().any(|volume| volume.claim().is_some())
             }),
-            Change::VolumeClaim(pair) => pair.added().is_some_and(|claim| is_claim_of(pod, claim, true)),
-            Change::Attachment(pair) => pair.removed().is_some() && pod.named_claims().next().is_some(),
+            ClusterEvent::VolumeClaim(pair) => {
+                pair.added().is_some_and(|claim| is_claim_of(pod, claim, true))
+            }
+            ClusterEvent::Attachment(pair) => pair.removed().is_some() && pod.named_claims().next().is_some(),
             _ => false,
         }
     }

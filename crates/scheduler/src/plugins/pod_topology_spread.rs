@@ -12,14 +12,15 @@ use k8s_openapi::api::core::v1 as core;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
+use super::parse_args;
 use crate::framework::{
-    Change, Cycle, Filter, MAX_SCORE, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring, Status,
+    ClusterEvent, Cycle, Filter, MAX_SCORE, Plugin, PreFilter, PreFilterResult, PreScore, PreScoreResult,
+    Requeue, Score, Status,
 };
 use crate::state::pod::{SpreadConstraint, spread_constraint};
-use crate::state::selection::tolerated;
-use crate::state::tally::{Matcher, NOWHERE, PerNode, Scope, Topology};
-use crate::state::{Labels, NodeId, NodeInfo, PodInfo, State, Strings};
+use crate::state::selection::tolerates_taints;
+use crate::state::topology::{NO_DOMAIN, PerNodeCounts, PodMatcher, Scope, Topology};
+use crate::state::{Labels, NodeId, NodeInfo, PodInfo, State, StringPool};
 
 pub const NAME: &str = "PodTopologySpread";
 
@@ -31,11 +32,11 @@ const REASON_LABEL: &str = "node(s) didn't match pod topology spread constraints
 #[serde(rename_all = "camelCase", default)]
 struct Args {
     default_constraints: Vec<core::TopologySpreadConstraint>,
-    defaulting_type: Defaulting,
+    defaulting_type: DefaultingType,
 }
 
 #[derive(Default, Deserialize, PartialEq, Eq)]
-enum Defaulting {
+enum DefaultingType {
     #[default]
     System,
     List,
@@ -50,8 +51,8 @@ struct PodTopologySpread {
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
-    let system = args.defaulting_type == Defaulting::System;
+    let args: Args = parse_args(args)?;
+    let system = args.defaulting_type == DefaultingType::System;
     if system && !args.default_constraints.is_empty() {
         return Err("defaultingType: when .defaultingType is System, it must be empty".to_owned());
     }
@@ -66,7 +67,7 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
             })
             .to_vec();
     }
-    let mut strings = Strings::default();
+    let mut strings = StringPool::default();
     let read = |typed| spread_constraint(typed, &Labels::default(), &mut strings);
     let defaults = typed.iter().map(read).collect::<Result<_, _>>()?;
     let plugin = Arc::new(PodTopologySpread { defaults, system });
@@ -84,7 +85,7 @@ impl PodTopologySpread {
         if defaults.is_empty() {
             return defaults;
         }
-        let selector = state.objects.siblings(pod);
+        let selector = state.objects.default_selector(pod);
         if selector.is_everything() {
             return Vec::new();
         }
@@ -96,39 +97,41 @@ impl PodTopologySpread {
 }
 
 /// The pods a constraint counts, on each node.
-fn counted(cycle: &Cycle<'_>, constraint: &SpreadConstraint) -> PerNode {
+fn count_matching_pods(cycle: &Cycle<'_>, constraint: &SpreadConstraint) -> PerNodeCounts {
     if constraint.selector.is_everything() {
-        return PerNode::default();
+        return PerNodeCounts::default();
     }
     let scope = Scope::Namespaces(vec![cycle.pod.namespace.clone()]);
-    cycle.state.count(&Matcher { all_of: vec![(scope, constraint.selector.clone())], living: true })
+    cycle
+        .state
+        .count(&PodMatcher { all_of: vec![(scope, constraint.selector.clone())], exclude_terminating: true })
 }
 
 /// Whether a node counts at all for a constraint.
-fn included(constraint: &SpreadConstraint, pod: &PodInfo, node: &NodeInfo) -> bool {
+fn matches_node_policies(constraint: &SpreadConstraint, pod: &PodInfo, node: &NodeInfo) -> bool {
     (!constraint.honor_affinity || pod.nodes.allows(node))
-        && (!constraint.honor_taints || tolerated(&node.taints, &pod.tolerations))
+        && (!constraint.honor_taints || tolerates_taints(&node.taints, &pod.tolerations))
 }
 
 /// Whether every node counts, so that none needs to be asked.
-fn includes_all(constraint: &SpreadConstraint, pod: &PodInfo) -> bool {
-    (!constraint.honor_affinity || pod.nodes.is_anywhere()) && !constraint.honor_taints
+fn has_no_node_policies(constraint: &SpreadConstraint, pod: &PodInfo) -> bool {
+    (!constraint.honor_affinity || pod.nodes.matches_all_nodes()) && !constraint.honor_taints
 }
 
 /// One constraint with its counts by domain.
 #[derive(Clone)]
-struct Counts<'c> {
+struct DomainPodCounts<'c> {
     constraint: Arc<SpreadConstraint>,
     pod: &'c PodInfo,
     topology: Arc<Topology>,
     /// Pods by domain; `None` for domains none of whose nodes count.
     by_domain: Vec<Option<u32>>,
     /// The pod itself counts.
-    itself: i64,
+    self_match: i64,
 }
 
-impl Counts<'_> {
-    fn least(&self) -> i64 {
+impl DomainPodCounts<'_> {
+    fn min_match(&self) -> i64 {
         let (mut least, mut domains) = (u32::MAX, 0);
         for count in self.by_domain.iter().flatten() {
             least = least.min(*count);
@@ -139,71 +142,73 @@ impl Counts<'_> {
 }
 
 impl PreFilter for PodTopologySpread {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let constraints = self.constraints(cycle.pod, cycle.state, true);
         if constraints.is_empty() {
-            return Prepared::Skip;
+            return PreFilterResult::Skip;
         }
         let topologies: Vec<_> =
             constraints.iter().map(|constraint| cycle.state.topology(&constraint.topology_key)).collect();
-        let in_all = |node: NodeId| topologies.iter().all(|topology| topology.domain(node) != NOWHERE);
+        let in_all = |node: NodeId| topologies.iter().all(|topology| topology.domain(node) != NO_DOMAIN);
         let mut all = Vec::new();
         for (constraint, topology) in constraints.into_iter().zip(&topologies) {
-            let per_node = counted(cycle, &constraint);
+            let per_node = count_matching_pods(cycle, &constraint);
             let mut by_domain = vec![None; topology.len()];
-            let everyone = includes_all(&constraint, cycle.pod);
+            let all_nodes = has_no_node_policies(&constraint, cycle.pod);
             for &id in cycle.state.order() {
-                if in_all(id) && (everyone || included(&constraint, cycle.pod, cycle.state.node(id))) {
+                if in_all(id)
+                    && (all_nodes || matches_node_policies(&constraint, cycle.pod, cycle.state.node(id)))
+                {
                     let count = per_node.get(id as usize).copied().unwrap_or_default();
                     *by_domain[topology.domain(id) as usize].get_or_insert(0) += count;
                 }
             }
-            let itself = i64::from(cycle.pod.labels.matched_by(&constraint.selector));
+            let self_match = i64::from(cycle.pod.labels.matched_by(&constraint.selector));
             let (constraint, topology) = (Arc::new(constraint), topology.clone());
-            all.push(Counts { constraint, pod: cycle.pod, topology, by_domain, itself });
+            all.push(DomainPodCounts { constraint, pod: cycle.pod, topology, by_domain, self_match });
         }
-        let least = all.iter().map(Counts::least).collect();
-        Prepared::Filter(Box::new(Spread { counts: all, least }))
+        let least = all.iter().map(DomainPodCounts::min_match).collect();
+        PreFilterResult::Filter(Box::new(SpreadFilter { counts: all, min_matches: least }))
     }
 }
 
 #[derive(Clone)]
-struct Spread<'c> {
-    counts: Vec<Counts<'c>>,
+struct SpreadFilter<'c> {
+    counts: Vec<DomainPodCounts<'c>>,
     /// The least loaded domain of each.
-    least: Vec<i64>,
+    min_matches: Vec<i64>,
 }
 
-impl Spread<'_> {
-    fn step(&mut self, pod: &PodInfo, node: &NodeInfo, by: i32) {
-        let misses = |counts: &Counts<'_>| counts.topology.domain(node.id) == NOWHERE;
-        if self.counts.iter().any(misses) {
+impl SpreadFilter<'_> {
+    fn update_counts(&mut self, pod: &PodInfo, node: &NodeInfo, by: i32) {
+        let has_no_domain = |counts: &DomainPodCounts<'_>| counts.topology.domain(node.id) == NO_DOMAIN;
+        if self.counts.iter().any(has_no_domain) {
             return;
         }
-        for (counts, least) in self.counts.iter_mut().zip(&mut self.least) {
+        for (counts, least) in self.counts.iter_mut().zip(&mut self.min_matches) {
             let counted = pod.namespace == counts.pod.namespace
                 && !pod.terminating
                 && !counts.constraint.selector.is_everything()
                 && pod.labels.matched_by(&counts.constraint.selector)
-                && included(&counts.constraint, counts.pod, node);
+                && matches_node_policies(&counts.constraint, counts.pod, node);
             if counted {
                 let count = counts.by_domain[counts.topology.domain(node.id) as usize].get_or_insert(0);
                 *count = count.saturating_add_signed(by);
-                *least = counts.least();
+                *least = counts.min_match();
             }
         }
     }
 }
 
-impl<'c> Filter<'c> for Spread<'c> {
+impl<'c> Filter<'c> for SpreadFilter<'c> {
     fn filter(&self, node: &NodeInfo) -> Status {
-        for (counts, least) in self.counts.iter().zip(&self.least) {
+        for (counts, least) in self.counts.iter().zip(&self.min_matches) {
             let domain = counts.topology.domain(node.id);
-            if domain == NOWHERE {
+            if domain == NO_DOMAIN {
                 return Status::unresolvable(REASON_LABEL);
             }
             let count = i64::from(counts.by_domain[domain as usize].unwrap_or_default());
-            if count + counts.itself - least > i64::from(counts.constraint.max_skew) {
+            if count + counts.self_match - least > i64::from(counts.constraint.max_skew) {
                 return Status::unschedulable(REASON);
             }
         }
@@ -211,11 +216,11 @@ impl<'c> Filter<'c> for Spread<'c> {
     }
 
     fn add_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
-        self.step(pod, node, 1);
+        self.update_counts(pod, node, 1);
     }
 
     fn remove_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
-        self.step(pod, node, -1);
+        self.update_counts(pod, node, -1);
     }
 
     fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
@@ -224,20 +229,20 @@ impl<'c> Filter<'c> for Spread<'c> {
 }
 
 impl PreScore for PodTopologySpread {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, nodes: &[NodeId]) -> Scoring<'c> {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, nodes: &[NodeId]) -> PreScoreResult<'c> {
         let constraints = self.constraints(cycle.pod, cycle.state, false);
         if constraints.is_empty() {
-            return Scoring::Skip;
+            return PreScoreResult::Skip;
         }
         let need_all = !cycle.pod.spread.is_empty() || !self.system;
         let topologies: Vec<_> =
             constraints.iter().map(|constraint| cycle.state.topology(&constraint.topology_key)).collect();
         let counts_at =
-            |node: NodeId| !need_all || topologies.iter().all(|topology| topology.domain(node) != NOWHERE);
+            |node: NodeId| !need_all || topologies.iter().all(|topology| topology.domain(node) != NO_DOMAIN);
         let ignored: Vec<NodeId> = nodes.iter().copied().filter(|node| !counts_at(*node)).collect();
         let mut parts = Vec::new();
         for (constraint, topology) in constraints.iter().zip(&topologies) {
-            let per_node = counted(cycle, constraint);
+            let per_node = count_matching_pods(cycle, constraint);
             let on_host = &*constraint.topology_key == HOSTNAME;
             let size = if on_host {
                 nodes.len() - ignored.len()
@@ -245,30 +250,31 @@ impl PreScore for PodTopologySpread {
                 domains_of(nodes.iter().filter(|node| counts_at(**node)), topology)
             };
             let counts = if on_host {
-                PartCounts::Node(per_node)
+                ConstraintCounts::Node(per_node)
             } else {
-                let mut sums = vec![0; topology.len()];
-                let everyone = includes_all(constraint, cycle.pod);
+                let mut domain_counts = vec![0; topology.len()];
+                let all_nodes = has_no_node_policies(constraint, cycle.pod);
                 for &id in cycle.state.order() {
                     let domain = topology.domain(id);
-                    if domain != NOWHERE
+                    if domain != NO_DOMAIN
                         && counts_at(id)
-                        && (everyone || included(constraint, cycle.pod, cycle.state.node(id)))
+                        && (all_nodes || matches_node_policies(constraint, cycle.pod, cycle.state.node(id)))
                     {
-                        sums[domain as usize] += per_node.get(id as usize).copied().unwrap_or_default();
+                        domain_counts[domain as usize] +=
+                            per_node.get(id as usize).copied().unwrap_or_default();
                     }
                 }
-                PartCounts::Domain(sums)
+                ConstraintCounts::Domain(domain_counts)
             };
             let weight = ((size + 2) as f64).ln();
-            parts.push(Part {
+            parts.push(ConstraintScore {
                 topology: topology.clone(),
                 counts,
                 weight,
-                slack: f64::from(constraint.max_skew - 1),
+                skew_offset: f64::from(constraint.max_skew - 1),
             });
         }
-        Scoring::Score(Box::new(Crowding { parts, ignored }))
+        PreScoreResult::Score(Box::new(SpreadScore { constraints: parts, ignored }))
     }
 }
 
@@ -277,45 +283,45 @@ fn domains_of<'a>(nodes: impl Iterator<Item = &'a NodeId>, topology: &Topology) 
     let mut seen = vec![false; topology.len() + 1];
     for node in nodes {
         let domain = topology.domain(*node);
-        seen[if domain == NOWHERE { topology.len() } else { domain as usize }] = true;
+        seen[if domain == NO_DOMAIN { topology.len() } else { domain as usize }] = true;
     }
     seen.into_iter().filter(|seen| *seen).count()
 }
 
-struct Crowding {
-    parts: Vec<Part>,
+struct SpreadScore {
+    constraints: Vec<ConstraintScore>,
     /// Nodes that lack a label: they score nothing.
     ignored: Vec<NodeId>,
 }
 
-struct Part {
+struct ConstraintScore {
     topology: Arc<Topology>,
-    counts: PartCounts,
+    counts: ConstraintCounts,
     weight: f64,
-    slack: f64,
+    skew_offset: f64,
 }
 
-enum PartCounts {
-    Node(PerNode),
+enum ConstraintCounts {
+    Node(PerNodeCounts),
     Domain(Vec<u32>),
 }
 
-impl Score for Crowding {
+impl Score for SpreadScore {
     fn score(&self, node: &NodeInfo) -> i64 {
         if !self.ignored.is_empty() && self.ignored.contains(&node.id) {
             return 0;
         }
         let mut sum = 0.0;
-        for part in &self.parts {
-            let domain = part.topology.domain(node.id);
-            if domain == NOWHERE {
+        for constraint in &self.constraints {
+            let domain = constraint.topology.domain(node.id);
+            if domain == NO_DOMAIN {
                 continue;
             }
-            let count = match &part.counts {
-                PartCounts::Node(counts) => counts.get(node.id as usize).copied().unwrap_or_default(),
-                PartCounts::Domain(counts) => counts[domain as usize],
+            let count = match &constraint.counts {
+                ConstraintCounts::Node(counts) => counts.get(node.id as usize).copied().unwrap_or_default(),
+                ConstraintCounts::Domain(counts) => counts[domain as usize],
             };
-            sum += f64::from(count) * part.weight + part.slack;
+            sum += f64::from(count) * constraint.weight + constraint.skew_offset;
         }
         sum.round() as i64
     }
@@ -340,12 +346,12 @@ impl Score for Crowding {
 }
 
 impl Requeue for PodTopologySpread {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, state: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool {
         match change {
-            Change::Pod(pair) => self.pod_helps(pod, pair.old, pair.new, state),
-            Change::Node(pair) => {
+            ClusterEvent::Pod(pair) => self.is_schedulable_after_pod_change(pod, pair.old, pair.new, state),
+            ClusterEvent::Node(pair) => {
                 let constraints = self.constraints(pod, state, true);
-                let labelled = |node: &NodeInfo| {
+                let has_all_topology_keys = |node: &NodeInfo| {
                     constraints.iter().all(|constraint| node.labels.get(&constraint.topology_key).is_some())
                 };
                 match (pair.old, pair.new) {
@@ -354,10 +360,11 @@ impl Requeue for PodTopologySpread {
                             old.labels.get(&constraint.topology_key)
                                 != new.labels.get(&constraint.topology_key)
                         };
-                        labelled(old) != labelled(new)
-                            || labelled(new) && (constraints.iter().any(moved) || old.taints != new.taints)
+                        has_all_topology_keys(old) != has_all_topology_keys(new)
+                            || has_all_topology_keys(new)
+                                && (constraints.iter().any(moved) || old.taints != new.taints)
                     }
-                    (old, new) => new.or(old).is_some_and(labelled),
+                    (old, new) => new.or(old).is_some_and(has_all_topology_keys),
                 }
             }
             _ => false,
@@ -366,7 +373,13 @@ impl Requeue for PodTopologySpread {
 }
 
 impl PodTopologySpread {
-    fn pod_helps(&self, pod: &PodInfo, old: Option<&PodInfo>, new: Option<&PodInfo>, state: &State) -> bool {
+    fn is_schedulable_after_pod_change(
+        &self,
+        pod: &PodInfo,
+        old: Option<&PodInfo>,
+        new: Option<&PodInfo>,
+        state: &State,
+    ) -> bool {
         let involved = |other: &PodInfo| {
             other.uid == pod.uid
                 || (other.node_name.is_some() || other.nominated.is_some())
@@ -380,10 +393,10 @@ impl PodTopologySpread {
             |other: &PodInfo, constraint: &SpreadConstraint| other.labels.matched_by(&constraint.selector);
         match (old, new) {
             (Some(old), Some(new)) => {
-                let bears_more = pod.uid == new.uid
+                let tolerations_changed = pod.uid == new.uid
                     && old.tolerations != new.tolerations
                     && constraints.iter().any(|constraint| constraint.honor_taints);
-                bears_more
+                tolerations_changed
                     || constraints.iter().any(|constraint| counts(old, constraint) != counts(new, constraint))
             }
             (old, new) => {

@@ -28,15 +28,15 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     /// Which of two pods goes first, each queued at that second.
     #[track_caller]
     fn check((a, a_at): (&str, i64), (b, b_at): (&str, i64), expected: Ordering) {
         let sort = make(&Value::Null).unwrap().queue_sort.unwrap();
-        let mut world = world("");
+        let mut cluster = test_cluster("");
         let mut queued = |line: &str, at: i64| {
-            let (info, object) = world.info(line);
+            let (info, object) = cluster.info(line);
             QueuedPod::new(info, Arc::new(object), Timestamp::from_second(at).unwrap())
         };
         let (a, b) = (queued(a, a_at), queued(b, b_at));
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_decides_then_the_time_in_the_queue() {
+    fn queue_order_is_priority_then_time() {
         for (a, b, first) in [
             // Who came earlier does not matter between priorities.
             (("pod a priority=10", 9), ("pod b priority=5", 1), Ordering::Less),

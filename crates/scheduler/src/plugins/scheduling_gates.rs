@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::framework::{Change, Plugin, PreEnqueue, Requeue, Status};
+use crate::framework::{ClusterEvent, Plugin, PreEnqueue, Requeue, Status};
 use crate::state::{PodInfo, State};
 
 pub const NAME: &str = "SchedulingGates";
@@ -27,8 +27,8 @@ impl PreEnqueue for SchedulingGates {
 }
 
 impl Requeue for SchedulingGates {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
-        let Change::Pod(pair) = change else { return false };
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
+        let ClusterEvent::Pod(pair) = change else { return false };
         pair.changed()
             .is_some_and(|(old, new)| new.uid == pod.uid && !old.gates.is_empty() && new.gates.is_empty())
     }
@@ -38,17 +38,17 @@ impl Requeue for SchedulingGates {
 mod tests {
     use expect_test::expect;
 
-    use crate::testing::{say, world};
+    use crate::testing::{format_status, test_cluster};
 
     #[test]
-    fn gates_are_named() {
+    fn rejection_names_scheduling_gates() {
         let plugin = super::make(&serde_json::Value::Null).unwrap();
         let gate = plugin.pre_enqueue.unwrap();
-        let (mut world, state) = (world(""), crate::state::State::default());
+        let (mut world, state) = (test_cluster(""), crate::state::State::default());
         let (free, _) = world.info("pod p");
-        expect!["ok"].assert_eq(&say(&gate.pre_enqueue(&free, &state)));
+        expect!["ok"].assert_eq(&format_status(&gate.pre_enqueue(&free, &state)));
         let (gated, _) = world.info(r#"pod p {"spec":{"schedulingGates":[{"name":"a"},{"name":"b"}]}}"#);
         expect!["never, waiting for scheduling gates: [a b]"]
-            .assert_eq(&say(&gate.pre_enqueue(&gated, &state)));
+            .assert_eq(&format_status(&gate.pre_enqueue(&gated, &state)));
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::framework::{
-    Change, Cycle, Plain, Plugin, PreFilter, PreScore, Prepared, Requeue, Score, Scoring, Status, normalized,
+    ClusterEvent, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, PreScore, PreScoreResult, Requeue,
+    Score, Status, default_normalize_score,
 };
-use crate::state::selection::{Effect, Toleration, tolerated};
+use crate::state::selection::{Effect, Toleration, tolerates_taints};
 use crate::state::{NodeId, NodeInfo, PodInfo, State};
 
 pub const NAME: &str = "TaintToleration";
@@ -22,10 +23,10 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 impl PreFilter for TaintToleration {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let tolerations = &cycle.pod.tolerations;
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| {
-            if tolerated(&node.taints, tolerations) {
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
+            if tolerates_taints(&node.taints, tolerations) {
                 return Status::success();
             }
             Status::unresolvable("node(s) had untolerated taint(s)")
@@ -34,36 +35,40 @@ impl PreFilter for TaintToleration {
 }
 
 impl PreScore for TaintToleration {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
-        let matters = |toleration: &&Toleration| {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
+        let is_prefer_no_schedule = |toleration: &&Toleration| {
             toleration.effect.is_none_or(|effect| effect == Effect::PreferNoSchedule)
         };
-        Scoring::Score(Box::new(Untolerated(cycle.pod.tolerations.iter().filter(matters).collect())))
+        PreScoreResult::Score(Box::new(TaintScore(
+            cycle.pod.tolerations.iter().filter(is_prefer_no_schedule).collect(),
+        )))
     }
 }
 
 /// Counts the taints to be avoided; fewer are better.
-struct Untolerated<'c>(Vec<&'c Toleration>);
+struct TaintScore<'c>(Vec<&'c Toleration>);
 
-impl Score for Untolerated<'_> {
+impl Score for TaintScore<'_> {
     fn score(&self, node: &NodeInfo) -> i64 {
-        let avoided = node.taints.iter().filter(|taint| taint.effect == Effect::PreferNoSchedule);
-        avoided.filter(|taint| !self.0.iter().any(|toleration| toleration.tolerates(taint))).count() as i64
+        let prefer_no_schedule = node.taints.iter().filter(|taint| taint.effect == Effect::PreferNoSchedule);
+        prefer_no_schedule
+            .filter(|taint| !self.0.iter().any(|toleration| toleration.tolerates(taint)))
+            .count() as i64
     }
 
     fn normalize(&self, _: &[NodeId], scores: &mut [i64]) {
-        normalized(scores, true);
+        default_normalize_score(scores, true);
     }
 }
 
 impl Requeue for TaintToleration {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         match change {
-            Change::Node(pair) => {
-                let bears = |node: &NodeInfo| tolerated(&node.taints, &pod.tolerations);
-                pair.new.is_some_and(bears) && !pair.old.is_some_and(bears)
+            ClusterEvent::Node(pair) => {
+                let tolerates_node = |node: &NodeInfo| tolerates_taints(&node.taints, &pod.tolerations);
+                pair.new.is_some_and(tolerates_node) && !pair.old.is_some_and(tolerates_node)
             }
-            Change::Pod(pair) => pair
+            ClusterEvent::Pod(pair) => pair
                 .changed()
                 .is_some_and(|(old, new)| new.uid == pod.uid && old.tolerations != new.tolerations),
             _ => false,
@@ -75,7 +80,7 @@ impl Requeue for TaintToleration {
 mod tests {
     use expect_test::{Expect, expect};
 
-    use crate::testing::world;
+    use crate::testing::test_cluster;
 
     const NODES: &str = "
         node a
@@ -86,13 +91,13 @@ mod tests {
     #[track_caller]
     fn check(pod: &str, filtered: Expect, scored: Expect) {
         let plugin = super::make(&serde_json::Value::Null).unwrap();
-        let mut world = world(NODES);
-        filtered.assert_eq(&world.filter(&plugin, pod));
-        scored.assert_eq(&world.score(&plugin, pod));
+        let mut cluster = test_cluster(NODES);
+        filtered.assert_eq(&cluster.filter(&plugin, pod));
+        scored.assert_eq(&cluster.score(&plugin, pod));
     }
 
     #[test]
-    fn taints_keep_away_who_does_not_tolerate_them() {
+    fn filters_and_scores_nodes_by_taints() {
         check(
             "pod p",
             expect![[r#"
@@ -141,15 +146,16 @@ mod tests {
     }
 
     #[test]
-    fn the_value_counts_unless_any_will_do() {
+    fn equal_operator_matches_taint_value() {
         let plugin = super::make(&serde_json::Value::Null).unwrap();
-        let mut world = world("node a taint=k=v:NoSchedule");
+        let mut cluster = test_cluster("node a taint=k=v:NoSchedule");
         let with = |value| {
             format!(
                 r#"pod p {{"spec":{{"tolerations":[{{"key":"k","value":"{value}","effect":"NoSchedule"}}]}}}}"#
             )
         };
-        expect!["a: ok\n"].assert_eq(&world.filter(&plugin, &with("v")));
-        expect!["a: never, node(s) had untolerated taint(s)\n"].assert_eq(&world.filter(&plugin, &with("w")));
+        expect!["a: ok\n"].assert_eq(&cluster.filter(&plugin, &with("v")));
+        expect!["a: never, node(s) had untolerated taint(s)\n"]
+            .assert_eq(&cluster.filter(&plugin, &with("w")));
     }
 }

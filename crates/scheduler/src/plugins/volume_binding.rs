@@ -4,7 +4,7 @@
 //! the node chosen. What is chosen is marked in the state when the node is reserved, so that the next pod
 //! does not choose the same volume, written to the API before the pod is bound, and then waited for.
 
-mod find;
+mod binder;
 #[cfg(test)]
 mod tests;
 
@@ -18,19 +18,21 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::arguments;
+use super::parse_args;
 use super::volume_restrictions::is_claim_of;
 use crate::bind::{BindContext, PreBind};
-use crate::framework::{Change, Code, Cycle, Plain, Plugin, PreFilter, Prepared, Requeue, Reserve, Status};
+use crate::framework::{
+    ClusterEvent, Code, Cycle, FnFilter, Plugin, PreFilter, PreFilterResult, Requeue, Reserve, Status,
+};
 use crate::state::objects::key;
 use crate::state::{NodeInfo, PodInfo, State};
 
-use find::{Claims, Found, claims_of, volume_limit};
+use binder::{PodVolumeClaims, VolumeBindings, claims_of, volume_limit};
 
 pub const NAME: &str = "VolumeBinding";
 
 /// Says on which node a volume is to be made.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -47,25 +49,25 @@ impl Default for Args {
 struct VolumeBinding {
     timeout: Duration,
     /// What is chosen for pods on their way, by UID.
-    chosen: Mutex<HashMap<Arc<str>, Chosen>>,
+    assumed_pods: Mutex<HashMap<Arc<str>, PodVolumes>>,
 }
 
 /// What a pod's volumes will be, and what they were.
 #[derive(Clone, Default)]
-struct Chosen {
+struct PodVolumes {
     volumes: Vec<(Arc<core::PersistentVolume>, Arc<core::PersistentVolume>)>,
     /// Claims to be provisioned.
     claims: Vec<(Arc<core::PersistentVolumeClaim>, Arc<core::PersistentVolumeClaim>)>,
     /// The keys of all claims that must be bound.
-    waits_for: Vec<String>,
+    claims_to_bind: Vec<String>,
 }
 
 /// Makes the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
-    let args: Args = arguments(args)?;
+    let args: Args = parse_args(args)?;
     let plugin = Arc::new(VolumeBinding {
         timeout: Duration::from_secs(args.bind_timeout_seconds),
-        chosen: Mutex::default(),
+        assumed_pods: Mutex::default(),
     });
     Ok(Plugin::new(NAME)
         .pre_filter(plugin.clone())
@@ -75,24 +77,26 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
 }
 
 impl PreFilter for VolumeBinding {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let objects = &cycle.state.objects;
         if !cycle.pod.volumes.iter().any(|volume| volume.claim().is_some()) {
-            return Prepared::Skip;
+            return PreFilterResult::Skip;
         }
         let claims = match claims_of(cycle.pod, objects) {
-            Err(words) => return Prepared::Reject(Status::unresolvable(words)),
+            Err(message) => return PreFilterResult::Reject(Status::unresolvable(message)),
             Ok(claims) => claims,
         };
         if claims.immediate {
-            let words = "pod has unbound immediate PersistentVolumeClaims";
-            return Prepared::Reject(Status::unresolvable(words));
+            let message = "pod has unbound immediate PersistentVolumeClaims";
+            return PreFilterResult::Reject(Status::unresolvable(message));
         }
-        Prepared::Filter(Box::new(Plain(move |node: &NodeInfo| match claims.find(node, objects) {
-            Ok(_) => Status::success(),
-            Err(reasons) => {
-                let reasons = reasons.into_iter().map(Into::into).collect();
-                Status { code: Code::UnschedulableAndUnresolvable, reasons, plugin: "" }
+        PreFilterResult::Filter(Box::new(FnFilter(move |node: &NodeInfo| {
+            match claims.find_pod_volumes(node, objects) {
+                Ok(_) => Status::success(),
+                Err(reasons) => {
+                    let reasons = reasons.into_iter().map(Into::into).collect();
+                    Status { code: Code::UnschedulableAndUnresolvable, reasons, plugin: "" }
+                }
             }
         })))
     }
@@ -103,56 +107,60 @@ impl Reserve for VolumeBinding {
         if !pod.volumes.iter().any(|volume| volume.claim().is_some()) {
             return Status::success();
         }
-        let found = match (claims_of(pod, &state.objects), state.node_named(node)) {
-            (Ok(claims), Some(node)) => found(&claims, node, state),
-            (Err(words), _) => return Status::error(words),
+        let found = match (claims_of(pod, &state.objects), state.node_by_name(node)) {
+            (Ok(claims), Some(node)) => find_pod_volumes(&claims, node, state),
+            (Err(message), _) => return Status::error(message),
             (_, None) => return Status::error(format!("node {node:?} not found")),
         };
         let Ok(found) = found else { return Status::error("the pod's volumes changed") };
-        let mut chosen = Chosen::default();
+        let mut assumed_pod = PodVolumes::default();
         for (volume, claim) in found.volumes {
-            let promised = Arc::new(promised(&volume, &claim));
-            chosen.waits_for.push(claim_key(&claim));
-            state.objects.volumes.insert(name_of(&volume).to_owned(), promised.clone());
-            chosen.volumes.push((volume, promised));
+            let assumed_volume = Arc::new(assume_volume_binding(&volume, &claim));
+            assumed_pod.claims_to_bind.push(claim_key(&claim));
+            state.objects.volumes.insert(name_of(&volume).to_owned(), assumed_volume.clone());
+            assumed_pod.volumes.push((volume, assumed_volume));
         }
         for claim in found.provision {
-            let mut marked = (*claim).clone();
-            let annotations = marked.metadata.annotations.get_or_insert_default();
-            annotations.insert(SELECTED_NODE.to_owned(), node.to_string());
-            let marked = Arc::new(marked);
-            chosen.waits_for.push(claim_key(&claim));
-            state.objects.volume_claims.insert(claim_key(&claim), marked.clone());
-            chosen.claims.push((claim, marked));
+            let mut assumed_claim = (*claim).clone();
+            let annotations = assumed_claim.metadata.annotations.get_or_insert_default();
+            annotations.insert(SELECTED_NODE_ANNOTATION.to_owned(), node.to_string());
+            let assumed_claim = Arc::new(assumed_claim);
+            assumed_pod.claims_to_bind.push(claim_key(&claim));
+            state.objects.volume_claims.insert(claim_key(&claim), assumed_claim.clone());
+            assumed_pod.claims.push((claim, assumed_claim));
         }
-        if !chosen.waits_for.is_empty() {
-            self.chosen.lock().insert(pod.uid.clone(), chosen);
+        if !assumed_pod.claims_to_bind.is_empty() {
+            self.assumed_pods.lock().insert(pod.uid.clone(), assumed_pod);
         }
         Status::success()
     }
 
     fn unreserve(&self, state: &mut State, pod: &PodInfo, _: &Arc<str>) {
-        let Some(chosen) = self.chosen.lock().remove(&pod.uid) else { return };
+        let Some(assumed_pod) = self.assumed_pods.lock().remove(&pod.uid) else { return };
         // What an event has changed since then is newer than what it was.
-        for (was, promised) in chosen.volumes {
-            if let Some(now) = state.objects.volumes.get_mut(name_of(&was))
-                && Arc::ptr_eq(now, &promised)
+        for (original, assumed_volume) in assumed_pod.volumes {
+            if let Some(now) = state.objects.volumes.get_mut(name_of(&original))
+                && Arc::ptr_eq(now, &assumed_volume)
             {
-                *now = was;
+                *now = original;
             }
         }
-        for (was, marked) in chosen.claims {
-            if let Some(now) = state.objects.volume_claims.get_mut(&claim_key(&was))
-                && Arc::ptr_eq(now, &marked)
+        for (original, assumed_claim) in assumed_pod.claims {
+            if let Some(now) = state.objects.volume_claims.get_mut(&claim_key(&original))
+                && Arc::ptr_eq(now, &assumed_claim)
             {
-                *now = was;
+                *now = original;
             }
         }
     }
 }
 
-fn found(claims: &Claims, node: &NodeInfo, state: &State) -> Result<Found, Vec<&'static str>> {
-    claims.find(node, &state.objects)
+fn find_pod_volumes(
+    claims: &PodVolumeClaims,
+    node: &NodeInfo,
+    state: &State,
+) -> Result<VolumeBindings, Vec<&'static str>> {
+    claims.find_pod_volumes(node, &state.objects)
 }
 
 fn name_of(volume: &core::PersistentVolume) -> &str {
@@ -165,7 +173,10 @@ fn claim_key(claim: &core::PersistentVolumeClaim) -> String {
 }
 
 /// The volume with the claim it is for.
-fn promised(volume: &core::PersistentVolume, claim: &core::PersistentVolumeClaim) -> core::PersistentVolume {
+fn assume_volume_binding(
+    volume: &core::PersistentVolume,
+    claim: &core::PersistentVolumeClaim,
+) -> core::PersistentVolume {
     let mut volume = volume.clone();
     let meta = &claim.metadata;
     let spec = volume.spec.get_or_insert_default();
@@ -188,28 +199,31 @@ fn promised(volume: &core::PersistentVolume, claim: &core::PersistentVolumeClaim
 #[async_trait]
 impl PreBind for VolumeBinding {
     fn has_work(&self, pod: &PodInfo) -> bool {
-        self.chosen.lock().contains_key(&pod.uid)
+        self.assumed_pods.lock().contains_key(&pod.uid)
     }
 
     async fn pre_bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> Result<(), String> {
-        let Some(chosen) = self.chosen.lock().get(&pod.uid).cloned() else { return Ok(()) };
-        for (_, volume) in &chosen.volumes {
+        let Some(assumed_pod) = self.assumed_pods.lock().get(&pod.uid).cloned() else { return Ok(()) };
+        for (_, volume) in &assumed_pod.volumes {
             context.api.update_volume(volume).await.map_err(|error| error.to_string())?;
         }
-        for (_, claim) in &chosen.claims {
+        for (_, claim) in &assumed_pod.claims {
             context.api.update_claim(claim).await.map_err(|error| error.to_string())?;
         }
-        let provisioned: Vec<String> = chosen.claims.iter().map(|(claim, _)| claim_key(claim)).collect();
+        let provisioned: Vec<String> = assumed_pod.claims.iter().map(|(claim, _)| claim_key(claim)).collect();
         let all_bound = async {
-            for key in &chosen.waits_for {
-                let marked = provisioned.contains(key);
-                context.claims.wait(key, |claim| is_bound(key, claim, marked.then_some(node))).await?;
+            for key in &assumed_pod.claims_to_bind {
+                let is_provisioned = provisioned.contains(key);
+                context
+                    .claims
+                    .wait(key, |claim| is_bound(key, claim, is_provisioned.then_some(node)))
+                    .await?;
             }
             Ok(())
         };
-        let outcome = tokio::time::timeout(self.timeout, all_bound).await;
-        outcome.unwrap_or_else(|_| Err("binding volumes: context deadline exceeded".to_owned()))?;
-        self.chosen.lock().remove(&pod.uid);
+        let result = tokio::time::timeout(self.timeout, all_bound).await;
+        result.unwrap_or_else(|_| Err("binding volumes: context deadline exceeded".to_owned()))?;
+        self.assumed_pods.lock().remove(&pod.uid);
         Ok(())
     }
 }
@@ -223,35 +237,39 @@ fn is_bound(
     let Some(claim) = claim else {
         return Some(Err(format!("binding volumes: failed to check binding: claim {key:?} not found")));
     };
-    if find::is_fully_bound(claim) {
+    if binder::is_fully_bound(claim) {
         return Some(Ok(()));
     }
-    let marked =
-        claim.metadata.annotations.as_ref().and_then(|all| all.get(SELECTED_NODE)).map(String::as_str);
+    let selected_node = claim
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|all| all.get(SELECTED_NODE_ANNOTATION))
+        .map(String::as_str);
     // A provisioner that cannot make the volume there takes the mark away. Before the mark is seen at all
     // the claim is as it was.
-    if node.is_some() && marked.is_some() && marked != node {
+    if node.is_some() && selected_node.is_some() && selected_node != node {
         return Some(Err(format!("binding volumes: provisioning failed for PVC {key:?}")));
     }
     None
 }
 
 impl Requeue for VolumeBinding {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         match change {
-            Change::Node(pair) => match pair.changed() {
+            ClusterEvent::Node(pair) => match pair.changed() {
                 Some((old, new)) => old.labels != new.labels,
                 None => pair.new.is_some(),
             },
-            Change::VolumeClaim(pair) => pair.new.is_some_and(|claim| is_claim_of(pod, claim, true)),
-            Change::Volume(pair) => pair.new.is_some(),
-            Change::StorageClass(pair) => match pair.changed() {
+            ClusterEvent::VolumeClaim(pair) => pair.new.is_some_and(|claim| is_claim_of(pod, claim, true)),
+            ClusterEvent::Volume(pair) => pair.new.is_some(),
+            ClusterEvent::StorageClass(pair) => match pair.changed() {
                 Some((old, new)) => old.allowed_topologies != new.allowed_topologies,
                 None => pair.new.is_some(),
             },
-            Change::CsiNode(pair) => pair.new.is_some(),
-            Change::CsiDriver(pair) => pair.changed().is_some(),
-            Change::Capacity(pair) => match pair.changed() {
+            ClusterEvent::CsiNode(pair) => pair.new.is_some(),
+            ClusterEvent::CsiDriver(pair) => pair.changed().is_some(),
+            ClusterEvent::Capacity(pair) => match pair.changed() {
                 Some((old, new)) => volume_limit(new) > volume_limit(old),
                 None => pair.new.is_some(),
             },

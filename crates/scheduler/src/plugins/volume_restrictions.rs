@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::framework::{Change, Cycle, Filter, Plugin, PreFilter, Prepared, Requeue, Status};
+use crate::framework::{ClusterEvent, Cycle, Filter, Plugin, PreFilter, PreFilterResult, Requeue, Status};
 use crate::state::objects::key;
 use crate::state::pod::Volume;
 use crate::state::{NodeInfo, PodInfo, State};
 
 pub const NAME: &str = "VolumeRestrictions";
 
-const DISK: &str = "node(s) had no available disk";
-const ONCE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
+const DISK_CONFLICT: &str = "node(s) had no available disk";
+const READ_WRITE_ONCE_POD_CONFLICT: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
 
 struct VolumeRestrictions;
 
@@ -26,7 +26,7 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
 }
 
 /// Whether two pods cannot have these volumes on one node.
-fn conflict(a: &Volume, b: &Volume) -> bool {
+fn is_volume_conflict(a: &Volume, b: &Volume) -> bool {
     match (a, b) {
         (
             Volume::GcePersistentDisk { name: a, read_only: ro_a },
@@ -49,30 +49,36 @@ fn conflict(a: &Volume, b: &Volume) -> bool {
     }
 }
 
-fn conflicts(pod: &PodInfo, other: &PodInfo) -> bool {
-    pod.volumes.iter().any(|volume| other.volumes.iter().any(|held| conflict(volume, held)))
+fn have_volume_conflict(pod: &PodInfo, other: &PodInfo) -> bool {
+    pod.volumes
+        .iter()
+        .any(|volume| other.volumes.iter().any(|other_volume| is_volume_conflict(volume, other_volume)))
 }
 
 impl PreFilter for VolumeRestrictions {
-    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> Prepared<'c> {
+    fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c> {
         let pod = cycle.pod;
-        let mut once = Vec::new();
+        let mut read_write_once_claims = Vec::new();
         for name in pod.named_claims() {
             let Some(claim) = cycle.state.objects.volume_claims.get(&key(&pod.namespace, name)) else {
-                return Prepared::Reject(Status::unresolvable(missing_claim(name)));
+                return PreFilterResult::Reject(Status::unresolvable(missing_claim(name)));
             };
             let modes = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
             if modes.iter().any(|mode| mode == "ReadWriteOncePod") {
-                once.push(&**name);
+                read_write_once_claims.push(&**name);
             }
         }
         let used = |name: &&&str| cycle.state.users_of_claim(&pod.namespace, name) > 0;
-        let taken = once.iter().filter(used).count() as i64;
+        let conflicting_claims = read_write_once_claims.iter().filter(used).count() as i64;
         let disks = pod.volumes.iter().any(|volume| volume.claim().is_none());
-        if !disks && taken == 0 {
-            return Prepared::Skip;
+        if !disks && conflicting_claims == 0 {
+            return PreFilterResult::Skip;
         }
-        Prepared::Filter(Box::new(Restricted { pod, once, taken }))
+        PreFilterResult::Filter(Box::new(VolumeConflictFilter {
+            pod,
+            read_write_once_claims,
+            conflicting_claims,
+        }))
     }
 }
 
@@ -82,37 +88,37 @@ pub(super) fn missing_claim(name: &str) -> String {
 }
 
 #[derive(Clone)]
-struct Restricted<'c> {
+struct VolumeConflictFilter<'c> {
     pod: &'c PodInfo,
     /// Claims only one pod may use.
-    once: Vec<&'c str>,
+    read_write_once_claims: Vec<&'c str>,
     /// How many of them are in use.
-    taken: i64,
+    conflicting_claims: i64,
 }
 
-impl Restricted<'_> {
-    fn uses(&self, other: &PodInfo) -> i64 {
-        other.named_claims().filter(|name| self.once.contains(&&***name)).count() as i64
+impl VolumeConflictFilter<'_> {
+    fn count_conflicting_claims(&self, other: &PodInfo) -> i64 {
+        other.named_claims().filter(|name| self.read_write_once_claims.contains(&&***name)).count() as i64
     }
 }
 
-impl<'c> Filter<'c> for Restricted<'c> {
+impl<'c> Filter<'c> for VolumeConflictFilter<'c> {
     fn filter(&self, node: &NodeInfo) -> Status {
-        if node.pods.iter().any(|other| conflicts(self.pod, other)) {
-            return Status::unschedulable(DISK);
+        if node.pods.iter().any(|other| have_volume_conflict(self.pod, other)) {
+            return Status::unschedulable(DISK_CONFLICT);
         }
-        if self.taken > 0 {
-            return Status::unschedulable(ONCE);
+        if self.conflicting_claims > 0 {
+            return Status::unschedulable(READ_WRITE_ONCE_POD_CONFLICT);
         }
         Status::success()
     }
 
     fn add_pod(&mut self, pod: &PodInfo, _: &NodeInfo) {
-        self.taken += self.uses(pod);
+        self.conflicting_claims += self.count_conflicting_claims(pod);
     }
 
     fn remove_pod(&mut self, pod: &PodInfo, _: &NodeInfo) {
-        self.taken -= self.uses(pod);
+        self.conflicting_claims -= self.count_conflicting_claims(pod);
     }
 
     fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
@@ -121,14 +127,17 @@ impl<'c> Filter<'c> for Restricted<'c> {
 }
 
 impl Requeue for VolumeRestrictions {
-    fn helps(&self, pod: &PodInfo, change: &Change<'_>, _: &State) -> bool {
+    fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         match change {
-            Change::Node(pair) => pair.added().is_some(),
-            Change::Pod(pair) => pair.removed().is_some_and(|gone| {
+            ClusterEvent::Node(pair) => pair.added().is_some(),
+            ClusterEvent::Pod(pair) => pair.removed().is_some_and(|removed| {
                 let shares = |name: &Arc<str>| pod.named_claims().any(|own| own == name);
-                gone.namespace == pod.namespace && (conflicts(pod, gone) || gone.named_claims().any(shares))
+                removed.namespace == pod.namespace
+                    && (have_volume_conflict(pod, removed) || removed.named_claims().any(shares))
             }),
-            Change::VolumeClaim(pair) => pair.added().is_some_and(|claim| is_claim_of(pod, claim, false)),
+            ClusterEvent::VolumeClaim(pair) => {
+                pair.added().is_some_and(|claim| is_claim_of(pod, claim, false))
+            }
             _ => false,
         }
     }

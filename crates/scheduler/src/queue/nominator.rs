@@ -35,13 +35,13 @@ impl Nominator {
 
     /// A pod changed. A promise that is not written in its status yet is kept.
     pub fn update(&mut self, old: &PodInfo, new: &Arc<PodInfo>) {
-        let kept = if old.nominated.is_none() && new.nominated.is_none() {
+        let nominated_node = if old.nominated.is_none() && new.nominated.is_none() {
             self.node_of.get(&old.uid).cloned()
         } else {
             None
         };
         self.remove(&old.uid);
-        self.add(new, kept.as_ref());
+        self.add(new, nominated_node.as_ref());
     }
 
     /// The node a pod is promised.

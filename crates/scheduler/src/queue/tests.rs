@@ -4,23 +4,23 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-use super::{Place, Queue, QueuedPod};
-use crate::framework::{Change, Pair};
+use super::{QueuePosition, QueuedPod, SchedulingQueue};
+use crate::framework::{ClusterEvent, ObjectPair};
 use crate::state::{NodeInfo, PodInfo, State};
 use crate::testing::{default_profile, node, pod};
 
-struct Rig {
-    queue: Queue,
+struct TestQueue {
+    queue: SchedulingQueue,
     state: State,
     now: Timestamp,
 }
 
-fn rig() -> Rig {
-    let queue = Queue::new(&[default_profile()], Duration::from_secs(1), Duration::from_secs(10));
-    Rig { queue, state: State::default(), now: Timestamp::from_second(1_000_000).unwrap() }
+fn new_test_queue() -> TestQueue {
+    let queue = SchedulingQueue::new(&[default_profile()], Duration::from_secs(1), Duration::from_secs(10));
+    TestQueue { queue, state: State::default(), now: Timestamp::from_second(1_000_000).unwrap() }
 }
 
-impl Rig {
+impl TestQueue {
     fn info(&mut self, line: &str) -> Arc<PodInfo> {
         Arc::new(PodInfo::new(&pod(line), &mut self.state.strings))
     }
@@ -30,9 +30,9 @@ impl Rig {
         self.queue.add(info, Arc::new(pod(line)), &self.state, self.now);
     }
 
-    fn pass(&mut self, millis: i64) {
+    fn advance(&mut self, millis: i64) {
         self.now += SignedDuration::from_millis(millis);
-        self.queue.tick(&self.state, self.now);
+        self.queue.flush(&self.state, self.now);
     }
 
     fn pop(&mut self) -> Option<String> {
@@ -41,121 +41,121 @@ impl Rig {
 
     fn fail(&mut self, mut pod: QueuedPod, plugins: &[&'static str]) {
         pod.rejected_by = plugins.iter().copied().collect();
-        self.queue.failed(pod, &self.state, self.now);
+        self.queue.add_unschedulable(pod, &self.state, self.now);
     }
 
-    fn place(&self, name: &str) -> Option<Place> {
-        self.queue.place(&format!("uid-{name}"))
+    fn position(&self, name: &str) -> Option<QueuePosition> {
+        self.queue.position(&format!("uid-{name}"))
     }
 
     fn node_added(&mut self, line: &str) {
         let mut info = NodeInfo::named(0, "n".into());
         info.set(Arc::new(node(line)), &mut self.state.strings);
-        let change = Change::Node(Pair { old: None, new: Some(&info) });
-        self.queue.wake(&change, &self.state, self.now);
+        let change = ClusterEvent::Node(ObjectPair { old: None, new: Some(&info) });
+        self.queue.move_all_to_active_or_backoff(&change, &self.state, self.now);
     }
 }
 
 #[test]
-fn by_priority_then_by_age() {
-    let mut rig = rig();
-    rig.add("pod a");
-    rig.now += SignedDuration::from_millis(1);
-    rig.add("pod b priority=5");
-    rig.add("pod c");
-    rig.add("pod gone priority=9");
-    rig.queue.remove("uid-gone");
-    let order: Vec<String> = std::iter::from_fn(|| rig.pop()).collect();
+fn returns_pods_by_priority_then_queue_time() {
+    let mut test_queue = new_test_queue();
+    test_queue.add("pod a");
+    test_queue.now += SignedDuration::from_millis(1);
+    test_queue.add("pod b priority=5");
+    test_queue.add("pod c");
+    test_queue.add("pod gone priority=9");
+    test_queue.queue.remove("uid-gone");
+    let order: Vec<String> = std::iter::from_fn(|| test_queue.pop()).collect();
     assert_eq!(order, ["b", "a", "c"]);
 }
 
 #[test]
-fn failed_pods_wait_for_what_helps() {
-    let mut rig = rig();
-    rig.add("pod a cpu=2");
-    let tried = rig.queue.pop().unwrap();
-    rig.fail(tried, &["NodeResourcesFit"]);
-    assert_eq!(rig.place("a"), Some(Place::Unschedulable));
-    rig.node_added("node n cpu=1");
-    assert_eq!(rig.place("a"), Some(Place::Unschedulable));
-    rig.node_added("node n cpu=2");
-    assert_eq!(rig.place("a"), Some(Place::Backoff));
+fn requeues_unschedulable_pod_on_matching_event() {
+    let mut test_queue = new_test_queue();
+    test_queue.add("pod a cpu=2");
+    let queued_pod = test_queue.queue.pop().unwrap();
+    test_queue.fail(queued_pod, &["NodeResourcesFit"]);
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Unschedulable));
+    test_queue.node_added("node n cpu=1");
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Unschedulable));
+    test_queue.node_added("node n cpu=2");
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Backoff));
     // Nobody else is waiting, so it need not either.
-    assert_eq!(rig.pop().as_deref(), Some("a"));
+    assert_eq!(test_queue.pop().as_deref(), Some("a"));
 }
 
 #[test]
-fn backoff_doubles() {
-    let mut rig = rig();
-    rig.add("pod a");
-    rig.add("pod busy priority=9");
+fn backoff_is_exponential_up_to_maximum() {
+    let mut test_queue = new_test_queue();
+    test_queue.add("pod a");
+    test_queue.add("pod busy priority=9");
     for seconds in [1, 2, 4, 8, 10, 10] {
         // The busy pod keeps the scheduler from taking pods out of backoff early.
-        let busy = rig.queue.pop().unwrap();
-        let tried = rig.queue.pop().unwrap();
-        assert_eq!((&*busy.info.name, &*tried.info.name), ("busy", "a"));
-        rig.fail(tried, &["NodeName"]);
-        rig.queue.add(busy.info, busy.object, &rig.state, rig.now);
-        rig.node_added("node n");
-        assert_eq!(rig.place("a"), Some(Place::Backoff));
-        rig.pass(seconds * 1000 - 1);
-        assert_eq!(rig.place("a"), Some(Place::Backoff), "after less than {seconds} s");
-        rig.pass(1001);
-        assert_eq!(rig.place("a"), Some(Place::Active), "after {seconds} s");
+        let busy = test_queue.queue.pop().unwrap();
+        let queued_pod = test_queue.queue.pop().unwrap();
+        assert_eq!((&*busy.info.name, &*queued_pod.info.name), ("busy", "a"));
+        test_queue.fail(queued_pod, &["NodeName"]);
+        test_queue.queue.add(busy.info, busy.object, &test_queue.state, test_queue.now);
+        test_queue.node_added("node n");
+        assert_eq!(test_queue.position("a"), Some(QueuePosition::Backoff));
+        test_queue.advance(seconds * 1000 - 1);
+        assert_eq!(test_queue.position("a"), Some(QueuePosition::Backoff), "after less than {seconds} s");
+        test_queue.advance(1001);
+        assert_eq!(test_queue.position("a"), Some(QueuePosition::Active), "after {seconds} s");
     }
 }
 
 #[test]
-fn errors_wait_without_an_event() {
-    let mut rig = rig();
-    rig.add("pod a");
-    let tried = rig.queue.pop().unwrap();
-    rig.fail(tried, &[]);
-    assert_eq!(rig.place("a"), Some(Place::Backoff));
-    assert_eq!(rig.pop(), None);
-    rig.pass(2000);
-    assert_eq!(rig.pop().as_deref(), Some("a"));
+fn retries_after_error_backoff_without_event() {
+    let mut test_queue = new_test_queue();
+    test_queue.add("pod a");
+    let queued_pod = test_queue.queue.pop().unwrap();
+    test_queue.fail(queued_pod, &[]);
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Backoff));
+    assert_eq!(test_queue.pop(), None);
+    test_queue.advance(2000);
+    assert_eq!(test_queue.pop().as_deref(), Some("a"));
 }
 
 #[test]
-fn leftovers_are_tried_after_five_minutes() {
-    let mut rig = rig();
-    rig.add("pod a");
-    let tried = rig.queue.pop().unwrap();
-    rig.fail(tried, &["NodeName"]);
-    rig.pass(300_000);
-    assert_eq!(rig.place("a"), Some(Place::Unschedulable));
-    let next = rig.queue.next_deadline().unwrap();
-    assert_eq!(next, rig.now + SignedDuration::from_secs(1));
-    rig.pass(1_000);
-    assert_eq!(rig.place("a"), Some(Place::Active));
+fn unschedulable_pods_are_queued_again_after_timeout() {
+    let mut test_queue = new_test_queue();
+    test_queue.add("pod a");
+    let queued_pod = test_queue.queue.pop().unwrap();
+    test_queue.fail(queued_pod, &["NodeName"]);
+    test_queue.advance(300_000);
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Unschedulable));
+    let next = test_queue.queue.next_deadline().unwrap();
+    assert_eq!(next, test_queue.now + SignedDuration::from_secs(1));
+    test_queue.advance(1_000);
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Active));
 }
 
 #[test]
-fn gates_keep_pods_out_until_they_open() {
-    let mut rig = rig();
+fn gated_pods_wait_until_gates_are_removed() {
+    let mut test_queue = new_test_queue();
     let gated = r#"pod a {"spec":{"schedulingGates":[{"name":"g"}]}}"#;
-    rig.add(gated);
-    assert_eq!(rig.place("a"), Some(Place::Unschedulable));
-    assert_eq!(rig.queue.lengths(), [0, 0, 0, 1]);
-    rig.node_added("node n");
-    rig.pass(1_000);
-    assert_eq!(rig.place("a"), Some(Place::Unschedulable));
-    let open = rig.info("pod a");
-    rig.queue.update(open, Arc::new(pod("pod a")), &rig.state, rig.now);
-    assert_eq!(rig.pop().as_deref(), Some("a"));
+    test_queue.add(gated);
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Unschedulable));
+    assert_eq!(test_queue.queue.pending_pods(), [0, 0, 0, 1]);
+    test_queue.node_added("node n");
+    test_queue.advance(1_000);
+    assert_eq!(test_queue.position("a"), Some(QueuePosition::Unschedulable));
+    let open = test_queue.info("pod a");
+    test_queue.queue.update(open, Arc::new(pod("pod a")), &test_queue.state, test_queue.now);
+    assert_eq!(test_queue.pop().as_deref(), Some("a"));
 }
 
 #[test]
-fn promises_follow_the_pod() {
-    let mut rig = rig();
-    rig.add("pod a nominated=n1");
-    assert_eq!(rig.queue.nominator.node_of("uid-a").map(|node| &**node), Some("n1"));
-    let moved = rig.info("pod a nominated=n2");
-    rig.queue.update(moved, Arc::new(pod("pod a nominated=n2")), &rig.state, rig.now);
-    assert_eq!(rig.queue.nominator.node_of("uid-a").map(|node| &**node), Some("n2"));
-    rig.queue.remove("uid-a");
-    assert_eq!(rig.queue.nominator.node_of("uid-a"), None);
+fn nominated_node_is_updated_and_removed_with_pod() {
+    let mut test_queue = new_test_queue();
+    test_queue.add("pod a nominated=n1");
+    assert_eq!(test_queue.queue.nominator.node_of("uid-a").map(|node| &**node), Some("n1"));
+    let moved = test_queue.info("pod a nominated=n2");
+    test_queue.queue.update(moved, Arc::new(pod("pod a nominated=n2")), &test_queue.state, test_queue.now);
+    assert_eq!(test_queue.queue.nominator.node_of("uid-a").map(|node| &**node), Some("n2"));
+    test_queue.queue.remove("uid-a");
+    assert_eq!(test_queue.queue.nominator.node_of("uid-a"), None);
 }
 
 proptest! {
@@ -163,8 +163,8 @@ proptest! {
 
     /// No pod is lost and none is there twice, whatever happens; left alone, all are tried in the end.
     #[test]
-    fn pods_are_neither_lost_nor_doubled(steps in prop::collection::vec((0..6u8, 0..5u8, 0..4000i64), 1..80)) {
-        let mut rig = rig();
+    fn queue_tracks_each_pod_exactly_once(steps in prop::collection::vec((0..6u8, 0..5u8, 0..4000i64), 1..80)) {
+        let mut test_queue = new_test_queue();
         let mut known = std::collections::BTreeSet::new();
         let mut out: Vec<QueuedPod> = Vec::new();
         for (step, name, millis) in steps {
@@ -172,35 +172,35 @@ proptest! {
             match step {
                 0 => {
                     if !out.iter().any(|pod| *pod.info.name == format!("p{name}")) {
-                        rig.add(&line);
+                        test_queue.add(&line);
                         known.insert(format!("uid-p{name}"));
                     }
                 }
-                1 => out.extend(rig.queue.pop()),
+                1 => out.extend(test_queue.queue.pop()),
                 2 => {
                     if let Some(pod) = out.pop() {
-                        rig.fail(pod, &["NodeName"]);
+                        test_queue.fail(pod, &["NodeName"]);
                     }
                 }
                 3 => {
                     if let Some(pod) = out.pop() {
-                        rig.fail(pod, &[]);
+                        test_queue.fail(pod, &[]);
                     }
                 }
-                4 => rig.node_added("node n"),
-                _ => rig.pass(millis),
+                4 => test_queue.node_added("node n"),
+                _ => test_queue.advance(millis),
             }
-            let sum: usize = rig.queue.lengths().iter().sum();
+            let sum: usize = test_queue.queue.pending_pods().iter().sum();
             prop_assert_eq!(sum + out.len(), known.len());
         }
         for pod in out {
-            rig.fail(pod, &["NodeName"]);
+            test_queue.fail(pod, &["NodeName"]);
         }
-        rig.pass(400_000);
-        rig.pass(20_000);
-        let mut popped: Vec<String> = std::iter::from_fn(|| rig.queue.pop()).map(|pod| pod.info.uid.to_string()).collect();
-        popped.sort();
-        prop_assert_eq!(popped, known.into_iter().collect::<Vec<_>>());
-        prop_assert_eq!(rig.queue.next_deadline(), None);
+        test_queue.advance(400_000);
+        test_queue.advance(20_000);
+        let mut names: Vec<String> = std::iter::from_fn(|| test_queue.queue.pop()).map(|pod| pod.info.uid.to_string()).collect();
+        names.sort();
+        prop_assert_eq!(names, known.into_iter().collect::<Vec<_>>());
+        prop_assert_eq!(test_queue.queue.next_deadline(), None);
     }
 }

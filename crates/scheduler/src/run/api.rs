@@ -3,14 +3,14 @@
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
-use reconcile::{Client, Delete, Error, Key, Object as _, Patch};
+use reconcile::{Client, DeleteOptions, Error, Key, Object as _, Patch};
 use serde_json::{Value, json};
 
 use crate::bind::{Api, ApiError};
 use crate::state::PodInfo;
 
 /// Calls by a client.
-pub(crate) struct Calls(pub Client);
+pub(crate) struct ClientApi(pub Client);
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
@@ -26,7 +26,7 @@ impl From<Error> for ApiError {
 }
 
 #[async_trait]
-impl Api for Calls {
+impl Api for ClientApi {
     async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), ApiError> {
         let binding = json!({
             "apiVersion": "v1",
@@ -41,14 +41,14 @@ impl Api for Calls {
 
     async fn patch_pod_status(&self, namespace: &str, name: &str, patch: &Value) -> Result<(), ApiError> {
         let key = Key::new(namespace, name);
-        let path = reconcile_path(&key);
+        let path = pod_status_path(&key);
         let _: Value = self.0.patch_at(&path, &Patch::Strategic(patch.clone())).await?;
         Ok(())
     }
 
     async fn delete_pod(&self, pod: &PodInfo) -> Result<(), ApiError> {
         let key = Key { namespace: pod.namespace.clone(), name: pod.name.clone() };
-        self.0.delete::<core::Pod>(&key, &Delete::uid(&pod.uid)).await?;
+        self.0.delete::<core::Pod>(&key, &DeleteOptions::uid(&pod.uid)).await?;
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl Api for Calls {
 
     async fn delete_resource_claim(&self, claim: &resource::ResourceClaim) -> Result<(), ApiError> {
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        self.0.delete::<resource::ResourceClaim>(&claim.key(), &Delete::uid(uid)).await?;
+        self.0.delete::<resource::ResourceClaim>(&claim.key(), &DeleteOptions::uid(uid)).await?;
         Ok(())
     }
 
@@ -90,6 +90,6 @@ impl Api for Calls {
     }
 }
 
-fn reconcile_path(pod: &Key) -> String {
+fn pod_status_path(pod: &Key) -> String {
     format!("/api/v1/namespaces/{}/pods/{}/status", pod.namespace, pod.name)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::labels::{Labels, Strings};
+use super::labels::{Labels, StringPool};
 use super::pod::{HostPort, PodInfo};
 use super::resources::Resources;
 use super::selection::Taint;
@@ -31,7 +31,7 @@ pub struct NodeInfo {
     pub requested: Resources,
     /// CPU and memory with the defaults for containers that ask for none.
     pub nonzero: [i64; 2],
-    pub ports: Ports,
+    pub ports: HostPortInfo,
     /// How many pods use each claim, by `namespace/name`.
     pub claims: BTreeMap<Arc<str>, u32>,
     pub pods: Vec<Arc<PodInfo>>,
@@ -52,14 +52,14 @@ impl NodeInfo {
             features: Box::default(),
             requested: Resources::default(),
             nonzero: [0; 2],
-            ports: Ports::default(),
+            ports: HostPortInfo::default(),
             claims: BTreeMap::new(),
             pods: Vec::new(),
         }
     }
 
     /// Takes over what the object says.
-    pub fn set(&mut self, node: Arc<core::Node>, strings: &mut Strings) {
+    pub fn set(&mut self, node: Arc<core::Node>, strings: &mut StringPool) {
         let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
         self.labels = strings.labels(node.metadata.labels.as_ref());
         let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
@@ -70,7 +70,7 @@ impl NodeInfo {
         let mut sizes = Vec::new();
         for image in images {
             for name in image.names.iter().flatten() {
-                sizes.push((strings.share(name), image.size_bytes.unwrap_or_default()));
+                sizes.push((strings.get_or_insert(name), image.size_bytes.unwrap_or_default()));
             }
         }
         sizes.sort();
@@ -81,9 +81,9 @@ impl NodeInfo {
 
     /// The node's object is gone, though pods may still name it.
     pub fn unset(&mut self) {
-        let bare = NodeInfo::named(self.id, self.name.clone());
+        let empty = NodeInfo::named(self.id, self.name.clone());
         let pods = std::mem::take(&mut self.pods);
-        *self = bare;
+        *self = empty;
         for pod in pods {
             self.add(pod);
         }
@@ -133,9 +133,9 @@ impl NodeInfo {
 
 /// Ports of the host in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ports(Vec<HostPort>);
+pub struct HostPortInfo(Vec<HostPort>);
 
-impl Ports {
+impl HostPortInfo {
     fn add(&mut self, port: &HostPort) {
         self.0.push(port.clone());
     }
@@ -147,8 +147,8 @@ impl Ports {
     }
 
     /// Whether the port is taken, on the same address or on all.
-    pub fn conflicts(&self, wanted: &HostPort) -> bool {
-        self.0.iter().any(|used| used.meets(wanted))
+    pub fn conflicts(&self, host_port: &HostPort) -> bool {
+        self.0.iter().any(|used| used.conflicts_with(host_port))
     }
 
     /// All of them, sorted.

@@ -56,7 +56,7 @@ pub struct Budget {
 }
 
 /// Begins the names of resources that mean a device class by its name.
-const BY_CLASS: &str = "deviceclass.resource.kubernetes.io/";
+const DEVICE_CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
 /// `namespace/name`.
 pub fn key(namespace: &str, name: &str) -> String {
@@ -65,8 +65,8 @@ pub fn key(namespace: &str, name: &str) -> String {
 
 impl Objects {
     /// The device class that stands for an extended resource: the youngest, if several do.
-    pub fn class_for(&self, resource: &str) -> Option<&Arc<resource::DeviceClass>> {
-        if let Some(name) = resource.strip_prefix(BY_CLASS) {
+    pub fn device_class_for(&self, resource: &str) -> Option<&Arc<resource::DeviceClass>> {
+        if let Some(name) = resource.strip_prefix(DEVICE_CLASS_PREFIX) {
             return self.device_classes.get(name);
         }
         let named = |class: &&Arc<resource::DeviceClass>| {
@@ -96,8 +96,8 @@ impl Objects {
 
     /// The namespaces a selector means, sorted.
     pub fn namespaces(&self, selector: &LabelSelector) -> Vec<Arc<str>> {
-        let meant = self.namespaces.iter().filter(|(_, labels)| labels.matched_by(selector));
-        meant.map(|(name, _)| name.clone()).collect()
+        let matching = self.namespaces.iter().filter(|(_, labels)| labels.matched_by(selector));
+        matching.map(|(name, _)| name.clone()).collect()
     }
 
     /// A Service came, changed or went.
@@ -123,7 +123,7 @@ impl Objects {
 
     /// The selector that means a pod and those it belongs together with, by the Services and the controller
     /// it has. Matches everything if there are none.
-    pub fn siblings(&self, pod: &PodInfo) -> LabelSelector {
+    pub fn default_selector(&self, pod: &PodInfo) -> LabelSelector {
         let services = self.services.get(&*pod.namespace).into_iter().flat_map(BTreeMap::values);
         let mut requirements = Vec::new();
         for service in services.filter(|selector| pod.labels.matched_by(selector)) {
@@ -147,7 +147,7 @@ impl Objects {
                 seen.push(requirement);
             }
         }
-        LabelSelector::of(seen)
+        LabelSelector::new(seen)
     }
 
     /// A PodDisruptionBudget came, changed or went.
@@ -176,7 +176,7 @@ impl Objects {
     }
 
     /// The class of a volume claim; empty if it has none.
-    pub fn class_of(claim: &core::PersistentVolumeClaim) -> &str {
+    pub fn storage_class_of(claim: &core::PersistentVolumeClaim) -> &str {
         let annotations = claim.metadata.annotations.as_ref();
         let old = annotations.and_then(|all| all.get("volume.beta.kubernetes.io/storage-class"));
         let named = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_ref());

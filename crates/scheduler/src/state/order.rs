@@ -9,7 +9,7 @@ use super::node::NodeId;
 pub struct NodeOrder {
     zones: Vec<(String, Vec<NodeId>)>,
     /// Rebuilt when needed after a change.
-    listed: Vec<NodeId>,
+    nodes: Vec<NodeId>,
     stale: bool,
 }
 
@@ -36,7 +36,7 @@ impl NodeOrder {
     }
 
     /// Moves a node whose labels changed, if that changes its zone.
-    pub fn relabel(&mut self, id: NodeId, old: &Labels, new: &Labels) {
+    pub fn update_labels(&mut self, id: NodeId, old: &Labels, new: &Labels) {
         if zone_key(old) != zone_key(new) {
             self.remove(id, old);
             self.add(id, new);
@@ -48,17 +48,17 @@ impl NodeOrder {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        self.listed.clear();
+        self.nodes.clear();
         let longest = self.zones.iter().map(|(_, nodes)| nodes.len()).max().unwrap_or_default();
         for round in 0..longest {
             let in_round = self.zones.iter().filter_map(|(_, nodes)| nodes.get(round));
-            self.listed.extend(in_round);
+            self.nodes.extend(in_round);
         }
     }
 
     /// All nodes in order, as of the last [`NodeOrder::refresh`].
     pub fn list(&self) -> &[NodeId] {
-        &self.listed
+        &self.nodes
     }
 }
 

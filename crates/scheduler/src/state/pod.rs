@@ -9,7 +9,7 @@ use api::selector::{LabelSelector, Operator, Requirement};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
-use super::labels::{Labels, Strings};
+use super::labels::{Labels, StringPool};
 use super::resources::{Requests, is_sidecar};
 use super::selection::{NodeSelection, Toleration, selector};
 
@@ -28,7 +28,7 @@ pub struct PodInfo {
     pub nominated: Option<Arc<str>>,
     pub priority: i32,
     /// `preemptionPolicy: Never`.
-    pub never_preempts: bool,
+    pub preemption_disabled: bool,
     /// Has a deletion timestamp.
     pub terminating: bool,
     /// Failed or succeeded: takes no room any more.
@@ -49,11 +49,11 @@ pub struct PodInfo {
     pub affinity: Option<Box<PodAffinity>>,
     pub spread: Box<[SpreadConstraint]>,
     /// Something said about other pods cannot be understood.
-    pub broken: Option<Box<str>>,
+    pub parse_error: Option<Box<str>>,
     pub volumes: Box<[Volume]>,
     pub claims: Box<[ResourceClaimRef]>,
     /// What its containers ask for, init containers first; only of pods that ask for resources counted by name.
-    pub asking: Box<[Asking]>,
+    pub container_requests: Box<[ContainerRequests]>,
     pub gates: Box<[Arc<str>]>,
     /// The controller that owns the pod.
     pub owner: Option<Owner>,
@@ -61,10 +61,10 @@ pub struct PodInfo {
 
 /// What a container asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asking {
+pub struct ContainerRequests {
     pub name: Arc<str>,
     /// Ends before the next one begins.
-    pub brief: bool,
+    pub is_regular_init: bool,
     /// By name.
     pub requests: Box<[(Arc<str>, i64)]>,
 }
@@ -80,7 +80,7 @@ pub struct HostPort {
 
 impl HostPort {
     /// Whether the two cannot be taken together: the same port on the same address, or one on all.
-    pub fn meets(&self, other: &HostPort) -> bool {
+    pub fn conflicts_with(&self, other: &HostPort) -> bool {
         self.port == other.port
             && self.protocol == other.protocol
             && (&*self.ip == "0.0.0.0" || &*other.ip == "0.0.0.0" || self.ip == other.ip)
@@ -177,7 +177,7 @@ pub struct ResourceClaimRef {
     /// The name of the object, once it is known. `Some("")` if none is needed.
     pub claim: Option<Arc<str>>,
     /// The claim is made from a template.
-    pub templated: bool,
+    pub is_from_template: bool,
 }
 
 /// The controller that owns a pod.
@@ -190,22 +190,22 @@ pub struct Owner {
 
 impl PodInfo {
     /// Parses a pod.
-    pub fn new(pod: &core::Pod, strings: &mut Strings) -> PodInfo {
+    pub fn new(pod: &core::Pod, strings: &mut StringPool) -> PodInfo {
         let nothing = core::PodSpec::default();
         let (meta, spec) = (&pod.metadata, pod.spec.as_ref().unwrap_or(&nothing));
         let status = pod.status.as_ref();
-        let namespace = strings.share(meta.namespace.as_deref().unwrap_or_default());
+        let namespace = strings.get_or_insert(meta.namespace.as_deref().unwrap_or_default());
         let labels = strings.labels(meta.labels.as_ref());
-        let filled = |text: Option<&String>, strings: &mut Strings| {
-            text.filter(|text| !text.is_empty()).map(|text| strings.share(text))
+        let filled = |text: Option<&String>, strings: &mut StringPool| {
+            text.filter(|text| !text.is_empty()).map(|text| strings.get_or_insert(text))
         };
-        let mut broken = None;
-        let affinity = affinity(spec, &namespace, strings).unwrap_or_else(|words| {
-            broken = Some(words.into());
+        let mut parse_error = None;
+        let affinity = affinity(spec, &namespace, strings).unwrap_or_else(|message| {
+            parse_error = Some(message.into());
             None
         });
-        let spread = spread(spec, &labels, strings).unwrap_or_else(|words| {
-            broken = Some(words.into());
+        let spread = spread(spec, &labels, strings).unwrap_or_else(|message| {
+            parse_error = Some(message.into());
             Box::default()
         });
         let phase = status.and_then(|status| status.phase.as_deref());
@@ -214,16 +214,21 @@ impl PodInfo {
             uid: meta.uid.as_deref().unwrap_or_default().into(),
             name: meta.name.as_deref().unwrap_or_default().into(),
             generation: meta.generation.unwrap_or_default(),
-            scheduler_name: strings.share(spec.scheduler_name.as_deref().unwrap_or("default-scheduler")),
+            scheduler_name: strings
+                .get_or_insert(spec.scheduler_name.as_deref().unwrap_or("default-scheduler")),
             node_name: filled(spec.node_name.as_ref(), strings),
             nominated: filled(status.and_then(|status| status.nominated_node_name.as_ref()), strings),
             priority: spec.priority.unwrap_or_default(),
-            never_preempts: spec.preemption_policy.as_deref() == Some("Never"),
+            preemption_disabled: spec.preemption_policy.as_deref() == Some("Never"),
             terminating: meta.deletion_timestamp.is_some(),
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             preempted: is_preempted(status),
-            asking: if requests.exact.scalar.is_empty() { Box::default() } else { asking(spec, strings) },
+            container_requests: if requests.exact.scalar.is_empty() {
+                Box::default()
+            } else {
+                container_requests(spec, strings)
+            },
             requests,
             tolerations: spec.tolerations.iter().flatten().filter_map(Toleration::read).collect(),
             nodes: NodeSelection::of(spec),
@@ -232,10 +237,15 @@ impl PodInfo {
             containers: spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len),
             affinity,
             spread,
-            broken,
+            parse_error,
             volumes: volumes(spec, meta.name.as_deref().unwrap_or_default(), strings),
             claims: claims(spec, status, strings),
-            gates: spec.scheduling_gates.iter().flatten().map(|gate| strings.share(&gate.name)).collect(),
+            gates: spec
+                .scheduling_gates
+                .iter()
+                .flatten()
+                .map(|gate| strings.get_or_insert(&gate.name))
+                .collect(),
             owner: owner(pod, strings),
             namespace,
             labels,
@@ -275,14 +285,14 @@ fn is_preempted(status: Option<&core::PodStatus>) -> bool {
     })
 }
 
-fn ports(spec: &core::PodSpec, strings: &mut Strings) -> Box<[HostPort]> {
+fn ports(spec: &core::PodSpec, strings: &mut StringPool) -> Box<[HostPort]> {
     let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
     let ports = sidecars.chain(&spec.containers).flat_map(|container| container.ports.iter().flatten());
     let mut found = Vec::new();
     for port in ports {
         let Some(number) = port.host_port.filter(|number| *number > 0) else { continue };
-        let or = |text: Option<&String>, default: &'static str, strings: &mut Strings| {
-            strings.share(text.map(String::as_str).filter(|text| !text.is_empty()).unwrap_or(default))
+        let or = |text: Option<&String>, default: &'static str, strings: &mut StringPool| {
+            strings.get_or_insert(text.map(String::as_str).filter(|text| !text.is_empty()).unwrap_or(default))
         };
         found.push(HostPort {
             ip: or(port.host_ip.as_ref(), "0.0.0.0", strings),
@@ -293,95 +303,102 @@ fn ports(spec: &core::PodSpec, strings: &mut Strings) -> Box<[HostPort]> {
     found.into()
 }
 
-fn images(spec: &core::PodSpec, strings: &mut Strings) -> Box<[Arc<str>]> {
+fn images(spec: &core::PodSpec, strings: &mut StringPool) -> Box<[Arc<str>]> {
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     let of_containers = containers.filter_map(|container| container.image.as_deref());
     let volumes = spec.volumes.iter().flatten();
     let of_volumes = volumes.filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
-    of_containers.chain(of_volumes).map(|image| strings.share(&tagged(image))).collect()
+    of_containers
+        .chain(of_volumes)
+        .map(|image| strings.get_or_insert(&normalized_image_name(image)))
+        .collect()
 }
 
 /// An image's name with the tag it has if none is given.
-fn tagged(image: &str) -> std::borrow::Cow<'_, str> {
+fn normalized_image_name(image: &str) -> std::borrow::Cow<'_, str> {
     if image.rfind(':') > image.rfind('/') { image.into() } else { format!("{image}:latest").into() }
 }
 
 fn affinity(
     spec: &core::PodSpec,
     namespace: &Arc<str>,
-    strings: &mut Strings,
+    strings: &mut StringPool,
 ) -> Result<Option<Box<PodAffinity>>, String> {
-    let Some(typed) = &spec.affinity else { return Ok(None) };
+    let Some(object) = &spec.affinity else { return Ok(None) };
     let mut affinity = PodAffinity::default();
-    if let Some(pods) = &typed.pod_affinity {
+    if let Some(pods) = &object.pod_affinity {
         let required = pods.required_during_scheduling_ignored_during_execution.as_deref();
         affinity.required = terms(required.unwrap_or_default(), namespace, strings)
-            .map_err(|words| format!("requiredAffinityTerms: {words}"))?;
+            .map_err(|message| format!("requiredAffinityTerms: {message}"))?;
         let preferred = pods.preferred_during_scheduling_ignored_during_execution.as_deref();
         affinity.preferred = weighted_terms(preferred.unwrap_or_default(), namespace, strings)
-            .map_err(|words| format!("preferredAffinityTerms: {words}"))?;
+            .map_err(|message| format!("preferredAffinityTerms: {message}"))?;
     }
-    if let Some(pods) = &typed.pod_anti_affinity {
+    if let Some(pods) = &object.pod_anti_affinity {
         let required = pods.required_during_scheduling_ignored_during_execution.as_deref();
         affinity.required_anti = terms(required.unwrap_or_default(), namespace, strings)
-            .map_err(|words| format!("requiredAntiAffinityTerms: {words}"))?;
+            .map_err(|message| format!("requiredAntiAffinityTerms: {message}"))?;
         let preferred = pods.preferred_during_scheduling_ignored_during_execution.as_deref();
         affinity.preferred_anti = weighted_terms(preferred.unwrap_or_default(), namespace, strings)
-            .map_err(|words| format!("preferredAntiAffinityTerms: {words}"))?;
+            .map_err(|message| format!("preferredAntiAffinityTerms: {message}"))?;
     }
     Ok((affinity != PodAffinity::default()).then(|| Box::new(affinity)))
 }
 
-type Terms = Vec<Arc<AffinityTerm>>;
+type AffinityTerms = Vec<Arc<AffinityTerm>>;
 
-fn terms(typed: &[core::PodAffinityTerm], own: &Arc<str>, strings: &mut Strings) -> Result<Terms, String> {
-    typed.iter().map(|typed| term(typed, own, strings)).collect()
+fn terms(
+    object: &[core::PodAffinityTerm],
+    own: &Arc<str>,
+    strings: &mut StringPool,
+) -> Result<AffinityTerms, String> {
+    object.iter().map(|object| term(object, own, strings)).collect()
 }
 
 fn weighted_terms(
-    typed: &[core::WeightedPodAffinityTerm],
+    object: &[core::WeightedPodAffinityTerm],
     own: &Arc<str>,
-    strings: &mut Strings,
+    strings: &mut StringPool,
 ) -> Result<Vec<(i32, Arc<AffinityTerm>)>, String> {
-    typed.iter().map(|typed| Ok((typed.weight, term(&typed.pod_affinity_term, own, strings)?))).collect()
+    object.iter().map(|object| Ok((object.weight, term(&object.pod_affinity_term, own, strings)?))).collect()
 }
 
 fn term(
-    typed: &core::PodAffinityTerm,
+    object: &core::PodAffinityTerm,
     own: &Arc<str>,
-    strings: &mut Strings,
+    strings: &mut StringPool,
 ) -> Result<Arc<AffinityTerm>, String> {
-    let named = typed.namespaces.as_deref().unwrap_or_default();
-    let mut namespaces: Vec<_> = named.iter().map(|name| strings.share(name)).collect();
-    if namespaces.is_empty() && typed.namespace_selector.is_none() {
+    let named = object.namespaces.as_deref().unwrap_or_default();
+    let mut namespaces: Vec<_> = named.iter().map(|name| strings.get_or_insert(name)).collect();
+    if namespaces.is_empty() && object.namespace_selector.is_none() {
         namespaces.push(own.clone());
     }
     namespaces.sort();
     Ok(Arc::new(AffinityTerm {
         namespaces,
-        namespace_selector: selector(typed.namespace_selector.as_ref())?,
-        selector: selector(typed.label_selector.as_ref())?,
-        topology_key: strings.share(&typed.topology_key),
+        namespace_selector: selector(object.namespace_selector.as_ref())?,
+        selector: selector(object.label_selector.as_ref())?,
+        topology_key: strings.get_or_insert(&object.topology_key),
     }))
 }
 
 fn spread(
     spec: &core::PodSpec,
     labels: &Labels,
-    strings: &mut Strings,
+    strings: &mut StringPool,
 ) -> Result<Box<[SpreadConstraint]>, String> {
-    let typed = spec.topology_spread_constraints.iter().flatten();
-    typed.map(|typed| spread_constraint(typed, labels, strings)).collect()
+    let object = spec.topology_spread_constraints.iter().flatten();
+    object.map(|object| spread_constraint(object, labels, strings)).collect()
 }
 
 /// Parses one constraint for a pod with these labels.
 pub fn spread_constraint(
-    typed: &core::TopologySpreadConstraint,
+    object: &core::TopologySpreadConstraint,
     labels: &Labels,
-    strings: &mut Strings,
+    strings: &mut StringPool,
 ) -> Result<SpreadConstraint, String> {
-    let mut selector = selector(typed.label_selector.as_ref())?;
-    let keys = typed.match_label_keys.as_deref().unwrap_or_default();
+    let mut selector = selector(object.label_selector.as_ref())?;
+    let keys = object.match_label_keys.as_deref().unwrap_or_default();
     if !selector.is_nothing() && !keys.is_empty() {
         let mut requirements = selector.requirements().to_vec();
         for key in keys {
@@ -394,26 +411,28 @@ pub fn spread_constraint(
                 requirements.push(Requirement { key: key.clone(), operator: Operator::In, values });
             }
         }
-        selector = LabelSelector::of(requirements);
+        selector = LabelSelector::new(requirements);
     }
     Ok(SpreadConstraint {
-        max_skew: typed.max_skew,
-        topology_key: strings.share(&typed.topology_key),
-        hard: typed.when_unsatisfiable == "DoNotSchedule",
+        max_skew: object.max_skew,
+        topology_key: strings.get_or_insert(&object.topology_key),
+        hard: object.when_unsatisfiable == "DoNotSchedule",
         selector,
-        min_domains: typed.min_domains.unwrap_or(1),
-        honor_affinity: typed.node_affinity_policy.as_deref() != Some("Ignore"),
-        honor_taints: typed.node_taints_policy.as_deref() == Some("Honor"),
+        min_domains: object.min_domains.unwrap_or(1),
+        honor_affinity: object.node_affinity_policy.as_deref() != Some("Ignore"),
+        honor_taints: object.node_taints_policy.as_deref() == Some("Honor"),
     })
 }
 
-fn volumes(spec: &core::PodSpec, pod: &str, strings: &mut Strings) -> Box<[Volume]> {
+fn volumes(spec: &core::PodSpec, pod: &str, strings: &mut StringPool) -> Box<[Volume]> {
     let read = |volume: &core::Volume| {
         if let Some(claim) = &volume.persistent_volume_claim {
-            return Some(Volume::Claim { name: strings.share(&claim.claim_name) });
+            return Some(Volume::Claim { name: strings.get_or_insert(&claim.claim_name) });
         }
         if volume.ephemeral.is_some() {
-            return Some(Volume::Ephemeral { name: strings.share(&format!("{pod}-{}", volume.name)) });
+            return Some(Volume::Ephemeral {
+                name: strings.get_or_insert(&format!("{pod}-{}", volume.name)),
+            });
         }
         if let Some(disk) = &volume.gce_persistent_disk {
             let read_only = disk.read_only.unwrap_or_default();
@@ -439,49 +458,49 @@ fn volumes(spec: &core::PodSpec, pod: &str, strings: &mut Strings) -> Box<[Volum
 fn claims(
     spec: &core::PodSpec,
     status: Option<&core::PodStatus>,
-    strings: &mut Strings,
+    strings: &mut StringPool,
 ) -> Box<[ResourceClaimRef]> {
     let known = status.and_then(|status| status.resource_claim_statuses.as_deref()).unwrap_or_default();
     let mut read = |claim: &core::PodResourceClaim| {
-        let made = known.iter().find(|status| status.name == claim.name);
-        let name = match made {
+        let claim_status = known.iter().find(|status| status.name == claim.name);
+        let name = match claim_status {
             Some(status) => Some(status.resource_claim_name.as_deref().unwrap_or_default()),
             None => claim.resource_claim_name.as_deref(),
         };
         ResourceClaimRef {
-            name: strings.share(&claim.name),
-            claim: name.map(|name| strings.share(name)),
-            templated: claim.resource_claim_template_name.is_some(),
+            name: strings.get_or_insert(&claim.name),
+            claim: name.map(|name| strings.get_or_insert(name)),
+            is_from_template: claim.resource_claim_template_name.is_some(),
         }
     };
     spec.resource_claims.iter().flatten().map(&mut read).collect()
 }
 
-fn asking(spec: &core::PodSpec, strings: &mut Strings) -> Box<[Asking]> {
+fn container_requests(spec: &core::PodSpec, strings: &mut StringPool) -> Box<[ContainerRequests]> {
     let before = spec.init_containers.iter().flatten().map(|container| (container, true));
     let all = before.chain(spec.containers.iter().map(|container| (container, false)));
     all.map(|(container, init)| {
         let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
         let amount = |text: &str| schema::quantity::Quantity::parse(text).map_or(0, |amount| amount.value());
-        Asking {
+        ContainerRequests {
             name: container.name.as_str().into(),
-            brief: init && container.restart_policy.as_deref() != Some("Always"),
+            is_regular_init: init && container.restart_policy.as_deref() != Some("Always"),
             requests: requests
                 .into_iter()
                 .flatten()
-                .map(|(name, text)| (strings.share(name), amount(&text.0)))
+                .map(|(name, text)| (strings.get_or_insert(name), amount(&text.0)))
                 .collect(),
         }
     })
     .collect()
 }
 
-fn owner(pod: &core::Pod, strings: &mut Strings) -> Option<Owner> {
+fn owner(pod: &core::Pod, strings: &mut StringPool) -> Option<Owner> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
     Some(Owner {
-        api_version: strings.share(&owner.api_version),
-        kind: strings.share(&owner.kind),
-        name: strings.share(&owner.name),
+        api_version: strings.get_or_insert(&owner.api_version),
+        kind: strings.get_or_insert(&owner.kind),
+        name: strings.get_or_insert(&owner.name),
     })
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use schema::quantity::{Format, Quantity};
 
-use super::labels::Strings;
+use super::labels::StringPool;
 
 /// What a container without a request for CPU counts as when nodes are compared, in thousandths.
 pub const DEFAULT_MILLI_CPU: i64 = 100;
@@ -51,8 +51,8 @@ impl From<&str> for ResourceName {
 
 impl Resources {
     /// Reads a list such as a node's allocatable.
-    pub fn read(list: Option<&BTreeMap<String, Text>>, strings: &mut Strings) -> Resources {
-        let mut sum = List::default();
+    pub fn read(list: Option<&BTreeMap<String, Text>>, strings: &mut StringPool) -> Resources {
+        let mut sum = QuantityList::default();
         sum.add(list);
         sum.resources(strings)
     }
@@ -110,32 +110,36 @@ pub struct Requests {
     /// CPU and memory with the defaults for containers that ask for none, as a node sums them up.
     pub nonzero: [i64; 2],
     /// The same without what is asked for by the pod as a whole, as the scores of NodeResourcesFit use it.
-    pub scored: [i64; 2],
+    pub scoring: [i64; 2],
 }
 
 impl Requests {
     /// Containers are summed, init containers taken at their highest beside the sidecars started before
     /// them, then the pod's own requests replace the sum and the overhead is added.
-    pub fn of(pod: &Pod, strings: &mut Strings) -> Requests {
-        let exact = total(pod, &[], true);
+    pub fn of(pod: &Pod, strings: &mut StringPool) -> Requests {
+        let exact = pod_requests(pod, &[], true);
         let defaults = [
             ("cpu", Quantity::from_milli(DEFAULT_MILLI_CPU, Format::DecimalSI)),
             ("memory", Quantity::new(DEFAULT_MEMORY, Format::DecimalSI)),
         ];
-        let whole = pod_level(pod).next().is_some();
-        let missing: Vec<_> =
-            defaults.iter().filter(|(name, _)| !whole || exact.get(name).is_none()).copied().collect();
-        let nonzero = total(pod, &missing, true).cpu_and_memory();
-        let scored = if whole { total(pod, &defaults, false).cpu_and_memory() } else { nonzero };
-        Requests { exact: exact.resources(strings), nonzero, scored }
+        let has_pod_level = pod_level(pod).next().is_some();
+        let missing: Vec<_> = defaults
+            .iter()
+            .filter(|(name, _)| !has_pod_level || exact.get(name).is_none())
+            .copied()
+            .collect();
+        let nonzero = pod_requests(pod, &missing, true).cpu_and_memory();
+        let scoring =
+            if has_pod_level { pod_requests(pod, &defaults, false).cpu_and_memory() } else { nonzero };
+        Requests { exact: exact.resources(strings), nonzero, scoring }
     }
 }
 
 /// Quantities by name, in the order they were met. Pods name few resources.
 #[derive(Clone, Default)]
-struct List<'a>(Vec<(&'a str, Quantity)>);
+struct QuantityList<'a>(Vec<(&'a str, Quantity)>);
 
-impl<'a> List<'a> {
+impl<'a> QuantityList<'a> {
     fn get(&self, name: &str) -> Option<Quantity> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, amount)| *amount)
     }
@@ -153,13 +157,13 @@ impl<'a> List<'a> {
         }
     }
 
-    fn plus(&mut self, other: &List<'a>) {
+    fn add_all(&mut self, other: &QuantityList<'a>) {
         for (name, amount) in &other.0 {
             self.merge(name, *amount, |a, b| a + b);
         }
     }
 
-    fn max(&mut self, other: &List<'a>) {
+    fn max(&mut self, other: &QuantityList<'a>) {
         self.raise(other.0.iter().copied());
     }
 
@@ -173,7 +177,7 @@ impl<'a> List<'a> {
         [self.get("cpu").map_or(0, |q| q.milli()), self.get("memory").map_or(0, |q| q.value())]
     }
 
-    fn resources(&self, strings: &mut Strings) -> Resources {
+    fn resources(&self, strings: &mut StringPool) -> Resources {
         let mut resources = Resources::default();
         for (name, amount) in &self.0 {
             match *name {
@@ -181,7 +185,9 @@ impl<'a> List<'a> {
                 "memory" => resources.memory = amount.value(),
                 "ephemeral-storage" => resources.ephemeral_storage = amount.value(),
                 "pods" => resources.pods = amount.value(),
-                name if is_scalar(name) => resources.scalar.push((strings.share(name), amount.value())),
+                name if is_scalar(name) => {
+                    resources.scalar.push((strings.get_or_insert(name), amount.value()))
+                }
                 _ => {}
             }
         }
@@ -191,20 +197,20 @@ impl<'a> List<'a> {
 }
 
 fn read(list: Option<&BTreeMap<String, Text>>) -> impl Iterator<Item = (&str, Quantity)> {
-    let amounts = list.into_iter().flatten();
-    amounts.map(|(name, text)| (&**name, Quantity::parse(&text.0).unwrap_or(Quantity::ZERO)))
+    let entries = list.into_iter().flatten();
+    entries.map(|(name, text)| (&**name, Quantity::parse(&text.0).unwrap_or(Quantity::ZERO)))
 }
 
 /// What the pod as a whole asks for, of the resources that can be asked for so; while it is resized, the highest of what
 /// is wanted, promised and given.
 fn pod_level(pod: &Pod) -> impl Iterator<Item = (&str, Quantity)> {
     let requests = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
-    let mut highest = List::default();
+    let mut highest = QuantityList::default();
     match pod.status.as_ref().and_then(|status| Some((status, status.resources.as_ref()?))) {
         None => highest.add(requests),
         Some((status, given)) => {
-            let wanted = (!resize_is_infeasible(pod)).then_some(requests).flatten();
-            for list in [wanted, given.requests.as_ref(), status.allocated_resources.as_ref()] {
+            let desired = (!resize_is_infeasible(pod)).then_some(requests).flatten();
+            for list in [desired, given.requests.as_ref(), status.allocated_resources.as_ref()] {
                 highest.raise(read(list));
             }
         }
@@ -214,22 +220,26 @@ fn pod_level(pod: &Pod) -> impl Iterator<Item = (&str, Quantity)> {
     names.map(move |name| (name, highest.get(name).unwrap_or(Quantity::ZERO)))
 }
 
-fn total<'a>(pod: &'a Pod, missing: &[(&'static str, Quantity)], with_pod_level: bool) -> List<'a> {
-    let mut sum = List::default();
+fn pod_requests<'a>(
+    pod: &'a Pod,
+    missing: &[(&'static str, Quantity)],
+    with_pod_level: bool,
+) -> QuantityList<'a> {
+    let mut sum = QuantityList::default();
     let Some(spec) = &pod.spec else { return sum };
     for container in &spec.containers {
-        sum.plus(&asked(pod, container, missing));
+        sum.add_all(&container_requests(pod, container, missing));
     }
-    let (mut sidecars, mut highest) = (List::default(), List::default());
+    let (mut sidecars, mut highest) = (QuantityList::default(), QuantityList::default());
     for container in spec.init_containers.iter().flatten() {
-        let mut need = asked(pod, container, missing);
+        let mut requests = container_requests(pod, container, missing);
         if is_sidecar(container) {
-            sum.plus(&need);
-            sidecars.plus(&need);
+            sum.add_all(&requests);
+            sidecars.add_all(&requests);
             highest.max(&sidecars);
         } else {
-            need.plus(&sidecars);
-            highest.max(&need);
+            requests.add_all(&sidecars);
+            highest.max(&requests);
         }
     }
     sum.max(&highest);
@@ -248,31 +258,40 @@ pub fn is_sidecar(container: &Container) -> bool {
 }
 
 /// What one container takes: while it is being resized, the highest of what is wanted, promised and given.
-fn asked<'a>(pod: &'a Pod, container: &'a Container, missing: &[(&'static str, Quantity)]) -> List<'a> {
-    let mut need = List::default();
+fn container_requests<'a>(
+    pod: &'a Pod,
+    container: &'a Container,
+    missing: &[(&'static str, Quantity)],
+) -> QuantityList<'a> {
+    let mut requests = QuantityList::default();
     let spec = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     match status_of(pod, container).and_then(|status| Some((status, status.resources.as_ref()?))) {
-        None => need.add(spec),
+        None => requests.add(spec),
         Some((status, given)) => {
-            let wanted = (!resize_is_infeasible(pod)).then_some(spec).flatten();
-            for list in [wanted, given.requests.as_ref(), status.allocated_resources.as_ref()] {
-                need.raise(read(list));
+            let desired = (!resize_is_infeasible(pod)).then_some(spec).flatten();
+            for list in [desired, given.requests.as_ref(), status.allocated_resources.as_ref()] {
+                requests.raise(read(list));
             }
         }
     }
     for (name, amount) in missing {
-        if need.get(name).is_none() {
-            need.0.push((name, *amount));
+        if requests.get(name).is_none() {
+            requests.0.push((name, *amount));
         }
     }
-    need
+    requests
 }
 
 fn status_of<'a>(pod: &'a Pod, container: &Container) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     // Those that come and go before the others are not resized once they have gone.
-    let inits = status.init_container_statuses.iter().filter(|_| is_sidecar(container)).flatten();
-    status.container_statuses.iter().flatten().chain(inits).find(|status| status.name == container.name)
+    let sidecar_statuses = status.init_container_statuses.iter().filter(|_| is_sidecar(container)).flatten();
+    status
+        .container_statuses
+        .iter()
+        .flatten()
+        .chain(sidecar_statuses)
+        .find(|status| status.name == container.name)
 }
 
 fn resize_is_infeasible(pod: &Pod) -> bool {

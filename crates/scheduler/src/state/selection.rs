@@ -26,7 +26,7 @@ pub fn selector(typed: Option<&meta::LabelSelector>) -> Result<LabelSelector, St
         let values = expression.values.as_deref().unwrap_or_default();
         requirements.push(requirement(&expression.key, operator, values)?);
     }
-    Ok(LabelSelector::of(requirements))
+    Ok(LabelSelector::new(requirements))
 }
 
 /// The selector of a plain map of labels.
@@ -36,7 +36,7 @@ pub fn selector_of_set(labels: Option<&BTreeMap<String, String>>) -> LabelSelect
         operator: Operator::Equals,
         values: vec![value.clone()],
     };
-    LabelSelector::of(labels.into_iter().flatten().map(equal).collect())
+    LabelSelector::new(labels.into_iter().flatten().map(equal).collect())
 }
 
 fn requirement(key: &str, operator: Operator, values: &[String]) -> Result<Requirement, String> {
@@ -50,32 +50,32 @@ pub struct NodeTerm {
     /// On `metadata.name`, the only field that can be named.
     fields: Vec<Requirement>,
     /// Could not be understood, so matches no node.
-    broken: bool,
+    is_invalid: bool,
 }
 
 impl NodeTerm {
     /// Parses one term; what cannot be understood makes it match nothing.
     pub fn new(term: &core::NodeSelectorTerm) -> NodeTerm {
-        let mut broken = false;
+        let mut is_invalid = false;
         let mut read = |list: Option<&Vec<core::NodeSelectorRequirement>>| {
             let mut requirements = Vec::new();
             for typed in list.into_iter().flatten() {
                 let values = typed.values.clone().unwrap_or_default();
                 match node_operator(&typed.operator).map(|op| Requirement::new(&typed.key, op, values)) {
                     Some(Ok(requirement)) => requirements.push(requirement),
-                    _ => broken = true,
+                    _ => is_invalid = true,
                 }
             }
             requirements
         };
         let labels = read(term.match_expressions.as_ref());
         let fields = read(term.match_fields.as_ref());
-        NodeTerm { labels, fields, broken }
+        NodeTerm { labels, fields, is_invalid }
     }
 
     /// Whether the term means this node.
     pub fn matches(&self, node: &NodeInfo) -> bool {
-        if self.broken || (self.labels.is_empty() && self.fields.is_empty()) {
+        if self.is_invalid || (self.labels.is_empty() && self.fields.is_empty()) {
             return false;
         }
         let field = |key: &str| (key == "metadata.name").then_some(&*node.name);
@@ -152,7 +152,7 @@ impl NodeSelection {
     }
 
     /// Whether the pod may run on any node.
-    pub fn is_anywhere(&self) -> bool {
+    pub fn matches_all_nodes(&self) -> bool {
         self.labels.is_none() && self.required.is_none()
     }
 
@@ -165,8 +165,8 @@ impl NodeSelection {
 
 /// Parses preferred terms; those without weight say nothing.
 pub fn weighted(terms: &[core::PreferredSchedulingTerm]) -> Box<[(i32, NodeTerm)]> {
-    let weighing = terms.iter().filter(|term| term.weight != 0);
-    weighing.map(|term| (term.weight, NodeTerm::new(&term.preference))).collect()
+    let with_weight = terms.iter().filter(|term| term.weight != 0);
+    with_weight.map(|term| (term.weight, NodeTerm::new(&term.preference))).collect()
 }
 
 /// What a taint does.
@@ -207,7 +207,7 @@ impl Taint {
     }
 
     /// Whether the taint keeps pods away.
-    pub fn forbids(&self) -> bool {
+    pub fn is_do_not_schedule(&self) -> bool {
         self.effect != Effect::PreferNoSchedule
     }
 }
@@ -246,7 +246,7 @@ impl Toleration {
 }
 
 /// Whether no taint that keeps pods away is left untolerated.
-pub fn tolerated(taints: &[Taint], tolerations: &[Toleration]) -> bool {
-    let bears = |taint: &Taint| tolerations.iter().any(|toleration| toleration.tolerates(taint));
-    taints.iter().filter(|taint| taint.forbids()).all(bears)
+pub fn tolerates_taints(taints: &[Taint], tolerations: &[Toleration]) -> bool {
+    let has_toleration = |taint: &Taint| tolerations.iter().any(|toleration| toleration.tolerates(taint));
+    taints.iter().filter(|taint| taint.is_do_not_schedule()).all(has_toleration)
 }

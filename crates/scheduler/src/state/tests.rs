@@ -7,7 +7,7 @@ use api::selector::LabelSelector;
 use jiff::Timestamp;
 use proptest::prelude::*;
 
-use super::tally::{Matcher, Scope};
+use super::topology::{PodMatcher, Scope};
 use super::{PodInfo, State};
 use crate::testing::{node, pod};
 
@@ -15,13 +15,13 @@ use crate::testing::{node, pod};
 enum Step {
     Node { name: u8, zone: u8, big: bool, image: bool },
     RemoveNode(u8),
-    Pod { name: u8, node: u8, label: u8, shape: u8, leaving: bool },
+    Pod { name: u8, node: u8, label: u8, shape: u8, terminating: bool },
     RemovePod(u8),
     Assume { name: u8, node: u8, label: u8, shape: u8 },
     Forget(u8),
     Bound(u8),
     Expire,
-    Ask,
+    Query,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -30,21 +30,21 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(name, zone, big, image)| Step::Node { name, zone, big, image }),
         1 => (0..4u8).prop_map(Step::RemoveNode),
         5 => (0..8u8, 0..5u8, 0..3u8, 0..4u8, any::<bool>())
-            .prop_map(|(name, node, label, shape, leaving)| Step::Pod { name, node, label, shape, leaving }),
+            .prop_map(|(name, node, label, shape, terminating)| Step::Pod { name, node, label, shape, terminating }),
         2 => (0..8u8).prop_map(Step::RemovePod),
         2 => (0..8u8, 0..5u8, 0..3u8, 0..4u8)
             .prop_map(|(name, node, label, shape)| Step::Assume { name, node, label, shape }),
         1 => (0..8u8).prop_map(Step::Forget),
         1 => (0..8u8).prop_map(Step::Bound),
         1 => Just(Step::Expire),
-        2 => Just(Step::Ask),
+        2 => Just(Step::Query),
     ];
     prop::collection::vec(step, 1..60)
 }
 
-fn pod_line(name: u8, node: Option<u8>, label: u8, shape: u8, leaving: bool) -> String {
+fn pod_line(name: u8, node: Option<u8>, label: u8, shape: u8, terminating: bool) -> String {
     let on = node.map(|node| format!("on=n{node}")).unwrap_or_default();
-    let leaving = if leaving { "leaving" } else { "" };
+    let terminating = if terminating { "leaving" } else { "" };
     let shape = match shape {
         0 => "cpu=100m",
         1 => "port=80 claim=data",
@@ -57,16 +57,16 @@ fn pod_line(name: u8, node: Option<u8>, label: u8, shape: u8, leaving: bool) -> 
                 {"weight":5,"podAffinityTerm":{"topologyKey":"kubernetes.io/hostname","labelSelector":{"matchLabels":{"app":"a1"}}}}]}}}}"#
         }
     };
-    format!("pod p{name} {on} {leaving} label=app=a{label} {shape}")
+    format!("pod p{name} {on} {terminating} label=app=a{label} {shape}")
 }
 
-fn matchers() -> Vec<Matcher> {
-    let of = |text: &str, living| Matcher {
+fn matcher_cases() -> Vec<PodMatcher> {
+    let of = |text: &str, exclude_terminating| PodMatcher {
         all_of: vec![(
             Scope::Namespaces(vec!["default".into()]),
             LabelSelector::parse(text).expect("a test's selector is sound"),
         )],
-        living,
+        exclude_terminating,
     };
     vec![of("app=a0", true), of("app in (a0,a1)", false), of("!app", false)]
 }
@@ -82,25 +82,25 @@ struct Model {
 }
 
 /// Everything that can be asked, by names so that places do not matter.
-fn answers(state: &mut State) -> BTreeMap<String, String> {
+fn query_all(state: &mut State) -> BTreeMap<String, String> {
     state.refresh();
     let mut all = BTreeMap::new();
-    let mut orders: Vec<&str> = state.order().iter().map(|id| &*state.node(*id).name).collect();
-    orders.sort_unstable();
-    all.insert("nodes".to_owned(), orders.join(" "));
-    let counts: Vec<_> = matchers().iter().map(|matcher| state.count(matcher)).collect();
+    let mut node_names: Vec<&str> = state.order().iter().map(|id| &*state.node(*id).name).collect();
+    node_names.sort_unstable();
+    all.insert("nodes".to_owned(), node_names.join(" "));
+    let counts: Vec<_> = matcher_cases().iter().map(|matcher| state.count(matcher)).collect();
     let topologies = KEYS.map(|key| state.topology(key));
     for node in state.nodes() {
         let mut pods: Vec<&str> = node.pods.iter().map(|pod| &*pod.uid).collect();
         pods.sort_unstable();
         let counted: Vec<u32> =
             counts.iter().map(|count| count.get(node.id as usize).copied().unwrap_or_default()).collect();
-        let size = |topology: &Arc<super::tally::Topology>| match topology.domain(node.id) {
-            super::tally::NOWHERE => 0,
+        let size = |topology: &Arc<super::topology::Topology>| match topology.domain(node.id) {
+            super::topology::NO_DOMAIN => 0,
             domain => topology.nodes_in(domain),
         };
         let sizes = topologies.each_ref().map(size);
-        let shown = format!(
+        let summary = format!(
             "{pods:?} {:?} {:?} {:?} {:?} {:?} {counted:?} {sizes:?}",
             node.requested,
             node.nonzero,
@@ -108,20 +108,20 @@ fn answers(state: &mut State) -> BTreeMap<String, String> {
             node.claims,
             node.images,
         );
-        all.insert(format!("node {}", node.name), shown);
+        all.insert(format!("node {}", node.name), summary);
     }
     let name = |id: &u32| state.node(*id).name.to_string();
     for (term, uses) in &state.terms().anti {
         let uses: BTreeMap<String, u32> = uses.iter().map(|(node, count)| (name(node), *count)).collect();
         all.insert(format!("anti {term:?}"), format!("{uses:?}"));
     }
-    for (term, uses) in &state.terms().scored {
+    for (term, uses) in &state.terms().scoring {
         let uses: BTreeMap<String, u32> = uses.iter().map(|(node, count)| (name(node), *count)).collect();
         all.insert(format!("scored {term:?}"), format!("{uses:?}"));
     }
     all.insert("claims".to_owned(), state.users_of_claim("default", "data").to_string());
     all.insert("image".to_owned(), state.nodes_with_image("img:latest").to_string());
-    all.insert("placed".to_owned(), state.placed().to_string());
+    all.insert("placed".to_owned(), state.pod_count().to_string());
     all
 }
 
@@ -143,7 +143,7 @@ fn apply(state: &mut State, model: &mut Model, step: &Step) {
             state.remove_node(&format!("n{name}"));
             model.nodes.remove(name);
         }
-        Step::Pod { name, node, label, shape, leaving } => {
+        Step::Pod { name, node, label, shape, terminating: leaving } => {
             let line = pod_line(*name, Some(*node), *label, *shape, *leaving);
             let pod = info(state, &line);
             state.set_pod(pod);
@@ -155,32 +155,32 @@ fn apply(state: &mut State, model: &mut Model, step: &Step) {
         }
         Step::Assume { name, node, label, shape } => {
             let pod = info(state, &pod_line(*name, None, *label, *shape, false));
-            state.assume(pod, &format!("n{node}").into());
+            state.assume_pod(pod, &format!("n{node}").into());
             let line = pod_line(*name, Some(*node), *label, *shape, false);
             model.pods.insert(*name, (line, Some(false)));
         }
         Step::Forget(name) => {
             let was = model.pods.get(name).is_some_and(|(_, assumed)| assumed.is_some());
-            assert_eq!(state.forget(&format!("uid-p{name}")), was);
+            assert_eq!(state.forget_pod(&format!("uid-p{name}")), was);
             if was {
                 model.pods.remove(name);
             }
         }
         Step::Bound(name) => {
-            state.bound(&format!("uid-p{name}"), Timestamp::UNIX_EPOCH);
+            state.finish_binding(&format!("uid-p{name}"), Timestamp::UNIX_EPOCH);
             if let Some((_, Some(bound))) = model.pods.get_mut(name) {
                 *bound = true;
             }
         }
         Step::Expire => {
-            state.expire(Timestamp::from_second(1).expect("a second is a time"));
+            state.remove_expired_assumed_pods(Timestamp::from_second(1).expect("a second is a time"));
             model.pods.retain(|_, (_, assumed)| *assumed != Some(true));
         }
-        Step::Ask => drop(answers(state)),
+        Step::Query => drop(query_all(state)),
     }
 }
 
-fn rebuilt(model: &Model) -> State {
+fn state_from_model(model: &Model) -> State {
     let mut state = State::default();
     for line in model.nodes.values() {
         state.set_node(Arc::new(node(line)));
@@ -196,22 +196,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_kept_equals_what_is_made_anew(steps in steps()) {
+    fn updated_state_equals_state_from_scratch(steps in steps()) {
         let (mut state, mut model) = (State::default(), Model::default());
         // Ask first, so that the answers are kept from the start.
-        answers(&mut state);
+        query_all(&mut state);
         for step in &steps {
             apply(&mut state, &mut model, step);
         }
-        prop_assert_eq!(answers(&mut state), answers(&mut rebuilt(&model)));
+        prop_assert_eq!(query_all(&mut state), query_all(&mut state_from_model(&model)));
     }
 }
 
 #[test]
-fn zones_take_turns() {
-    let mut world =
-        crate::testing::world("node a zone=z1\nnode b zone=z1\nnode c zone=z2\nnode d zone=z1\nnode e");
-    world.state.refresh();
-    let order: Vec<&str> = world.state.order().iter().map(|id| &*world.state.node(*id).name).collect();
+fn node_order_is_balanced_by_zone() {
+    let mut cluster = crate::testing::test_cluster(
+        "node a zone=z1\nnode b zone=z1\nnode c zone=z2\nnode d zone=z1\nnode e",
+    );
+    cluster.state.refresh();
+    let order: Vec<&str> = cluster.state.order().iter().map(|id| &*cluster.state.node(*id).name).collect();
     assert_eq!(order, ["a", "c", "e", "b", "d"]);
 }

@@ -8,11 +8,11 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use super::state::{State, Step};
+use super::state::{DecodeState, PathSegment};
 use crate::quantity;
-use crate::table::{Alternative, Field, Shape, Table, Type, TypeId};
+use crate::table::{Field, SchemaOr, Shape, Table, Type, TypeId};
 use crate::time::Timestamp;
-use crate::zero::{Target, complete, kept, zero, zero_entry};
+use crate::zero::{Target, add_always_present, omit_empty, zero_map_value, zero_value};
 
 /// Go's standard encoding: padded, and careless about bits that mean nothing.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -22,15 +22,15 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::RequireCanonical),
 );
 
-const NO_SCHEMA: &str = "boolean or JSON schema expected";
+const NOT_A_SCHEMA: &str = "boolean or JSON schema expected";
 
 /// Reads one value.
-pub(super) struct Seed<'s, 't> {
-    pub state: &'s mut State<'t>,
+pub(super) struct ValueSeed<'s, 't> {
+    pub state: &'s mut DecodeState<'t>,
     pub target: Target<'t>,
 }
 
-impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
+impl<'de> DeserializeSeed<'de> for ValueSeed<'_, '_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -39,7 +39,7 @@ impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
 }
 
 /// A value that does not fit is noted and reads as null, so that reading can go on.
-impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
+impl<'de, 't> Visitor<'de> for ValueSeed<'_, 't> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,11 +52,11 @@ impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
 
     fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
         match self.target {
-            Target::Shape(Shape::Bool) | Target::Either(_, Alternative::Bool) => {
+            Target::Shape(Shape::Bool) | Target::SchemaOr(_, SchemaOr::Bool) => {
                 return Ok(Value::Bool(value));
             }
             target if target.is_raw() => return Ok(Value::Bool(value)),
-            Target::Shape(Shape::Quantity) => self.state.fail(quantity::ParseError::Format),
+            Target::Shape(Shape::Quantity) => self.state.set_error(quantity::ParseError::Format),
             target => self.state.mismatch("bool", target),
         }
         Ok(Value::Null)
@@ -89,17 +89,19 @@ impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let Seed { state, target } = self;
+        let ValueSeed { state, target } = self;
         let lenient = !matches!(target, Target::Shape(Shape::List { .. }));
         let (item, fallback): (Target<'t>, Option<&'t Shape>) = match target {
             Target::Shape(Shape::List { item, .. }) => (Target::Shape(item), Some(item)),
-            Target::Either(id, Alternative::Array) => (Target::Either(id, Alternative::Array), None),
-            Target::Either(_, Alternative::Strings) => (Target::Shape(&Shape::String), Some(&Shape::String)),
+            Target::SchemaOr(id, SchemaOr::Array) => (Target::SchemaOr(id, SchemaOr::Array), None),
+            Target::SchemaOr(_, SchemaOr::StringArray) => {
+                (Target::Shape(&Shape::String), Some(&Shape::String))
+            }
             target if target.is_raw() => (target, None),
             target => {
                 match target {
-                    Target::Shape(Shape::Quantity) => state.fail(quantity::ParseError::Format),
-                    Target::Either(..) => state.fail(NO_SCHEMA),
+                    Target::Shape(Shape::Quantity) => state.set_error(quantity::ParseError::Format),
+                    Target::SchemaOr(..) => state.set_error(NOT_A_SCHEMA),
                     target => state.mismatch("array", target),
                 }
                 while seq.next_element::<IgnoredAny>()?.is_some() {}
@@ -109,12 +111,12 @@ impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
         state.enter::<A::Error>(lenient)?;
         let mut list = Vec::new();
         loop {
-            state.path.push(Step::Index(list.len()));
-            let value = seq.next_element_seed(Seed { state, target: item })?;
+            state.path.push(PathSegment::Index(list.len()));
+            let value = seq.next_element_seed(ValueSeed { state, target: item })?;
             state.path.pop();
             match (value, fallback) {
                 (None, _) => break,
-                (Some(Value::Null), Some(shape)) => list.push(zero(state.table, shape)),
+                (Some(Value::Null), Some(shape)) => list.push(zero_value(state.table, shape)),
                 (Some(value), _) => list.push(value),
             }
         }
@@ -123,22 +125,24 @@ impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let Seed { state, target } = self;
-        let lenient =
-            !matches!(target, Target::Shape(Shape::Struct(_) | Shape::Map { .. }) | Target::MapOfEither(..));
+        let ValueSeed { state, target } = self;
+        let lenient = !matches!(
+            target,
+            Target::Shape(Shape::Struct(_) | Shape::Map { .. }) | Target::MapOfSchemaOr(..)
+        );
         state.enter::<A::Error>(lenient)?;
         let value = match target {
-            Target::Shape(&Shape::Struct(id)) | Target::Either(id, _) => visit_struct(state, id, map)?,
+            Target::Shape(&Shape::Struct(id)) | Target::SchemaOr(id, _) => visit_struct(state, id, map)?,
             Target::Shape(Shape::Map { value, .. }) => {
-                entries(state, Target::Shape(value), Some(value), map)?
+                visit_entries(state, Target::Shape(value), Some(value), map)?
             }
-            Target::MapOfEither(id, alternative) => {
-                entries(state, Target::Either(id, alternative), None, map)?
+            Target::MapOfSchemaOr(id, schema_or) => {
+                visit_entries(state, Target::SchemaOr(id, schema_or), None, map)?
             }
-            target if target.is_raw() => entries(state, target, None, map)?,
+            target if target.is_raw() => visit_entries(state, target, None, map)?,
             target => {
                 match target {
-                    Target::Shape(Shape::Quantity) => state.fail(quantity::ParseError::Format),
+                    Target::Shape(Shape::Quantity) => state.set_error(quantity::ParseError::Format),
                     target => state.mismatch("object", target),
                 }
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
@@ -150,18 +154,18 @@ impl<'de, 't> Visitor<'de> for Seed<'_, 't> {
     }
 }
 
-impl Seed<'_, '_> {
+impl ValueSeed<'_, '_> {
     fn number(self, number: Number) -> Option<Value> {
-        let whole = match self.target {
+        let integer = match self.target {
             Target::Shape(Shape::Int32 | Shape::IntOrString) => {
                 number.as_i64().filter(|n| i32::try_from(*n).is_ok())
             }
             Target::Shape(Shape::Int64) => number.as_i64(),
-            Target::Shape(Shape::Double) => return Some(double(number)),
+            Target::Shape(Shape::Double) => return Some(json_number(number)),
             Target::Shape(Shape::Quantity) => return self.quantity(&decimal(&number)),
             target if target.is_raw() => return Some(Value::Number(number)),
-            Target::Either(..) => {
-                self.state.fail(NO_SCHEMA);
+            Target::SchemaOr(..) => {
+                self.state.set_error(NOT_A_SCHEMA);
                 return None;
             }
             target => {
@@ -169,10 +173,10 @@ impl Seed<'_, '_> {
                 return None;
             }
         };
-        if whole.is_none() {
+        if integer.is_none() {
             self.state.mismatch(&format!("number {number}"), self.target);
         }
-        whole.map(Value::from)
+        integer.map(Value::from)
     }
 
     fn text(self, text: &str) -> Option<Value> {
@@ -185,12 +189,12 @@ impl Seed<'_, '_> {
             Target::Shape(Shape::Bytes) => match canonical_base64(text) {
                 Ok(text) => Some(Value::String(text)),
                 Err(at) => {
-                    self.state.fail(format!("illegal base64 data at input byte {at}"));
+                    self.state.set_error(format!("illegal base64 data at input byte {at}"));
                     None
                 }
             },
-            Target::Either(..) => {
-                self.state.fail(NO_SCHEMA);
+            Target::SchemaOr(..) => {
+                self.state.set_error(NOT_A_SCHEMA);
                 None
             }
             target => {
@@ -204,17 +208,17 @@ impl Seed<'_, '_> {
         match read {
             Ok(time) => (!time.is_zero()).then(|| Value::String(write(time))),
             Err(message) => {
-                self.state.fail(message);
+                self.state.set_error(message);
                 None
             }
         }
     }
 
     fn quantity(self, text: &str) -> Option<Value> {
-        match quantity::canonical(text) {
+        match quantity::canonicalize(text) {
             Ok(text) => Some(Value::String(text)),
             Err(error) => {
-                self.state.fail(error);
+                self.state.set_error(error);
                 None
             }
         }
@@ -222,7 +226,7 @@ impl Seed<'_, '_> {
 }
 
 /// Go writes a whole float without a point.
-fn double(number: Number) -> Value {
+fn json_number(number: Number) -> Value {
     match number.as_f64() {
         Some(value) if value.fract() == 0.0 && value.abs() < 9e15 => Value::from(value as i64),
         _ => Value::Number(number),
@@ -239,11 +243,11 @@ fn decimal(number: &Number) -> String {
 
 /// Decodes and encodes again; the error is the offset of the first byte that is wrong.
 fn canonical_base64(text: &str) -> Result<String, usize> {
-    let joined;
+    let without_newlines;
     let text = match text.contains(['\r', '\n']) {
         true => {
-            joined = text.replace(['\r', '\n'], "");
-            &joined
+            without_newlines = text.replace(['\r', '\n'], "");
+            &without_newlines
         }
         false => text,
     };
@@ -256,8 +260,8 @@ fn canonical_base64(text: &str) -> Result<String, usize> {
     }
 }
 
-fn entries<'de, 't, A: MapAccess<'de>>(
-    state: &mut State<'t>,
+fn visit_entries<'de, 't, A: MapAccess<'de>>(
+    state: &mut DecodeState<'t>,
     target: Target<'t>,
     fallback: Option<&'t Shape>,
     mut map: A,
@@ -265,14 +269,14 @@ fn entries<'de, 't, A: MapAccess<'de>>(
     let mut entries = Map::new();
     while let Some(key) = map.next_key::<String>()? {
         if entries.contains_key(&key) {
-            state.complain("duplicate", &key);
+            state.add_strict_error("duplicate", &key);
         }
-        state.path.push(Step::Key(key));
-        let value = map.next_value_seed(Seed { state, target })?;
+        state.path.push(PathSegment::Key(key));
+        let value = map.next_value_seed(ValueSeed { state, target })?;
         // The key travels on the path and back, which spares a copy.
-        let Some(Step::Key(key)) = state.path.pop() else { break };
+        let Some(PathSegment::Key(key)) = state.path.pop() else { break };
         let value = match (value, fallback) {
-            (Value::Null, Some(shape)) => zero_entry(state.table, shape),
+            (Value::Null, Some(shape)) => zero_map_value(state.table, shape),
             (value, _) => value,
         };
         entries.insert(key, value);
@@ -281,52 +285,52 @@ fn entries<'de, 't, A: MapAccess<'de>>(
 }
 
 fn visit_struct<'de, 't, A: MapAccess<'de>>(
-    state: &mut State<'t>,
+    state: &mut DecodeState<'t>,
     id: TypeId,
     mut map: A,
 ) -> Result<Value, A::Error> {
     let table: &'t Table = state.table;
     let ty = table.get(id);
     let mut object = Map::new();
-    let mut seen = Seen::default();
-    while let Some(key) = map.next_key_seed(Key(ty))? {
+    let mut seen = SeenFields::default();
+    while let Some(key) = map.next_key_seed(FieldKey(ty))? {
         let (index, field) = match key {
             Ok(found) => found,
             Err(name) if ty.preserve_unknown => {
-                let value = map.next_value_seed(Seed { state, target: Target::Shape(&Shape::Json) })?;
+                let value = map.next_value_seed(ValueSeed { state, target: Target::Shape(&Shape::Json) })?;
                 object.insert(name, value);
                 continue;
             }
             Err(name) => {
-                state.complain("unknown", &name);
+                state.add_strict_error("unknown", &name);
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
         };
         if !seen.insert(index) {
-            state.complain("duplicate", &field.name);
+            state.add_strict_error("duplicate", &field.name);
             object.remove(&*field.name);
         }
-        state.path.push(Step::Field(id, ty, field));
-        let target = Target::of(table, id, field);
-        let value = map.next_value_seed(Seed { state, target })?;
+        state.path.push(PathSegment::Field(id, ty, field));
+        let target = Target::for_field(table, id, field);
+        let value = map.next_value_seed(ValueSeed { state, target })?;
         state.path.pop();
-        if let Some(value) = kept(field, value) {
+        if let Some(value) = omit_empty(field, value) {
             object.insert(field.name.to_string(), value);
         }
     }
-    complete(table, ty, &mut object);
+    add_always_present(table, ty, &mut object);
     Ok(Value::Object(object))
 }
 
 /// The fields met so far.
 #[derive(Default)]
-struct Seen {
+struct SeenFields {
     low: u64,
     high: Vec<usize>,
 }
 
-impl Seen {
+impl SeenFields {
     fn insert(&mut self, index: usize) -> bool {
         if index < 64 {
             let new = self.low & (1 << index) == 0;
@@ -340,9 +344,9 @@ impl Seen {
 }
 
 /// Finds the field a key names, sparing the copy of the key.
-struct Key<'t>(&'t Type);
+struct FieldKey<'t>(&'t Type);
 
-impl<'de, 't> DeserializeSeed<'de> for Key<'t> {
+impl<'de, 't> DeserializeSeed<'de> for FieldKey<'t> {
     type Value = Result<(usize, &'t Field), String>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -350,7 +354,7 @@ impl<'de, 't> DeserializeSeed<'de> for Key<'t> {
     }
 }
 
-impl<'t> Visitor<'_> for Key<'t> {
+impl<'t> Visitor<'_> for FieldKey<'t> {
     type Value = Result<(usize, &'t Field), String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,36 +1,36 @@
 //! Where the reader is, and what it has found wrong so far.
 
-use super::{MAX_DEPTH, MAX_UNKNOWN};
+use super::{MAX_DEPTH, MAX_STRICT_ERRORS};
 use crate::table::{Field, Table, Type, TypeId};
 use crate::zero::Target;
 
-pub(super) struct State<'t> {
+pub(super) struct DecodeState<'t> {
     pub table: &'t Table,
-    pub path: Vec<Step<'t>>,
+    pub path: Vec<PathSegment<'t>>,
     depth: usize,
     pub too_deep: bool,
     /// The first value that does not fit; reading goes on, for the text may not be JSON at all.
     pub error: Option<String>,
-    pub unknown: Vec<String>,
+    pub strict_errors: Vec<String>,
     /// Inside values whose own reader upstream does not tell about strictness.
     lenient: usize,
 }
 
-pub(super) enum Step<'t> {
+pub(super) enum PathSegment<'t> {
     Field(TypeId, &'t Type, &'t Field),
     Key(String),
     Index(usize),
 }
 
-impl<'t> State<'t> {
-    pub fn new(table: &'t Table) -> State<'t> {
-        State {
+impl<'t> DecodeState<'t> {
+    pub fn new(table: &'t Table) -> DecodeState<'t> {
+        DecodeState {
             table,
             path: Vec::new(),
             depth: 0,
             too_deep: false,
             error: None,
-            unknown: Vec::new(),
+            strict_errors: Vec::new(),
             lenient: 0,
         }
     }
@@ -51,7 +51,7 @@ impl<'t> State<'t> {
         self.lenient -= usize::from(lenient);
     }
 
-    pub fn fail(&mut self, message: impl ToString) {
+    pub fn set_error(&mut self, message: impl ToString) {
         if self.error.is_none() {
             self.error = Some(message.to_string());
         }
@@ -64,25 +64,25 @@ impl<'t> State<'t> {
         }
         let mut names = Vec::new();
         let mut owner = None;
-        for step in &self.path {
-            if let Step::Field(_, ty, field) = step {
+        for segment in &self.path {
+            if let PathSegment::Field(_, ty, field) = segment {
                 names.push(&*field.name);
                 owner = Some(ty);
             }
         }
-        let place = match owner {
+        let location = match owner {
             Some(ty) => format!("struct field {}.{}", ty.short_name(), names.join(".")),
             None => "value".to_owned(),
         };
         let expected = self.named_type().unwrap_or_else(|| target.go_type(self.table));
-        self.fail(format!("json: cannot unmarshal {found} into Go {place} of type {expected}"));
+        self.set_error(format!("json: cannot unmarshal {found} into Go {location} of type {expected}"));
     }
 
     /// The Go type of the value being read, where it or that of the list or map around it has a name.
     fn named_type(&self) -> Option<String> {
         let (inner, field) = match self.path.as_slice() {
-            [.., Step::Field(id, _, field)] => (false, (id, field)),
-            [.., Step::Field(id, _, field), _] => (true, (id, field)),
+            [.., PathSegment::Field(id, _, field)] => (false, (id, field)),
+            [.., PathSegment::Field(id, _, field), _] => (true, (id, field)),
             _ => return None,
         };
         let name = self.table.go_type(*field.0, &field.1.name)?;
@@ -93,22 +93,22 @@ impl<'t> State<'t> {
     }
 
     /// A field that strict decoding does not like.
-    pub fn complain(&mut self, what: &str, name: &str) {
-        if self.lenient > 0 || self.unknown.len() >= MAX_UNKNOWN {
+    pub fn add_strict_error(&mut self, what: &str, name: &str) {
+        if self.lenient > 0 || self.strict_errors.len() >= MAX_STRICT_ERRORS {
             return;
         }
         let mut path = String::new();
-        for step in &self.path {
-            match step {
-                Step::Index(index) => path.push_str(&format!("[{index}]")),
-                Step::Field(_, _, field) => push_name(&mut path, &field.name),
-                Step::Key(key) => push_name(&mut path, key),
+        for segment in &self.path {
+            match segment {
+                PathSegment::Index(index) => path.push_str(&format!("[{index}]")),
+                PathSegment::Field(_, _, field) => push_name(&mut path, &field.name),
+                PathSegment::Key(key) => push_name(&mut path, key),
             }
         }
         push_name(&mut path, name);
-        let complaint = format!("{what} field {path:?}");
-        if !self.unknown.contains(&complaint) {
-            self.unknown.push(complaint);
+        let message = format!("{what} field {path:?}");
+        if !self.strict_errors.contains(&message) {
+            self.strict_errors.push(message);
         }
     }
 }

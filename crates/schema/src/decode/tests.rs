@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use super::*;
 use crate::kubernetes;
 
-fn read(kind: &str, text: &str) -> String {
+fn decode_text(kind: &str, text: &str) -> String {
     let table = kubernetes();
     let id = ["", "apps", "apiextensions.k8s.io", "batch", "coordination.k8s.io"]
         .iter()
-        .find_map(|group| table.kind(group, "v1", kind))
+        .find_map(|group| table.type_by_kind(group, "v1", kind))
         .expect("a kind of these groups");
     match from_json(table, id, text.as_bytes()) {
         Ok(decoded) => {
             let mut lines = vec![decoded.value.to_string()];
-            lines.extend(decoded.unknown);
+            lines.extend(decoded.strict_errors);
             lines.join("\n")
         }
         Err(error) => error.to_string(),
@@ -25,12 +25,12 @@ fn read(kind: &str, text: &str) -> String {
 
 #[track_caller]
 fn check(kind: &str, value: Value, expect: Expect) {
-    expect.assert_eq(&read(kind, &value.to_string()));
+    expect.assert_eq(&decode_text(kind, &value.to_string()));
 }
 
 #[track_caller]
 fn check_text(kind: &str, text: &str, expect: Expect) {
-    expect.assert_eq(&read(kind, text));
+    expect.assert_eq(&decode_text(kind, text));
 }
 
 /// A Pod with one container that has these fields.
@@ -39,7 +39,7 @@ fn container(fields: Value) -> Value {
 }
 
 #[test]
-fn zeros_that_mean_nothing_are_dropped_and_what_is_always_written_is_added() {
+fn decode_drops_empty_fields_except_always_present() {
     check("Pod", json!({}), expect![[r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#]]);
     check(
         "Service",
@@ -75,7 +75,7 @@ fn zeros_that_mean_nothing_are_dropped_and_what_is_always_written_is_added() {
 }
 
 #[test]
-fn values_take_their_canonical_form() {
+fn values_have_canonical_form() {
     check(
         "Pod",
         container(json!({"resources": {"limits": {"cpu": 0.5, "memory": "1000m", "x": 3, "y": null}}})),
@@ -103,7 +103,7 @@ fn values_take_their_canonical_form() {
 }
 
 #[test]
-fn strict_decoding_complains_in_order() {
+fn reports_strict_errors_in_order() {
     check(
         "Pod",
         container(json!({"name": "a", "colour": "red", "Image": "b"})),
@@ -124,7 +124,7 @@ fn strict_decoding_complains_in_order() {
 }
 
 #[test]
-fn values_that_do_not_fit() {
+fn rejects_values_of_wrong_type() {
     check(
         "Pod",
         container(json!({"name": "a", "image": 5})),
@@ -206,7 +206,7 @@ fn values_that_do_not_fit() {
 }
 
 #[test]
-fn types_with_names_are_named() {
+fn errors_contain_go_type_name() {
     check(
         "Pod",
         container(json!({"imagePullPolicy": 5})),
@@ -245,7 +245,7 @@ fn types_with_names_are_named() {
 }
 
 #[test]
-fn text_that_is_no_json() {
+fn rejects_invalid_json() {
     check_text("Pod", r#"{"spec": {"nodeName": 5}"#, expect!["unexpected end of JSON input"]);
     check_text("Pod", "", expect!["unexpected end of JSON input"]);
     check_text("Pod", "{} {}", expect!["invalid character '{' after top-level value"]);
@@ -268,7 +268,7 @@ fn text_that_is_no_json() {
 }
 
 #[test]
-fn schemas_of_custom_resources() {
+fn decode_handles_json_schema_props() {
     let schema = |schema: Value| json!({"spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]}});
     check(
         "CustomResourceDefinition",
@@ -306,9 +306,9 @@ fn schemas_of_custom_resources() {
 }
 
 #[test]
-fn a_value_too_deep_is_refused() {
+fn rejects_value_over_max_depth() {
     let table = kubernetes();
-    let id = table.named("io.k8s.api.apps.v1.ControllerRevision").expect("a built-in type");
+    let id = table.type_by_name("io.k8s.api.apps.v1.ControllerRevision").expect("a built-in type");
     let mut value = json!({});
     for _ in 0..MAX_DEPTH {
         value = json!({ "a": value });
@@ -319,10 +319,10 @@ fn a_value_too_deep_is_refused() {
 
 /// The frames of typed values are the largest, and a thread's stack is small.
 #[test]
-fn the_deepest_schema_fits_on_the_stack() {
+fn schema_of_max_depth_fits_on_stack() {
     let table = kubernetes();
     let name = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
-    let id = table.named(name).expect("a built-in type");
+    let id = table.type_by_name(name).expect("a built-in type");
     let nested = |levels: usize| format!("{}{{}}{}", r#"{"items":"#.repeat(levels), "}".repeat(levels));
     assert!(from_json(table, id, nested(MAX_DEPTH - 2).as_bytes()).is_ok());
     let error = from_json(table, id, nested(MAX_DEPTH).as_bytes()).map(|decoded| decoded.value);
@@ -333,7 +333,7 @@ proptest! {
     #[test]
     fn never_panics(text in "\\PC*") {
         let table = kubernetes();
-        let id = table.named("io.k8s.api.core.v1.Pod").expect("a built-in type");
+        let id = table.type_by_name("io.k8s.api.core.v1.Pod").expect("a built-in type");
         let _ = from_json(table, id, text.as_bytes());
     }
 }

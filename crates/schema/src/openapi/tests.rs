@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn definitions_are_those_upstream_publishes() {
+fn definitions_match_upstream() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../../shared/reference/kubernetes-1.36/openapi-v2.json");
     let Ok(text) = fs::read(&path) else {
@@ -17,14 +17,15 @@ fn definitions_are_those_upstream_publishes() {
         return;
     };
     let reference: Value = serde_json::from_slice(&text).expect("the reference is JSON");
-    let ours = Definitions::new(Form::V2);
-    let mut differences = Vec::new();
-    let theirs = reference["definitions"].as_object().expect("definitions");
-    for (name, theirs) in theirs.iter().filter(|(name, _)| !name.contains("alpha") && !name.contains("beta"))
+    let actual = Definitions::new(OpenApiVersion::V2);
+    let mut diff = Vec::new();
+    let expected = reference["definitions"].as_object().expect("definitions");
+    for (name, expected) in
+        expected.iter().filter(|(name, _)| !name.contains("alpha") && !name.contains("beta"))
     {
-        match ours.definition(name) {
-            Some(ours) => compare(name, &ours, theirs, &mut differences),
-            None => differences.push(name.clone()),
+        match actual.definition(name) {
+            Some(actual) => compare(name, &actual, expected, &mut diff),
+            None => diff.push(name.clone()),
         }
     }
     // A few descriptions are newer than the sources they are taken from; of types, fields, requirements and
@@ -41,37 +42,37 @@ fn definitions_are_those_upstream_publishes() {
         io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicyList properties metadata description
         io.k8s.api.admissionregistration.v1.ValidatingWebhookConfigurationList properties metadata description
         io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent description
-        io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent properties object description"#]].assert_eq(&differences.join("\n"));
+        io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent properties object description"#]].assert_eq(&diff.join("\n"));
 }
 
-fn compare(path: &str, ours: &Value, theirs: &Value, differences: &mut Vec<String>) {
-    match (ours, theirs) {
-        (Value::Object(ours), Value::Object(theirs)) => {
-            for (key, theirs) in theirs {
-                compare(&format!("{path} {key}"), ours.get(key).unwrap_or(&Value::Null), theirs, differences);
+fn compare(path: &str, actual: &Value, expected: &Value, diff: &mut Vec<String>) {
+    match (actual, expected) {
+        (Value::Object(actual), Value::Object(expected)) => {
+            for (key, expected) in expected {
+                compare(&format!("{path} {key}"), actual.get(key).unwrap_or(&Value::Null), expected, diff);
             }
-            differences.extend(
-                ours.keys().filter(|key| !theirs.contains_key(*key)).map(|key| format!("{path} +{key}")),
+            diff.extend(
+                actual.keys().filter(|key| !expected.contains_key(*key)).map(|key| format!("{path} +{key}")),
             );
         }
-        (Value::Array(ours), Value::Array(theirs)) if path.ends_with("required") => {
+        (Value::Array(actual), Value::Array(expected)) if path.ends_with("required") => {
             let sorted = |list: &[Value]| {
                 let mut list: Vec<String> = list.iter().map(Value::to_string).collect();
                 list.sort();
                 list
             };
-            if sorted(ours) != sorted(theirs) {
-                differences.push(path.to_owned());
+            if sorted(actual) != sorted(expected) {
+                diff.push(path.to_owned());
             }
         }
-        _ if ours != theirs => differences.push(path.to_owned()),
+        _ if actual != expected => diff.push(path.to_owned()),
         _ => {}
     }
 }
 
 #[test]
-fn version_three_wraps_references() {
-    let definitions = Definitions::new(Form::V3);
+fn v3_wraps_references() {
+    let definitions = Definitions::new(OpenApiVersion::V3);
     let mut port = definitions.definition("io.k8s.api.core.v1.ContainerPort").expect("a built-in type");
     for property in port["properties"].as_object_mut().expect("properties").values_mut() {
         property.as_object_mut().expect("a schema").remove("description");
@@ -93,13 +94,13 @@ fn version_three_wraps_references() {
 }
 
 #[test]
-fn a_closure_refers_to_itself_alone() {
-    for form in [Form::V2, Form::V3] {
-        let definitions = Definitions::new(form);
-        let closure = definitions.closure(["io.k8s.api.apps.v1.DeploymentList"]);
+fn all_references_are_defined() {
+    for version in [OpenApiVersion::V2, OpenApiVersion::V3] {
+        let definitions = Definitions::new(version);
+        let definitions_map = definitions.definitions_with_references(["io.k8s.api.apps.v1.DeploymentList"]);
         let mut names = Vec::new();
-        closure.values().for_each(|definition| references(definition, &mut names));
-        assert!(closure.len() > 100);
-        assert!(names.iter().all(|name| closure.contains_key(name)));
+        definitions_map.values().for_each(|definition| collect_references(definition, &mut names));
+        assert!(definitions_map.len() > 100);
+        assert!(names.iter().all(|name| definitions_map.contains_key(name)));
     }
 }

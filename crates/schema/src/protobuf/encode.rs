@@ -7,18 +7,18 @@ use serde_json::Value;
 
 use super::wire::Writer;
 use crate::decode::MAX_DEPTH;
-use crate::table::{Alternative, Field, Shape, Table, TypeId};
+use crate::table::{Field, SchemaOr, Shape, Table, TypeId};
 use crate::time::Timestamp;
 use crate::zero::Target;
 
 static NULL: Value = Value::Null;
 
 /// Writes the fields of a struct. What is deeper than decoding lets through is left out.
-pub(super) fn object(table: &Table, id: TypeId, value: &Value, writer: &mut Writer, depth: usize) {
+pub(super) fn encode_struct(table: &Table, id: TypeId, value: &Value, writer: &mut Writer, depth: usize) {
     if depth > MAX_DEPTH {
         return;
     }
-    fields(&Encoder { table, id, depth }, &table.get(id).fields, value, writer, 0);
+    encode_fields(&Encoder { table, id, depth }, &table.get(id).fields, value, writer, 0);
 }
 
 struct Encoder<'t> {
@@ -28,15 +28,15 @@ struct Encoder<'t> {
 }
 
 /// `level` counts the embedded messages around these fields. Fields of the same one lie side by side.
-fn fields(encoder: &Encoder<'_>, fields_: &[Field], value: &Value, writer: &mut Writer, level: usize) {
-    let at = |field: &Field| leading(field.tag, level).unwrap_or(0) & 0xff;
-    for group in fields_.chunk_by(|a, b| at(a) == at(b)) {
-        let tag = at(&group[0]);
+fn encode_fields(encoder: &Encoder<'_>, fields_: &[Field], value: &Value, writer: &mut Writer, level: usize) {
+    let embedded_tag = |field: &Field| tag_prefix(field.tag, level).unwrap_or(0) & 0xff;
+    for group in fields_.chunk_by(|a, b| embedded_tag(a) == embedded_tag(b)) {
+        let tag = embedded_tag(&group[0]);
         if tag == 0 {
             continue;
         }
-        if levels(group[0].tag) > level + 1 {
-            writer.message(tag, |inner| fields(encoder, group, value, inner, level + 1));
+        if tag_levels(group[0].tag) > level + 1 {
+            writer.message(tag, |inner| encode_fields(encoder, group, value, inner, level + 1));
             continue;
         }
         for field in group {
@@ -44,35 +44,35 @@ fn fields(encoder: &Encoder<'_>, fields_: &[Field], value: &Value, writer: &mut 
             if value.is_null() && field.pointer {
                 continue;
             }
-            encoder.target(tag, Target::of(encoder.table, encoder.id, field), value, writer);
+            encoder.encode_target(tag, Target::for_field(encoder.table, encoder.id, field), value, writer);
         }
     }
 }
 
 /// How many numbers a tag holds: one per byte, that of the outermost message first.
-pub(super) fn levels(tag: u32) -> usize {
+pub(super) fn tag_levels(tag: u32) -> usize {
     4 - tag.leading_zeros() as usize / 8
 }
 
 /// The numbers of a tag down to this level.
-pub(super) fn leading(tag: u32, level: usize) -> Option<u32> {
-    let below = levels(tag).checked_sub(level + 1)?;
-    Some(tag >> (8 * below))
+pub(super) fn tag_prefix(tag: u32, level: usize) -> Option<u32> {
+    let levels_below = tag_levels(tag).checked_sub(level + 1)?;
+    Some(tag >> (8 * levels_below))
 }
 
 impl Encoder<'_> {
-    fn target(&self, tag: u32, target: Target<'_>, value: &Value, writer: &mut Writer) {
+    fn encode_target(&self, tag: u32, target: Target<'_>, value: &Value, writer: &mut Writer) {
         match target {
-            Target::Shape(shape) => self.value(tag, shape, value, writer),
-            Target::Either(id, alternative) if !value.is_null() => {
-                writer.message(tag, |writer| self.either(id, alternative, value, writer));
+            Target::Shape(shape) => self.encode_value(tag, shape, value, writer),
+            Target::SchemaOr(id, schema_or) if !value.is_null() => {
+                writer.message(tag, |writer| self.encode_schema_or(id, schema_or, value, writer));
             }
-            Target::Either(..) => {}
-            Target::MapOfEither(id, alternative) => {
+            Target::SchemaOr(..) => {}
+            Target::MapOfSchemaOr(id, schema_or) => {
                 for (key, value) in value.as_object().into_iter().flatten() {
                     writer.message(tag, |entry| {
                         entry.bytes(1, key.as_bytes());
-                        entry.message(2, |writer| self.either(id, alternative, value, writer));
+                        entry.message(2, |writer| self.encode_schema_or(id, schema_or, value, writer));
                     });
                 }
             }
@@ -80,22 +80,22 @@ impl Encoder<'_> {
     }
 
     /// The struct is field 1 and the alternative field 2, except that a bool comes first.
-    fn either(&self, id: TypeId, alternative: Alternative, value: &Value, writer: &mut Writer) {
+    fn encode_schema_or(&self, id: TypeId, schema_or: SchemaOr, value: &Value, writer: &mut Writer) {
         let depth = self.depth + 1;
         let schema = |tag, value: &Value, writer: &mut Writer| {
-            writer.message(tag, |writer| object(self.table, id, value, writer, depth));
+            writer.message(tag, |writer| encode_struct(self.table, id, value, writer, depth));
         };
-        match (alternative, value) {
-            (Alternative::Bool, Value::Object(_)) => {
+        match (schema_or, value) {
+            (SchemaOr::Bool, Value::Object(_)) => {
                 writer.varint(1, 1);
                 schema(2, value, writer);
             }
-            (Alternative::Bool, _) => writer.varint(1, i64::from(value.as_bool().unwrap_or(false))),
+            (SchemaOr::Bool, _) => writer.varint(1, i64::from(value.as_bool().unwrap_or(false))),
             (_, Value::Object(_)) => schema(1, value, writer),
-            (Alternative::Array, _) => {
+            (SchemaOr::Array, _) => {
                 value.as_array().into_iter().flatten().for_each(|value| schema(2, value, writer));
             }
-            (Alternative::Strings, _) => {
+            (SchemaOr::StringArray, _) => {
                 for text in value.as_array().into_iter().flatten().filter_map(Value::as_str) {
                     writer.bytes(2, text.as_bytes());
                 }
@@ -103,7 +103,7 @@ impl Encoder<'_> {
         }
     }
 
-    fn value(&self, tag: u32, shape: &Shape, value: &Value, writer: &mut Writer) {
+    fn encode_value(&self, tag: u32, shape: &Shape, value: &Value, writer: &mut Writer) {
         match shape {
             Shape::String => writer.bytes(tag, value.as_str().unwrap_or_default().as_bytes()),
             Shape::Bool => writer.varint(tag, i64::from(value.as_bool().unwrap_or(false))),
@@ -116,12 +116,12 @@ impl Encoder<'_> {
             }
             Shape::Time => writer.message(tag, |writer| {
                 if let Some(time) = value.as_str().and_then(|text| Timestamp::parse(text).ok()) {
-                    timestamp(time.seconds, 0, writer);
+                    encode_timestamp(time.seconds, 0, writer);
                 }
             }),
             Shape::MicroTime => writer.message(tag, |writer| {
                 if let Some(time) = value.as_str().and_then(|text| Timestamp::parse_micro(text).ok()) {
-                    timestamp(time.seconds, time.nanos, writer);
+                    encode_timestamp(time.seconds, time.nanos, writer);
                 }
             }),
             // No built-in type with a protobuf form has a duration.
@@ -140,11 +140,11 @@ impl Encoder<'_> {
                 }
             }),
             Shape::Struct(id) => {
-                writer.message(tag, |writer| object(self.table, *id, value, writer, self.depth + 1));
+                writer.message(tag, |writer| encode_struct(self.table, *id, value, writer, self.depth + 1));
             }
             Shape::List { item, .. } => {
                 for value in value.as_array().into_iter().flatten() {
-                    self.value(tag, item, value, writer);
+                    self.encode_value(tag, item, value, writer);
                 }
             }
             Shape::Map { value: inner, .. } => {
@@ -154,9 +154,9 @@ impl Encoder<'_> {
                         match &**inner {
                             // A list inside of a map is a message of its own.
                             list @ Shape::List { .. } => {
-                                entry.message(2, |items| self.value(1, list, value, items))
+                                entry.message(2, |items| self.encode_value(1, list, value, items))
                             }
-                            inner => self.value(2, inner, value, entry),
+                            inner => self.encode_value(2, inner, value, entry),
                         }
                     });
                 }
@@ -165,7 +165,7 @@ impl Encoder<'_> {
     }
 }
 
-fn timestamp(seconds: i64, nanos: u32, writer: &mut Writer) {
+fn encode_timestamp(seconds: i64, nanos: u32, writer: &mut Writer) {
     writer.varint(1, seconds);
     writer.varint(2, i64::from(nanos));
 }

@@ -16,16 +16,16 @@ fn hex(bytes: &[u8]) -> String {
 #[track_caller]
 fn check(name: &str, value: Value, expect: Expect) {
     let table = kubernetes();
-    let id = table.named(name).expect("a built-in type");
-    let mut normal = value;
-    crate::normalize(table, id, &mut normal).expect("a value that fits");
-    let bytes = to_protobuf(table, id, &normal);
+    let id = table.type_by_name(name).expect("a built-in type");
+    let mut normalized = value;
+    crate::normalize(table, id, &mut normalized).expect("a value that fits");
+    let bytes = to_protobuf(table, id, &normalized);
     expect.assert_eq(&hex(&bytes));
-    assert_eq!(from_protobuf(table, id, &bytes), Ok(normal));
+    assert_eq!(from_protobuf(table, id, &bytes), Ok(normalized));
 }
 
 #[test]
-fn known_bytes() {
+fn encodes_reference_bytes() {
     // Strings, integers and the zero of what is no pointer.
     check(
         "io.k8s.api.core.v1.ContainerPort",
@@ -71,8 +71,8 @@ fn known_bytes() {
 }
 
 #[test]
-fn envelope() {
-    let body = seal("apps/v1", "Deployment", b"xyz");
+fn envelope_round_trips() {
+    let body = encode_envelope("apps/v1", "Deployment", b"xyz");
     expect!["6b3873000a150a07617070732f7631120a4465706c6f796d656e74120378797a1a002200"]
         .assert_eq(&hex(&body));
     let expected = Envelope {
@@ -82,13 +82,13 @@ fn envelope() {
         content_encoding: "",
         content_type: "",
     };
-    assert_eq!(open(&body), Ok(expected));
-    assert_eq!(open(b"{}"), Err(ProtoError::Magic));
+    assert_eq!(decode_envelope(&body), Ok(expected));
+    assert_eq!(decode_envelope(b"{}"), Err(ProtoError::Magic));
     expect!["0000000f0a05414444454412060a046b387300"].assert_eq(&hex(&watch_frame("ADDED", b"k8s\0")));
 }
 
 #[test]
-fn schemas_of_custom_resources_come_back() {
+fn json_schema_round_trips() {
     let schema = json!({
         "items": [{"type": "string"}],
         "additionalProperties": {"items": {"pattern": "x"}},
@@ -99,26 +99,27 @@ fn schemas_of_custom_resources_come_back() {
         "maximum": 0.5,
     });
     let table = kubernetes();
-    let id = table.named("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps");
+    let id = table.type_by_name("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps");
     let id = id.expect("a built-in type");
-    let mut normal = schema.clone();
-    crate::normalize(table, id, &mut normal).expect("a value that fits");
-    assert_eq!(normal, schema);
+    let mut normalized = schema.clone();
+    crate::normalize(table, id, &mut normalized).expect("a value that fits");
+    assert_eq!(normalized, schema);
     assert_eq!(from_protobuf(table, id, &to_protobuf(table, id, &schema)), Ok(schema));
 }
 
 #[test]
-fn every_kind_has_a_form_or_a_reason() {
+fn lists_kinds_without_protobuf() {
     let table = kubernetes();
-    let without: Vec<&str> =
-        table.types().filter(|(id, _)| !has_form(table, *id)).map(|(_, ty)| ty.short_name()).collect();
-    expect!["Table TableColumnDefinition TableRow TableRowCondition Info"].assert_eq(&without.join(" "));
+    let without_protobuf: Vec<&str> =
+        table.types().filter(|(id, _)| !has_protobuf(table, *id)).map(|(_, ty)| ty.short_name()).collect();
+    expect!["Table TableColumnDefinition TableRow TableRowCondition Info"]
+        .assert_eq(&without_protobuf.join(" "));
 }
 
 #[test]
-fn a_message_too_deep_is_refused() {
+fn rejects_message_over_max_depth() {
     let table = kubernetes();
-    let id = table.named("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps");
+    let id = table.type_by_name("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps");
     let mut bytes = Vec::new();
     for _ in 0..10_000 {
         let mut writer = Writer::default();
@@ -132,20 +133,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn json_to_protobuf_and_back((id, value) in arbitrary::kind()) {
+    fn json_round_trips_through_protobuf((id, value) in arbitrary::any_kind()) {
         let table = kubernetes();
-        let mut normal = value;
-        let unknown = crate::normalize(table, id, &mut normal);
+        let mut normalized = value;
+        let unknown = crate::normalize(table, id, &mut normalized);
         prop_assert_eq!(unknown, Ok(Vec::new()));
-        let mut again = normal.clone();
-        prop_assert_eq!(crate::normalize(table, id, &mut again), Ok(Vec::new()));
-        prop_assert_eq!(&again, &normal);
-        let bytes = to_protobuf(table, id, &normal);
-        prop_assert_eq!(from_protobuf(table, id, &bytes), Ok(normal));
+        let mut twice = normalized.clone();
+        prop_assert_eq!(crate::normalize(table, id, &mut twice), Ok(Vec::new()));
+        prop_assert_eq!(&twice, &normalized);
+        let bytes = to_protobuf(table, id, &normalized);
+        prop_assert_eq!(from_protobuf(table, id, &bytes), Ok(normalized));
     }
 
     #[test]
-    fn garbled_messages_never_panic((id, value) in arbitrary::kind(), cut in any::<prop::sample::Index>(), flip in any::<(prop::sample::Index, u8)>()) {
+    fn malformed_messages_never_panic((id, value) in arbitrary::any_kind(), cut in any::<prop::sample::Index>(), flip in any::<(prop::sample::Index, u8)>()) {
         let table = kubernetes();
         let mut bytes = to_protobuf(table, id, &value);
         bytes.truncate(cut.index(bytes.len() + 1));
@@ -155,6 +156,6 @@ proptest! {
             bytes[at] ^= flip.1;
         }
         let _ = from_protobuf(table, id, &bytes);
-        let _ = open(&bytes);
+        let _ = decode_envelope(&bytes);
     }
 }

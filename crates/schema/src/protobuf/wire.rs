@@ -61,7 +61,7 @@ pub(super) struct Reader<'b> {
 
 /// A field's contents, before its type is known.
 #[derive(Clone, Copy)]
-pub(super) enum Wire<'b> {
+pub(super) enum WireValue<'b> {
     Varint(u64),
     Fixed64(u64),
     Bytes(&'b [u8]),
@@ -78,25 +78,25 @@ impl<'b> Reader<'b> {
     }
 
     /// The next field's number and contents; none at the end.
-    pub fn field(&mut self) -> Result<Option<(u32, Wire<'b>)>, ProtoError> {
+    pub fn field(&mut self) -> Result<Option<(u32, WireValue<'b>)>, ProtoError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         let tag = self.varint()?;
         let field = u32::try_from(tag >> 3).ok().filter(|field| *field > 0).ok_or(ProtoError::IllegalTag)?;
         let value = match (tag & 7) as u8 {
-            0 => Wire::Varint(self.varint()?),
+            0 => WireValue::Varint(self.varint()?),
             1 => {
-                let bytes = self.take(8)?;
-                Wire::Fixed64(u64::from_le_bytes(bytes.try_into().map_err(|_| ProtoError::Truncated)?))
+                let bytes = self.read_bytes(8)?;
+                WireValue::Fixed64(u64::from_le_bytes(bytes.try_into().map_err(|_| ProtoError::Truncated)?))
             }
             2 => {
                 let length = usize::try_from(self.varint()?).map_err(|_| ProtoError::Truncated)?;
-                Wire::Bytes(self.take(length)?)
+                WireValue::Bytes(self.read_bytes(length)?)
             }
             5 => {
-                self.take(4)?;
-                Wire::Fixed32
+                self.read_bytes(4)?;
+                WireValue::Fixed32
             }
             // Groups, which upstream never writes.
             wire => return Err(ProtoError::WireType(wire)),
@@ -116,28 +116,28 @@ impl<'b> Reader<'b> {
         Err(if self.rest.len() < 10 { ProtoError::Truncated } else { ProtoError::Overflow })
     }
 
-    fn take(&mut self, length: usize) -> Result<&'b [u8], ProtoError> {
+    fn read_bytes(&mut self, length: usize) -> Result<&'b [u8], ProtoError> {
         let (bytes, rest) = self.rest.split_at_checked(length).ok_or(ProtoError::Truncated)?;
         self.rest = rest;
         Ok(bytes)
     }
 }
 
-impl<'b> Wire<'b> {
-    fn wrong<T>(self, field: &str) -> Result<T, ProtoError> {
+impl<'b> WireValue<'b> {
+    fn wrong_wire_type<T>(self, field: &str) -> Result<T, ProtoError> {
         let wire = match self {
-            Wire::Varint(_) => 0,
-            Wire::Fixed64(_) => 1,
-            Wire::Bytes(_) => 2,
-            Wire::Fixed32 => 5,
+            WireValue::Varint(_) => 0,
+            WireValue::Fixed64(_) => 1,
+            WireValue::Bytes(_) => 2,
+            WireValue::Fixed32 => 5,
         };
         Err(ProtoError::WrongWireType { wire, field: field.to_owned() })
     }
 
     pub fn bytes(self, field: &str) -> Result<&'b [u8], ProtoError> {
         match self {
-            Wire::Bytes(bytes) => Ok(bytes),
-            other => other.wrong(field),
+            WireValue::Bytes(bytes) => Ok(bytes),
+            other => other.wrong_wire_type(field),
         }
     }
 
@@ -147,15 +147,15 @@ impl<'b> Wire<'b> {
 
     pub fn integer(self, field: &str) -> Result<i64, ProtoError> {
         match self {
-            Wire::Varint(value) => Ok(value as i64),
-            other => other.wrong(field),
+            WireValue::Varint(value) => Ok(value as i64),
+            other => other.wrong_wire_type(field),
         }
     }
 
     pub fn double(self, field: &str) -> Result<f64, ProtoError> {
         match self {
-            Wire::Fixed64(bits) => Ok(f64::from_bits(bits)),
-            other => other.wrong(field),
+            WireValue::Fixed64(bits) => Ok(f64::from_bits(bits)),
+            other => other.wrong_wire_type(field),
         }
     }
 }

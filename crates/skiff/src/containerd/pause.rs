@@ -6,10 +6,10 @@ use sha2::{Digest as _, Sha256};
 /// What it is called.
 pub const IMAGE: &str = "skiff.invalid/pause:1";
 /// Whether there is such a program for this processor.
-pub const IS_OURS: bool = cfg!(target_arch = "x86_64");
+pub const IS_SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
-const LOADED_AT: u64 = 0x40_0000;
-const HEADERS: u64 = 64 + 56;
+const LOAD_ADDRESS: u64 = 0x40_0000;
+const HEADER_BYTES: u64 = 64 + 56;
 
 /// `rt_sigaction(SIGCHLD, &ignore, NULL, 8)`, so that no zombies are left in a pod whose containers share their
 /// processes; then `pause()` for ever. What follows the code is `ignore`: SIG_IGN with SA_NOCLDWAIT.
@@ -29,12 +29,12 @@ const CODE: &[u8] = &[
 
 /// An archive with the image under this name; `None` where it must come from elsewhere.
 pub fn archive(name: &str) -> anyhow::Result<Option<Vec<u8>>> {
-    if !IS_OURS {
+    if !IS_SUPPORTED {
         return Ok(None);
     }
     let mut layer = Vec::new();
-    file(&mut layer, "pause", 0o755, &program());
-    finish(&mut layer);
+    append_file(&mut layer, "pause", 0o755, &elf_program());
+    append_trailer(&mut layer);
     let digest: String = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect();
     let config = serde_json::json!({
         "architecture": "amd64", "os": "linux",
@@ -45,33 +45,33 @@ pub fn archive(name: &str) -> anyhow::Result<Option<Vec<u8>>> {
     let manifest =
         serde_json::json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
     let mut archive = Vec::new();
-    file(&mut archive, "layer.tar", 0o644, &layer);
-    file(&mut archive, "config.json", 0o644, config.to_string().as_bytes());
-    file(&mut archive, "manifest.json", 0o644, manifest.to_string().as_bytes());
-    finish(&mut archive);
+    append_file(&mut archive, "layer.tar", 0o644, &layer);
+    append_file(&mut archive, "config.json", 0o644, config.to_string().as_bytes());
+    append_file(&mut archive, "manifest.json", 0o644, manifest.to_string().as_bytes());
+    append_trailer(&mut archive);
     Ok(Some(archive))
 }
 
 /// An ELF program of one segment.
-fn program() -> Vec<u8> {
-    let size = HEADERS + CODE.len() as u64;
+fn elf_program() -> Vec<u8> {
+    let size = HEADER_BYTES + CODE.len() as u64;
     let mut out = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let short = |out: &mut Vec<u8>, values: &[u16]| values.iter().for_each(|v| out.extend(v.to_le_bytes()));
     let long = |out: &mut Vec<u8>, values: &[u64]| values.iter().for_each(|v| out.extend(v.to_le_bytes()));
     short(&mut out, &[2, 62]); // an executable, for x86-64
     out.extend(1u32.to_le_bytes());
-    long(&mut out, &[LOADED_AT + HEADERS, 64, 0]); // where it begins, where the segments are listed
+    long(&mut out, &[LOAD_ADDRESS + HEADER_BYTES, 64, 0]); // where it begins, where the segments are listed
     out.extend(0u32.to_le_bytes());
     short(&mut out, &[64, 56, 1, 0, 0, 0]);
     out.extend(1u32.to_le_bytes()); // to be loaded
     out.extend(5u32.to_le_bytes()); // to be read and executed
-    long(&mut out, &[0, LOADED_AT, LOADED_AT, size, size, 0x1000]);
+    long(&mut out, &[0, LOAD_ADDRESS, LOAD_ADDRESS, size, size, 0x1000]);
     out.extend(CODE);
     out
 }
 
 /// Adds a file to a tar archive.
-fn file(archive: &mut Vec<u8>, name: &str, mode: u32, data: &[u8]) {
+fn append_file(archive: &mut Vec<u8>, name: &str, mode: u32, data: &[u8]) {
     let mut header = [0u8; 512];
     let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
     put(0, name);
@@ -90,7 +90,7 @@ fn file(archive: &mut Vec<u8>, name: &str, mode: u32, data: &[u8]) {
     archive.resize(archive.len().next_multiple_of(512), 0);
 }
 
-fn finish(archive: &mut Vec<u8>) {
+fn append_trailer(archive: &mut Vec<u8>) {
     archive.resize(archive.len() + 1024, 0);
 }
 
@@ -99,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_waits() {
+    fn pause_program_waits() {
         use std::os::unix::fs::PermissionsExt as _;
-        if !IS_OURS {
+        if !IS_SUPPORTED {
             return;
         }
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("pause");
-        std::fs::write(&path, program()).expect("written");
+        std::fs::write(&path, elf_program()).expect("written");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("set");
         let mut child = std::process::Command::new(&path).spawn().expect("started");
         let state = || {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn tar_reads_the_archive() {
+    fn tar_can_list_the_archive() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("pause.tar");
         let Some(archive) = archive(IMAGE).expect("an archive") else { return };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use jiff::SignedDuration;
-use reconcile::Silence;
+use reconcile::NodeMonitorConfig;
 
 use super::values::duration;
 
@@ -44,14 +44,14 @@ pub struct ControllerManagerFlags {
     #[arg(long, value_delimiter = ',', requires = "servicelb")]
     pub servicelb_pool: Vec<String>,
     #[command(flatten)]
-    pub silence: SilenceFlags,
+    pub silence: NodeMonitorFlags,
     #[command(flatten)]
-    pub monitor: MonitorFlags,
+    pub monitor: SecureServingFlags,
 }
 
 /// When a node without heartbeats is marked NotReady.
 #[derive(Clone, Debug, Args)]
-pub struct SilenceFlags {
+pub struct NodeMonitorFlags {
     /// Time without a heartbeat after which a node is marked NotReady; nodes renew their lease every 10 s
     #[arg(long, value_name = "TIME", default_value = "50s", value_parser = duration, help_heading = "Node")]
     pub node_monitor_grace_period: SignedDuration,
@@ -60,15 +60,18 @@ pub struct SilenceFlags {
     pub node_startup_grace_period: SignedDuration,
 }
 
-impl SilenceFlags {
-    pub fn settings(&self) -> Silence {
-        Silence { grace: self.node_monitor_grace_period, startup: self.node_startup_grace_period }
+impl NodeMonitorFlags {
+    pub fn settings(&self) -> NodeMonitorConfig {
+        NodeMonitorConfig {
+            grace_period: self.node_monitor_grace_period,
+            startup_grace_period: self.node_startup_grace_period,
+        }
     }
 }
 
 /// Where a component that runs alone serves health and metrics.
 #[derive(Debug, Args)]
-pub struct MonitorFlags {
+pub struct SecureServingFlags {
     /// Port for health and metrics; 0 to disable [default: 10257 for controllers, 10259 for the scheduler]
     #[arg(long)]
     pub secure_port: Option<u16>,
@@ -133,7 +136,7 @@ pub struct SchedulerFlags {
     #[arg(long)]
     pub leader_elect: Option<bool>,
     #[command(flatten)]
-    pub monitor: MonitorFlags,
+    pub monitor: SecureServingFlags,
 }
 
 #[derive(Debug, Args)]

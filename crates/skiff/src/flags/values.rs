@@ -11,15 +11,15 @@ pub fn label(text: &str) -> Result<(String, String), String> {
 }
 
 pub fn taint(text: &str) -> Result<(String, String, String), String> {
-    let wrong =
+    let invalid =
         || "must be key[=value]:effect with effect NoSchedule, PreferNoSchedule or NoExecute".to_owned();
-    let (what, effect) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let (what, effect) = text.rsplit_once(':').ok_or_else(invalid)?;
     let (name, value) = what.split_once('=').unwrap_or((what, ""));
     match effect {
         "NoSchedule" | "PreferNoSchedule" | "NoExecute" if !name.is_empty() => {
             Ok((name.into(), value.into(), effect.into()))
         }
-        _ => Err(wrong()),
+        _ => Err(invalid()),
     }
 }
 

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn any_shutdown_field_replaces_the_default_of_all() {
+fn any_shutdown_field_clears_the_default() {
     let check = |arguments: &[&str], expected: &[(i32, i64)], is_default: bool| {
         let mut config = config();
         config.settings.shutdown = kubelet::periods(10, 5);
@@ -37,26 +37,26 @@ fn config() -> Config {
             second_ip: None,
             pods: PathBuf::new(),
             root: PathBuf::new(),
-            logs: kubelet::Logs::within(PathBuf::new()),
+            logs: kubelet::PodLogs::within(PathBuf::new()),
             cluster_domain: String::new(),
             cluster_dns: Vec::new(),
-            resolver: kubelet::Resolver::Host,
+            resolver: kubelet::ResolverConfig::Host,
             memory: 8 << 30,
-            keeping: kubelet::Keeping::default(),
+            kubelet_config: kubelet::KubeletConfig::default(),
             shutdown: Vec::new(),
             is_shutdown_default: false,
             manifests: None,
             proxied: false,
         },
-        presentation: kubelet::Presentation::default(),
+        presentation: kubelet::NodeRegistration::default(),
         api: None,
-        referred: None,
+        object_manager: None,
         host_shutdown: kubelet::HostShutdown::default(),
     }
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn flags_override_the_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("kubelet.yaml");
     let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 5\n\
@@ -91,49 +91,60 @@ fn flags_win_over_the_file() {
     let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
     arguments.push(format!("config={}", path.display()));
     apply(&arguments, &mut config).expect("understood");
-    let shown = &config.presentation;
-    let taints: Vec<_> = shown.taints.iter().map(|taint| (&*taint.key, taint.value.as_deref())).collect();
+    let presentation = &config.presentation;
+    let taints: Vec<_> =
+        presentation.taints.iter().map(|taint| (&*taint.key, taint.value.as_deref())).collect();
     assert_eq!(taints, [("a", Some("b")), ("c", None)]);
-    assert!(shown.is_unregistered && shown.is_external && shown.labels["x"] == "y");
+    assert!(
+        presentation.is_registered_externally
+            && presentation.has_external_cloud_provider
+            && presentation.labels["x"] == "y"
+    );
     assert_eq!(
-        (shown.provider_id.as_str(), shown.report_every.map(|pause| pause.as_secs())),
+        (
+            presentation.provider_id.as_str(),
+            presentation.status_update_frequency.map(|pause| pause.as_secs())
+        ),
         ("cloud://1", Some(60))
     );
-    assert_eq!(config.settings.keeping.pids, 100);
-    assert!(config.settings.keeping.seccomp_default);
-    assert_eq!(config.settings.resolver, kubelet::Resolver::File("/last".into()));
+    assert_eq!(config.settings.kubelet_config.pod_pids_limit, 100);
+    assert!(config.settings.kubelet_config.seccomp_default);
+    assert_eq!(config.settings.resolver, kubelet::ResolverConfig::File("/last".into()));
     assert_eq!(config.presentation.max_pods, 7);
     assert_eq!(config.settings.manifests, Some(PathBuf::from("/etc/pods")));
-    let limits = &config.settings.keeping.limits;
-    use kubelet::Amount::{Number, Percent};
+    let limits = &config.settings.kubelet_config.hard_eviction;
+    use kubelet::ThresholdValue::{Number, Percent};
     assert_eq!((limits.memory, limits.disk, limits.inodes), (Number(200 << 20), Percent(7), Number(0)));
-    let soft = &config.settings.keeping.soft;
-    assert_eq!((soft.limits.disk, soft.patience["nodefs.available"].as_secs()), (Number(1 << 30), 90));
-    assert_eq!((soft.grace, config.settings.keeping.lasts.as_secs()), (20, 60));
-    let reclaim = &config.settings.keeping.reclaim;
+    let soft = &config.settings.kubelet_config.soft_eviction;
+    assert_eq!((soft.limits.disk, soft.grace_by_signal["nodefs.available"].as_secs()), (Number(1 << 30), 90));
+    assert_eq!(
+        (soft.max_pod_grace_seconds, config.settings.kubelet_config.pressure_transition_period.as_secs()),
+        (20, 60)
+    );
+    let reclaim = &config.settings.kubelet_config.minimum_reclaim;
     assert_eq!((reclaim.disk, reclaim.memory, reclaim.inodes), (Number(500 << 20), Percent(5), Number(0)));
-    assert_eq!(config.settings.keeping.pulls_at_once, Some(1));
-    assert_eq!(config.settings.keeping.log_size, 1 << 20);
-    let pulled = kubelet::PullPolicy {
-        verify: kubelet::Verify::NotAllowed,
+    assert_eq!(config.settings.kubelet_config.max_parallel_image_pulls, Some(1));
+    assert_eq!(config.settings.kubelet_config.max_log_bytes, 1 << 20);
+    let expected_policy = kubelet::PullPolicy {
+        verify: kubelet::CredentialVerification::NotAllowed,
         allowed: vec!["registry.example/*".to_owned()],
     };
-    assert_eq!(config.settings.keeping.pulled, pulled);
-    let images = &config.settings.keeping.images;
-    assert_eq!((images.youngest.as_secs(), images.oldest.as_secs()), (90, 86_400));
+    assert_eq!(config.settings.kubelet_config.pull_policy, expected_policy);
+    let images = &config.settings.kubelet_config.image_gc;
+    assert_eq!((images.min_age.as_secs(), images.max_age.as_secs()), (90, 86_400));
     let shutdown: Vec<_> =
         config.settings.shutdown.iter().map(|period| (period.priority, period.seconds)).collect();
     assert_eq!(shutdown, [(0, 80), (2_000_000_000, 10)]);
     let reserved = &config.presentation.reserved;
-    let amounts = ["cpu", "memory", "pid"].map(|name| reserved.of(name));
-    assert_eq!(amounts, [500, (1 << 30) + (1 << 20), 5]);
+    let reserved_values = ["cpu", "memory", "pid"].map(|name| reserved.of(name));
+    assert_eq!(reserved_values, [500, (1 << 30) + (1 << 20), 5]);
     assert_eq!(reserved.enforced.as_deref(), Some(&["none".to_owned()][..]));
 }
 
 /// Upstream's rule: naming one takes the others away, unless the file says that they stay.
 #[test]
-fn thresholds_are_named_together() {
-    use kubelet::Amount::{Number, Percent};
+fn setting_one_threshold_clears_the_others() {
+    use kubelet::ThresholdValue::{Number, Percent};
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("kubelet.yaml");
     let head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
@@ -144,46 +155,46 @@ fn thresholds_are_named_together() {
             [&*file].iter().chain(flags).map(|argument| (*argument).to_owned()).collect();
         let mut config = config();
         apply(&arguments, &mut config).expect("understood");
-        let limits = config.settings.keeping.limits;
+        let limits = config.settings.kubelet_config.hard_eviction;
         (limits.memory, limits.disk)
     };
     let (usual_memory, usual_disk) = (Number(100 << 20), Percent(10));
     let file = "evictionHard: {nodefs.available: 7%}\n";
-    let merging = "evictionHard: {nodefs.available: 7%}\nmergeDefaultEvictionSettings: true\n";
+    let merged = "evictionHard: {nodefs.available: 7%}\nmergeDefaultEvictionSettings: true\n";
     assert_eq!(limits("", &[]), (usual_memory, usual_disk));
     assert_eq!(limits(file, &[]), (Number(0), Percent(7)));
-    assert_eq!(limits(merging, &[]), (usual_memory, Percent(7)));
+    assert_eq!(limits(merged, &[]), (usual_memory, Percent(7)));
     assert_eq!(limits(file, &["eviction-hard=memory.available<5"]), (Number(5), Number(0)));
-    assert_eq!(limits(merging, &["eviction-hard=memory.available<5"]), (Number(5), Number(0)));
+    assert_eq!(limits(merged, &["eviction-hard=memory.available<5"]), (Number(5), Number(0)));
     let twice = ["eviction-hard=memory.available<5", "eviction-hard=nodefs.available<1%"];
     assert_eq!(limits("", &twice), (Number(5), Percent(1)));
 }
 
 /// What upstream's own defaults name, and what it takes without heeding it.
 #[test]
-fn all_signals_of_upstream_can_be_named() {
-    use kubelet::Amount::{Number, Percent};
+fn accepts_all_upstream_eviction_signals() {
+    use kubelet::ThresholdValue::{Number, Percent};
     let mut config = config();
     let all = "eviction-hard=memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<4%,imagefs.available<15%,\
         imagefs.inodesFree<3%,containerfs.available<2%,containerfs.inodesFree<1%,pid.available<10,\
         allocatableMemory.available<1Ki";
     apply(&[all.to_owned()], &mut config).expect("understood");
-    let expected = kubelet::Limits {
+    let expected = kubelet::EvictionThresholds {
         inodes: Percent(4),
         image_inodes: Percent(3),
         processes: Number(10),
         pods_memory: Number(1024),
-        ..kubelet::Limits::default()
+        ..kubelet::EvictionThresholds::default()
     };
-    assert_eq!(config.settings.keeping.limits, expected);
+    assert_eq!(config.settings.kubelet_config.hard_eviction, expected);
 }
 
 #[test]
-fn pauses_and_processors_are_limited_as_the_file_says() {
+fn applies_crash_loop_back_off_and_cpu_quota() {
     let check = |value: Value, expected: Result<i64, &str>| {
         let mut config = config();
-        let done = set(&mut config, "crashLoopBackOff", &value).map_err(|error| error.to_string());
-        let found = done.map(|()| config.settings.keeping.longest_pause.as_secs());
+        let done = set_field(&mut config, "crashLoopBackOff", &value).map_err(|error| error.to_string());
+        let found = done.map(|()| config.settings.kubelet_config.max_restart_backoff.as_secs());
         assert_eq!(found, expected.map_err(str::to_owned));
     };
     let period = |text: &str| serde_json::json!({"maxContainerRestartPeriod": text});
@@ -197,14 +208,15 @@ fn pauses_and_processors_are_limited_as_the_file_says() {
     check(period("6m"), Err("maxContainerRestartPeriod (got: 360 seconds) must be set between 1s and 300s"));
     let mut config = config();
     apply(&["cpu-cfs-quota=false".to_owned()], &mut config).expect("understood");
-    assert!(!config.settings.keeping.limits_cpu);
+    assert!(!config.settings.kubelet_config.cpu_cfs_quota);
 }
 
 #[test]
-fn logs_go_where_the_file_says() {
+fn validates_pod_logs_dir() {
     let check = |path: &str, expected: Result<&str, &str>| {
         let mut config = config();
-        let done = set(&mut config, "podLogsDir", &Value::from(path)).map_err(|error| error.to_string());
+        let done =
+            set_field(&mut config, "podLogsDir", &Value::from(path)).map_err(|error| error.to_string());
         let found = done.map(|()| config.settings.logs.dir);
         assert_eq!(found, expected.map(PathBuf::from).map_err(str::to_owned));
     };
@@ -216,7 +228,7 @@ fn logs_go_where_the_file_says() {
 }
 
 #[test]
-fn some_is_needed_before_there_is_a_node() {
+fn reads_certificate_and_runtime_settings() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("kubelet.yaml");
     let text = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nrotateCertificates: true\n\
@@ -225,11 +237,11 @@ fn some_is_needed_before_there_is_a_node() {
         nodeLeaseDurationSeconds: 20\nnodeStatusReportFrequency: 1m\nmaxParallelImagePulls: 3\n";
     std::fs::write(&path, text).expect("written");
     let arguments = [format!("config={}", path.display()), "rotate-server-certificates=true".to_owned()];
-    let expected = Certificates {
-        rotates: Some(true),
-        of_server: Some(true),
+    let expected = CertificateSettings {
+        rotate_client: Some(true),
+        request_serving: Some(true),
         client_ca: Some("/ca".into()),
-        served: Some(("/c".into(), "/k".into())),
+        serving_files: Some(("/c".into(), "/k".into())),
     };
     assert_eq!(certificates(&arguments).expect("understood"), expected);
     assert_eq!(endpoint(&arguments).expect("understood").as_deref(), Some("unix:///run/x.sock"));
@@ -237,14 +249,17 @@ fn some_is_needed_before_there_is_a_node() {
     config.presentation.max_pods = 110;
     apply(&arguments, &mut config).expect("understood");
     let cores = u32::try_from(std::thread::available_parallelism().map_or(1, usize::from)).expect("few");
-    let shown = &config.presentation;
-    assert_eq!((shown.max_pods, shown.most_images), (cores.min(110), Some(-1)));
-    assert_eq!((shown.lease_seconds, shown.tell_every.map(|every| every.as_secs())), (Some(20), Some(60)));
-    assert_eq!(config.settings.keeping.pulls_at_once, Some(3));
+    let presentation = &config.presentation;
+    assert_eq!((presentation.max_pods, presentation.max_reported_images), (cores.min(110), Some(-1)));
+    assert_eq!(
+        (presentation.lease_seconds, presentation.status_report_frequency.map(|every| every.as_secs())),
+        (Some(20), Some(60))
+    );
+    assert_eq!(config.settings.kubelet_config.max_parallel_image_pulls, Some(3));
 }
 
 #[test]
-fn mistakes_are_named() {
+fn reports_invalid_arguments() {
     let check = |argument: &str, expected: &str| {
         let error = apply(&[argument.to_owned()], &mut config()).expect_err("a mistake");
         assert!(format!("{error:#}").contains(expected), "{error:#}");

@@ -12,7 +12,8 @@ fn default_kubelet_directory_is_the_nodes_own() {
     let server = &cluster.server;
     let root = server.data_dir().join("agent/kubelet");
     let pods = root.join("pods");
-    server.until("its directories are there", || pods.is_dir() && root.join("plugins_registry").is_dir());
+    server
+        .wait_until("its directories are there", || pods.is_dir() && root.join("plugins_registry").is_dir());
     // As on hosts with systemd, where all mounts are shared.
     for arguments in [&["--bind"][..], &["--make-rshared"]] {
         let mut mount = Command::new("mount");
@@ -20,11 +21,11 @@ fn default_kubelet_directory_is_the_nodes_own() {
         assert!(mount.status().expect("mount").success(), "{arguments:?}");
     }
     // The path that drivers are given is the host's; what they serve at is named as they see it.
-    let given = pods.join("given");
+    let pod_mount = pods.join("given");
     let script = format!(
         "mkdir {0} && mount -t tmpfs none {0} && touch {0}/file && \
          touch /var/lib/kubelet/plugins_registry/driver.sock && exec sleep 1000000",
-        given.display()
+        pod_mount.display()
     );
     let names = ["pods", "plugins_registry"];
     let path = |name: &str| format!("/var/lib/kubelet/{name}");
@@ -46,15 +47,21 @@ fn default_kubelet_directory_is_the_nodes_own() {
         },
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    server.until("the driver's volume is on the host", || given.join("file").exists());
-    server.until("its socket is where plugins are looked for", || {
+    server.wait_until("the driver's volume is on the host", || pod_mount.join("file").exists());
+    server.wait_until("its socket is where plugins are looked for", || {
         root.join("plugins_registry/driver.sock").exists()
     });
     let seen = ["exec", "driver", "--", "ls", "/var/lib/kubelet/pods/given"];
     assert_eq!(server.kubectl(&seen).ok(), "file\n");
     server.kubectl(&["delete", "pod", "driver", "--wait"]).ok();
-    for place in [&given, &pods] {
-        assert!(Command::new("umount").arg(place).status().expect("umount").success(), "{}", place.display());
+    for target in [&pod_mount, &pods] {
+        assert!(
+            Command::new("umount").arg(target).status().expect("umount").success(),
+            "{}",
+            target.display()
+        );
     }
-    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster
+        .server
+        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
 }

@@ -5,15 +5,15 @@ use testkit::Server;
 
 use super::{Cluster, start};
 
-const DEFERRED: &str = "{.status.conditions[?(@.type==\"PodResizePending\")].reason}";
-const PROGRESS: &str = "{.status.conditions[?(@.type==\"PodResizeInProgress\")]}";
-const RESIZE: &str = "{.status.conditions[?(@.type==\"PodResizePending\")]}{.status.conditions[?(@.type==\"PodResizeInProgress\")]}";
-const HAS: &str = "{.status.containerStatuses[0].resources.requests.cpu} {.status.containerStatuses[0].allocatedResources.cpu} \
+const PENDING_REASON: &str = "{.status.conditions[?(@.type==\"PodResizePending\")].reason}";
+const IN_PROGRESS_CONDITION: &str = "{.status.conditions[?(@.type==\"PodResizeInProgress\")]}";
+const RESIZE_CONDITIONS: &str = "{.status.conditions[?(@.type==\"PodResizePending\")]}{.status.conditions[?(@.type==\"PodResizeInProgress\")]}";
+const CPU_PATHS: &str = "{.status.containerStatuses[0].resources.requests.cpu} {.status.containerStatuses[0].allocatedResources.cpu} \
                    {.status.resources.requests.cpu} {.status.allocatedResources.cpu}";
-const MEMORY: &str = "{.status.containerStatuses[0].resources.limits.memory} {.status.containerStatuses[0].allocatedResources.memory}";
+const MEMORY_PATHS: &str = "{.status.containerStatuses[0].resources.limits.memory} {.status.containerStatuses[0].allocatedResources.memory}";
 
 #[test]
-fn pods_are_resized_where_there_is_room() {
+fn pods_are_resized_within_node_capacity() {
     let Some(mut cluster) = start() else { return };
     let allocatable = ["get", "node", "here", "-o", "jsonpath={.status.allocatable.cpu}"];
     let allocatable = cluster.server.kubectl(&allocatable).ok();
@@ -25,27 +25,29 @@ fn pods_are_resized_where_there_is_room() {
     let most = json!({"requests": {"cpu": format!("{}m", allocatable - 400)}});
     make(&cluster.server, "other", most, "NotRequired");
     let runs = get(&cluster.server, "grows", "{.status.containerStatuses[0].containerID}");
-    assert_eq!(get(&cluster.server, "grows", HAS), "100m 100m 100m 100m");
+    assert_eq!(get(&cluster.server, "grows", CPU_PATHS), "100m 100m 100m 100m");
 
-    waits_for_room(&mut cluster, allocatable);
-    never_fits(&cluster.server, allocatable);
+    deferred_until_capacity_is_available(&mut cluster, allocatable);
+    infeasible_resize_is_rejected(&cluster.server, allocatable);
     assert_eq!(get(&cluster.server, "grows", "{.status.containerStatuses[0].containerID}"), runs);
-    gives_back_memory(&mut cluster);
-    begins_anew(&cluster.server);
-    restarts_for_less(&cluster.server);
-    together(&cluster.server);
-    at_the_beginning(&cluster.server);
+    memory_is_reduced(&mut cluster);
+    container_restarts_on_resize(&cluster.server);
+    restarts_to_reduce_limits(&cluster.server);
+    pod_level_resources(&cluster.server);
+    init_container_is_resized(&cluster.server);
 
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
-    cluster.server.until("nothing is left", || cluster.traces().values().all(|count| *count == 0));
+    cluster
+        .server
+        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
 }
 
 /// No longer than until another pod is gone, whoever is killed meanwhile.
-fn waits_for_room(cluster: &mut Cluster, allocatable: u64) {
+fn deferred_until_capacity_is_available(cluster: &mut Cluster, allocatable: u64) {
     let Cluster { server, .. } = cluster;
     resize(server, "grows", json!({"requests": {"cpu": "600m"}})).ok();
-    server.until("there is no room", || get(server, "grows", DEFERRED) == "Deferred");
-    let message = get(server, "grows", &DEFERRED.replace("reason", "message"));
+    server.wait_until("there is no room", || get(server, "grows", PENDING_REASON) == "Deferred");
+    let message = get(server, "grows", &PENDING_REASON.replace("reason", "message"));
     let used = allocatable - 400;
     assert_eq!(
         message,
@@ -54,21 +56,22 @@ fn waits_for_room(cluster: &mut Cluster, allocatable: u64) {
         )
     );
     let generation = get(server, "grows", "{.metadata.generation}");
-    assert_eq!(get(server, "grows", &DEFERRED.replace("reason", "observedGeneration")), generation);
-    assert_eq!(get(server, "grows", HAS), "100m 100m 100m 100m");
+    assert_eq!(get(server, "grows", &PENDING_REASON.replace("reason", "observedGeneration")), generation);
+    assert_eq!(get(server, "grows", CPU_PATHS), "100m 100m 100m 100m");
     // Somebody changes their mind, and changes it again.
     resize(server, "grows", json!({"requests": {"cpu": "100m"}})).ok();
-    server.until("nothing is wanted", || get(server, "grows", RESIZE).is_empty());
+    server.wait_until("nothing is wanted", || get(server, "grows", RESIZE_CONDITIONS).is_empty());
     resize(server, "grows", json!({"requests": {"cpu": "700m"}})).ok();
-    server.until("there is no room again", || get(server, "grows", DEFERRED) == "Deferred");
+    server.wait_until("there is no room again", || get(server, "grows", PENDING_REASON) == "Deferred");
     server.kill9();
     server.restart();
-    server.until("the node is back", || server.kubectl(&["exec", "grows", "--", "true"]).code == 0);
-    assert_eq!(get(server, "grows", DEFERRED), "Deferred");
-    assert_eq!(get(server, "grows", HAS), "100m 100m 100m 100m");
+    server.wait_until("the node is back", || server.kubectl(&["exec", "grows", "--", "true"]).code == 0);
+    assert_eq!(get(server, "grows", PENDING_REASON), "Deferred");
+    assert_eq!(get(server, "grows", CPU_PATHS), "100m 100m 100m 100m");
     server.kubectl(&["delete", "pod", "other", "--wait"]).ok();
-    server.until("it is resized", || {
-        get(server, "grows", HAS) == "700m 700m 700m 700m" && get(server, "grows", RESIZE).is_empty()
+    server.wait_until("it is resized", || {
+        get(server, "grows", CPU_PATHS) == "700m 700m 700m 700m"
+            && get(server, "grows", RESIZE_CONDITIONS).is_empty()
     });
     for (reason, start) in [
         (
@@ -79,63 +82,66 @@ fn waits_for_room(cluster: &mut Cluster, allocatable: u64) {
         ("ResizeCompleted", "Pod resize completed: {\"containers\":["),
     ] {
         let selector = format!("reason={reason},involvedObject.name=grows");
-        let told = ["get", "events", "--field-selector", &selector, "-o", "jsonpath={.items[0].message}"];
-        server.until(reason, || server.kubectl(&told).ok().starts_with(start));
+        let event_query =
+            ["get", "events", "--field-selector", &selector, "-o", "jsonpath={.items[0].message}"];
+        server.wait_until(reason, || server.kubectl(&event_query).ok().starts_with(start));
     }
     assert_eq!(weight(server, "grows"), ["716".to_owned(), "716".to_owned()]);
 }
 
-fn never_fits(server: &Server, allocatable: u64) {
-    let refused = resize(server, "grows", json!({"requests": {"cpu": format!("{}m", allocatable * 2)}}));
-    assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("node didn't have enough allocatable resources"), "{}", refused.stderr);
+fn infeasible_resize_is_rejected(server: &Server, allocatable: u64) {
+    let rejected = resize(server, "grows", json!({"requests": {"cpu": format!("{}m", allocatable * 2)}}));
+    assert_ne!(rejected.code, 0);
+    assert!(rejected.stderr.contains("node didn't have enough allocatable resources"), "{}", rejected.stderr);
 }
 
 /// As much as it does not use, and whoever is killed meanwhile.
-fn gives_back_memory(cluster: &mut Cluster) {
+fn memory_is_reduced(cluster: &mut Cluster) {
     let Cluster { server, .. } = cluster;
     let limited = |memory: &str| json!({"limits": {"memory": memory}, "requests": {"memory": memory}});
     make(server, "shrinks", limited("64Mi"), "NotRequired");
     resize(server, "shrinks", limited("48Mi")).ok();
-    server.until("it has less", || {
-        get(server, "shrinks", MEMORY) == "48Mi 48Mi" && get(server, "shrinks", RESIZE).is_empty()
+    server.wait_until("it has less", || {
+        get(server, "shrinks", MEMORY_PATHS) == "48Mi 48Mi"
+            && get(server, "shrinks", RESIZE_CONDITIONS).is_empty()
     });
     resize(server, "shrinks", limited("8Ki")).ok();
     let fails = || {
-        let told = get(server, "shrinks", PROGRESS);
-        told.contains("\"reason\":\"Error\"")
-            && told.contains(
+        let condition = get(server, "shrinks", IN_PROGRESS_CONDITION);
+        condition.contains("\"reason\":\"Error\"")
+            && condition.contains(
                 "attempting to set container \\\"main\\\" memory limit (8192) below current usage (",
             )
-            && get(server, "shrinks", MEMORY) == "48Mi 8Ki"
+            && get(server, "shrinks", MEMORY_PATHS) == "48Mi 8Ki"
     };
-    server.until("it needs what it has", fails);
+    server.wait_until("it needs what it has", fails);
     server.kill9();
     server.restart();
-    server.until("the node is back", || server.kubectl(&["exec", "shrinks", "--", "true"]).code == 0);
-    let fails = || get(server, "shrinks", PROGRESS).contains("\"reason\":\"Error\"");
-    assert!(fails() && get(server, "shrinks", MEMORY) == "48Mi 8Ki");
+    server.wait_until("the node is back", || server.kubectl(&["exec", "shrinks", "--", "true"]).code == 0);
+    let fails = || get(server, "shrinks", IN_PROGRESS_CONDITION).contains("\"reason\":\"Error\"");
+    assert!(fails() && get(server, "shrinks", MEMORY_PATHS) == "48Mi 8Ki");
     resize(server, "shrinks", limited("64Mi")).ok();
-    server.until("it has what it had", || {
-        get(server, "shrinks", MEMORY) == "64Mi 64Mi" && get(server, "shrinks", RESIZE).is_empty()
+    server.wait_until("it has what it had", || {
+        get(server, "shrinks", MEMORY_PATHS) == "64Mi 64Mi"
+            && get(server, "shrinks", RESIZE_CONDITIONS).is_empty()
     });
     assert_eq!(get(server, "shrinks", "{.status.containerStatuses[0].restartCount}"), "0");
 }
 
 /// Where the container wants that.
-fn begins_anew(server: &Server) {
+fn container_restarts_on_resize(server: &Server) {
     let limited = |memory: &str| json!({"limits": {"memory": memory}, "requests": {"memory": memory}});
     make(server, "anew", limited("32Mi"), "RestartContainer");
     resize(server, "anew", limited("64Mi")).ok();
-    server.until("it has begun anew", || {
+    server.wait_until("it has begun anew", || {
         get(server, "anew", "{.status.containerStatuses[0].restartCount}") == "1"
-            && get(server, "anew", MEMORY) == "64Mi 64Mi"
-            && get(server, "anew", RESIZE).is_empty()
+            && get(server, "anew", MEMORY_PATHS) == "64Mi 64Mi"
+            && get(server, "anew", RESIZE_CONDITIONS).is_empty()
     });
 }
 
 /// What a container that was stopped could use does not keep its pod from having less.
-fn restarts_for_less(server: &Server) {
+fn restarts_to_reduce_limits(server: &Server) {
     const LIMITS: &str = "{.status.containerStatuses[0].restartCount} \
                           {.status.containerStatuses[0].resources.limits.cpu} \
                           {.status.initContainerStatuses[0].restartCount} \
@@ -153,13 +159,13 @@ fn restarts_for_less(server: &Server) {
             "resources": limited("60m", "32Mi"), "resizePolicy": policies,
         })
     };
-    let mut beside = container("beside", "NotRequired");
-    beside["restartPolicy"] = json!("Always");
+    let mut sidecar = container("beside", "NotRequired");
+    sidecar["restartPolicy"] = json!("Always");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "less"},
         "spec": {
             "terminationGracePeriodSeconds": 5, "restartPolicy": "OnFailure",
-            "initContainers": [beside], "containers": [container("main", "RestartContainer")],
+            "initContainers": [sidecar], "containers": [container("main", "RestartContainer")],
         },
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
@@ -172,49 +178,50 @@ fn restarts_for_less(server: &Server) {
             json!({"spec": {"initContainers": list("beside"), "containers": list("main")}}).to_string();
         server.kubectl(&["patch", "pod", "less", "--subresource=resize", "-p", &patch]).ok();
         let expected = format!("{restarts} {cpu} 0 {cpu} {cpu} {whole}");
-        server.until("it is resized", || {
+        server.wait_until("it is resized", || {
             get(server, "less", LIMITS) == expected
-                && get(server, "less", RESIZE).is_empty()
+                && get(server, "less", RESIZE_CONDITIONS).is_empty()
                 && get(server, "less", READY) == "True"
         });
     }
 }
 
 /// A pod that asks for something as a whole, with a container that was there first.
-fn together(server: &Server) {
+fn pod_level_resources(server: &Server) {
     let whole = |cpu: &str, memory: &str| json!({"requests": {"cpu": "200m", "memory": "32Mi"}, "limits": {"cpu": cpu, "memory": memory}});
     let container = json!({"name": "main", "image": "busybox:1.36", "command": ["sleep", "1000000"]});
-    let asks = json!({"requests": {"cpu": "50m"}});
-    let mut beside = container.clone();
-    (beside["name"], beside["restartPolicy"], beside["resources"]) = (json!("beside"), json!("Always"), asks);
+    let sidecar_resources = json!({"requests": {"cpu": "50m"}});
+    let mut sidecar = container.clone();
+    (sidecar["name"], sidecar["restartPolicy"], sidecar["resources"]) =
+        (json!("beside"), json!("Always"), sidecar_resources);
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"},
         "spec": {
             "terminationGracePeriodSeconds": 1, "resources": whole("400m", "64Mi"),
-            "initContainers": [beside], "containers": [container],
+            "initContainers": [sidecar], "containers": [container],
         },
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     server.wait_for_pod("whole", "condition=Ready");
-    let has = "{.status.resources} {.status.initContainerStatuses[0].resources} \
+    let resource_paths = "{.status.resources} {.status.initContainerStatuses[0].resources} \
                {.status.initContainerStatuses[0].allocatedResources} {.status.containerStatuses[0].resources}";
     assert_eq!(
-        get(server, "whole", has),
+        get(server, "whole", resource_paths),
         r#"{"limits":{"cpu":"400m","memory":"64Mi"},"requests":{"cpu":"200m","memory":"32Mi"}} {"requests":{"cpu":"50m"}} {"cpu":"50m"} {}"#
     );
     let more = json!({"name": "beside", "resources": {"requests": {"cpu": "100m"}}});
     let patch = json!({"spec": {"resources": whole("500m", "96Mi"), "initContainers": [more]}}).to_string();
     server.kubectl(&["patch", "pod", "whole", "--subresource=resize", "-p", &patch]).ok();
-    server.until("it is resized", || {
-        get(server, "whole", has)
+    server.wait_until("it is resized", || {
+        get(server, "whole", resource_paths)
             == r#"{"limits":{"cpu":"500m","memory":"96Mi"},"requests":{"cpu":"200m","memory":"32Mi"}} {"requests":{"cpu":"100m"}} {"cpu":"100m"} {}"#
-            && get(server, "whole", RESIZE).is_empty()
+            && get(server, "whole", RESIZE_CONDITIONS).is_empty()
     });
     let limit =
         "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max";
     for name in ["main", "beside"] {
-        let said = server.kubectl(&["exec", "whole", "-c", name, "--", "sh", "-c", limit]).ok();
-        assert_eq!(said, format!("{}\n", 96 << 20));
+        let output = server.kubectl(&["exec", "whole", "-c", name, "--", "sh", "-c", limit]).ok();
+        assert_eq!(output, format!("{}\n", 96 << 20));
     }
     let restarts =
         "{.status.containerStatuses[0].restartCount}{.status.initContainerStatuses[0].restartCount}";
@@ -222,7 +229,7 @@ fn together(server: &Server) {
 }
 
 /// A pod whose first container runs on for now.
-fn at_the_beginning(server: &Server) {
+fn init_container_is_resized(server: &Server) {
     let container = |name: &str| {
         json!({
             "name": name, "image": "busybox:1.36", "command": ["sleep", "1000000"],
@@ -237,15 +244,17 @@ fn at_the_beginning(server: &Server) {
         },
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    let has = "{.status.initContainerStatuses[0].state.running.startedAt}";
-    server.until("it has begun", || !get(server, "early", has).is_empty());
-    let asks = |name: &str| json!({"name": name, "resources": {"requests": {"cpu": "70m"}}});
+    let resource_paths = "{.status.initContainerStatuses[0].state.running.startedAt}";
+    server.wait_until("it has begun", || !get(server, "early", resource_paths).is_empty());
+    let container_resources = |name: &str| json!({"name": name, "resources": {"requests": {"cpu": "70m"}}});
     let patch =
-        json!({"spec": {"initContainers": [asks("first")], "containers": [asks("main")]}}).to_string();
+        json!({"spec": {"initContainers": [container_resources("first")], "containers": [container_resources("main")]}}).to_string();
     server.kubectl(&["patch", "pod", "early", "--subresource=resize", "-p", &patch]).ok();
-    let has = "{.status.initContainerStatuses[0].resources.requests.cpu} {.status.allocatedResources.cpu}";
-    server.until("it is resized", || {
-        get(server, "early", has) == "70m 70m" && get(server, "early", RESIZE).is_empty()
+    let resource_paths =
+        "{.status.initContainerStatuses[0].resources.requests.cpu} {.status.allocatedResources.cpu}";
+    server.wait_until("it is resized", || {
+        get(server, "early", resource_paths) == "70m 70m"
+            && get(server, "early", RESIZE_CONDITIONS).is_empty()
     });
 }
 
@@ -278,11 +287,11 @@ fn weight(server: &Server, name: &str) -> [String; 2] {
     let uid = get(server, name, "{.metadata.uid}");
     let id = get(server, name, "{.status.containerStatuses[0].containerID}");
     let id = id.rsplit('/').next().expect("an id");
-    let places = testkit::cgroups_of_pod(&uid);
+    let cgroups = testkit::cgroups_of_pod(&uid);
     let read = |inner: &str| {
-        let found = places
+        let found = cgroups
             .iter()
-            .find_map(|place| std::fs::read_to_string(place.join(inner).join("cpu.shares")).ok());
+            .find_map(|cgroup| std::fs::read_to_string(cgroup.join(inner).join("cpu.shares")).ok());
         // There the measure is a coarser one.
         found.map_or_else(|| "716".to_owned(), |text| text.trim().to_owned())
     };

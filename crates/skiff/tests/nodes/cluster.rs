@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use testkit::{Network, Process, ROOM};
+use testkit::{NO_EVICTION_FLAGS, Network, Process};
 
 use super::{DEADLINE, IMAGE};
 
@@ -26,16 +26,16 @@ impl Cluster {
         let dir = tempfile::Builder::new().prefix("skiff-dev-").tempdir().expect("a directory");
         let network = Network::new().expect("a network");
         let image = testkit::busybox_image(dir.path(), IMAGE).expect("an image");
-        let mut command = within(&network, testkit::binary().expect("a program"));
+        let mut command = in_network(&network, testkit::binary().expect("a program"));
         command.args(["dev", "--nodes", &nodes.to_string(), "--data-dir"]).arg(dir.path().join("cluster"));
-        command.arg("--image").arg(image).args(flags).arg("--").args(ROOM);
-        let begun = Instant::now();
+        command.arg("--image").arg(image).args(flags).arg("--").args(NO_EVICTION_FLAGS);
+        let started = Instant::now();
         let mut process = Process::spawn(&mut command).expect("a process");
         let ready = |log: &str| log.contains("Ctrl-C removes everything").then_some(());
         if let Err(error) = process.wait_until_log(2 * DEADLINE, ready) {
             panic!("{error:#}");
         }
-        eprintln!("{nodes} nodes after {:.1?}", begun.elapsed());
+        eprintln!("{nodes} nodes after {:.1?}", started.elapsed());
         Some(Cluster { process, network, dir })
     }
 
@@ -45,21 +45,21 @@ impl Cluster {
 
     /// What kubectl says, and whether it was content.
     pub fn kubectl(&self, arguments: &[&str]) -> (bool, String) {
-        let mut command = within(&self.network, "kubectl");
+        let mut command = in_network(&self.network, "kubectl");
         command
             .args(arguments)
             .env("KUBECONFIG", self.data().join("kubeconfig"))
             .env("HOME", self.dir.path());
         let output = command.output().expect("kubectl");
-        let said = if output.status.success() { &output.stdout } else { &output.stderr };
-        (output.status.success(), String::from_utf8_lossy(said).into_owned())
+        let text = if output.status.success() { &output.stdout } else { &output.stderr };
+        (output.status.success(), String::from_utf8_lossy(text).into_owned())
     }
 
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
-        let (content, said) = self.kubectl(arguments);
-        assert!(content, "kubectl {}: {said}\n{}", arguments.join(" "), self.logs());
-        said
+        let (is_success, output) = self.kubectl(arguments);
+        assert!(is_success, "kubectl {}: {output}\n{}", arguments.join(" "), self.logs());
+        output
     }
 
     #[track_caller]
@@ -75,10 +75,10 @@ impl Cluster {
     }
 
     #[track_caller]
-    pub fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !holds() {
-            if begun.elapsed() > DEADLINE {
+    pub fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let started = Instant::now();
+        while !condition() {
+            if started.elapsed() > DEADLINE {
                 let (_, state) = self.kubectl(&["get", "pods,events,nodes", "-A", "-o", "wide"]);
                 panic!("not in time: {what}\n{state}\n{}", self.logs());
             }
@@ -106,7 +106,7 @@ impl Cluster {
     }
 
     /// The network of a pod, by one of its processes.
-    pub fn network_of(&self, pod: &str) -> File {
+    pub fn pod_netns(&self, pod: &str) -> File {
         let uid = self.ok(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"]);
         let processes = std::fs::read_dir("/proc").expect("processes").flatten();
         let found = processes.map(|entry| entry.path()).find(|path| {
@@ -117,7 +117,7 @@ impl Cluster {
     }
 
     /// The process of a node.
-    pub fn process_of(&self, node: usize) -> rustix::process::Pid {
+    pub fn node_process(&self, node: usize) -> rustix::process::Pid {
         let processes = std::fs::read_to_string(self.data().join("processes")).expect("processes");
         let number = processes.lines().nth(node).and_then(|line| line.parse().ok());
         number.and_then(rustix::process::Pid::from_raw).expect("the process of a node")
@@ -128,8 +128,8 @@ impl Cluster {
     }
 
     /// What in the kernel is this cluster's: links, routes, rules, mounts, processes.
-    pub fn traces(&self) -> Vec<String> {
-        traces(&self.network, &self.dir.path().display().to_string())
+    pub fn kernel_state(&self) -> Vec<String> {
+        kernel_state(&self.network, &self.dir.path().display().to_string())
     }
 }
 
@@ -138,36 +138,36 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if self.data().exists() {
             self.process.kill();
-            let mut command = within(&self.network, testkit::binary().expect("a program"));
+            let mut command = in_network(&self.network, testkit::binary().expect("a program"));
             let _ = command.args(["dev", "--remove", "--data-dir"]).arg(self.data()).status();
         }
     }
 }
 
-pub fn within(network: &Network, program: impl AsRef<std::ffi::OsStr>) -> Command {
+pub fn in_network(network: &Network, program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
     command
 }
 
-pub fn traces(network: &Network, dir: &str) -> Vec<String> {
-    let mut traces = Vec::new();
+pub fn kernel_state(network: &Network, dir: &str) -> Vec<String> {
+    let mut state = Vec::new();
     for words in
         [&["ip", "-o", "link"][..], &["ip", "route", "show", "table", "all"], &["nft", "list", "ruleset"]]
     {
-        let output = within(network, words[0]).args(&words[1..]).output();
-        let said =
+        let output = in_network(network, words[0]).args(&words[1..]).output();
+        let text =
             output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        traces.extend(said.lines().map(|line| format!("{}: {line}", words.join(" "))));
+        state.extend(text.lines().map(|line| format!("{}: {line}", words.join(" "))));
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    traces.extend(mounts.lines().filter(|line| line.contains(dir)).map(str::to_owned));
+    state.extend(mounts.lines().filter(|line| line.contains(dir)).map(str::to_owned));
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        let command_line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&command_line).replace('\0', " ");
         if words.contains(dir) {
-            traces.push(words);
+            state.push(words);
         }
     }
-    traces
+    state
 }

@@ -15,7 +15,7 @@ use super::{Options, Tls};
 use crate::{Error, grpc};
 
 /// A read of many large values may be long; the sender bounds it, not the wire.
-const MESSAGE_BYTES: usize = 1 << 30;
+const MAX_MESSAGE_BYTES: usize = 1 << 30;
 /// A connection over which nothing comes is tried this often, and given up when there is no answer for so long.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
@@ -35,74 +35,75 @@ impl Client {
     }
 
     pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
-        self.ask("/etcdserverpb.KV/Range", request).await
+        self.call("/etcdserverpb.KV/Range", request).await
     }
 
     pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Status> {
-        self.ask("/etcdserverpb.KV/Txn", request).await
+        self.call("/etcdserverpb.KV/Txn", request).await
     }
 
     pub async fn compact(&self, revision: i64) -> Result<CompactionResponse, Status> {
-        self.ask("/etcdserverpb.KV/Compact", CompactionRequest { revision }).await
+        self.call("/etcdserverpb.KV/Compact", CompactionRequest { revision }).await
     }
 
     /// The lease's id; `ttl` is in seconds.
     pub async fn grant(&self, ttl: i64) -> Result<i64, Status> {
-        let granted: LeaseGrantResponse =
-            self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl }).await?;
-        Ok(granted.id)
+        let response: LeaseGrantResponse =
+            self.call("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl }).await?;
+        Ok(response.id)
     }
 
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Streaming<WatchResponse>, Status> {
         // Our side stays open, for etcd ends a watch with it.
         let request = WatchRequest { create: Some(create) };
         let requests = stream::once(std::future::ready(request)).chain(stream::pending());
-        grpc::talk(&self.0, "/etcdserverpb.Watch/Watch", with_leader(requests), MESSAGE_BYTES).await
+        grpc::streaming(&self.0, "/etcdserverpb.Watch/Watch", with_leader(requests), MAX_MESSAGE_BYTES).await
     }
 
-    async fn ask<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Status>
+    async fn call<Q, A>(&self, path: &'static str, message: Q) -> Result<A, Status>
     where
         Q: prost::Message + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
-        grpc::ask(&self.0, path, with_leader(question), MESSAGE_BYTES).await
+        grpc::unary(&self.0, path, with_leader(message), MAX_MESSAGE_BYTES).await
     }
 }
 
 /// Only members that have a leader may answer: others have been cut off from the rest.
-fn with_leader<Q>(question: Q) -> Request<Q> {
-    let mut request = Request::new(question);
+fn with_leader<Q>(message: Q) -> Request<Q> {
+    let mut request = Request::new(message);
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
     request
 }
 
 fn endpoint(url: &str, options: &Options) -> Result<Endpoint, Error> {
-    let bad = |why: String| Error::Unavailable { reason: format!("etcd: {url:?} is no endpoint: {why}") };
+    let invalid =
+        |reason: String| Error::Unavailable { reason: format!("etcd: {url:?} is no endpoint: {reason}") };
     let is_encrypted = match url.split_once("://") {
         Some(("http", _)) if options.tls.is_some() => {
-            return Err(bad("a certificate's authority is given, so it must begin with https://".into()));
+            return Err(invalid("a certificate's authority is given, so it must begin with https://".into()));
         }
         Some(("http", _)) => false,
         Some(("https", _)) => true,
-        Some(_) => return Err(bad("it must begin with http:// or https://".into())),
+        Some(_) => return Err(invalid("it must begin with http:// or https://".into())),
         None => options.tls.is_some(),
     };
     let scheme = if is_encrypted { "https://" } else { "http://" };
-    let full = if url.contains("://") { url.to_owned() } else { format!("{scheme}{url}") };
-    let endpoint = Endpoint::from_shared(full).map_err(|error| bad(error.to_string()))?;
+    let full_url = if url.contains("://") { url.to_owned() } else { format!("{scheme}{url}") };
+    let endpoint = Endpoint::from_shared(full_url).map_err(|error| invalid(error.to_string()))?;
     let endpoint = endpoint
         .connect_timeout(options.connect_timeout)
         .http2_keep_alive_interval(KEEP_ALIVE.0)
         .keep_alive_timeout(KEEP_ALIVE.1)
         .keep_alive_while_idle(true);
     match &options.tls {
-        Some(tls) => endpoint.tls_config(encryption(tls)).map_err(|error| bad(error.to_string())),
-        None if is_encrypted => Err(bad("the authority of its certificate is not given".into())),
+        Some(tls) => endpoint.tls_config(client_tls_config(tls)).map_err(|error| invalid(error.to_string())),
+        None if is_encrypted => Err(invalid("the authority of its certificate is not given".into())),
         None => Ok(endpoint),
     }
 }
 
-fn encryption(tls: &Tls) -> ClientTlsConfig {
+fn client_tls_config(tls: &Tls) -> ClientTlsConfig {
     let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca));
     match &tls.identity {
         Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
@@ -117,13 +118,13 @@ mod tests {
     #[track_caller]
     fn check(url: &str, is_encrypted: bool, expected: &str) {
         let tls = is_encrypted.then(|| Tls { ca: Vec::new(), identity: None });
-        let made = endpoint(url, &Options { tls, ..Options::default() });
-        let said = made.map_or_else(|error| error.to_string(), |endpoint| endpoint.uri().to_string());
-        assert!(said.contains(expected), "{said}");
+        let result = endpoint(url, &Options { tls, ..Options::default() });
+        let output = result.map_or_else(|error| error.to_string(), |endpoint| endpoint.uri().to_string());
+        assert!(output.contains(expected), "{output}");
     }
 
     #[test]
-    fn endpoints() {
+    fn endpoint_validates_url_and_scheme() {
         check("http://127.0.0.1:2379", false, "http://127.0.0.1:2379/");
         check("127.0.0.1:2379", false, "http://127.0.0.1:2379/");
         check("https://127.0.0.1:2379", true, "https://127.0.0.1:2379/");

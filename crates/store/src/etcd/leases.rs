@@ -8,26 +8,26 @@ use tonic::Status;
 use super::client::Client;
 
 /// A key may live longer than asked by a twentieth of its time, at most this many seconds.
-const SHARE_SECONDS: u64 = 60;
-const SHARE_FRACTION: u64 = 20;
+const MAX_LEASE_REUSE_SECONDS: u64 = 60;
+const LEASE_REUSE_TTL_FRACTION: u64 = 20;
 /// etcd deletes all keys of a lease in one go, so there should not be too many.
-const MAX_KEYS: u32 = 1000;
+const MAX_KEYS_PER_LEASE: u32 = 1000;
 
-pub struct Leases {
+pub struct LeaseManager {
     client: Client,
-    shared: Mutex<Option<Shared>>,
+    shared: Mutex<Option<SharedLease>>,
 }
 
-struct Shared {
+struct SharedLease {
     id: i64,
     ttl: u64,
-    until: Instant,
+    reuse_until: Instant,
     keys: u32,
 }
 
-impl Leases {
-    pub fn new(client: Client) -> Leases {
-        Leases { client, shared: Mutex::new(None) }
+impl LeaseManager {
+    pub fn new(client: Client) -> LeaseManager {
+        LeaseManager { client, shared: Mutex::new(None) }
     }
 
     /// A lease that lasts at least this long from now. Most keys with a lifetime have the same one, so only
@@ -37,21 +37,22 @@ impl Leases {
         let mut shared = self.shared.lock().await;
         if let Some(lease) = shared.as_mut()
             && lease.ttl == ttl
-            && lease.keys < MAX_KEYS
-            && Instant::now() < lease.until
+            && lease.keys < MAX_KEYS_PER_LEASE
+            && Instant::now() < lease.reuse_until
         {
             lease.keys += 1;
             return Ok(lease.id);
         }
-        let share = (ttl / SHARE_FRACTION).min(SHARE_SECONDS);
-        let asked = Instant::now();
-        let total = i64::try_from(ttl.saturating_add(share)).unwrap_or(i64::MAX);
-        let id = self.client.grant(total).await?;
-        *shared = Some(Shared { id, ttl, until: asked + Duration::from_secs(share), keys: 1 });
+        let reuse_seconds = (ttl / LEASE_REUSE_TTL_FRACTION).min(MAX_LEASE_REUSE_SECONDS);
+        let started = Instant::now();
+        let total_ttl = i64::try_from(ttl.saturating_add(reuse_seconds)).unwrap_or(i64::MAX);
+        let id = self.client.grant(total_ttl).await?;
+        *shared =
+            Some(SharedLease { id, ttl, reuse_until: started + Duration::from_secs(reuse_seconds), keys: 1 });
         Ok(id)
     }
 
-    pub async fn forget(&self) {
+    pub async fn reset(&self) {
         *self.shared.lock().await = None;
     }
 }

@@ -8,14 +8,14 @@ use super::*;
 use crate::Event;
 use crate::suite;
 
-struct Etcd {
+struct EtcdProcess {
     process: Child,
     port: u16,
 }
 
-impl Etcd {
+impl EtcdProcess {
     /// `None` (and a word) where etcd is deliberately left out.
-    fn start(dir: &Path, port: u16) -> Option<Etcd> {
+    fn start(dir: &Path, port: u16) -> Option<EtcdProcess> {
         if std::env::var_os("SKIFF_TEST_NO_ETCD").is_some() {
             eprintln!("skipped: SKIFF_TEST_NO_ETCD is set");
             return None;
@@ -31,7 +31,7 @@ impl Etcd {
             .stderr(Stdio::null())
             .spawn()
             .expect("etcd must be on the PATH (apt-get install etcd-server), or SKIFF_TEST_NO_ETCD be set");
-        Some(Etcd { process, port })
+        Some(EtcdProcess { process, port })
     }
 
     async fn connect(&self) -> EtcdStore {
@@ -46,7 +46,7 @@ impl Etcd {
     }
 }
 
-impl Drop for Etcd {
+impl Drop for EtcdProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -58,40 +58,42 @@ fn free_port() -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn suite() {
+async fn passes_store_suite() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(etcd) = Etcd::start(dir.path(), free_port()) else { return };
+    let Some(etcd) = EtcdProcess::start(dir.path(), free_port()) else { return };
     suite::run(Arc::new(etcd.connect().await)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_and_watches_outlive_a_restart_of_etcd() {
+async fn reads_and_watches_continue_after_etcd_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(etcd) = Etcd::start(dir.path(), free_port()) else { return };
+    let Some(etcd) = EtcdProcess::start(dir.path(), free_port()) else { return };
     let port = etcd.port;
     let store = etcd.connect().await;
     let mut watch = suite::watch(&store, "/a/", 1).await.unwrap();
-    let one = suite::create(&store, "/a/1", "x").await;
-    assert_eq!(suite::events_until(&mut watch, one).await.len(), 1);
+    let first_revision = suite::create(&store, "/a/1", "x").await;
+    assert_eq!(suite::events_until(&mut watch, first_revision).await.len(), 1);
     drop(etcd);
-    let refused = store.write(suite::put("/a/2", "", Expect::Absent)).await;
-    assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+    let result = store.write(suite::put("/a/2", "", Expect::Absent)).await;
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
 
-    let etcd = Etcd::start(dir.path(), port).unwrap();
+    let etcd = EtcdProcess::start(dir.path(), port).unwrap();
     let other = etcd.connect().await;
-    let two = suite::create(&other, "/a/2", "y").await;
-    let events = suite::events_until(&mut watch, two).await;
-    assert!(matches!(&events[..], [Event::Put { entry, created: true }] if entry.revision == two));
-    assert_eq!(store.get("/a/2").await.unwrap().map(|entry| entry.revision), Some(two));
+    let second_revision = suite::create(&other, "/a/2", "y").await;
+    let events = suite::events_until(&mut watch, second_revision).await;
+    assert!(
+        matches!(&events[..], [Event::Put { entry, created: true }] if entry.revision == second_revision)
+    );
+    assert_eq!(store.get("/a/2").await.unwrap().map(|entry| entry.revision), Some(second_revision));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lists_longer_than_one_answer_are_whole() {
+async fn list_spans_multiple_pages() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(etcd) = Etcd::start(dir.path(), free_port()) else { return };
+    let Some(etcd) = EtcdProcess::start(dir.path(), free_port()) else { return };
     let store = Arc::new(etcd.connect().await);
-    let count = PART + 10;
-    let writers: Vec<_> = (0..16)
+    let count = PAGE_KEYS + 10;
+    let tasks: Vec<_> = (0..16)
         .map(|writer| {
             let store = store.clone();
             tokio::spawn(async move {
@@ -101,10 +103,10 @@ async fn lists_longer_than_one_answer_are_whole() {
             })
         })
         .collect();
-    for writer in writers {
+    for writer in tasks {
         writer.await.unwrap();
     }
-    for (limit, entries) in [(0, count), (PART + 3, PART + 3), (count, count), (5, 5)] {
+    for (limit, entries) in [(0, count), (PAGE_KEYS + 3, PAGE_KEYS + 3), (count, count), (5, 5)] {
         let page = store.list("/long/", None, limit, None).await.unwrap();
         assert_eq!((page.entries.len(), page.remaining), (entries, count - entries));
         assert!(page.entries.is_sorted_by_key(|entry| entry.key.clone()));

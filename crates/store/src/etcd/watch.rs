@@ -8,48 +8,48 @@ use bytes::Bytes;
 use super::client::Client;
 use super::header_revision;
 use super::messages::{self, WatchCreateRequest, WatchResponse};
-use crate::{Ear, Entry, Event, Listener, Revision, Watch};
+use crate::{Entry, Event, Listener, Revision, Watch, WatchSender};
 
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 pub fn start(client: Client, prefix: &str, after: Revision, listener: Listener) -> Watch {
-    let (ear, watch) = Ear::new(listener);
-    let (prefix, unwanted) = (prefix.to_owned(), ear.unwanted());
+    let (sender, watch) = WatchSender::new(listener);
+    let (prefix, closed) = (prefix.to_owned(), sender.closed());
     tokio::spawn(async move {
         tokio::select! {
-            () = follow(client, prefix, after, ear) => {}
-            () = unwanted => {}
+            () = run(client, prefix, after, sender) => {}
+            () = closed => {}
         }
     });
     watch
 }
 
 /// Ends when history is gone.
-async fn follow(client: Client, prefix: String, mut seen: Revision, mut ear: Ear) {
-    let mut wait = FIRST_WAIT;
+async fn run(client: Client, prefix: String, mut seen: Revision, mut sender: WatchSender) {
+    let mut backoff = INITIAL_BACKOFF;
     loop {
         let before = seen;
-        match follow_once(&client, &prefix, &mut seen, &mut ear).await {
-            End::Compacted => return,
-            End::Broken(reason) => {
+        match run_once(&client, &prefix, &mut seen, &mut sender).await {
+            WatchEnd::Compacted => return,
+            WatchEnd::Failed(reason) => {
                 tracing::warn!(%reason, revision = seen, "the watch on etcd broke, trying again");
             }
         }
         if seen > before {
-            wait = FIRST_WAIT;
+            backoff = INITIAL_BACKOFF;
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(LONGEST_WAIT);
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
 }
 
-enum End {
+enum WatchEnd {
     Compacted,
-    Broken(String),
+    Failed(String),
 }
 
-async fn follow_once(client: &Client, prefix: &str, seen: &mut Revision, ear: &mut Ear) -> End {
+async fn run_once(client: &Client, prefix: &str, seen: &mut Revision, sender: &mut WatchSender) -> WatchEnd {
     // A response holds whole revisions since it may not be cut in fragments; so going on after the last one
     // leaves nothing out.
     let create = WatchCreateRequest {
@@ -60,42 +60,42 @@ async fn follow_once(client: &Client, prefix: &str, seen: &mut Revision, ear: &m
     };
     let mut stream = match client.watch(create).await {
         Ok(stream) => stream,
-        Err(status) => return End::Broken(status.message().to_owned()),
+        Err(status) => return WatchEnd::Failed(status.message().to_owned()),
     };
     loop {
         let response = match stream.message().await {
             Ok(Some(response)) => response,
-            Ok(None) => return End::Broken("the stream ended".into()),
-            Err(status) => return End::Broken(status.message().to_owned()),
+            Ok(None) => return WatchEnd::Failed("the stream ended".into()),
+            Err(status) => return WatchEnd::Failed(status.message().to_owned()),
         };
         if response.compact_revision > 0 {
-            return End::Compacted;
+            return WatchEnd::Compacted;
         }
         if response.canceled {
-            return End::Broken(response.cancel_reason);
+            return WatchEnd::Failed(response.cancel_reason);
         }
         if response.created {
             continue;
         }
-        let (events, reached) = translate(response, prefix, *seen);
-        if events.is_empty() && reached <= *seen {
+        let (events, progress) = convert_events(response, prefix, *seen);
+        if events.is_empty() && progress <= *seen {
             continue;
         }
-        *seen = reached;
-        ear.tell(events, reached);
+        *seen = progress;
+        sender.send(events, progress);
     }
 }
 
 /// Our events of a response, and the revision up to which it tells everything.
-fn translate(response: WatchResponse, prefix: &str, seen: Revision) -> (Vec<Event>, Revision) {
+fn convert_events(response: WatchResponse, prefix: &str, seen: Revision) -> (Vec<Event>, Revision) {
     if response.events.is_empty() {
         return (Vec::new(), header_revision(response.header.as_ref()).max(seen));
     }
-    let (mut events, mut reached) = (Vec::new(), seen);
+    let (mut events, mut progress) = (Vec::new(), seen);
     for event in response.events {
         let Some(kv) = event.kv else { continue };
         let revision = u64::try_from(kv.mod_revision).unwrap_or(0);
-        reached = reached.max(revision);
+        progress = progress.max(revision);
         let Ok(key) = str::from_utf8(&kv.key) else { continue };
         if revision <= seen || !key.starts_with(prefix) {
             continue;
@@ -108,5 +108,5 @@ fn translate(response: WatchResponse, prefix: &str, seen: Revision) -> (Vec<Even
             Event::Put { entry: Entry { key, value: Bytes::from(kv.value), revision }, created }
         });
     }
-    (events, reached)
+    (events, progress)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::memory::{Change, Memory};
+use super::mvcc::{Change, MvccStore};
 use super::record;
 use crate::{Entry, Error, Expect, Revision, Write};
 
@@ -18,17 +18,17 @@ pub struct Batch {
     pub before: Revision,
     pub changes: Vec<Change>,
     pending: HashMap<Arc<str>, Option<Entry>>,
-    pub answers: Vec<(Reply<Revision>, Result<Revision, Error>)>,
-    pub durable: bool,
+    pub results: Vec<(Reply<Revision>, Result<Revision, Error>)>,
+    pub must_sync: bool,
 }
 
 impl Batch {
-    pub fn after(before: Revision) -> Batch {
-        Batch { before, changes: Vec::new(), pending: HashMap::new(), answers: Vec::new(), durable: false }
+    pub fn new(before: Revision) -> Batch {
+        Batch { before, changes: Vec::new(), pending: HashMap::new(), results: Vec::new(), must_sync: false }
     }
 
     /// The revision after the batch.
-    pub fn last(&self) -> Revision {
+    pub fn last_revision(&self) -> Revision {
         self.changes.last().map_or(self.before, |change| change.revision)
     }
 
@@ -37,25 +37,25 @@ impl Batch {
     }
 
     /// `now` is in unix seconds.
-    pub fn decide(&mut self, memory: &Memory, now: u64, write: Write, reply: Reply<Revision>) {
+    pub fn add_write(&mut self, mvcc: &MvccStore, now: u64, write: Write, reply: Reply<Revision>) {
         let current = match self.pending.get(&write.key) {
             Some(pending) => pending.clone(),
-            None => memory.current(&write.key),
+            None => mvcc.get(&write.key),
         };
-        let answer = check(&write, current).map(|()| {
+        let result = check_precondition(&write, current).map(|()| {
             let ttl = write.ttl.filter(|_| write.value.is_some());
             let expires = ttl.map_or(0, |ttl| {
                 let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0));
                 now.saturating_add(seconds.max(1))
             });
-            self.durable |= !write.lazy;
-            self.add(write.key, write.value, expires)
+            self.must_sync |= !write.lazy;
+            self.add_change(write.key, write.value, expires)
         });
-        self.answers.push((reply, answer));
+        self.results.push((reply, result));
     }
 
-    pub fn add(&mut self, key: Arc<str>, value: Option<bytes::Bytes>, expires: u64) -> Revision {
-        let revision = self.last() + 1;
+    pub fn add_change(&mut self, key: Arc<str>, value: Option<bytes::Bytes>, expires: u64) -> Revision {
+        let revision = self.last_revision() + 1;
         let entry = value.clone().map(|value| Entry { key: key.clone(), value, revision });
         self.pending.insert(key.clone(), entry);
         self.changes.push(Change { key, value, revision, expires });
@@ -64,10 +64,10 @@ impl Batch {
 }
 
 /// Whether the write may happen, given the key's current state.
-fn check(write: &Write, current: Option<Entry>) -> Result<(), Error> {
+fn check_precondition(write: &Write, current: Option<Entry>) -> Result<(), Error> {
     let key = write.key.clone();
-    let len = key.len() + write.value.as_ref().map_or(0, bytes::Bytes::len) + record::BODY_OVERHEAD;
-    if len > record::MAX_BODY {
+    let len = key.len() + write.value.as_ref().map_or(0, bytes::Bytes::len) + record::BODY_OVERHEAD_BYTES;
+    if len > record::MAX_BODY_BYTES {
         return Err(Error::Unavailable { reason: format!("{len} bytes are too many for one key") });
     }
     match (write.expect, &current) {

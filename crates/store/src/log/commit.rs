@@ -14,92 +14,98 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::batch::{Batch, Reply};
-use super::journal::{Failure, Journal};
-use super::memory::{Change, Memory};
-use super::recover::Recovered;
-use super::snapshot::{self, Pin};
+use super::journal::{Journal, WriteFailure};
+use super::mvcc::{Change, MvccStore};
+use super::recover::Recovery;
+use super::snapshot::{self, PinnedRevision};
 use super::watchers::Watchers;
 use super::{Config, segment};
 use crate::{Error, Revision, Write};
 use tokio::sync::oneshot;
 
 /// Writes and bytes of one batch; beyond that, the first have waited long enough.
-const BATCH_WRITES: usize = 4096;
-const BATCH_BYTES: usize = 8 << 20;
+const MAX_BATCH_WRITES: usize = 4096;
+const MAX_BATCH_BYTES: usize = 8 << 20;
 /// Events of history freed under one hold of the lock.
-const TRIM: usize = 1000;
+const TRIM_BATCH_EVENTS: usize = 1000;
 /// Keys that should have expired are tried this often on a failed disk.
 const EXPIRE_RETRY: Duration = Duration::from_secs(1);
 /// After this many writes that came alone the next is taken to, too. Of a crowd each would wait for the disk in turn,
 /// where one wait does for all.
-pub const ALONE: u32 = 8;
+pub const MIN_UNCONTENDED_WRITES: u32 = 8;
 /// A disk that takes less than this for a write, on average, is quick: one may wait for it where others wait too.
-const QUICK: Duration = Duration::from_millis(1);
+const MAX_INLINE_COMMIT_LATENCY: Duration = Duration::from_millis(1);
 
 pub enum Command {
     Write(Write, Reply<Revision>),
     Compact(Revision, Reply<()>),
-    Snapshotted(io::Result<()>),
+    SnapshotFinished(io::Result<()>),
     /// The clock may have moved.
     Wake,
     Close,
 }
 
 /// Where writes are handed in.
-pub struct Desk {
-    committer: Arc<Mutex<Committer>>,
+pub struct CommitHandle {
+    worker: Arc<Mutex<CommitWorker>>,
     commands: Sender<Command>,
     /// The thread is at work, or has ended.
-    awake: Arc<AtomicBool>,
-    alone: Arc<AtomicU32>,
-    failure: Failure,
+    busy: Arc<AtomicBool>,
+    uncontended_writes: Arc<AtomicU32>,
+    failure: WriteFailure,
 }
 
-pub struct Committer {
+pub struct CommitWorker {
     config: Config,
     dir: PathBuf,
-    memory: Arc<RwLock<Memory>>,
+    mvcc: Arc<RwLock<MvccStore>>,
     watchers: Arc<Watchers>,
     commands: Sender<Command>,
     journal: Journal,
-    expiries: BTreeSet<(u64, Arc<str>)>,
+    expire_times: BTreeSet<(u64, Arc<str>)>,
     /// Which revision was the newest when, to forget history by age.
-    marks: VecDeque<(Instant, Revision)>,
-    snapshot: Option<Snapshotting>,
+    revision_times: VecDeque<(Instant, Revision)>,
+    snapshot: Option<SnapshotTask>,
     /// How many writes in a row came alone.
-    alone: Arc<AtomicU32>,
+    uncontended_writes: Arc<AtomicU32>,
     /// What a durable write took of late; `None` when it is not known, or no more may be written.
-    pace: Option<Duration>,
+    sync_latency: Option<Duration>,
     /// The thread has to look after something.
-    chores: bool,
+    maintenance_pending: bool,
 }
 
 /// A snapshot being written by a thread of its own.
-struct Snapshotting {
+struct SnapshotTask {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
-impl Desk {
+impl CommitHandle {
     /// Starts the thread.
     pub fn open(
         config: Config,
         dir: PathBuf,
-        memory: Arc<RwLock<Memory>>,
+        mvcc: Arc<RwLock<MvccStore>>,
         watchers: Arc<Watchers>,
-        recovered: Recovered,
-    ) -> io::Result<(Desk, JoinHandle<()>)> {
+        recovery: Recovery,
+    ) -> io::Result<(CommitHandle, JoinHandle<()>)> {
         let (commands, queue) = mpsc::channel();
-        let committer = Committer::new(config, dir, memory, watchers, commands.clone(), recovered)?;
-        let (alone, at_rest) = (committer.alone.clone(), committer.config.at_rest);
-        let failure = committer.journal.failure.clone();
-        let committer = Arc::new(Mutex::new(committer));
-        let awake = Arc::new(AtomicBool::new(false));
-        let desk = Desk { committer: committer.clone(), commands, awake: awake.clone(), alone, failure };
+        let worker = CommitWorker::new(config, dir, mvcc, watchers, commands.clone(), recovery)?;
+        let (uncontended_writes, on_idle) = (worker.uncontended_writes.clone(), worker.config.on_idle);
+        let failure = worker.journal.failure.clone();
+        let worker = Arc::new(Mutex::new(worker));
+        let busy = Arc::new(AtomicBool::new(false));
+        let handle = CommitHandle {
+            worker: worker.clone(),
+            commands,
+            busy: busy.clone(),
+            uncontended_writes,
+            failure,
+        };
         let thread = std::thread::Builder::new()
             .name("store-commit".into())
-            .spawn(move || run(&committer, &queue, &awake, at_rest))?;
-        Ok((desk, thread))
+            .spawn(move || run(&worker, &queue, &busy, on_idle))?;
+        Ok((handle, thread))
     }
 
     pub fn send(&self, command: Command) -> Result<(), mpsc::SendError<Command>> {
@@ -113,116 +119,118 @@ impl Desk {
 
     /// Commits the write here and now and waits for the disk, if nobody else writes and the disk is quick. Else the
     /// write is given back, for the thread.
-    pub fn at_once(&self, write: Write) -> Result<Result<Revision, Error>, Write> {
+    pub fn try_commit_inline(&self, write: Write) -> Result<Result<Revision, Error>, Write> {
         // What is lazy or expires is looked after by the thread.
-        if write.lazy || write.ttl.is_some() || self.awake.load(Ordering::Acquire) {
+        if write.lazy || write.ttl.is_some() || self.busy.load(Ordering::Acquire) {
             return Err(write);
         }
-        let Ok(mut committer) = self.committer.try_lock() else {
-            self.alone.store(0, Ordering::Relaxed);
+        let Ok(mut worker) = self.worker.try_lock() else {
+            self.uncontended_writes.store(0, Ordering::Relaxed);
             return Err(write);
         };
-        let alone = self.alone.load(Ordering::Relaxed) >= ALONE;
-        if !alone || committer.pace.is_none_or(|pace| pace > QUICK) {
+        let is_uncontended = self.uncontended_writes.load(Ordering::Relaxed) >= MIN_UNCONTENDED_WRITES;
+        if !is_uncontended
+            || worker.sync_latency.is_none_or(|sync_latency| sync_latency > MAX_INLINE_COMMIT_LATENCY)
+        {
             return Err(write);
         }
-        let (reply, mut answer) = oneshot::channel();
-        let (batch, _) = committer.gather(Some(Command::Write(write, reply)), || None);
-        committer.commit(batch);
-        if committer.is_untidy() {
+        let (reply, mut result) = oneshot::channel();
+        let (batch, _) = worker.collect_batch(Some(Command::Write(write, reply)), || None);
+        worker.commit(batch);
+        if worker.needs_maintenance() {
             let _ = self.send(Command::Wake);
         }
-        drop(committer);
-        Ok(answer
+        drop(worker);
+        Ok(result
             .try_recv()
             .unwrap_or_else(|_| Err(Error::Unavailable { reason: "the store failed".into() })))
     }
 }
 
 #[cfg(test)]
-impl Desk {
+impl CommitHandle {
     /// As if so many writes had come alone and taken that long, once the thread sleeps.
-    pub async fn set_past(&self, alone: u32, pace: Option<Duration>) {
-        while self.awake.load(Ordering::Acquire) {
+    pub async fn set_write_history(&self, uncontended_writes: u32, sync_latency: Option<Duration>) {
+        while self.busy.load(Ordering::Acquire) {
             tokio::task::yield_now().await;
         }
-        self.alone.store(alone, Ordering::Relaxed);
-        self.committer.lock().unwrap().pace = pace;
+        self.uncontended_writes.store(uncontended_writes, Ordering::Relaxed);
+        self.worker.lock().unwrap().sync_latency = sync_latency;
     }
 }
 
 /// What the thread does. It ends when somebody who held the committer broke: what is in it is not to be trusted then.
-fn run(committer: &Mutex<Committer>, queue: &Receiver<Command>, awake: &AtomicBool, at_rest: fn()) {
-    while let Ok(wait) = committer.lock().map(|committer| committer.deadline()) {
-        awake.store(false, Ordering::Release);
-        at_rest();
+fn run(worker: &Mutex<CommitWorker>, queue: &Receiver<Command>, busy: &AtomicBool, on_idle: fn()) {
+    while let Ok(wait) = worker.lock().map(|worker| worker.deadline()) {
+        busy.store(false, Ordering::Release);
+        on_idle();
         let first = match wait {
             None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(wait) => queue.recv_timeout(wait),
         };
-        awake.store(true, Ordering::Release);
+        busy.store(true, Ordering::Release);
         let first = match first {
             Ok(command) => Some(command),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => Some(Command::Close),
         };
-        let Ok(mut committer) = committer.lock() else { return };
-        let (mut batch, after) = committer.gather(first, || queue.try_recv().ok());
-        committer.expire(&mut batch);
-        committer.commit(batch);
-        match after {
+        let Ok(mut worker) = worker.lock() else { return };
+        let (mut batch, next_command) = worker.collect_batch(first, || queue.try_recv().ok());
+        worker.expire(&mut batch);
+        worker.commit(batch);
+        match next_command {
             Some(Command::Compact(revision, reply)) => {
-                let _ = reply.send(committer.compact(revision));
+                let _ = reply.send(worker.compact(revision));
             }
-            Some(Command::Snapshotted(result)) => committer.snapshotted(result),
-            Some(Command::Close) => return committer.close(),
+            Some(Command::SnapshotFinished(result)) => worker.finish_snapshot(result),
+            Some(Command::Close) => return worker.close(),
             Some(Command::Write(..) | Command::Wake) | None => {}
         }
-        committer.tidy();
+        worker.run_maintenance();
     }
 }
 
-impl Committer {
+impl CommitWorker {
     fn new(
         config: Config,
         dir: PathBuf,
-        memory: Arc<RwLock<Memory>>,
+        mvcc: Arc<RwLock<MvccStore>>,
         watchers: Arc<Watchers>,
         commands: Sender<Command>,
-        recovered: Recovered,
-    ) -> io::Result<Committer> {
-        let journal = Journal::open(&dir, &config.faults, &recovered)?;
-        let data = recovered.memory;
-        let expiries = data.expiries().collect();
-        let mut marks = VecDeque::new();
+        recovery: Recovery,
+    ) -> io::Result<CommitWorker> {
+        let journal = Journal::open(&dir, &config.faults, &recovery)?;
+        let data = recovery.mvcc;
+        let expire_times = data.expire_times().collect();
+        let mut revision_times = VecDeque::new();
         if data.history_len() > 0 {
-            marks.push_back((Instant::now(), data.revision()));
+            revision_times.push_back((Instant::now(), data.revision()));
         }
-        *memory.write().unwrap_or_else(PoisonError::into_inner) = data;
-        Ok(Committer {
+        *mvcc.write().unwrap_or_else(PoisonError::into_inner) = data;
+        Ok(CommitWorker {
             config,
             dir,
-            memory,
+            mvcc,
             watchers,
             commands,
             journal,
-            expiries,
-            marks,
+            expire_times,
+            revision_times,
             snapshot: None,
-            alone: Arc::default(),
-            pace: None,
-            chores: false,
+            uncontended_writes: Arc::default(),
+            sync_latency: None,
+            maintenance_pending: false,
         })
     }
 
     /// How long to sleep when nothing comes in; `None`: there is nothing to wake up for.
     fn deadline(&self) -> Option<Duration> {
         let now = Instant::now();
-        let expiry = self.expiries.first().map(|(expires, _)| {
-            let left = Duration::from_secs(expires.saturating_sub((self.config.clock)()));
-            if self.journal.is_failed() { left.max(EXPIRE_RETRY) } else { left }
+        let expiry = self.expire_times.first().map(|(expires, _)| {
+            let remaining = Duration::from_secs(expires.saturating_sub((self.config.clock)()));
+            if self.journal.is_failed() { remaining.max(EXPIRE_RETRY) } else { remaining }
         });
-        let age = self.marks.front().and_then(|(when, _)| when.checked_add(self.config.history_age));
+        let age = self.revision_times.front().and_then(|(when, _)| when.checked_add(self.config.history_age));
         [self.journal.deadline(self.config.lazy_delay), age]
             .into_iter()
             .flatten()
@@ -232,20 +240,20 @@ impl Committer {
     }
 
     /// Decides the writes that wait, up to a command that is something else.
-    fn gather(
+    fn collect_batch(
         &self,
         first: Option<Command>,
         mut queue: impl FnMut() -> Option<Command>,
     ) -> (Batch, Option<Command>) {
-        let memory = self.read();
-        let mut batch = Batch::after(memory.revision());
+        let mvcc = self.read();
+        let mut batch = Batch::new(mvcc.revision());
         let (mut next, mut bytes) = (first, 0);
         let now = (self.config.clock)();
         while let Some(command) = next.take() {
             let Command::Write(write, reply) = command else { return (batch, Some(command)) };
             bytes += write.value.as_ref().map_or(0, bytes::Bytes::len);
-            batch.decide(&memory, now, write, reply);
-            if batch.answers.len() < BATCH_WRITES && bytes < BATCH_BYTES {
+            batch.add_write(&mvcc, now, write, reply);
+            if batch.results.len() < MAX_BATCH_WRITES && bytes < MAX_BATCH_BYTES {
                 next = queue();
             }
         }
@@ -254,89 +262,91 @@ impl Committer {
 
     /// Deletes what has outlived its time, as ordinary (lazy) deletes.
     fn expire(&mut self, batch: &mut Batch) {
-        if self.expiries.is_empty() {
+        if self.expire_times.is_empty() {
             return;
         }
         let now = (self.config.clock)();
-        while let Some((expires, _)) = self.expiries.first()
+        while let Some((expires, _)) = self.expire_times.first()
             && *expires <= now
-            && batch.changes.len() < BATCH_WRITES * 2
+            && batch.changes.len() < MAX_BATCH_WRITES * 2
         {
-            let Some((expires, key)) = self.expiries.pop_first() else { break };
+            let Some((expires, key)) = self.expire_times.pop_first() else { break };
             let current = self.read().expiry(&key);
             // A key written again has another expiry, or will have one after this batch.
             if current == Some(expires) && !batch.changes_key(&key) {
-                batch.add(key, None, 0);
+                batch.add_change(key, None, 0);
             }
         }
     }
 
     fn commit(&mut self, batch: Batch) {
         if !batch.changes.is_empty() {
-            let begun = Instant::now();
-            if let Err(reason) = self.journal.store(&batch.changes, batch.before, batch.durable) {
-                self.pace = None;
-                return self.refuse(batch, &reason);
+            let started = Instant::now();
+            if let Err(reason) = self.journal.append(&batch.changes, batch.before, batch.must_sync) {
+                self.sync_latency = None;
+                return self.reject(batch, &reason);
             }
             match batch.changes.len() {
-                1 => self.alone.fetch_add(1, Ordering::Relaxed),
-                _ => self.alone.swap(0, Ordering::Relaxed),
+                1 => self.uncontended_writes.fetch_add(1, Ordering::Relaxed),
+                _ => self.uncontended_writes.swap(0, Ordering::Relaxed),
             };
-            if batch.durable {
-                let took = begun.elapsed();
-                self.pace = Some(self.pace.map_or(took, |pace| (pace * 7 + took) / 8));
+            if batch.must_sync {
+                let latency = started.elapsed();
+                self.sync_latency =
+                    Some(self.sync_latency.map_or(latency, |sync_latency| (sync_latency * 7 + latency) / 8));
             }
-            let last = batch.last();
-            let changes: Vec<_> = batch.changes.into_iter().map(Change::settled).collect();
+            let last = batch.last_revision();
+            let changes: Vec<_> = batch.changes.into_iter().map(Change::into_owned).collect();
             for change in &changes {
                 if change.expires > 0 {
-                    self.expiries.insert((change.expires, change.key.clone()));
+                    self.expire_times.insert((change.expires, change.key.clone()));
                 }
             }
             let events: Vec<_> = {
-                let mut memory = self.write();
-                changes.into_iter().map(|change| memory.apply(change)).collect()
+                let mut mvcc = self.write();
+                changes.into_iter().map(|change| mvcc.apply(change)).collect()
             };
             self.watchers.publish(&events, last);
             let now = Instant::now();
-            if self.marks.back().is_none_or(|(when, _)| now - *when >= self.config.history_age / 10) {
-                self.marks.push_back((now, last));
-                self.chores = true;
+            if self.revision_times.back().is_none_or(|(when, _)| now - *when >= self.config.history_age / 10)
+            {
+                self.revision_times.push_back((now, last));
+                self.maintenance_pending = true;
             }
         }
-        for (reply, answer) in batch.answers {
-            let _ = reply.send(answer);
+        for (reply, result) in batch.results {
+            let _ = reply.send(result);
         }
     }
 
-    fn is_untidy(&self) -> bool {
-        self.chores
+    fn needs_maintenance(&self) -> bool {
+        self.maintenance_pending
             || self.journal.is_failed()
-            || self.snapshot_is_due()
-            || self.config.history_floor(&self.read()) > 0
+            || self.should_snapshot()
+            || self.config.history_compact_revision(&self.read()) > 0
     }
 
     /// What is not urgent for those who write.
-    fn tidy(&mut self) {
-        self.chores = false;
+    fn run_maintenance(&mut self) {
+        self.maintenance_pending = false;
         let revision = self.read().revision();
-        self.journal.tend(self.config.lazy_delay, revision);
-        self.forget_history();
-        if self.snapshot_is_due() {
+        self.journal.run_maintenance(self.config.lazy_delay, revision);
+        self.compact_history();
+        if self.should_snapshot() {
             self.start_snapshot();
         }
     }
 
     /// Nothing of the batch has happened.
-    fn refuse(&mut self, batch: Batch, reason: &str) {
+    fn reject(&mut self, batch: Batch, reason: &str) {
         for change in batch.changes {
             // Keys that should expire must do so later.
             let expires = self.read().expiry(&change.key).unwrap_or(0);
             if expires > 0 {
-                self.expiries.insert((expires, change.key));
+                self.expire_times.insert((expires, change.key));
             }
         }
-        for (reply, _) in batch.answers {
+        for (reply, _) in batch.results {
             let _ = reply.send(Err(Error::Unavailable { reason: reason.to_owned() }));
         }
     }
@@ -344,39 +354,39 @@ impl Committer {
     fn compact(&mut self, revision: Revision) -> Result<(), Error> {
         let current = self.read().revision();
         if revision > current {
-            return Err(Error::Future { asked: revision, current });
+            return Err(Error::Future { requested: revision, current });
         }
-        self.set_floor(revision);
+        self.set_compact_revision(revision);
         Ok(())
     }
 
-    fn set_floor(&mut self, revision: Revision) {
-        self.write().set_floor(revision);
+    fn set_compact_revision(&mut self, revision: Revision) {
+        self.write().set_compact_revision(revision);
         self.trim();
-        while self.marks.front().is_some_and(|(_, mark)| *mark <= revision) {
-            self.marks.pop_front();
+        while self.revision_times.front().is_some_and(|(_, mark)| *mark <= revision) {
+            self.revision_times.pop_front();
         }
     }
 
     fn trim(&self) {
-        while self.write().trim(TRIM) {}
+        while self.write().trim(TRIM_BATCH_EVENTS) {}
     }
 
-    fn forget_history(&mut self) {
-        let mut floor = self.config.history_floor(&self.read());
-        while let Some((when, revision)) = self.marks.front()
+    fn compact_history(&mut self) {
+        let mut compact_revision = self.config.history_compact_revision(&self.read());
+        while let Some((when, revision)) = self.revision_times.front()
             && when.elapsed() >= self.config.history_age
         {
-            floor = floor.max(*revision);
-            self.marks.pop_front();
+            compact_revision = compact_revision.max(*revision);
+            self.revision_times.pop_front();
         }
-        if floor > self.read().floor() {
-            self.set_floor(floor);
+        if compact_revision > self.read().compact_revision() {
+            self.set_compact_revision(compact_revision);
         }
     }
 
     /// Once the log outweighs the data.
-    fn snapshot_is_due(&self) -> bool {
+    fn should_snapshot(&self) -> bool {
         self.snapshot.is_none()
             && self.journal.bytes >= self.config.snapshot_bytes
             && self.journal.bytes >= self.read().live_bytes()
@@ -386,24 +396,24 @@ impl Committer {
     fn start_snapshot(&mut self) {
         let revision = self.read().revision();
         let Some(sequence) = self.journal.rotate(revision) else { return };
-        let pin = Pin::new(&self.memory);
-        let (dir, faults, done) = (self.dir.clone(), self.config.faults.clone(), self.commands.clone());
+        let pin = PinnedRevision::new(&self.mvcc);
+        let (dir, faults, finished) = (self.dir.clone(), self.config.faults.clone(), self.commands.clone());
         let path = segment::snapshot_path(&dir, sequence);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let spawned = std::thread::Builder::new().name("store-snapshot".into()).spawn(move || {
-            let written = snapshot::write(&pin, &path, sequence, &faults, &stopped)
-                .and_then(|()| snapshot::remove_older(&dir, sequence, &faults));
+        let spawn_result = std::thread::Builder::new().name("store-snapshot".into()).spawn(move || {
+            let result = snapshot::write(&pin, &path, sequence, &faults, &stopped)
+                .and_then(|()| snapshot::remove_obsolete_files(&dir, sequence, &faults));
             drop(pin);
-            let _ = done.send(Command::Snapshotted(written));
+            let _ = finished.send(Command::SnapshotFinished(result));
         });
-        match spawned {
-            Ok(thread) => self.snapshot = Some(Snapshotting { stop, thread }),
-            Err(error) => self.snapshotted(Err(error)),
+        match spawn_result {
+            Ok(thread) => self.snapshot = Some(SnapshotTask { stop, thread }),
+            Err(error) => self.finish_snapshot(Err(error)),
         }
     }
 
-    fn snapshotted(&mut self, result: io::Result<()>) {
+    fn finish_snapshot(&mut self, result: io::Result<()>) {
         self.snapshot = None;
         if let Err(error) = result {
             // Nothing is lost, the old segments are still there; it is tried again when as much has come again.
@@ -413,22 +423,22 @@ impl Committer {
     }
 
     fn close(&mut self) {
-        self.pace = None;
+        self.sync_latency = None;
         let last = self.read().revision();
         self.journal.close(last);
         // The directory must be left alone before its lock is.
-        if let Some(Snapshotting { stop, thread }) = self.snapshot.take() {
+        if let Some(SnapshotTask { stop, thread }) = self.snapshot.take() {
             stop.store(true, Ordering::Relaxed);
             let _ = thread.join();
         }
         self.watchers.close();
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Memory> {
-        self.memory.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, MvccStore> {
+        self.mvcc.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Memory> {
-        self.memory.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, MvccStore> {
+        self.mvcc.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,115 +9,121 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::memory::Change;
-use super::record::{self, Kind, Record};
-use super::recover::Recovered;
-use super::segment::{Faults, Header, Segment};
+use super::mvcc::Change;
+use super::record::{self, Record, RecordKind};
+use super::recover::Recovery;
+use super::segment::{FaultHook, FileHeader, Segment};
 use crate::Revision;
 
 /// Revisions that may be handed out to lazy writes ahead of the disk.
-const RESERVE: Revision = 1000;
+const RESERVED_REVISIONS: Revision = 1000;
 /// Between two attempts to write to a disk that has failed.
-const RETRY: Duration = Duration::from_millis(200);
+const REOPEN_RETRY: Duration = Duration::from_millis(200);
 /// The same while no write waits, so that an idle server notices that the disk accepts writes again.
-const IDLE_RETRY: Duration = Duration::from_secs(5);
+const IDLE_REOPEN_RETRY: Duration = Duration::from_secs(5);
 
 /// Why writes fail, for others to see; `None` while they succeed.
-pub type Failure = Arc<Mutex<Option<String>>>;
+pub type WriteFailure = Arc<Mutex<Option<String>>>;
 
 pub struct Journal {
     dir: PathBuf,
-    faults: Faults,
-    log: Log,
+    faults: FaultHook,
+    log: LogState,
     /// Answered but not synced (lazy writes), and since when.
-    unsynced: Vec<Change>,
-    unsynced_since: Option<Instant>,
+    pending_sync: Vec<Change>,
+    pending_sync_since: Option<Instant>,
     /// Recovery starts after this revision at least.
     reserved: Revision,
     /// Written since the last [`Journal::rotate`].
     pub bytes: u64,
-    pub failure: Failure,
+    pub failure: WriteFailure,
 }
 
-enum Log {
+enum LogState {
     Open(Segment),
     /// A new segment continues from `end`.
     Failed {
         reason: String,
         failed: Instant,
-        tried: Option<Instant>,
+        last_attempt: Option<Instant>,
         sequence: u64,
         end: u64,
-        chain: u32,
+        last_crc: u32,
     },
 }
 
 impl Journal {
     /// Begins a new segment after those recovered from.
-    pub fn open(dir: &Path, faults: &Faults, recovered: &Recovered) -> io::Result<Journal> {
-        let Recovered { memory, sequence, end, chain, log_bytes } = recovered;
-        let header = Header::new(sequence + 1, memory.revision(), *end, *chain);
+    pub fn open(dir: &Path, faults: &FaultHook, recovery: &Recovery) -> io::Result<Journal> {
+        let Recovery { mvcc, sequence, end, last_crc: chain, log_bytes } = recovery;
+        let header = FileHeader::new(sequence + 1, mvcc.revision(), *end, *chain);
         Ok(Journal {
             dir: dir.to_owned(),
             faults: faults.clone(),
-            log: Log::Open(Segment::create(dir, header, faults)?),
-            unsynced: Vec::new(),
-            unsynced_since: None,
+            log: LogState::Open(Segment::create(dir, header, faults)?),
+            pending_sync: Vec::new(),
+            pending_sync_since: None,
             reserved: 0,
             bytes: *log_bytes,
-            failure: Failure::default(),
+            failure: WriteFailure::default(),
         })
     }
 
     /// Writes the changes, and syncs them if they are to be `durable`; or tells why it cannot. They come
     /// after revision `before`.
-    pub fn store(&mut self, changes: &[Change], before: Revision, durable: bool) -> Result<(), String> {
+    pub fn append(&mut self, changes: &[Change], before: Revision, must_sync: bool) -> Result<(), String> {
         self.reopen(before)?;
-        let Log::Open(segment) = &mut self.log else { return Err("the log is not open".into()) };
+        let LogState::Open(segment) = &mut self.log else { return Err("the log is not open".into()) };
         // A lazy answer must never name a revision that a restart could give to another write.
         let last = changes.last().map_or(before, |change| change.revision);
-        let reserve = (!durable && last > self.reserved).then_some(last + RESERVE);
-        let records = reserve.map(reserve_record).into_iter().chain(changes.iter().map(record_of));
-        let written = segment
+        let reserve = (!must_sync && last > self.reserved).then_some(last + RESERVED_REVISIONS);
+        let records = reserve.map(reserve_record).into_iter().chain(changes.iter().map(change_record));
+        let result = segment
             .append(records)
-            .and_then(|()| if durable || reserve.is_some() { segment.sync() } else { Ok(()) });
-        if let Err(error) = written {
+            .and_then(|()| if must_sync || reserve.is_some() { segment.sync() } else { Ok(()) });
+        if let Err(error) = result {
             return Err(self.fail(&error));
         }
-        segment.shown = segment.position;
+        segment.committed = segment.position;
         if segment.synced == segment.position {
-            self.all_synced();
+            self.mark_synced();
         } else {
-            self.unsynced.extend(changes.iter().cloned());
-            self.unsynced_since.get_or_insert_with(Instant::now);
+            self.pending_sync.extend(changes.iter().cloned());
+            self.pending_sync_since.get_or_insert_with(Instant::now);
         }
         self.reserved = reserve.unwrap_or(self.reserved);
-        self.bytes += changes.iter().map(size).sum::<u64>();
+        self.bytes += changes.iter().map(record_size).sum::<u64>();
         Ok(())
     }
 
     pub fn is_failed(&self) -> bool {
-        matches!(self.log, Log::Failed { .. })
+        matches!(self.log, LogState::Failed { .. })
     }
 
     /// When [`Journal::tend`] has something to do.
     pub fn deadline(&self, lazy_delay: Duration) -> Option<Instant> {
-        match (&self.log, self.unsynced_since) {
-            (Log::Open(_), since) => since?.checked_add(lazy_delay),
-            (Log::Failed { failed, tried, .. }, None) => Some(tried.unwrap_or(*failed) + IDLE_RETRY),
-            (Log::Failed { tried, .. }, Some(since)) => Some(tried.map_or(since, |tried| tried + RETRY)),
+        match (&self.log, self.pending_sync_since) {
+            (LogState::Open(_), since) => since?.checked_add(lazy_delay),
+            (LogState::Failed { failed, last_attempt: tried, .. }, None) => {
+                Some(tried.unwrap_or(*failed) + IDLE_REOPEN_RETRY)
+            }
+            (LogState::Failed { last_attempt: tried, .. }, Some(since)) => {
+                Some(tried.map_or(since, |last_attempt| last_attempt + REOPEN_RETRY))
+            }
         }
     }
 
     /// Syncs lazy writes that have waited long enough, and after a failure tries a new segment. `revision` is the newest
     /// so far.
-    pub fn tend(&mut self, lazy_delay: Duration, revision: Revision) {
-        if self.unsynced.is_empty() && self.deadline(lazy_delay).is_none_or(|due| Instant::now() < due) {
+    pub fn run_maintenance(&mut self, lazy_delay: Duration, revision: Revision) {
+        if self.pending_sync.is_empty()
+            && self.deadline(lazy_delay).is_none_or(|deadline| Instant::now() < deadline)
+        {
             return;
         }
-        let before = self.unsynced.first().map_or(revision, |first| first.revision - 1);
-        let due = self.unsynced_since.is_some_and(|since| since.elapsed() >= lazy_delay);
-        if self.reopen(before).is_ok() && due {
+        let before = self.pending_sync.first().map_or(revision, |first| first.revision - 1);
+        let expired = self.pending_sync_since.is_some_and(|since| since.elapsed() >= lazy_delay);
+        if self.reopen(before).is_ok() && expired {
             self.sync();
         }
     }
@@ -127,11 +133,11 @@ impl Journal {
         if !self.sync() {
             return None;
         }
-        let Log::Open(segment) = &self.log else { return None };
-        let header = Header::new(segment.sequence + 1, revision, segment.position, segment.chain);
+        let LogState::Open(segment) = &self.log else { return None };
+        let header = FileHeader::new(segment.sequence + 1, revision, segment.position, segment.last_crc);
         match Segment::create(&self.dir, header, &self.faults) {
             Ok(next) => {
-                self.log = Log::Open(next);
+                self.log = LogState::Open(next);
                 self.reserved = 0;
                 self.bytes = 0;
                 Some(header.sequence)
@@ -146,12 +152,12 @@ impl Journal {
 
     /// Everything on disk, and a mark that no revision was handed out beyond `last`.
     pub fn close(&mut self, last: Revision) {
-        if let Log::Failed { tried, .. } = &mut self.log {
+        if let LogState::Failed { last_attempt: tried, .. } = &mut self.log {
             *tried = None;
         }
         if self.reopen(last).is_ok()
             && self.sync()
-            && let Log::Open(segment) = &mut self.log
+            && let LogState::Open(segment) = &mut self.log
         {
             let mark = std::iter::once(reserve_record(last));
             if let Err(error) = segment.append(mark).and_then(|()| segment.sync()) {
@@ -161,30 +167,37 @@ impl Journal {
     }
 
     fn sync(&mut self) -> bool {
-        let Log::Open(segment) = &mut self.log else { return false };
+        let LogState::Open(segment) = &mut self.log else { return false };
         match segment.sync() {
-            Ok(()) => self.all_synced(),
+            Ok(()) => self.mark_synced(),
             Err(error) => drop(self.fail(&error)),
         }
         !self.is_failed()
     }
 
-    fn all_synced(&mut self) {
-        self.unsynced.clear();
-        self.unsynced_since = None;
+    fn mark_synced(&mut self) {
+        self.pending_sync.clear();
+        self.pending_sync_since = None;
     }
 
     /// Gives up on the segment and returns the reason.
     fn fail(&mut self, error: &io::Error) -> String {
-        let reason = self.reason(error);
-        self.report(Some(reason.clone()));
+        let reason = self.failure_reason(error);
+        self.set_failure(Some(reason.clone()));
         tracing::error!(%reason, "the store refuses writes until the disk takes them again");
-        if let Log::Open(segment) = &self.log {
-            let Segment { sequence, synced: end, synced_chain: chain, .. } = *segment;
+        if let LogState::Open(segment) = &self.log {
+            let Segment { sequence, synced: end, synced_crc: last_crc, .. } = *segment;
             let failed = Instant::now();
-            let failed = Log::Failed { reason: reason.clone(), failed, tried: None, sequence, end, chain };
-            if let Log::Open(segment) = std::mem::replace(&mut self.log, failed) {
-                segment.abandon();
+            let failed = LogState::Failed {
+                reason: reason.clone(),
+                failed,
+                last_attempt: None,
+                sequence,
+                end,
+                last_crc,
+            };
+            if let LogState::Open(segment) = std::mem::replace(&mut self.log, failed) {
+                segment.truncate_to_committed();
             }
         }
         reason
@@ -192,51 +205,55 @@ impl Journal {
 
     /// After a failure: continues in a new segment. `before` is the newest revision so far.
     fn reopen(&mut self, before: Revision) -> Result<(), String> {
-        let Log::Failed { reason, tried, sequence, end, chain, .. } = &mut self.log else { return Ok(()) };
-        if tried.is_some_and(|tried| tried.elapsed() < RETRY) {
+        let LogState::Failed { reason, last_attempt: tried, sequence, end, last_crc: chain, .. } =
+            &mut self.log
+        else {
+            return Ok(());
+        };
+        if tried.is_some_and(|last_attempt| last_attempt.elapsed() < REOPEN_RETRY) {
             return Err(reason.clone());
         }
         *tried = Some(Instant::now());
-        let base = self.unsynced.first().map_or(before, |first| first.revision - 1);
-        let header = Header::new(*sequence + 1, base, *end, *chain);
+        let base = self.pending_sync.first().map_or(before, |first| first.revision - 1);
+        let header = FileHeader::new(*sequence + 1, base, *end, *chain);
         let reserve = (self.reserved > 0).then_some(self.reserved).map(reserve_record);
-        let opened = Segment::create(&self.dir, header, &self.faults).and_then(|mut segment| {
-            segment.append(reserve.into_iter().chain(self.unsynced.iter().map(record_of)))?;
+        let result = Segment::create(&self.dir, header, &self.faults).and_then(|mut segment| {
+            segment.append(reserve.into_iter().chain(self.pending_sync.iter().map(change_record)))?;
             segment.sync()?;
-            segment.shown = segment.position;
+            segment.committed = segment.position;
             Ok(segment)
         });
-        match opened {
+        match result {
             Ok(segment) => {
                 tracing::info!("the store takes writes again");
-                self.log = Log::Open(segment);
-                self.all_synced();
-                self.report(None);
+                self.log = LogState::Open(segment);
+                self.mark_synced();
+                self.set_failure(None);
                 Ok(())
             }
             Err(error) => {
-                let new = self.reason(&error);
-                self.report(Some(new.clone()));
-                if let Log::Failed { reason, .. } = &mut self.log {
-                    reason.clone_from(&new);
+                let failure = self.failure_reason(&error);
+                self.set_failure(Some(failure.clone()));
+                if let LogState::Failed { reason, .. } = &mut self.log {
+                    reason.clone_from(&failure);
                 }
-                Err(new)
+                Err(failure)
             }
         }
     }
 
-    fn report(&self, reason: Option<String>) {
+    fn set_failure(&self, reason: Option<String>) {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = reason;
     }
 
-    fn reason(&self, error: &io::Error) -> String {
+    fn failure_reason(&self, error: &io::Error) -> String {
         format!("cannot write to {}: {error}", self.dir.display())
     }
 }
 
-fn record_of(change: &Change) -> Record<'_> {
+fn change_record(change: &Change) -> Record<'_> {
     Record {
-        kind: if change.value.is_some() { Kind::Put } else { Kind::Delete },
+        kind: if change.value.is_some() { RecordKind::Put } else { RecordKind::Delete },
         synced: 0,
         revision: change.revision,
         expires: change.expires,
@@ -246,10 +263,10 @@ fn record_of(change: &Change) -> Record<'_> {
 }
 
 fn reserve_record(revision: Revision) -> Record<'static> {
-    Record { kind: Kind::Reserve, synced: 0, revision, expires: 0, key: "", value: &[] }
+    Record { kind: RecordKind::Reserve, synced: 0, revision, expires: 0, key: "", value: &[] }
 }
 
-fn size(change: &Change) -> u64 {
+fn record_size(change: &Change) -> u64 {
     let value = change.value.as_ref().map_or(0, bytes::Bytes::len);
-    (record::HEAD + record::BODY_OVERHEAD + change.key.len() + value) as u64
+    (record::RECORD_HEADER_BYTES + record::BODY_OVERHEAD_BYTES + change.key.len() + value) as u64
 }

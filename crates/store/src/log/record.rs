@@ -12,18 +12,18 @@
 //! so; since the space ahead of the log is zeros, that tells a record cut short from a damaged one.
 
 /// Bytes before the body.
-pub const HEAD: usize = 16;
+pub const RECORD_HEADER_BYTES: usize = 16;
 /// No body is longer; anything that says so is not a record.
-pub const MAX_BODY: usize = 64 << 20;
+pub const MAX_BODY_BYTES: usize = 64 << 20;
 /// What a body needs besides key and value.
-pub const BODY_OVERHEAD: usize = FIXED + 1;
+pub const BODY_OVERHEAD_BYTES: usize = FIXED_BODY_BYTES + 1;
 
-const FIXED: usize = 1 + 8 + 8 + 8 + 4;
-const LAST: u8 = 0xA5;
+const FIXED_BODY_BYTES: usize = 1 + 8 + 8 + 8 + 4;
+const BODY_END_MARKER: u8 = 0xA5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum RecordKind {
     Put = 0x33,
     Delete = 0x35,
     /// Revisions up to `revision` may have been handed out without being on disk.
@@ -34,7 +34,7 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// All of the file before this offset was synced before this record was written: whatever is
     /// unreadable there was damaged later.
     pub synced: u64,
@@ -46,7 +46,7 @@ pub struct Record<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct RecordHeader {
     pub len: usize,
     pub prev: u32,
     pub crc: u32,
@@ -55,8 +55,8 @@ pub struct Head {
 /// Appends the record to `out` and returns its `crc`, the next record's `prev`.
 pub fn encode(out: &mut Vec<u8>, salt: u32, prev: u32, record: &Record) -> u32 {
     let start = out.len();
-    let len = BODY_OVERHEAD + record.key.len() + record.value.len();
-    out.reserve(HEAD + len);
+    let len = BODY_OVERHEAD_BYTES + record.key.len() + record.value.len();
+    out.reserve(RECORD_HEADER_BYTES + len);
     out.extend_from_slice(&(len as u32).to_le_bytes());
     out.extend_from_slice(&prev.to_le_bytes());
     out.extend_from_slice(&[0; 8]);
@@ -67,59 +67,59 @@ pub fn encode(out: &mut Vec<u8>, salt: u32, prev: u32, record: &Record) -> u32 {
     out.extend_from_slice(&(record.key.len() as u32).to_le_bytes());
     out.extend_from_slice(record.key.as_bytes());
     out.extend_from_slice(record.value);
-    out.push(LAST);
-    let crc = crc32c::crc32c_append(prev ^ salt, &out[start + HEAD..]);
+    out.push(BODY_END_MARKER);
+    let crc = crc32c::crc32c_append(prev ^ salt, &out[start + RECORD_HEADER_BYTES..]);
     out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
-    let head = crc32c::crc32c_append(salt, &out[start..start + 12]);
-    out[start + 12..start + 16].copy_from_slice(&head.to_le_bytes());
+    let header_crc = crc32c::crc32c_append(salt, &out[start..start + 12]);
+    out[start + 12..start + 16].copy_from_slice(&header_crc.to_le_bytes());
     crc
 }
 
 /// `None` when these bytes do not begin a record.
-pub fn decode_head(bytes: &[u8; HEAD], salt: u32) -> Option<Head> {
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    let len = word(0) as usize;
-    let fits = (BODY_OVERHEAD..=MAX_BODY).contains(&len);
-    (fits && crc32c::crc32c_append(salt, &bytes[..12]) == word(12)).then(|| Head {
+pub fn decode_header(bytes: &[u8; RECORD_HEADER_BYTES], salt: u32) -> Option<RecordHeader> {
+    let read_u32 = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let len = read_u32(0) as usize;
+    let valid_len = (BODY_OVERHEAD_BYTES..=MAX_BODY_BYTES).contains(&len);
+    (valid_len && crc32c::crc32c_append(salt, &bytes[..12]) == read_u32(12)).then(|| RecordHeader {
         len,
-        prev: word(4),
-        crc: word(8),
+        prev: read_u32(4),
+        crc: read_u32(8),
     })
 }
 
 /// `None` when the body is not the one the head was written for.
-pub fn decode_body<'a>(head: &Head, body: &'a [u8], salt: u32) -> Option<Record<'a>> {
-    if body.len() != head.len || crc32c::crc32c_append(head.prev ^ salt, body) != head.crc {
+pub fn decode_body<'a>(header: &RecordHeader, body: &'a [u8], salt: u32) -> Option<Record<'a>> {
+    if body.len() != header.len || crc32c::crc32c_append(header.prev ^ salt, body) != header.crc {
         return None;
     }
     let kind = match body[0] {
-        0x33 => Kind::Put,
-        0x35 => Kind::Delete,
-        0x36 => Kind::Reserve,
-        0x39 => Kind::End,
+        0x33 => RecordKind::Put,
+        0x35 => RecordKind::Delete,
+        0x36 => RecordKind::Reserve,
+        0x39 => RecordKind::End,
         _ => return None,
     };
-    let long = |at: usize| body[at..at + 8].try_into().ok().map(u64::from_le_bytes);
-    let key_len = u32::from_le_bytes(body[25..FIXED].try_into().ok()?) as usize;
-    let rest = &body[FIXED..body.len() - 1];
+    let read_u64 = |at: usize| body[at..at + 8].try_into().ok().map(u64::from_le_bytes);
+    let key_len = u32::from_le_bytes(body[25..FIXED_BODY_BYTES].try_into().ok()?) as usize;
+    let rest = &body[FIXED_BODY_BYTES..body.len() - 1];
     if key_len > rest.len() {
         return None;
     }
     let (key, value) = rest.split_at(key_len);
     Some(Record {
         kind,
-        synced: long(1)?,
-        revision: long(9)?,
-        expires: long(17)?,
+        synced: read_u64(1)?,
+        revision: read_u64(9)?,
+        expires: read_u64(17)?,
         key: std::str::from_utf8(key).ok()?,
         value,
     })
 }
 
 /// A whole record at the start of `bytes`, whatever came before it.
-pub fn decode_alone(bytes: &[u8], salt: u32) -> Option<Record<'_>> {
-    let head = decode_head(bytes.first_chunk()?, salt)?;
-    decode_body(&head, bytes.get(HEAD..HEAD + head.len)?, salt)
+pub fn decode_record(bytes: &[u8], salt: u32) -> Option<Record<'_>> {
+    let header = decode_header(bytes.first_chunk()?, salt)?;
+    decode_body(&header, bytes.get(RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + header.len)?, salt)
 }
 
 #[cfg(test)]
@@ -129,23 +129,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip_and_every_flipped_bit_is_noticed(
+        fn decode_round_trips_and_detects_changed_bits(
             key in "[a-z/]{0,20}", value: Vec<u8>, salt: u32, prev: u32, revision: u64, bit: prop::sample::Index,
         ) {
             let record =
-                Record { kind: Kind::Put, synced: 7, revision, expires: 9, key: &key, value: &value };
+                Record { kind: RecordKind::Put, synced: 7, revision, expires: 9, key: &key, value: &value };
             let mut bytes = Vec::new();
             encode(&mut bytes, salt, prev, &record);
-            prop_assert_eq!(decode_alone(&bytes, salt), Some(record));
+            prop_assert_eq!(decode_record(&bytes, salt), Some(record));
             let bit = bit.index(bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_eq!(decode_alone(&bytes, salt), None);
-            prop_assert!(bytes[HEAD] != 0 && bytes[bytes.len() - 1] != 0);
+            prop_assert_eq!(decode_record(&bytes, salt), None);
+            prop_assert!(bytes[RECORD_HEADER_BYTES] != 0 && bytes[bytes.len() - 1] != 0);
         }
     }
 
     #[test]
-    fn zeros_are_no_record() {
-        assert_eq!(decode_alone(&[0; 4096], 0), None);
+    fn rejects_zero_bytes() {
+        assert_eq!(decode_record(&[0; 4096], 0), None);
     }
 }

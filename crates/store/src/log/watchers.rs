@@ -3,11 +3,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::memory::{Memory, event_key};
-use crate::{Ear, Error, Event, Listener, Revision, Watch};
+use super::mvcc::{MvccStore, event_key};
+use crate::{Error, Event, Listener, Revision, Watch, WatchSender};
 
 /// Events taken from history at a time.
-const CHUNK: usize = 512;
+const HISTORY_CHUNK_EVENTS: usize = 512;
 
 #[derive(Default)]
 pub struct Watchers {
@@ -17,50 +17,50 @@ pub struct Watchers {
 struct Watcher {
     prefix: Box<str>,
     /// Everything up to here has been told.
-    told: Revision,
-    ear: Ear,
+    sent_revision: Revision,
+    sender: WatchSender,
 }
 
 impl Watchers {
     /// Tells what has happened since `after`, and then what will.
     pub fn add(
         &self,
-        memory: &RwLock<Memory>,
+        mvcc: &RwLock<MvccStore>,
         prefix: &str,
         after: Revision,
         listener: Listener,
     ) -> Result<Watch, Error> {
         // No batch is published before the watcher is listed. Locks are always taken in this order.
         let mut list = self.lock();
-        let (mut ear, watch) = Ear::new(listener);
-        let mut told = after;
+        let (mut sender, watch) = WatchSender::new(listener);
+        let mut sent_revision = after;
         loop {
-            let (events, reached) = {
-                let memory = memory.read().unwrap_or_else(PoisonError::into_inner);
-                memory.check_readable(told)?;
-                if told == memory.revision() {
+            let (events, progress) = {
+                let mvcc = mvcc.read().unwrap_or_else(PoisonError::into_inner);
+                mvcc.check_revision(sent_revision)?;
+                if sent_revision == mvcc.revision() {
                     break;
                 }
-                memory.events_after(told, prefix, CHUNK)
+                mvcc.events_after(sent_revision, prefix, HISTORY_CHUNK_EVENTS)
             };
-            ear.tell(events, reached);
-            told = reached;
+            sender.send(events, progress);
+            sent_revision = progress;
         }
-        list.push(Watcher { prefix: prefix.into(), told, ear });
+        list.push(Watcher { prefix: prefix.into(), sent_revision, sender });
         Ok(watch)
     }
 
     /// Tells of a batch that has just become visible and reaches up to `revision`.
     pub fn publish(&self, batch: &[Event], revision: Revision) {
         self.lock().retain_mut(|watcher| {
-            let is_news = |event: &&Event| {
-                event.revision() > watcher.told && event_key(event).starts_with(&*watcher.prefix)
+            let is_new = |event: &&Event| {
+                event.revision() > watcher.sent_revision && event_key(event).starts_with(&*watcher.prefix)
             };
-            if revision > watcher.told {
-                watcher.ear.tell(batch.iter().filter(is_news).cloned().collect(), revision);
-                watcher.told = revision;
+            if revision > watcher.sent_revision {
+                watcher.sender.send(batch.iter().filter(is_new).cloned().collect(), revision);
+                watcher.sent_revision = revision;
             }
-            watcher.ear.is_wanted()
+            watcher.sender.is_open()
         });
     }
 

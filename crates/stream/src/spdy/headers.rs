@@ -8,22 +8,22 @@ use std::sync::LazyLock;
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
 
-use super::{invalid, number};
+use super::{invalid, read_u32};
 
 /// As far as deflate looks back.
-const WINDOW: usize = 32 << 10;
-const MOST_HEADERS: u32 = 100;
-const LONGEST: usize = 64 << 10;
+const WINDOW_BYTES: usize = 32 << 10;
+const MAX_HEADERS: u32 = 100;
+const MAX_HEADER_BYTES: usize = 64 << 10;
 
 /// The dictionary of SPDY/3: these words, each with its length, and the text behind them.
-const WORDS: &str = "options head post put delete trace accept accept-charset accept-encoding accept-language \
+const DICTIONARY_WORDS: &str = "options head post put delete trace accept accept-charset accept-encoding accept-language \
     accept-ranges age allow authorization cache-control connection content-base content-encoding content-language \
     content-length content-location content-md5 content-range content-type date etag expect expires from host if-match \
     if-modified-since if-none-match if-range if-unmodified-since last-modified location max-forwards pragma \
     proxy-authenticate proxy-authorization range referer retry-after server te trailer transfer-encoding upgrade \
     user-agent vary via warning www-authenticate method get status 200_OK version HTTP/1.1 url public set-cookie \
     keep-alive origin";
-const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 \
+const DICTIONARY_TEXT: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 \
     Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden404 Not \
     Found500 Internal Server Error501 Not Implemented503 Service UnavailableJan Feb Mar Apr May Jun Jul Aug Sept Oct Nov \
     Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMTchunked,text/html,image/png,image/jpg,image/gif,application/xml,\
@@ -32,44 +32,44 @@ const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410
 
 static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut bytes = Vec::new();
-    for word in WORDS.split_whitespace() {
+    for word in DICTIONARY_WORDS.split_whitespace() {
         let length = u32::try_from(word.len()).unwrap_or_default();
         bytes.extend(length.to_be_bytes());
         bytes.extend(word.replace('_', " ").bytes());
     }
-    bytes.extend(TEXT.bytes());
+    bytes.extend(DICTIONARY_TEXT.bytes());
     bytes
 });
 
 /// The client's headers so far, which the next ones refer back to.
-pub struct Inflater {
+pub struct HeaderDecompressor {
     state: Box<DecompressorOxide>,
     window: Vec<u8>,
     position: usize,
     /// Of the bytes in front of the first block: its header and the dictionary's checksum.
-    to_skip: usize,
+    prefix_bytes: usize,
 }
 
-impl Inflater {
-    pub fn new() -> Inflater {
-        let mut window = vec![0; WINDOW];
+impl HeaderDecompressor {
+    pub fn new() -> HeaderDecompressor {
+        let mut window = vec![0; WINDOW_BYTES];
         window[..DICTIONARY.len()].copy_from_slice(&DICTIONARY);
-        Inflater { state: Box::default(), window, position: DICTIONARY.len(), to_skip: 6 }
+        HeaderDecompressor { state: Box::default(), window, position: DICTIONARY.len(), prefix_bytes: 6 }
     }
 
     /// The headers in a block.
-    pub fn headers(&mut self, block: &[u8]) -> io::Result<Vec<(String, String)>> {
-        let skipped = self.to_skip.min(block.len());
+    pub fn decompress_headers(&mut self, block: &[u8]) -> io::Result<Vec<(String, String)>> {
+        let skipped = self.prefix_bytes.min(block.len());
         // The second byte says whether there is a dictionary; without one its checksum is not there either.
-        if self.to_skip == 6 && block.get(1).is_some_and(|flags| flags & 0x20 == 0) {
-            self.to_skip = 0;
-            return self.headers(block.get(2..).unwrap_or_default());
+        if self.prefix_bytes == 6 && block.get(1).is_some_and(|flags| flags & 0x20 == 0) {
+            self.prefix_bytes = 0;
+            return self.decompress_headers(block.get(2..).unwrap_or_default());
         }
-        self.to_skip -= skipped;
-        parse(&self.inflate(&block[skipped..])?)
+        self.prefix_bytes -= skipped;
+        parse(&self.decompress_block(&block[skipped..])?)
     }
 
-    fn inflate(&mut self, mut block: &[u8]) -> io::Result<Vec<u8>> {
+    fn decompress_block(&mut self, mut block: &[u8]) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         loop {
             let flags = inflate_flags::TINFL_FLAG_HAS_MORE_INPUT;
@@ -77,8 +77,8 @@ impl Inflater {
                 decompress(&mut self.state, block, &mut self.window, self.position, flags);
             block = block.get(read..).unwrap_or_default();
             text.extend_from_slice(&self.window[self.position..self.position + written]);
-            self.position = (self.position + written) % WINDOW;
-            if text.len() > LONGEST {
+            self.position = (self.position + written) % WINDOW_BYTES;
+            if text.len() > MAX_HEADER_BYTES {
                 return Err(invalid("headers are too long"));
             }
             match status {
@@ -91,13 +91,13 @@ impl Inflater {
 }
 
 fn parse(text: &[u8]) -> io::Result<Vec<(String, String)>> {
-    let count = number(text, 0)?;
-    if count > MOST_HEADERS {
+    let count = read_u32(text, 0)?;
+    if count > MAX_HEADERS {
         return Err(invalid("too many headers"));
     }
     let mut at = 4;
     let mut word = || -> io::Result<String> {
-        let length = number(text, at)? as usize;
+        let length = read_u32(text, at)? as usize;
         let bytes = text.get(at + 4..).and_then(|rest| rest.get(..length));
         at += 4 + length;
         bytes
@@ -108,7 +108,7 @@ fn parse(text: &[u8]) -> io::Result<Vec<(String, String)>> {
 }
 
 /// Headers as they are written down, before they are compressed.
-pub fn written(headers: &[(&str, &str)]) -> Vec<u8> {
+pub fn encode_headers(headers: &[(&str, &str)]) -> Vec<u8> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes();
     let mut text = count(headers.len()).to_vec();
     for word in headers.iter().flat_map(|(name, value)| [name, value]) {
@@ -119,7 +119,7 @@ pub fn written(headers: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Wraps headers without compressing them.
-pub fn stored(text: &[u8], is_first: bool) -> Vec<u8> {
+pub fn stored_block(text: &[u8], is_first: bool) -> Vec<u8> {
     let length = u16::try_from(text.len()).unwrap_or_default();
     let start: &[u8] = if is_first { &[0x78, 0x01] } else { &[] };
     // An empty block behind it is what tells the other side that there is no more to wait for.

@@ -21,7 +21,7 @@ pub struct DeviceRule {
     pub read: bool,
     pub write: bool,
     /// Whether a file for it may be made.
-    pub make: bool,
+    pub mknod: bool,
 }
 
 /// Numbered as the kernel does for its programs.
@@ -34,22 +34,22 @@ pub enum DeviceKind {
 impl DeviceRule {
     /// Whatever there is.
     pub const ALL: DeviceRule =
-        DeviceRule { kind: None, major: None, minor: None, read: true, write: true, make: true };
+        DeviceRule { kind: None, major: None, minor: None, read: true, write: true, mknod: true };
 
     /// The bits of a program's question: make 1, read 2, write 4.
     fn access(self) -> i32 {
-        i32::from(self.make) | i32::from(self.read) << 1 | i32::from(self.write) << 2
+        i32::from(self.mknod) | i32::from(self.read) << 1 | i32::from(self.write) << 2
     }
 }
 
 /// Not a rule.
 #[derive(Debug, PartialEq, Eq)]
-pub struct NotARule;
+pub struct ParseDeviceRuleError;
 
 impl FromStr for DeviceRule {
-    type Err = NotARule;
+    type Err = ParseDeviceRuleError;
 
-    fn from_str(text: &str) -> Result<DeviceRule, NotARule> {
+    fn from_str(text: &str) -> Result<DeviceRule, ParseDeviceRuleError> {
         if text == "a" {
             return Ok(DeviceRule::ALL);
         }
@@ -57,21 +57,21 @@ impl FromStr for DeviceRule {
         let (Some(kind), Some(numbers), Some(access), None) =
             (words.next(), words.next(), words.next(), words.next())
         else {
-            return Err(NotARule);
+            return Err(ParseDeviceRuleError);
         };
         let kind = match kind {
             "a" => None,
             "b" => Some(DeviceKind::Block),
             "c" => Some(DeviceKind::Character),
-            _ => return Err(NotARule),
+            _ => return Err(ParseDeviceRuleError),
         };
         let number = |text: &str| match text {
             "*" => Ok(None),
-            text => text.parse().map(Some).map_err(|_| NotARule),
+            text => text.parse().map(Some).map_err(|_| ParseDeviceRuleError),
         };
-        let (major, minor) = numbers.split_once(':').ok_or(NotARule)?;
+        let (major, minor) = numbers.split_once(':').ok_or(ParseDeviceRuleError)?;
         if access.is_empty() || !access.bytes().all(|letter| b"rwm".contains(&letter)) {
-            return Err(NotARule);
+            return Err(ParseDeviceRuleError);
         }
         Ok(DeviceRule {
             kind,
@@ -79,7 +79,7 @@ impl FromStr for DeviceRule {
             minor: number(minor)?,
             read: access.contains('r'),
             write: access.contains('w'),
-            make: access.contains('m'),
+            mknod: access.contains('m'),
         })
     }
 }
@@ -93,7 +93,7 @@ impl fmt::Display for DeviceRule {
         };
         let number = |number: Option<u32>| number.map_or("*".to_owned(), |number| number.to_string());
         write!(f, "{kind} {}:{} ", number(self.major), number(self.minor))?;
-        for (is_allowed, letter) in [(self.read, "r"), (self.write, "w"), (self.make, "m")] {
+        for (is_allowed, letter) in [(self.read, "r"), (self.write, "w"), (self.mknod, "m")] {
             f.write_str(if is_allowed { letter } else { "" })?;
         }
         Ok(())
@@ -127,17 +127,17 @@ impl Cgroups {
 ///
 /// It is given three numbers: kind and access (in the upper half), major, minor.
 fn program(rules: &[DeviceRule]) -> Vec<Instruction> {
-    const QUESTION: Register = Register(1);
-    const ANSWER: Register = Register(0);
+    const CONTEXT: Register = Register(1);
+    const RESULT: Register = Register(0);
     const KIND: Register = Register(2);
     const ACCESS: Register = Register(3);
     const MAJOR: Register = Register(4);
     const MINOR: Register = Register(5);
     const SCRATCH: Register = Register(6);
     let mut program = vec![
-        Instruction::load(KIND, QUESTION, 0),
-        Instruction::load(MAJOR, QUESTION, 4),
-        Instruction::load(MINOR, QUESTION, 8),
+        Instruction::load(KIND, CONTEXT, 0),
+        Instruction::load(MAJOR, CONTEXT, 4),
+        Instruction::load(MINOR, CONTEXT, 8),
         Instruction::copy(ACCESS, KIND),
         Instruction::and(KIND, 0xffff),
         Instruction::shift_right(ACCESS, 16),
@@ -159,13 +159,13 @@ fn program(rules: &[DeviceRule]) -> Vec<Instruction> {
         let end = checks.len() + 2;
         for (at, (register, value)) in checks.into_iter().enumerate() {
             let skip = i16::try_from(end - at - 1).expect("a rule has at most six instructions");
-            body.push(Instruction::skip_unless(register, value, skip));
+            body.push(Instruction::jump_if_not_equal(register, value, skip));
         }
-        body.push(Instruction::set(ANSWER, 1));
+        body.push(Instruction::set(RESULT, 1));
         body.push(Instruction::EXIT);
         program.extend(body);
     }
-    program.push(Instruction::set(ANSWER, 0));
+    program.push(Instruction::set(RESULT, 0));
     program.push(Instruction::EXIT);
     program
 }

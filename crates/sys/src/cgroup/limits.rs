@@ -82,14 +82,15 @@ impl Cgroups {
             set("cpuset", "cpuset.mems", &limits.memory_nodes)?;
         }
         if limits.memory > 0 {
-            let both = if limits.memory_and_swap != 0 { limits.memory_and_swap } else { limits.memory };
+            let memory_and_swap =
+                if limits.memory_and_swap != 0 { limits.memory_and_swap } else { limits.memory };
             let swap = "memory.memsw.limit_in_bytes";
             let counts_swap = self.directory("memory", group).is_some_and(|place| place.join(swap).exists());
             // The sum may never be below its part: raise it first, lower it last.
-            let raised = counts_swap && set("memory", swap, &both).is_ok();
+            let swap_limit_set = counts_swap && set("memory", swap, &memory_and_swap).is_ok();
             set("memory", "memory.limit_in_bytes", &limits.memory)?;
-            if counts_swap && !raised {
-                set("memory", swap, &both)?;
+            if counts_swap && !swap_limit_set {
+                set("memory", swap, &memory_and_swap)?;
             }
         }
         if limits.pids > 0 {
@@ -130,7 +131,7 @@ fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
         if directory.join("memory.swap.max").exists() {
             let swap = match limits.memory_and_swap {
                 any if any < 0 => "max".to_owned(),
-                both => (both - limits.memory).max(0).to_string(),
+                memory_and_swap => (memory_and_swap - limits.memory).max(0).to_string(),
             };
             set("memory.swap.max", swap)?;
         }

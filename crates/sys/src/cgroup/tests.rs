@@ -10,7 +10,7 @@ fn check(mounts: &str, expected: &[&str]) {
 }
 
 #[test]
-fn hierarchies_are_found_where_they_are_mounted() {
+fn detects_v1_and_v2_hierarchies() {
     check("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n", &["/sys/fs/cgroup/skiff/pod1"]);
     let hybrid = "cgroup /c/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /c/memory cgroup rw,memory 0 0\n\
         cgroup /c/systemd cgroup rw,name=systemd 0 0\ncgroup2 /c/unified cgroup2 rw 0 0\n";
@@ -19,13 +19,13 @@ fn hierarchies_are_found_where_they_are_mounted() {
 }
 
 #[test]
-fn weights_of_both_versions_meet_at_their_ends_and_defaults() {
+fn maps_cpu_shares_to_weight() {
     assert_eq!([0, 2, 1024, 262_144].map(weight), [1, 1, 100, 10_000]);
     assert!((3..262_144).step_by(997).all(|shares| weight(shares) <= weight(shares + 997)));
 }
 
 #[test]
-fn limits_reach_the_kernel() {
+fn applies_limits_to_a_cgroup() {
     let Ok(groups) = Cgroups::of_host() else { return };
     let group = format!("/skiff-test-{}/inner", std::process::id());
     if groups.create(&group).is_err() {
@@ -42,5 +42,5 @@ fn limits_reach_the_kernel() {
     devices.unwrap();
     assert_eq!(usage.memory_limit, Some(64 << 20));
     assert!(empty.unwrap());
-    assert!(groups.directories(&group).iter().all(|place| !place.exists()));
+    assert!(groups.directories(&group).iter().all(|path| !path.exists()));
 }

@@ -31,8 +31,8 @@ pub struct Usage {
 impl Cgroups {
     /// Reads what a group has used; what cannot be read is zero.
     pub fn usage(&self, group: &str) -> Usage {
-        let place = |controller: &str| self.directory(controller, group).unwrap_or_default();
-        let memory = place("memory");
+        let directory = |controller: &str| self.directory(controller, group).unwrap_or_default();
+        let memory = directory("memory");
         let stat = fs::read_to_string(memory.join("memory.stat")).unwrap_or_default();
         if self.is_v2() {
             let cpu = fs::read_to_string(memory.join("cpu.stat")).unwrap_or_default();
@@ -54,24 +54,26 @@ impl Cgroups {
         // No limit is written as the largest number of whole pages.
         let limit = |file: &str| read(&memory.join(file)).filter(|limit| *limit < 1 << 62);
         let memory_limit = limit("memory.limit_in_bytes");
-        let both = read(&memory.join("memory.memsw.usage_in_bytes"));
+        let memory_and_swap = read(&memory.join("memory.memsw.usage_in_bytes"));
         let both_limit = limit("memory.memsw.limit_in_bytes");
         Usage {
-            cpu: number(&place("cpuacct").join("cpuacct.usage")),
+            cpu: number(&directory("cpuacct").join("cpuacct.usage")),
             memory: used,
             working_set: used.saturating_sub(field(&stat, "total_inactive_file")),
             anonymous: field(&stat, "total_rss"),
             page_faults: field(&stat, "total_pgfault"),
             major_page_faults: field(&stat, "total_pgmajfault"),
             memory_limit,
-            swap: both.map(|both| both.saturating_sub(used)),
-            swap_limit: both_limit.zip(memory_limit).map(|(both, memory)| both.saturating_sub(memory)),
-            pids: number(&place("pids").join("pids.current")),
+            swap: memory_and_swap.map(|memory_and_swap| memory_and_swap.saturating_sub(used)),
+            swap_limit: both_limit
+                .zip(memory_limit)
+                .map(|(memory_and_swap, memory)| memory_and_swap.saturating_sub(memory)),
+            pids: number(&directory("pids").join("pids.current")),
         }
     }
 
     /// How often the kernel has killed somebody in this group for want of memory.
-    pub fn oom_kills(&self, group: &str) -> u64 {
+    pub fn oom_kill_count(&self, group: &str) -> u64 {
         let Some(directory) = self.directory("memory", group) else { return 0 };
         let file = if self.is_v2() { "memory.events" } else { "memory.oom_control" };
         field(&fs::read_to_string(directory.join(file)).unwrap_or_default(), "oom_kill")

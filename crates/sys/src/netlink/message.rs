@@ -1,6 +1,6 @@
 //! The form of netlink messages: headers and attributes, each padded to four bytes.
 
-const HEADER: usize = 16;
+const HEADER_BYTES: usize = 16;
 
 /// A request being written.
 pub struct Message {
@@ -15,7 +15,7 @@ pub struct Header {
 
 impl Message {
     pub fn new(kind: u16, flags: u16) -> Message {
-        let mut bytes = vec![0; HEADER];
+        let mut bytes = vec![0; HEADER_BYTES];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         // NLM_F_REQUEST
         bytes[6..8].copy_from_slice(&(flags | 1).to_ne_bytes());
@@ -66,19 +66,19 @@ impl Message {
 }
 
 /// A name as the kernel wants it.
-pub fn text(name: &str) -> Vec<u8> {
+pub fn c_string(name: &str) -> Vec<u8> {
     [name.as_bytes(), b"\0"].concat()
 }
 
 /// The messages in what was received.
-pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
+pub fn split_messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
         let header = Header {
             kind: u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?),
             sequence: u32::from_ne_bytes(bytes.get(8..12)?.try_into().ok()?),
         };
-        let body = bytes.get(HEADER..length)?;
+        let body = bytes.get(HEADER_BYTES..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((header, body))
     })
@@ -87,10 +87,10 @@ pub fn split(mut bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
 /// The attributes in the body of a message.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     /// NLA_TYPE_MASK
-    const KIND: u16 = 0x3fff;
+    const TYPE_MASK: u16 = 0x3fff;
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
-        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & KIND;
+        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & TYPE_MASK;
         let value = bytes.get(4..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, value))
@@ -102,12 +102,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn written_messages_parse_back() {
         let mut message = Message::new(16, 4);
         message.attribute(3, b"name\0");
         message.nested(18, |nested| nested.attribute(1, b"veth"));
         let bytes = message.finish(7);
-        let (header, body) = split(&bytes).next().unwrap();
+        let (header, body) = split_messages(&bytes).next().unwrap();
         assert_eq!((header.kind, header.sequence), (16, 7));
         let found: Vec<_> = attributes(body).collect();
         assert_eq!(found[0], (3, &b"name\0"[..]));
@@ -115,9 +115,9 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_the_reading() {
+    fn malformed_input_ends_parsing() {
         for bytes in [&[0u8; 3][..], &[0; 16], &[255; 40], &[4, 0, 0, 0]] {
-            assert!(split(bytes).count() < 3);
+            assert!(split_messages(bytes).count() < 3);
             assert!(attributes(bytes).count() < 12);
         }
     }

@@ -2,17 +2,17 @@
 
 use std::io;
 
-use super::message::{Message, text};
+use super::message::{Message, c_string};
 use super::{ACK, CREATE, Netlink, REPLACE};
 
 /// `TC_H_ROOT`: all a link sends.
-const ROOT: u32 = 0xffff_ffff;
+const TC_ROOT: u32 = 0xffff_ffff;
 /// `TCA_TBF_*`
-const PARAMETERS: u16 = 1;
-const RATE64: u16 = 4;
-const BURST: u16 = 6;
+const TBF_PARAMETERS: u16 = 1;
+const TBF_RATE64: u16 = 4;
+const TBF_BURST: u16 = 6;
 /// `TC_LINKLAYER_ETHERNET`
-const ETHERNET: u8 = 1;
+const LINK_LAYER_ETHERNET: u8 = 1;
 
 /// What a link may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,20 +27,20 @@ pub struct Rate {
 
 impl Netlink {
     /// Lets a link send no more than this, by a token bucket.
-    pub fn limit(&mut self, index: u32, rate: Rate) -> io::Result<()> {
+    pub fn set_rate_limit(&mut self, index: u32, rate: Rate) -> io::Result<()> {
         let mut message = Message::new(libc::RTM_NEWQDISC, CREATE | REPLACE | ACK);
         // Family and padding, link, handle, parent, info.
         message.raw(&[0; 4]);
         message.raw(&index.to_ne_bytes());
         message.raw(&0x0001_0000u32.to_ne_bytes());
-        message.raw(&ROOT.to_ne_bytes());
+        message.raw(&TC_ROOT.to_ne_bytes());
         message.raw(&0u32.to_ne_bytes());
-        message.attribute(libc::TCA_KIND, &text("tbf"));
+        message.attribute(libc::TCA_KIND, &c_string("tbf"));
         message.nested(libc::TCA_OPTIONS, |options| {
             let slow = u32::try_from(rate.bytes).unwrap_or(u32::MAX);
-            options.nested(PARAMETERS, |parameters| {
+            options.nested(TBF_PARAMETERS, |parameters| {
                 // The rate: cell, link layer, overhead, alignment, smallest packet, bytes a second.
-                parameters.raw(&[0, ETHERNET, 0, 0, 0, 0, 0, 0]);
+                parameters.raw(&[0, LINK_LAYER_ETHERNET, 0, 0, 0, 0, 0, 0]);
                 parameters.raw(&slow.to_ne_bytes());
                 // No peak rate.
                 parameters.raw(&[0; 12]);
@@ -49,10 +49,10 @@ impl Netlink {
                 parameters.raw(&[0; 8]);
             });
             if u64::from(slow) < rate.bytes {
-                options.attribute(RATE64, &rate.bytes.to_ne_bytes());
+                options.attribute(TBF_RATE64, &rate.bytes.to_ne_bytes());
             }
-            options.attribute(BURST, &rate.burst.to_ne_bytes());
+            options.attribute(TBF_BURST, &rate.burst.to_ne_bytes());
         });
-        self.ask(message).map(drop)
+        self.request(message).map(drop)
     }
 }

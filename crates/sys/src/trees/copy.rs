@@ -13,32 +13,32 @@ use rustix::fs::{Uid, XattrFlags};
 use rustix::io::Errno;
 
 /// The longest list of names of attributes, and the longest attribute, that the kernel has.
-const LONGEST: usize = 64 << 10;
+const MAX_XATTR_BYTES: usize = 64 << 10;
 /// The label of SELinux says where a file is rather than what it is.
-const LABEL: &[u8] = b"security.selinux";
+const SELINUX_XATTR: &[u8] = b"security.selinux";
 
 /// Makes an empty directory the same as another one: all that is in it, with owners, modes, times, attributes and names
 /// that are links to one file. Nothing is followed out of either, and what is deeper than a path can say is refused.
 pub fn copy(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     let (from, to) = (from.as_fd(), to.as_fd());
-    let mut places = vec![PathBuf::from(".")];
+    let mut directories = vec![PathBuf::from(".")];
     let mut linked = HashMap::new();
     let mut next = 0;
-    while let Some(place) = places.get(next).cloned() {
+    while let Some(directory) = directories.get(next).cloned() {
         next += 1;
-        let pair = Pair::open(from, to, &place)?;
+        let pair = DirectoryPair::open(from, to, &directory)?;
         for entry in Dir::read_from(&pair.from)? {
             let entry = entry?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let path = place.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
+            let path = directory.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
             let found = rustix::fs::statat(&pair.from, name, AtFlags::SYMLINK_NOFOLLOW)?;
             match FileType::from_raw_mode(found.st_mode) {
                 FileType::Directory => {
                     rustix::fs::mkdirat(&pair.to, name, Mode::RWXU)?;
-                    places.push(path);
+                    directories.push(path);
                 }
                 kind => {
                     let known = (found.st_nlink > 1).then(|| linked.get(&(found.st_dev, found.st_ino)));
@@ -46,38 +46,38 @@ pub fn copy(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
                         rustix::fs::linkat(to, first, &pair.to, name, AtFlags::empty())?;
                         continue;
                     }
-                    pair.make(kind, name, &found)?;
-                    pair.dress(name, &found)?;
+                    pair.create(kind, name, &found)?;
+                    pair.copy_metadata(name, &found)?;
                     linked.extend((found.st_nlink > 1).then_some(((found.st_dev, found.st_ino), path)));
                 }
             }
         }
     }
     // Last, since what is put in a directory changes its time, and takes after what it hands down.
-    for place in places.iter().rev() {
-        let pair = Pair::open(from, to, place)?;
+    for directory in directories.iter().rev() {
+        let pair = DirectoryPair::open(from, to, directory)?;
         let found = rustix::fs::fstat(&pair.from)?;
-        pair.dress(c".", &found)?;
+        pair.copy_metadata(c".", &found)?;
     }
     Ok(())
 }
 
 /// A directory and its copy.
-struct Pair {
+struct DirectoryPair {
     from: OwnedFd,
     to: OwnedFd,
 }
 
-impl Pair {
-    fn open(from: impl AsFd, to: impl AsFd, path: &Path) -> rustix::io::Result<Pair> {
+impl DirectoryPair {
+    fn open(from: impl AsFd, to: impl AsFd, path: &Path) -> rustix::io::Result<DirectoryPair> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let below = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let from = rustix::fs::openat2(from, path, flags, Mode::empty(), below)?;
         let to = rustix::fs::openat2(to, path, flags, Mode::empty(), below)?;
-        Ok(Pair { from, to })
+        Ok(DirectoryPair { from, to })
     }
 
-    fn make(&self, kind: FileType, name: &CStr, found: &Stat) -> io::Result<()> {
+    fn create(&self, kind: FileType, name: &CStr, found: &Stat) -> io::Result<()> {
         match kind {
             FileType::RegularFile => {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -98,14 +98,14 @@ impl Pair {
     }
 
     /// Gives a copy what its original has besides content. A new owner takes away some of it, and so comes first.
-    fn dress(&self, name: &CStr, found: &Stat) -> io::Result<()> {
+    fn copy_metadata(&self, name: &CStr, found: &Stat) -> io::Result<()> {
         let (uid, gid) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
         rustix::fs::chownat(&self.to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::Symlink {
             let mode = Mode::from_raw_mode(found.st_mode);
             rustix::fs::chmodat(&self.to, name, mode, AtFlags::empty())?;
         }
-        self.attributes(name)?;
+        self.copy_xattrs(name)?;
         let time = |seconds: i64, nanoseconds: u64| Timespec {
             tv_sec: seconds,
             tv_nsec: nanoseconds.try_into().unwrap_or_default(),
@@ -117,17 +117,18 @@ impl Pair {
         Ok(rustix::fs::utimensat(&self.to, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    fn attributes(&self, name: &CStr) -> io::Result<()> {
-        let (from, to) = (within(&self.from, name), within(&self.to, name));
-        let mut names = vec![0; LONGEST];
+    fn copy_xattrs(&self, name: &CStr) -> io::Result<()> {
+        let (from, to) = (proc_fd_path(&self.from, name), proc_fd_path(&self.to, name));
+        let mut names = vec![0; MAX_XATTR_BYTES];
         let length = match rustix::fs::llistxattr(&from, &mut names[..]) {
             Err(Errno::NOTSUP) => return Ok(()),
             length => length?,
         };
         let mut value = Vec::new();
-        for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty() && *name != LABEL)
+        for name in
+            names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty() && *name != SELINUX_XATTR)
         {
-            value.resize(LONGEST, 0);
+            value.resize(MAX_XATTR_BYTES, 0);
             let length = match rustix::fs::lgetxattr(&from, name, &mut value[..]) {
                 // It is listed and is not to be had.
                 Err(Errno::NODATA | Errno::NOTSUP) => continue,
@@ -144,9 +145,9 @@ impl Pair {
 }
 
 /// A name in an open directory for the calls that only know paths.
-fn within(directory: &OwnedFd, name: &CStr) -> PathBuf {
-    let place = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-    place.join(std::ffi::OsStr::from_bytes(name.to_bytes()))
+fn proc_fd_path(directory: &OwnedFd, name: &CStr) -> PathBuf {
+    let fd_path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    fd_path.join(std::ffi::OsStr::from_bytes(name.to_bytes()))
 }
 
 /// Opens a directory to be copied.
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_the_same_in_every_way() {
+    fn copies_content_and_metadata() {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         std::fs::create_dir_all(from.join("a/b")).unwrap();

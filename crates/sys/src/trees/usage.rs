@@ -6,13 +6,13 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Stat, statat};
 
-use super::{DEEPEST, directory};
+use super::{MAX_OPEN_DEPTH, directory};
 
 /// A block as `stat` counts them, whatever the file system has.
-const BLOCK: u64 = 512;
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Files with several names that are remembered; of more than that every name counts.
-const LINKED: usize = 1 << 16;
+const MAX_TRACKED_HARD_LINKS: usize = 1 << 16;
 
 /// Bytes on the disk and files, of a tree with what it begins at. A file with several names counts once; what is on other
 /// file systems does not, nor does what vanishes meanwhile.
@@ -22,9 +22,9 @@ const LINKED: usize = 1 << 16;
 pub fn usage(path: &Path) -> (u64, u64) {
     let (mut all, mut linked) = ((0, 0), HashSet::new());
     let mut add = |found: &Stat, is_directory: bool| {
-        let is_shared = !is_directory && found.st_nlink > 1 && linked.len() < LINKED;
+        let is_shared = !is_directory && found.st_nlink > 1 && linked.len() < MAX_TRACKED_HARD_LINKS;
         if !is_shared || linked.insert(found.st_ino) {
-            all = (all.0 + found.st_blocks.cast_unsigned() * BLOCK, all.1 + 1);
+            all = (all.0 + found.st_blocks.cast_unsigned() * STAT_BLOCK_BYTES, all.1 + 1);
         }
     };
     let Ok(top) = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) else { return all };
@@ -38,7 +38,7 @@ pub fn usage(path: &Path) -> (u64, u64) {
             }
             continue;
         };
-        level.at = entry.offset();
+        level.offset = entry.offset();
         let name = entry.file_name();
         let mut below = None;
         if !matches!(name.to_bytes(), b"." | b"..")
@@ -52,7 +52,7 @@ pub fn usage(path: &Path) -> (u64, u64) {
                 below = directory(here, name).and_then(Level::new).ok();
             }
         }
-        if below.is_some() && levels.len() >= DEEPEST {
+        if below.is_some() && levels.len() >= MAX_OPEN_DEPTH {
             level.open = None;
         }
         levels.push(level);
@@ -67,13 +67,13 @@ struct Level {
     open: Option<Dir>,
     stat: Stat,
     /// How far it has been read.
-    at: i64,
+    offset: i64,
 }
 
 impl Level {
-    fn new(opened: OwnedFd) -> rustix::io::Result<Level> {
-        let stat = rustix::fs::fstat(&opened)?;
-        Ok(Level { open: Some(Dir::new(opened)?), stat, at: 0 })
+    fn new(fd: OwnedFd) -> rustix::io::Result<Level> {
+        let stat = rustix::fs::fstat(&fd)?;
+        Ok(Level { open: Some(Dir::new(fd)?), stat, offset: 0 })
     }
 
     /// Comes back to it from below, unless that has been moved to elsewhere.
@@ -82,7 +82,7 @@ impl Level {
         if (above.stat.st_dev, above.stat.st_ino) == (self.stat.st_dev, self.stat.st_ino) {
             self.open = above.open;
         }
-        self.open.as_mut().map_or(Ok(()), |open| open.seek(self.at))
+        self.open.as_mut().map_or(Ok(()), |open| open.seek(self.offset))
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_counted_by_what_they_take() {
+    fn counts_disk_usage_of_files() {
         let dir = tempfile::tempdir().unwrap();
         let empty = usage(dir.path());
         std::fs::create_dir(dir.path().join("sub")).unwrap();
@@ -112,7 +112,7 @@ mod tests {
 
     /// As deep as nobody could name it, with more to see on the way back, in a thread with little stack.
     #[test]
-    fn however_deep() {
+    fn counts_a_deep_tree_with_a_small_stack() {
         const DEPTH: u64 = 2_000;
         let dir = tempfile::tempdir().unwrap();
         let mut here = directory(CWD, dir.path()).unwrap();
@@ -131,7 +131,7 @@ mod tests {
 
     /// A directory and a link change places all the time.
     #[test]
-    fn links_lead_nowhere() {
+    fn does_not_follow_swapped_symlinks() {
         let dir = tempfile::tempdir().unwrap();
         let (top, other) = (dir.path().join("top"), dir.path().join("other"));
         std::fs::create_dir_all(top.join("a")).unwrap();

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
-pub(super) const APPROVED: &str = "api-approved.kubernetes.io";
+pub(super) const APPROVAL_ANNOTATION: &str = "api-approved.kubernetes.io";
 
 #[derive(PartialEq)]
 enum Approval {
@@ -16,8 +16,8 @@ enum Approval {
 }
 
 impl Approval {
-    fn of(crd: &Value) -> Approval {
-        let note = crd.path("metadata.annotations").text(APPROVED);
+    fn from_crd(crd: &Value) -> Approval {
+        let note = crd.path("metadata.annotations").text(APPROVAL_ANNOTATION);
         let has_host = note.split_once("://").is_some_and(|(scheme, rest)| {
             !scheme.is_empty()
                 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
@@ -35,27 +35,29 @@ impl Approval {
 }
 
 /// Groups under `k8s.io` belong to the Kubernetes project, which wants a link to the review.
-pub(super) fn approval(crd: &Value, old: Option<&Value>, errors: &mut Errors) {
-    const SEE: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
+pub(super) fn approval(crd: &Value, old: Option<&Value>, errors: &mut ErrorList) {
+    const POLICY_URL: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
     let group = crd.at("spec").text("group");
     let protected = ["k8s.io", "kubernetes.io"]
         .iter()
         .any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
-    let state = Approval::of(crd);
-    if !protected || old.is_some_and(|old| Approval::of(old) == state) {
+    let state = Approval::from_crd(crd);
+    if !protected || old.is_some_and(|old| Approval::from_crd(old) == state) {
         return;
     }
-    let path = Path::new("metadata.annotations").key(APPROVED);
+    let path = Path::new("metadata.annotations").key(APPROVAL_ANNOTATION);
     match state {
         Approval::Missing => {
-            let why = format!("protected groups must have approval annotation \"{APPROVED}\", {SEE}");
-            errors.required(&path, &why);
+            let detail = format!(
+                "protected groups must have approval annotation \"{APPROVAL_ANNOTATION}\", {POLICY_URL}"
+            );
+            errors.required(&path, &detail);
         }
         Approval::Invalid => {
-            let why = format!(
-                "protected groups must have approval annotation \"{APPROVED}\" with either a URL or a reason starting with \"unapproved\", {SEE}"
+            let detail = format!(
+                "protected groups must have approval annotation \"{APPROVAL_ANNOTATION}\" with either a URL or a reason starting with \"unapproved\", {POLICY_URL}"
             );
-            errors.invalid(&path, crd.path("metadata.annotations").text(APPROVED), &why);
+            errors.invalid(&path, crd.path("metadata.annotations").text(APPROVAL_ANNOTATION), &detail);
         }
         Approval::Bypassed | Approval::Approved => {}
     }

@@ -6,21 +6,21 @@ use serde_json::Value;
 
 use super::one_of;
 use crate::admissionregistration::client_config;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 /// `spec.conversion`. The inner form has the webhook's fields one level up, hence the paths.
-pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut ErrorList) {
     if conversion.is_null() {
         return;
     }
     let strategy = conversion.text("strategy");
-    one_of(strategy, &["None", "Webhook"], &path.at("strategy"), errors);
+    one_of(strategy, &["None", "Webhook"], &path.child("strategy"), errors);
     let config = conversion.path("webhook.clientConfig");
     let versions = conversion.at("webhook").items("conversionReviewVersions");
-    let config_path = path.at("webhookClientConfig");
-    let versions_path = path.at("conversionReviewVersions");
+    let config_path = path.child("webhookClientConfig");
+    let versions_path = path.child("conversionReviewVersions");
     if strategy != "Webhook" {
         const UNUSED: &str = "should not be set when strategy is not set to Webhook";
         if !config.is_null() {
@@ -39,7 +39,7 @@ pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut Errors) {
     review_versions(versions, &versions_path, errors);
 }
 
-fn review_versions(versions: &[Value], path: &Path, errors: &mut Errors) {
+fn review_versions(versions: &[Value], path: &Path, errors: &mut ErrorList) {
     if versions.is_empty() {
         errors.required(path, "");
         return;
@@ -67,18 +67,18 @@ pub(super) fn ca_bundle_update(
     old: &Value,
     established: bool,
     path: &Path,
-    errors: &mut Errors,
+    errors: &mut ErrorList,
 ) {
     let bundle = |spec: &Value| spec.path("conversion.webhook.clientConfig").text("caBundle").to_owned();
     let (given, before) = (bundle(new), bundle(old));
     let webhook = new.at("conversion").text("strategy") == "Webhook";
-    let was_bad = !before.is_empty() && client_config::ca_bundle_problem(&before).is_some();
+    let was_bad = !before.is_empty() && client_config::ca_bundle_error(&before).is_some();
     if webhook
         && established
         && !was_bad
         && !given.is_empty()
-        && let Some(problem) = client_config::ca_bundle_problem(&given)
+        && let Some(problem) = client_config::ca_bundle_error(&given)
     {
-        errors.invalid(&path.at("webhookClientConfig.caBundle"), given, problem);
+        errors.invalid(&path.child("webhookClientConfig.caBundle"), given, problem);
     }
 }

@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// Follows `.spec.ports['http']` through a schema.
 pub(super) fn field_at<'a>(path: &str, schema: &'a Value, brackets: bool) -> Result<&'a Value, String> {
-    let mut tokens = Tokens(path);
+    let mut tokens = PathTokens(path);
     let mut schema = schema;
     while let Some(token) = tokens.next() {
         let end = || "unexpected end of JSON path".to_owned();
@@ -27,22 +27,22 @@ pub(super) fn field_at<'a>(path: &str, schema: &'a Value, brackets: bool) -> Res
             "." => tokens.next().ok_or_else(end)?.to_owned(),
             other => return Err(format!("expected [ or . but got: {other}")),
         };
-        let nowhere = || "does not refer to a valid field".to_owned();
+        let invalid_field = || "does not refer to a valid field".to_owned();
         schema = if schema.entries("properties").next().is_some() {
-            schema.at("properties").get(&name).ok_or_else(nowhere)?
+            schema.at("properties").get(&name).ok_or_else(invalid_field)?
         } else if schema.has("additionalProperties") {
             schema.at("additionalProperties")
         } else {
-            return Err(nowhere());
+            return Err(invalid_field());
         };
     }
     Ok(schema)
 }
 
 /// Splits a path at `.`, `[` and `]`, which are tokens themselves; quoted text is one token.
-struct Tokens<'a>(&'a str);
+struct PathTokens<'a>(&'a str);
 
-impl<'a> Iterator for Tokens<'a> {
+impl<'a> Iterator for PathTokens<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {

@@ -3,17 +3,17 @@
 use serde_json::Value;
 
 use super::super::values;
-use super::Shared;
+use super::PerVersion;
 use super::schema::children;
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// Formats in the definition's schemas that nothing checks.
 pub(super) fn unrecognized_formats(crd: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let versions = crd.at("spec").items("versions");
-    let schemas: Vec<&Value> = match Shared::of(versions, "schema") {
-        Shared::ByAll(shared) => vec![shared.at("openAPIV3Schema")],
-        Shared::Apart => versions.iter().map(|version| version.path("schema.openAPIV3Schema")).collect(),
+    let schemas: Vec<&Value> = match PerVersion::from_versions(versions, "schema") {
+        PerVersion::ByAll(shared) => vec![shared.at("openAPIV3Schema")],
+        PerVersion::Apart => versions.iter().map(|version| version.path("schema.openAPIV3Schema")).collect(),
     };
     for schema in schemas {
         collect_formats(schema, &mut found);

@@ -5,16 +5,16 @@
 use serde_json::Value;
 
 use super::super::values;
+use super::cel_rules::expressions;
 use super::field_path::field_at;
-use super::rules::expressions;
-use super::{inner, lists, structural};
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
+use super::{internal_format, lists, structural};
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
 
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 
 /// Keywords allowed at the root when status is apart: with others, checking `status` alone would lose rules.
-const AT_ROOT: [(&str, &str); 22] = [
+const ROOT_FIELDS: [(&str, &str); 22] = [
     ("Description", "description"),
     ("Type", "type"),
     ("Format", "format"),
@@ -40,20 +40,20 @@ const AT_ROOT: [(&str, &str); 22] = [
 ];
 
 /// `schema` of a version, or the `validation` all versions share.
-pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, errors: &mut Errors) {
+pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, errors: &mut ErrorList) {
     let schema = validation.at("openAPIV3Schema");
     if schema.is_null() {
         return;
     }
     let before = errors.0.len();
     if has_status {
-        root_keywords(schema, path, errors);
+        validate_root_fields(schema, path, errors);
     }
-    let path = path.at("openAPIV3Schema");
+    let path = path.child("openAPIV3Schema");
     if schema.flag("nullable") {
-        errors.forbidden(&path.at("nullable"), "nullable cannot be true at the root");
+        errors.forbidden(&path.child("nullable"), "nullable cannot be true at the root");
     }
-    let unsupported = any_unsupported(schema);
+    let unsupported = find_unsupported(schema);
     if unsupported.is_none() {
         let before = errors.0.len();
         structural::structural(schema, &path, errors);
@@ -61,7 +61,13 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
             defaults(schema, &path, errors);
         }
     }
-    walk(schema, &path, true, Place { meta: false, no_defaults: None }, errors);
+    validate_schema(
+        schema,
+        &path,
+        true,
+        SchemaContext { is_metadata: false, default_forbidden: None },
+        errors,
+    );
     if let Some(keyword) = unsupported
         && errors.0.len() == before
     {
@@ -74,42 +80,42 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
 }
 
 /// A default is a value like any other. Inside metadata it is forbidden, which `walk` says.
-fn defaults(schema: &Value, path: &Path, errors: &mut Errors) {
+fn defaults(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let default = schema.at("default");
     if !default.is_null() {
-        let path = path.at("default");
+        let path = path.child("default");
         if !values::prune(schema, &mut default.clone(), false).is_empty() {
             errors.invalid(&path, default.clone(), "must not have unknown fields");
         }
-        values::check(schema, default, &path, &values::Patterns::of(schema), errors);
+        values::validate_value(schema, default, &path, &values::Patterns::from_schema(schema), errors);
     }
     if schema.at("items").is_object() {
-        defaults(schema.at("items"), &path.at("items"), errors);
+        defaults(schema.at("items"), &path.child("items"), errors);
     }
     for (name, property) in schema.entries("properties") {
-        defaults(property, &path.at("properties").key(name), errors);
+        defaults(property, &path.child("properties").key(name), errors);
     }
 }
 
-fn root_keywords(schema: &Value, path: &Path, errors: &mut Errors) {
+fn validate_root_fields(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let set = |keyword: &str| !is_zero(schema.at(keyword));
     if set("type") && schema.text("type") != "object" {
         errors.invalid(
-            &path.at("openAPIV3Schema.type"),
+            &path.child("openAPIV3Schema.type"),
             schema.text("type"),
             "only \"object\" is allowed as the type at the root of the schema if the status subresource is enabled",
         );
-    } else if inner::KEYWORDS
+    } else if internal_format::SCHEMA_FIELDS
         .iter()
-        .any(|(_, keyword, _)| set(keyword) && !AT_ROOT.iter().any(|(_, allowed)| allowed == keyword))
+        .any(|(_, keyword, _)| set(keyword) && !ROOT_FIELDS.iter().any(|(_, allowed)| allowed == keyword))
     {
-        let names: Vec<&str> = AT_ROOT.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = ROOT_FIELDS.iter().map(|(name, _)| *name).collect();
         let message = format!(
             "Invalid value: {}: only [{}] fields are allowed at the root of the schema if the status subresource is enabled",
-            inner::schema(schema),
+            internal_format::format_schema(schema),
             names.join(" ")
         );
-        errors.push(Reason::Invalid, &path.at("openAPIV3Schema"), message);
+        errors.push(ErrorType::Invalid, &path.child("openAPIV3Schema"), message);
     }
 }
 
@@ -139,12 +145,12 @@ pub(super) fn children(schema: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// Whether a schema or any inside it answers to `test`.
-pub(super) fn any(schema: &Value, test: impl Fn(&Value) -> bool + Copy) -> bool {
-    test(schema) || children(schema).any(|child| any(child, test))
+pub(super) fn any_schema(schema: &Value, test: impl Fn(&Value) -> bool + Copy) -> bool {
+    test(schema) || children(schema).any(|child| any_schema(child, test))
 }
 
-fn any_unsupported(schema: &Value) -> Option<&'static str> {
-    const KEYWORDS: [(&str, &str); 7] = [
+fn find_unsupported(schema: &Value) -> Option<&'static str> {
+    const UNSUPPORTED_FIELDS: [(&str, &str); 7] = [
         ("id", "id"),
         ("$schema", "schema"),
         ("$ref", "$ref"),
@@ -153,7 +159,7 @@ fn any_unsupported(schema: &Value) -> Option<&'static str> {
         ("additionalItems", "additionalItems"),
         ("definitions", "definitions"),
     ];
-    let own = KEYWORDS.iter().find(|(keyword, _)| {
+    let own = UNSUPPORTED_FIELDS.iter().find(|(keyword, _)| {
         let value = schema.at(keyword);
         !is_zero(value) && !value.as_object().is_some_and(serde_json::Map::is_empty)
             || *keyword == "additionalItems" && !value.is_null()
@@ -161,43 +167,43 @@ fn any_unsupported(schema: &Value) -> Option<&'static str> {
     let array = schema.at("items").as_array().is_some_and(|items| !items.is_empty());
     own.map(|(_, name)| *name)
         .or(array.then_some("items"))
-        .or_else(|| children(schema).find_map(any_unsupported))
+        .or_else(|| children(schema).find_map(find_unsupported))
 }
 
 /// Where in the object a schema stands, as far as its rules depend on it.
 #[derive(Clone, Copy)]
-struct Place {
+struct SchemaContext {
     /// In the apiVersion, kind or metadata of an object.
-    meta: bool,
-    no_defaults: Option<&'static str>,
+    is_metadata: bool,
+    default_forbidden: Option<&'static str>,
 }
 
-fn walk(schema: &Value, path: &Path, root: bool, place: Place, errors: &mut Errors) {
+fn validate_schema(schema: &Value, path: &Path, root: bool, context: SchemaContext, errors: &mut ErrorList) {
     if !schema.is_object() {
         return;
     }
-    keywords(schema, path, place, errors);
+    validate_fields(schema, path, context, errors);
     if schema.flag("uniqueItems") {
         errors.forbidden(
-            &path.at("uniqueItems"),
+            &path.child("uniqueItems"),
             "uniqueItems cannot be set to true since the runtime complexity becomes quadratic",
         );
     }
     let additional = schema.at("additionalProperties");
     if !additional.is_null() {
-        let anything = additional == &Value::Bool(true);
-        if schema.entries("properties").next().is_some() && !anything {
+        let allows_any = additional == &Value::Bool(true);
+        if schema.entries("properties").next().is_some() && !allows_any {
             let message = "additionalProperties and properties are mutual exclusive";
-            errors.forbidden(&path.at("additionalProperties"), message);
+            errors.forbidden(&path.child("additionalProperties"), message);
         }
-        let mut place = place;
-        if place.meta {
-            place.no_defaults = Some("inside additionalProperties applying to object metadata");
+        let mut context = context;
+        if context.is_metadata {
+            context.default_forbidden = Some("inside additionalProperties applying to object metadata");
         }
-        walk(additional, &path.at("additionalProperties"), false, place, errors);
+        validate_schema(additional, &path.child("additionalProperties"), false, context, errors);
     }
     for (name, property) in schema.entries("properties") {
-        let mut place = place;
+        let mut context = context;
         if root || schema.flag("x-kubernetes-embedded-resource") {
             let reason = match name {
                 "metadata" => "in top-level metadata",
@@ -206,48 +212,48 @@ fn walk(schema: &Value, path: &Path, root: bool, place: Place, errors: &mut Erro
                 _ => "",
             };
             if !reason.is_empty() {
-                place.meta = true;
+                context.is_metadata = true;
                 if root {
-                    place.no_defaults = Some(reason);
+                    context.default_forbidden = Some(reason);
                 }
             }
         }
-        walk(property, &path.at("properties").key(name), false, place, errors);
+        validate_schema(property, &path.child("properties").key(name), false, context, errors);
     }
-    walk(schema.at("not"), &path.at("not"), false, place, errors);
+    validate_schema(schema.at("not"), &path.child("not"), false, context, errors);
     for keyword in ["allOf", "oneOf", "anyOf"] {
         for (i, child) in schema.items(keyword).iter().enumerate() {
-            walk(child, &path.at(keyword).index(i), false, place, errors);
+            validate_schema(child, &path.child(keyword).index(i), false, context, errors);
         }
     }
     for (name, child) in schema.entries("definitions") {
-        walk(child, &path.at("definitions").key(name), false, place, errors);
+        validate_schema(child, &path.child("definitions").key(name), false, context, errors);
     }
-    walk(schema.at("items"), &path.at("items"), false, place, errors);
+    validate_schema(schema.at("items"), &path.child("items"), false, context, errors);
     for (i, child) in schema.items("items").iter().enumerate() {
-        walk(child, &path.at("items").index(i), false, place, errors);
+        validate_schema(child, &path.child("items").index(i), false, context, errors);
     }
     for (name, child) in schema.entries("dependencies") {
-        walk(child, &path.at("dependencies").key(name), false, place, errors);
+        validate_schema(child, &path.child("dependencies").key(name), false, context, errors);
     }
     if schema.at("x-kubernetes-preserve-unknown-fields") == &Value::Bool(false) {
-        let path = path.at("x-kubernetes-preserve-unknown-fields");
+        let path = path.child("x-kubernetes-preserve-unknown-fields");
         errors.invalid(&path, false, "must be true or undefined");
     }
     lists::map_type(schema, path, errors);
     lists::list_type(schema, path, errors);
-    rules(schema, path, errors);
+    validate_rules(schema, path, errors);
 }
 
-fn keywords(schema: &Value, path: &Path, place: Place, errors: &mut Errors) {
+fn validate_fields(schema: &Value, path: &Path, context: SchemaContext, errors: &mut ErrorList) {
     let kind = schema.text("type");
     if !kind.is_empty() && !TYPES.contains(&kind) {
-        errors.not_supported(&path.at("type"), kind, &TYPES);
+        errors.not_supported(&path.child("type"), kind, &TYPES);
     }
     if schema.has("default")
-        && let Some(reason) = place.no_defaults
+        && let Some(reason) = context.default_forbidden
     {
-        errors.forbidden(&path.at("default"), &format!("must not be set {reason}"));
+        errors.forbidden(&path.child("default"), &format!("must not be set {reason}"));
     }
     let non_empty = |keyword: &str| schema.entries(keyword).next().is_some();
     let forbidden = [
@@ -260,62 +266,63 @@ fn keywords(schema: &Value, path: &Path, place: Place, errors: &mut Errors) {
     ];
     for (keyword, set) in forbidden {
         if set {
-            errors.forbidden(&path.at(keyword), &format!("{keyword} is not supported"));
+            errors.forbidden(&path.child(keyword), &format!("{keyword} is not supported"));
         }
     }
     if kind == "null" {
         let message = "type cannot be set to null, use nullable as an alternative";
-        errors.forbidden(&path.at("type"), message);
+        errors.forbidden(&path.child("type"), message);
     }
     if !schema.items("items").is_empty() {
-        errors.forbidden(&path.at("items"), "items must be a schema object and not an array");
+        errors.forbidden(&path.child("items"), "items must be a schema object and not an array");
     }
-    if place.meta && schema.flag("x-kubernetes-embedded-resource") {
-        let path = path.at("x-kubernetes-embedded-resource");
+    if context.is_metadata && schema.flag("x-kubernetes-embedded-resource") {
+        let path = path.child("x-kubernetes-embedded-resource");
         errors.forbidden(&path, "must not be used inside of resource meta");
     }
 }
 
 /// The CEL rules, all but the expressions themselves.
-fn rules(schema: &Value, path: &Path, errors: &mut Errors) {
+fn validate_rules(schema: &Value, path: &Path, errors: &mut ErrorList) {
     const REASONS: [&str; 4] =
         ["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
     let has_newline = |text: &str| text.contains(['\n', '\r']);
     let list = schema.items("x-kubernetes-validations");
-    let searchable = list.iter().any(|rule| rule.has("fieldPath")) && any_unsupported(schema).is_none();
+    let field_path_supported =
+        list.iter().any(|rule| rule.has("fieldPath")) && find_unsupported(schema).is_none();
     for (i, rule) in list.iter().enumerate() {
-        let path = path.at("x-kubernetes-validations").index(i);
+        let path = path.child("x-kubernetes-validations").index(i);
         let (message, given) = (rule.text("message").trim(), rule.text("message"));
         if rule.text("rule").trim().is_empty() {
-            errors.required(&path.at("rule"), "rule is not specified");
+            errors.required(&path.child("rule"), "rule is not specified");
         } else if !given.is_empty() && message.is_empty() {
-            errors.invalid(&path.at("message"), given, "must be non-empty if specified");
+            errors.invalid(&path.child("message"), given, "must be non-empty if specified");
         } else if has_newline(message) {
-            errors.invalid(&path.at("message"), given, "must not contain line breaks");
+            errors.invalid(&path.child("message"), given, "must not contain line breaks");
         } else if has_newline(rule.text("rule").trim()) && message.is_empty() {
-            let why = "message must be specified if rule contains line breaks";
-            errors.required(&path.at("message"), why);
+            let detail = "message must be specified if rule contains line breaks";
+            errors.required(&path.child("message"), detail);
         }
         let expression = rule.text("messageExpression");
         if !expression.is_empty() && expression.trim().is_empty() {
-            let why = "messageExpression must be non-empty if specified";
-            errors.required(&path.at("messageExpression"), why);
+            let detail = "messageExpression must be non-empty if specified";
+            errors.required(&path.child("messageExpression"), detail);
         }
         if let Some(reason) = rule.at("reason").as_str().filter(|reason| !REASONS.contains(reason)) {
-            errors.not_supported(&path.at("reason"), reason, &REASONS);
+            errors.not_supported(&path.child("reason"), reason, &REASONS);
         }
         let field = rule.text("fieldPath");
         if field.is_empty() {
             continue;
         }
-        let path = path.at("fieldPath");
+        let path = path.child("fieldPath");
         if field.trim().is_empty() {
             errors.invalid(&path, field, "must be non-empty if specified");
         }
         if has_newline(field) {
             errors.invalid(&path, field, "must not contain line breaks");
         }
-        if searchable && field_at(field, schema, true).is_err() {
+        if field_path_supported && field_at(field, schema, true).is_err() {
             errors.invalid(&path, field, "must be a valid path");
         }
     }

@@ -5,69 +5,69 @@ use serde_json::{Value, json};
 
 use super::super::values::compile_pattern;
 use super::schema::is_zero;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Level {
+enum SchemaLevel {
     Root,
     Item,
     Field,
 }
 
 /// Complains in the order of the complaints' text, as upstream does.
-pub(super) fn structural(schema: &Value, path: &Path, errors: &mut Errors) {
-    let mut found = Errors::default();
-    skeleton(schema, Level::Root, path, &mut found);
-    each_junctor(schema, path, |nested, at| complete(nested, schema, path, &at, &mut found));
+pub(super) fn structural(schema: &Value, path: &Path, errors: &mut ErrorList) {
+    let mut found = ErrorList::default();
+    structural_invariants(schema, SchemaLevel::Root, path, &mut found);
+    for_each_nested(schema, path, |nested, at| validate_complete(nested, schema, path, &at, &mut found));
     found.0.sort_by_cached_key(|complaint| format!("{}: {}", complaint.path, complaint.message));
     errors.0.append(&mut found.0);
 }
 
 /// The part outside of junctors.
-fn skeleton(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
+fn structural_invariants(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut ErrorList) {
     let kind = schema.text("type");
     if kind == "array" && !schema.has("items") {
-        errors.required(&path.at("items"), "must be specified");
+        errors.required(&path.child("items"), "must be specified");
     }
     if schema.at("items").is_object() {
-        skeleton(schema.at("items"), Level::Item, &path.at("items"), errors);
+        structural_invariants(schema.at("items"), SchemaLevel::Item, &path.child("items"), errors);
     }
     for (name, property) in schema.entries("properties") {
-        skeleton(property, Level::Field, &path.at("properties").key(name), errors);
+        structural_invariants(property, SchemaLevel::Field, &path.child("properties").key(name), errors);
     }
     let additional = schema.at("additionalProperties");
     if !additional.is_null() {
-        let path = path.at("additionalProperties");
-        if level == Level::Root {
+        let path = path.child("additionalProperties");
+        if level == SchemaLevel::Root {
             errors.forbidden(&path, "must not be used at the root");
         }
         if additional.is_object() {
-            skeleton(additional, Level::Field, &path, errors);
+            structural_invariants(additional, SchemaLevel::Field, &path, errors);
         }
     }
     extensions(schema, path, errors);
-    values(schema, int_or_string(schema), int_or_string(&schema.at("allOf")[0]), path, errors);
+    value_validation(schema, int_or_string(schema), int_or_string(&schema.at("allOf")[0]), path, errors);
     types(schema, level, path, errors);
     object_fields(schema, level, path, errors);
 }
 
-fn extensions(schema: &Value, path: &Path, errors: &mut Errors) {
+fn extensions(schema: &Value, path: &Path, errors: &mut ErrorList) {
     if schema.flag("x-kubernetes-int-or-string") {
         for keyword in ["x-kubernetes-preserve-unknown-fields", "x-kubernetes-embedded-resource"] {
             if schema.flag(keyword) {
                 let message = "must be false if x-kubernetes-int-or-string is true";
-                errors.invalid(&path.at(keyword), true, message);
+                errors.invalid(&path.child(keyword), true, message);
             }
         }
     }
 }
 
-fn types(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
+fn types(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut ErrorList) {
     let kind = schema.text("type");
-    let at = path.at("type");
+    let at = path.child("type");
     let embedded = schema.flag("x-kubernetes-embedded-resource");
-    let untyped =
+    let type_optional =
         schema.flag("x-kubernetes-int-or-string") || schema.flag("x-kubernetes-preserve-unknown-fields");
     if embedded && kind != "object" {
         let message = "must be object if x-kubernetes-embedded-resource is true";
@@ -76,42 +76,43 @@ fn types(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
         } else {
             errors.invalid(&at, kind, message);
         }
-    } else if kind.is_empty() && !untyped {
+    } else if kind.is_empty() && !type_optional {
         let message = match level {
-            Level::Root => "must not be empty at the root",
-            Level::Item => "must not be empty for specified array items",
-            Level::Field => "must not be empty for specified object fields",
+            SchemaLevel::Root => "must not be empty at the root",
+            SchemaLevel::Item => "must not be empty for specified array items",
+            SchemaLevel::Field => "must not be empty for specified object fields",
         };
         errors.required(&at, message);
     }
     if embedded && schema.has("additionalProperties") {
         let message = "must not be used if x-kubernetes-embedded-resource is set";
-        errors.forbidden(&path.at("additionalProperties"), message);
+        errors.forbidden(&path.child("additionalProperties"), message);
     }
-    if level == Level::Root && !kind.is_empty() && kind != "object" {
+    if level == SchemaLevel::Root && !kind.is_empty() && kind != "object" {
         errors.invalid(&at, kind, "must be object at the root");
     }
 }
 
 /// `apiVersion`, `kind` and `metadata` have a shape of their own in whatever is an object.
-fn object_fields(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
+fn object_fields(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut ErrorList) {
     let embedded = schema.flag("x-kubernetes-embedded-resource");
     let properties = schema.at("properties");
-    let at = |name: &str| path.at("properties").key(name);
-    if level == Level::Root || embedded {
-        let shapes = [
+    let at = |name: &str| path.child("properties").key(name);
+    if level == SchemaLevel::Root || embedded {
+        let required_types = [
             ("kind", "string", "must be string"),
             ("apiVersion", "string", "must be string"),
             ("metadata", "object", "must be object"),
         ];
-        for (name, wanted, message) in shapes {
+        for (name, expected, message) in required_types {
             let property = properties.at(name);
-            if !property.is_null() && property.text("type") != wanted {
-                errors.invalid(&at(name).at("type"), property.text("type"), message);
+            if !property.is_null() && property.text("type") != expected {
+                errors.invalid(&at(name).child("type"), property.text("type"), message);
             }
         }
     }
-    if level == Level::Root && properties.has("metadata") && !says_only_names(properties.at("metadata")) {
+    if level == SchemaLevel::Root && properties.has("metadata") && !has_names_only(properties.at("metadata"))
+    {
         errors.forbidden(
             &at("metadata"),
             "must not specify anything other than name and generateName, but metadata is implicitly specified",
@@ -120,13 +121,13 @@ fn object_fields(schema: &Value, level: Level, path: &Path, errors: &mut Errors)
     let keeps_unknown = schema.flag("x-kubernetes-preserve-unknown-fields");
     if embedded && !keeps_unknown && schema.entries("properties").next().is_none() {
         errors.required(
-            &path.at("properties"),
+            &path.child("properties"),
             "must not be empty if x-kubernetes-embedded-resource is true without x-kubernetes-preserve-unknown-fields",
         );
     }
 }
 
-fn says_only_names(metadata: &Value) -> bool {
+fn has_names_only(metadata: &Value) -> bool {
     metadata.as_object().into_iter().flatten().all(|(keyword, value)| match keyword.as_str() {
         "type" | "default" => true,
         "properties" => {
@@ -142,10 +143,16 @@ fn int_or_string(schema: &Value) -> bool {
 }
 
 /// The rules on values of a schema: its junctors and its pattern.
-fn values(schema: &Value, skip_any_of: bool, skip_first_all_of: bool, path: &Path, errors: &mut Errors) {
-    let list = |keyword: &str, errors: &mut Errors, skip: bool| {
+fn value_validation(
+    schema: &Value,
+    skip_any_of: bool,
+    skip_first_all_of: bool,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
+    let list = |keyword: &str, errors: &mut ErrorList, skip: bool| {
         for (i, child) in schema.items(keyword).iter().enumerate() {
-            nested(child, skip && i == 0, &path.at(keyword).index(i), errors);
+            nested_value_validation(child, skip && i == 0, &path.child(keyword).index(i), errors);
         }
     };
     if !skip_any_of {
@@ -153,25 +160,25 @@ fn values(schema: &Value, skip_any_of: bool, skip_first_all_of: bool, path: &Pat
     }
     list("allOf", errors, skip_first_all_of);
     list("oneOf", errors, false);
-    nested(schema.at("not"), false, &path.at("not"), errors);
+    nested_value_validation(schema.at("not"), false, &path.child("not"), errors);
     let pattern = schema.text("pattern");
     if !pattern.is_empty()
         && let Err(error) = compile_pattern(pattern)
     {
         let message = format!("must be a valid regular expression, but isn't: {error}");
-        errors.invalid(&path.at("pattern"), pattern, &message);
+        errors.invalid(&path.child("pattern"), pattern, &message);
     }
 }
 
 /// What stands inside a junctor may only restrict values.
-fn nested(schema: &Value, skip_any_of: bool, path: &Path, errors: &mut Errors) {
+fn nested_value_validation(schema: &Value, skip_any_of: bool, path: &Path, errors: &mut ErrorList) {
     if !schema.is_object() {
         return;
     }
-    values(schema, skip_any_of, false, path, errors);
-    nested(schema.at("items"), false, &path.at("items"), errors);
+    value_validation(schema, skip_any_of, false, path, errors);
+    nested_value_validation(schema.at("items"), false, &path.child("items"), errors);
     for (name, property) in schema.entries("properties") {
-        nested(property, false, &path.at("properties").key(name), errors);
+        nested_value_validation(property, false, &path.child("properties").key(name), errors);
     }
     const FORBIDDEN: [(&str, &str); 12] = [
         ("type", "empty"),
@@ -187,47 +194,48 @@ fn nested(schema: &Value, skip_any_of: bool, path: &Path, errors: &mut Errors) {
         ("x-kubernetes-list-type", "undefined"),
         ("x-kubernetes-map-type", "undefined"),
     ];
-    for (keyword, wanted) in FORBIDDEN {
+    for (keyword, expected) in FORBIDDEN {
         let value = schema.at(keyword);
         let set = if keyword == "default" { !value.is_null() } else { !is_zero(value) };
         if set {
-            errors.forbidden(&path.at(keyword), &format!("must be {wanted} to be structural"));
+            errors.forbidden(&path.child(keyword), &format!("must be {expected} to be structural"));
         }
     }
     if !schema.items("x-kubernetes-validations").is_empty() {
-        let path = path.at("x-kubernetes-validations");
+        let path = path.child("x-kubernetes-validations");
         errors.forbidden(&path, "must be empty to be structural");
     }
     if schema.at("properties").has("metadata") {
-        let path = path.at("properties").key("metadata");
+        let path = path.child("properties").key("metadata");
         errors.forbidden(&path, "must not be specified in a nested context");
     }
 }
 
-fn each_junctor(schema: &Value, path: &Path, mut visit: impl FnMut(&Value, Path)) {
+fn for_each_nested(schema: &Value, path: &Path, mut visit: impl FnMut(&Value, Path)) {
     if schema.at("not").is_object() {
-        visit(schema.at("not"), path.at("not"));
+        visit(schema.at("not"), path.child("not"));
     }
     for keyword in ["allOf", "anyOf", "oneOf"] {
         for (i, child) in schema.items(keyword).iter().enumerate() {
-            visit(child, path.at(keyword).index(i));
+            visit(child, path.child(keyword).index(i));
         }
     }
 }
 
 /// What a junctor speaks of must be declared outside too.
-fn complete(nested: &Value, outer: &Value, outer_path: &Path, path: &Path, errors: &mut Errors) {
+fn validate_complete(nested: &Value, outer: &Value, outer_path: &Path, path: &Path, errors: &mut ErrorList) {
     if !outer.is_object() {
         errors.required(outer_path, &format!("because it is defined in {path}"));
         return;
     }
-    each_junctor(nested, path, |inner, at| complete(inner, outer, outer_path, &at, errors));
+    for_each_nested(nested, path, |inner, at| validate_complete(inner, outer, outer_path, &at, errors));
     if nested.at("items").is_object() {
-        let (outer_path, path) = (outer_path.at("items"), path.at("items"));
-        complete(nested.at("items"), outer.at("items"), &outer_path, &path, errors);
+        let (outer_path, path) = (outer_path.child("items"), path.child("items"));
+        validate_complete(nested.at("items"), outer.at("items"), &outer_path, &path, errors);
     }
     for (name, property) in nested.entries("properties") {
-        let (outer_path, path) = (outer_path.at("properties").key(name), path.at("properties").key(name));
-        complete(property, outer.at("properties").at(name), &outer_path, &path, errors);
+        let (outer_path, path) =
+            (outer_path.child("properties").key(name), path.child("properties").key(name));
+        validate_complete(property, outer.at("properties").at(name), &outer_path, &path, errors);
     }
 }

@@ -5,15 +5,15 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::field_path::field_at;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 const MAX_SELECTABLE_FIELDS: usize = 8;
 const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
 const COLUMN_FORMATS: [&str; 8] =
     ["byte", "date", "date-time", "double", "float", "int32", "int64", "password"];
 
-pub(super) fn deprecation(version: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn deprecation(version: &Value, path: &Path, errors: &mut ErrorList) {
     let Some(warning) = version.at("deprecationWarning").as_str() else { return };
     if !version.flag("deprecated") {
         errors.invalid(path, warning, "can only be set for deprecated versions");
@@ -38,13 +38,13 @@ fn is_printable(c: char) -> bool {
     !c.is_control() && (c == ' ' || !c.is_whitespace()) && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{feff}')
 }
 
-pub(super) fn scale(subresources: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn scale(subresources: &Value, path: &Path, errors: &mut ErrorList) {
     let scale = subresources.at("scale");
     if scale.is_null() {
         return;
     }
     let mut check = |field: &str, under: &[&str], whose: &str, required: bool| {
-        let (value, path) = (scale.text(field), path.at("scale").at(field));
+        let (value, path) = (scale.text(field), path.child("scale").child(field));
         if value.is_empty() {
             if required {
                 errors.required(&path, "");
@@ -60,34 +60,34 @@ pub(super) fn scale(subresources: &Value, path: &Path, errors: &mut Errors) {
     check("labelSelectorPath", &[".spec.", ".status."], "either .spec or .status", false);
 }
 
-pub(super) fn printer_columns(columns: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn printer_columns(columns: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, column) in columns.as_array().into_iter().flatten().enumerate() {
         let path = path.index(i);
         if column.text("name").is_empty() {
-            errors.required(&path.at("name"), "");
+            errors.required(&path.child("name"), "");
         }
         let kind = column.text("type");
         let known = format!("must be one of {}", COLUMN_TYPES.join(","));
         if kind.is_empty() {
-            errors.required(&path.at("type"), &known);
+            errors.required(&path.child("type"), &known);
         } else if !COLUMN_TYPES.contains(&kind) {
-            errors.invalid(&path.at("type"), kind, &known);
+            errors.invalid(&path.child("type"), kind, &known);
         }
         let format = column.text("format");
         if !format.is_empty() && !COLUMN_FORMATS.contains(&format) {
             let known = format!("must be one of {}", COLUMN_FORMATS.join(","));
-            errors.invalid(&path.at("format"), format, &known);
+            errors.invalid(&path.child("format"), format, &known);
         }
         let json_path = column.text("jsonPath");
         if json_path.is_empty() {
-            errors.required(&path.at("JSONPath"), "");
+            errors.required(&path.child("JSONPath"), "");
         } else if !json_path.starts_with('.') {
-            errors.invalid(&path.at("JSONPath"), json_path, "must be a simple json path starting with .");
+            errors.invalid(&path.child("JSONPath"), json_path, "must be a simple json path starting with .");
         }
     }
 }
 
-pub(super) fn selectable_fields(fields: &Value, validation: &Value, path: &Path, errors: &mut Errors) {
+pub(super) fn selectable_fields(fields: &Value, validation: &Value, path: &Path, errors: &mut ErrorList) {
     let fields = fields.as_array().map_or(&[][..], Vec::as_slice);
     if fields.is_empty() || !validation.has("openAPIV3Schema") {
         // A version without a schema has been complained about already.
@@ -95,7 +95,7 @@ pub(super) fn selectable_fields(fields: &Value, validation: &Value, path: &Path,
     }
     let mut seen = HashSet::new();
     for (i, field) in fields.iter().enumerate() {
-        let (json_path, path) = (field.text("jsonPath"), path.index(i).at("jsonPath"));
+        let (json_path, path) = (field.text("jsonPath"), path.index(i).child("jsonPath"));
         if json_path.is_empty() {
             errors.required(&path, "");
             continue;

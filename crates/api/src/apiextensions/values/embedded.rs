@@ -2,40 +2,40 @@
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
-use crate::kind::NameRule;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
+use crate::strategy::NameFormat;
 use crate::{meta, names};
 
 /// Checks the objects inside a value that the schema says are objects of their own.
-pub fn embedded(schema: &Value, value: &Value, path: &Path, errors: &mut Errors) {
+pub fn validate_embedded(schema: &Value, value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::Object(map) => {
             if schema.flag("x-kubernetes-embedded-resource") {
-                object(value, path, errors);
+                validate_object(value, path, errors);
             }
             let additional = schema.at("additionalProperties");
             for (name, child) in map {
                 let property = schema.at("properties").at(name);
                 if property.is_object() {
-                    embedded(property, child, &path.at(name), errors);
+                    validate_embedded(property, child, &path.child(name), errors);
                 } else if additional.is_object() {
-                    embedded(additional, child, &path.key(name), errors);
+                    validate_embedded(additional, child, &path.key(name), errors);
                 }
             }
         }
         Value::Array(items) => {
             for (i, item) in items.iter().enumerate() {
-                embedded(schema.at("items"), item, &path.index(i), errors);
+                validate_embedded(schema.at("items"), item, &path.index(i), errors);
             }
         }
         _ => {}
     }
 }
 
-fn object(value: &Value, path: &Path, errors: &mut Errors) {
+fn validate_object(value: &Value, path: &Path, errors: &mut ErrorList) {
     for name in ["apiVersion", "kind"] {
-        let at = path.at(name);
+        let at = path.child(name);
         match value.get(name) {
             None => errors.required(&at, ""),
             Some(Value::String(text)) if text.is_empty() => errors.invalid(&at, "", "must not be empty"),
@@ -65,8 +65,8 @@ fn object(value: &Value, path: &Path, errors: &mut Errors) {
         meta::validate_object_meta(
             &metadata,
             namespaced,
-            NameRule::PathSegment,
-            &path.at("metadata"),
+            NameFormat::PathSegment,
+            &path.child("metadata"),
             errors,
         );
     }

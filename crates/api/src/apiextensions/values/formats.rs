@@ -6,13 +6,13 @@ use jiff::civil::Date;
 use regex::Regex;
 use serde_json::Value;
 
-use crate::json::Json;
+use crate::json::JsonExt;
 use crate::names;
 
-type Rule = fn(&str) -> bool;
+type FormatCheck = fn(&str) -> bool;
 
 /// By their names without dashes, as formats are compared.
-const FORMATS: [(&str, Rule); 26] = [
+const FORMATS: [(&str, FormatCheck); 26] = [
     ("bsonobjectid", |text| text.len() == 24 && text.bytes().all(|byte| byte.is_ascii_hexdigit())),
     ("uri", is_uri),
     ("email", is_email),
@@ -42,7 +42,7 @@ const FORMATS: [(&str, Rule); 26] = [
 ];
 
 /// The format of a schema as far as it means something for its type; empty if it does not.
-pub(super) fn known(schema: &Value) -> &str {
+pub(super) fn known_format(schema: &Value) -> &str {
     let format = schema.text("format");
     if !format.is_empty() && is_known(schema) { format } else { "" }
 }
@@ -102,15 +102,15 @@ fn is_hostname(text: &str) -> bool {
 
 /// An absolute URI or an absolute path.
 fn is_uri(text: &str) -> bool {
-    let sound = !text.contains(|c: char| c.is_ascii_control() || c == ' ') && escapes_are_sound(text);
+    let valid = !text.contains(|c: char| c.is_ascii_control() || c == ' ') && has_valid_escapes(text);
     let scheme = text.split_once(':').is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
             && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
     });
-    sound && (text.starts_with('/') || scheme)
+    valid && (text.starts_with('/') || scheme)
 }
 
-fn escapes_are_sound(text: &str) -> bool {
+fn has_valid_escapes(text: &str) -> bool {
     text.split('%')
         .skip(1)
         .all(|rest| rest.get(..2).is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit())))
@@ -124,13 +124,13 @@ fn is_email(text: &str) -> bool {
     };
     let Some((local, domain)) = address.rsplit_once('@') else { return false };
     let quoted = local.len() > 2 && local.starts_with('"') && local.ends_with('"');
-    let atom = |part: &str| {
+    let is_local_part = |part: &str| {
         !part.is_empty()
             && part
                 .chars()
                 .all(|c| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c))
     };
-    (quoted || local.split('.').all(atom)) && domain.split('.').all(atom)
+    (quoted || local.split('.').all(is_local_part)) && domain.split('.').all(is_local_part)
 }
 
 fn is_mac(text: &str) -> bool {
@@ -146,7 +146,7 @@ fn is_mac(text: &str) -> bool {
 
 fn is_uuid(text: &str, version: Option<char>) -> bool {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
-    let dashes: Vec<usize> = text.match_indices('-').map(|(at, _)| at).collect();
+    let dash_positions: Vec<usize> = text.match_indices('-').map(|(at, _)| at).collect();
     // Each dash may be left out; those that are there stand between the groups.
     let mut expected = Vec::new();
     let mut left_out = 0;
@@ -161,7 +161,7 @@ fn is_uuid(text: &str, version: Option<char>) -> bool {
     let variant = |c: u8| matches!(c.to_ascii_lowercase(), b'8' | b'9' | b'a' | b'b');
     digits.len() == 32
         && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
-        && dashes == expected
+        && dash_positions == expected
         && version.is_none_or(|version| {
             let bytes = digits.as_bytes();
             bytes[12] == version as u8 && (version == '3' || variant(bytes[16]))
@@ -219,7 +219,7 @@ fn is_base64(text: &str) -> bool {
 fn is_duration(text: &str) -> bool {
     const UNITS: [&str; 15] =
         ["ns", "nano", "us", "µs", "micro", "ms", "milli", "s", "sec", "m", "min", "h", "hr", "hour", "d"];
-    const LONG: [&str; 5] = ["day", "w", "wk", "week", "second"];
+    const LONG_UNITS: [&str; 5] = ["day", "w", "wk", "week", "second"];
     if crate::time::parse_duration(text).is_ok() {
         return true;
     }
@@ -228,7 +228,7 @@ fn is_duration(text: &str) -> bool {
         let unit = part[2].to_ascii_lowercase();
         let unit = unit.trim();
         let singular = unit.strip_suffix('s').unwrap_or(unit);
-        let known = |unit: &str| UNITS.contains(&unit) || LONG.contains(&unit);
+        let known = |unit: &str| UNITS.contains(&unit) || LONG_UNITS.contains(&unit);
         if !(known(unit)
             || known(singular)
             || UNITS.iter().any(|known| known.len() > 2 && unit.starts_with(known)))
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn formats() {
+    fn validates_string_formats() {
         check(
             "date-time",
             &["2014-12-15T19:30:20.000Z", "2026-01-01T00:00:00+02:00"],

@@ -4,48 +4,48 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 /// Complains about items that a list type does not allow to stand twice.
-pub fn lists(schema: &Value, value: &Value, path: &Path, errors: &mut Errors) {
+pub fn validate_lists(schema: &Value, value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::Object(map) => {
             let additional = schema.at("additionalProperties");
             for (name, child) in map {
                 if additional.is_object() {
-                    lists(additional, child, &path.key(name), errors);
+                    validate_lists(additional, child, &path.key(name), errors);
                 }
                 let property = schema.at("properties").at(name);
                 if property.is_object() {
-                    lists(property, child, &path.at(name), errors);
+                    validate_lists(property, child, &path.child(name), errors);
                 }
             }
         }
         Value::Array(items) => {
             match schema.text("x-kubernetes-list-type") {
-                "set" => unique(items.iter().map(Clone::clone), path, errors),
-                "map" => map(schema, items, path, errors),
+                "set" => report_duplicates(items.iter().map(Clone::clone), path, errors),
+                "map" => validate_map_list(schema, items, path, errors),
                 _ => {}
             }
             for (i, item) in items.iter().enumerate() {
-                lists(schema.at("items"), item, &path.index(i), errors);
+                validate_lists(schema.at("items"), item, &path.index(i), errors);
             }
         }
         _ => {}
     }
 }
 
-fn map(schema: &Value, items: &[Value], path: &Path, errors: &mut Errors) {
+fn validate_map_list(schema: &Value, items: &[Value], path: &Path, errors: &mut ErrorList) {
     if let Some((i, item)) = items.iter().enumerate().find(|(_, item)| !item.is_object() && !item.is_null()) {
         errors.invalid(&path.index(i), item.clone(), "must be an object for an array of list-type map");
         return;
     }
-    unique(items.iter().map(|item| key(schema, item)), path, errors);
+    report_duplicates(items.iter().map(|item| key(schema, item)), path, errors);
 }
 
 /// The second of several that are the same is complained about.
-fn unique(keys: impl Iterator<Item = Value>, path: &Path, errors: &mut Errors) {
+fn report_duplicates(keys: impl Iterator<Item = Value>, path: &Path, errors: &mut ErrorList) {
     let mut seen: HashMap<String, usize> = HashMap::new();
     for (i, key) in keys.enumerate() {
         let times = seen.entry(key.to_string()).or_default();
@@ -64,12 +64,12 @@ fn key(schema: &Value, item: &Value) -> Value {
 }
 
 /// The item of the list as it was before that is the same one.
-pub fn counterpart<'v>(schema: &Value, old: &'v Value, item: &Value) -> Option<&'v Value> {
+pub fn find_old_item<'v>(schema: &Value, old: &'v Value, item: &Value) -> Option<&'v Value> {
     if schema.text("x-kubernetes-list-type") != "map" {
         return None;
     }
-    let wanted = key(schema, item);
-    old.as_array()?.iter().find(|old| key(schema, old) == wanted)
+    let item_key = key(schema, item);
+    old.as_array()?.iter().find(|old| key(schema, old) == item_key)
 }
 
 #[cfg(test)]
@@ -80,13 +80,13 @@ mod tests {
 
     #[track_caller]
     fn check(schema: Value, value: Value, expected: &str) {
-        let mut errors = Errors::default();
-        lists(&schema, &value, &Path::new("l"), &mut errors);
+        let mut errors = ErrorList::default();
+        validate_lists(&schema, &value, &Path::new("l"), &mut errors);
         assert_eq!(errors.to_string(), expected);
     }
 
     #[test]
-    fn nothing_stands_twice() {
+    fn rejects_duplicate_items() {
         let set = json!({"type": "array", "x-kubernetes-list-type": "set"});
         check(set.clone(), json!(["a", "b"]), "");
         check(set, json!(["a", 1, "a", 1, "a"]), r#"[l[2]: Duplicate value: "a", l[3]: Duplicate value: 1]"#);

@@ -6,11 +6,11 @@ use regex::Regex;
 use serde_json::Value;
 
 /// Bytes of a compiled pattern. Go has no such limit; its own compiled patterns end at 128 MiB.
-const SIZE_LIMIT: usize = 64 << 20;
+const MAX_REGEX_BYTES: usize = 64 << 20;
 
 /// Compiles a pattern as Go would; else says in Go's words what is wrong.
 pub fn compile(pattern: &str) -> Result<Regex, String> {
-    cel::compile_regex(pattern, SIZE_LIMIT)
+    cel::compile_regex(pattern, MAX_REGEX_BYTES)
 }
 
 /// The patterns of a schema by their text.
@@ -18,7 +18,7 @@ pub fn compile(pattern: &str) -> Result<Regex, String> {
 pub struct Patterns(HashMap<String, Result<Regex, String>>);
 
 impl Patterns {
-    pub fn of(schema: &Value) -> Patterns {
+    pub fn from_schema(schema: &Value) -> Patterns {
         let mut patterns = Patterns::default();
         patterns.collect(schema);
         patterns
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_gos() {
+    fn patterns_match_like_go() {
         check(r"^\d+$", &["12"], &["", "٣", "a"]);
         check(r"^[\w.-]+$", &["a_b.c-9"], &["é", ""]);
         check(r"^\S+$", &["a"], &["a b"]);
@@ -74,7 +74,7 @@ mod tests {
         check(r"^[&&~~]$", &["&", "~"], &["a"]);
         check(r"^(\d{1,3}\.){3}\d{1,3}$", &["10.0.0.1"], &["10.0.0"]);
         check(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", &["a.b-c"], &["-a"]);
-        let patterns = Patterns::of(&serde_json::json!({"pattern": "("}));
+        let patterns = Patterns::from_schema(&serde_json::json!({"pattern": "("}));
         let error = "(, but pattern is invalid: error parsing regexp: missing closing ): `(`";
         assert_eq!(patterns.mismatch("(", "x").as_deref(), Some(error));
     }

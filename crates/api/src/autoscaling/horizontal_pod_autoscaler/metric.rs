@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::{ApiVersion, reference};
+use super::{ApiVersionCheck, validate_reference};
 use crate::core::resources;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 use crate::quantity::Quantity;
 
@@ -19,10 +19,10 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 const TYPES: [&str; 5] = ["ContainerResource", "External", "Object", "Pods", "Resource"];
 
-pub(super) fn metrics(spec: &Value, described: ApiVersion, path: &Path, errors: &mut Errors) {
+pub(super) fn metrics(spec: &Value, described: ApiVersionCheck, path: &Path, errors: &mut ErrorList) {
     let metrics = spec.items("metrics");
     for (i, item) in metrics.iter().enumerate() {
-        metric(item, described, &path.index(i), errors);
+        validate_metric(item, described, &path.index(i), errors);
     }
     let counts_without_pods = |metric: &Value| matches!(metric.text("type"), "Object" | "External");
     if spec.int("minReplicas") == Some(0) && !metrics.iter().any(counts_without_pods) {
@@ -33,95 +33,108 @@ pub(super) fn metrics(spec: &Value, described: ApiVersion, path: &Path, errors: 
     }
 }
 
-fn metric(metric: &Value, described: ApiVersion, path: &Path, errors: &mut Errors) {
+fn validate_metric(metric: &Value, described: ApiVersionCheck, path: &Path, errors: &mut ErrorList) {
     let kind = metric.text("type");
     if kind.is_empty() {
-        errors.required(&path.at("type"), "must specify a metric source type");
+        errors.required(&path.child("type"), "must specify a metric source type");
     }
     if !TYPES.contains(&kind) {
-        errors.not_supported(&path.at("type"), kind, &TYPES);
+        errors.not_supported(&path.child("type"), kind, &TYPES);
     }
     let present: Vec<&str> = SOURCES.iter().map(|(_, field)| *field).filter(|f| metric.has(f)).collect();
     if let Some(first) = present.first() {
-        source(first, metric.at(first), described, &path.at(first), errors);
+        validate_source(first, metric.at(first), described, &path.child(first), errors);
     }
     let expected = SOURCES.iter().find(|(name, _)| *name == kind).map(|(_, field)| *field);
     match expected {
         Some(field) if !metric.has(field) => {
-            errors.required(&path.at(field), "must populate information for the given metric source");
+            errors.required(&path.child(field), "must populate information for the given metric source");
         }
         Some(_) => {}
-        None => errors.not_supported(&path.at("type"), kind, &TYPES),
+        None => errors.not_supported(&path.child("type"), kind, &TYPES),
     }
     if present.len() > 1 {
         for field in present.into_iter().filter(|field| Some(*field) != expected) {
-            errors.forbidden(&path.at(field), "must populate the given metric source only");
+            errors.forbidden(&path.child(field), "must populate the given metric source only");
         }
     }
 }
 
-fn source(name: &str, source: &Value, described: ApiVersion, path: &Path, errors: &mut Errors) {
+fn validate_source(
+    name: &str,
+    source: &Value,
+    described: ApiVersionCheck,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     match name {
         "object" => {
-            reference(source.at("describedObject"), described, &path.at("describedObject"), errors);
+            validate_reference(
+                source.at("describedObject"),
+                described,
+                &path.child("describedObject"),
+                errors,
+            );
         }
         "resource" | "containerResource" => resource(name, source, path, errors),
         _ => {}
     }
     if matches!(name, "object" | "external" | "pods") {
-        identifier(source.at("metric").text("name"), &path.at("metric.name"), errors);
+        identifier(source.at("metric").text("name"), &path.child("metric.name"), errors);
     }
-    let path = path.at("target");
-    let goal = source.at("target");
-    target(goal, &path, errors);
-    let (value, average) = (goal.has("value"), goal.has("averageValue"));
-    let utilization = goal.has("averageUtilization");
+    let path = path.child("target");
+    let metric_target = source.at("target");
+    validate_target(metric_target, &path, errors);
+    let (value, average) = (metric_target.has("value"), metric_target.has("averageValue"));
+    let utilization = metric_target.has("averageUtilization");
     match name {
         "object" if !value && !average => {
-            errors.required(&path.at("averageValue"), "must set either a target value or averageValue");
+            errors.required(&path.child("averageValue"), "must set either a target value or averageValue");
         }
         "external" if !value && !average => errors.required(
-            &path.at("averageValue"),
+            &path.child("averageValue"),
             "must set either a target value for metric or a per-pod target",
         ),
-        "external" if value && average => errors
-            .forbidden(&path.at("value"), "may not set both a target value for metric and a per-pod target"),
+        "external" if value && average => errors.forbidden(
+            &path.child("value"),
+            "may not set both a target value for metric and a per-pod target",
+        ),
         "pods" if !average => {
-            errors.required(&path.at("averageValue"), "must specify a positive target averageValue");
+            errors.required(&path.child("averageValue"), "must specify a positive target averageValue");
         }
         "resource" | "containerResource" if !utilization && !average => errors.required(
-            &path.at("averageUtilization"),
+            &path.child("averageUtilization"),
             "must set either a target raw value or a target utilization",
         ),
         "resource" | "containerResource" if utilization && average => errors.forbidden(
-            &path.at("averageValue"),
+            &path.child("averageValue"),
             "may not set both a target raw value and a target utilization",
         ),
         _ => {}
     }
 }
 
-fn resource(kind: &str, source: &Value, path: &Path, errors: &mut Errors) {
+fn resource(kind: &str, source: &Value, path: &Path, errors: &mut ErrorList) {
     let of_container = kind == "containerResource";
     let name = source.text("name");
     if name.is_empty() {
-        errors.required(&path.at("name"), "must specify a resource name");
+        errors.required(&path.child("name"), "must specify a resource name");
     } else if of_container {
-        resources::container_name(name, &path.at("name"), errors);
+        resources::validate_container_resource_name(name, &path.child("name"), errors);
     }
     if of_container {
         let container = source.text("container");
         if container.is_empty() {
-            errors.required(&path.at("container"), "must specify a container");
+            errors.required(&path.child("container"), "must specify a container");
         } else {
             for message in names::dns1123_label(container) {
-                errors.invalid(&path.at("container"), container, &message);
+                errors.invalid(&path.child("container"), container, &message);
             }
         }
     }
 }
 
-fn identifier(name: &str, path: &Path, errors: &mut Errors) {
+fn identifier(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "must specify a metric name");
     }
@@ -130,22 +143,22 @@ fn identifier(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn target(target: &Value, path: &Path, errors: &mut Errors) {
+fn validate_target(target: &Value, path: &Path, errors: &mut ErrorList) {
     let kind = target.text("type");
     if kind.is_empty() {
-        errors.required(&path.at("type"), "must specify a metric target type");
+        errors.required(&path.child("type"), "must specify a metric target type");
     }
     if !matches!(kind, "Utilization" | "Value" | "AverageValue") {
-        errors.invalid(&path.at("type"), kind, "must be either Utilization, Value, or AverageValue");
+        errors.invalid(&path.child("type"), kind, "must be either Utilization, Value, or AverageValue");
     }
     for field in ["value", "averageValue"] {
         if let Some(value) = target.at(field).as_str()
             && !Quantity::parse(value).is_ok_and(|quantity| quantity.is_positive())
         {
-            errors.invalid(&path.at(field), value, "must be positive");
+            errors.invalid(&path.child(field), value, "must be positive");
         }
     }
     if let Some(utilization) = target.int("averageUtilization").filter(|value| *value < 1) {
-        errors.invalid(&path.at("averageUtilization"), utilization, "must be greater than 0");
+        errors.invalid(&path.child("averageUtilization"), utilization, "must be greater than 0");
     }
 }

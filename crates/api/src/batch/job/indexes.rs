@@ -1,13 +1,13 @@
 //! Lists of indexes of an Indexed job, such as `1,3-5,7`.
 
 /// How many indexes the list names, all below `completions` and in order.
-pub(super) fn count(list: &str, completions: i64) -> Result<i64, String> {
+pub(super) fn validate_index_ranges(list: &str, completions: i64) -> Result<i64, String> {
     if list.is_empty() {
         return Ok(0);
     }
     let (mut total, mut last) = (0_i64, None);
     for part in list.split(',') {
-        let (first, end) = interval(part, completions)?;
+        let (first, end) = parse_interval(part, completions)?;
         if let Some(last) = last.filter(|&last| last >= first) {
             return Err(format!("non-increasing order, previous: {last}, current: {first}"));
         }
@@ -18,9 +18,10 @@ pub(super) fn count(list: &str, completions: i64) -> Result<i64, String> {
 }
 
 /// The first index that both lists name. Parts that make no sense are passed over.
-pub(super) fn overlap(completed: &str, failed: &str, completions: i64) -> Option<i64> {
-    let parts =
-        |list: &str| list.split(',').filter_map(|part| interval(part, completions).ok()).collect::<Vec<_>>();
+pub(super) fn first_overlap(completed: &str, failed: &str, completions: i64) -> Option<i64> {
+    let parts = |list: &str| {
+        list.split(',').filter_map(|part| parse_interval(part, completions).ok()).collect::<Vec<_>>()
+    };
     let (completed, failed) = (parts(completed), parts(failed));
     let (mut i, mut j) = (0, 0);
     while let (Some(a), Some(b)) = (completed.get(i), failed.get(j)) {
@@ -32,13 +33,13 @@ pub(super) fn overlap(completed: &str, failed: &str, completions: i64) -> Option
     None
 }
 
-fn interval(part: &str, completions: i64) -> Result<(i64, i64), String> {
+fn parse_interval(part: &str, completions: i64) -> Result<(i64, i64), String> {
     let number = |text: &str| {
         let number = text.parse::<i64>().map_err(|_| {
-            format!("cannot convert string to integer for index: {}", crate::field::quoted(text))
+            format!("cannot convert string to integer for index: {}", crate::field::quote(text))
         })?;
         if number >= completions {
-            return Err(format!("too large index: {}", crate::field::quoted(text)));
+            return Err(format!("too large index: {}", crate::field::quote(text)));
         }
         Ok(number)
     };
@@ -54,7 +55,7 @@ fn interval(part: &str, completions: i64) -> Result<(i64, i64), String> {
         }
         _ => Err(format!(
             "the fragment {} violates the requirement that an index interval can have at most two parts separated by '-'",
-            crate::field::quoted(part)
+            crate::field::quote(part)
         )),
     }
 }

@@ -5,38 +5,43 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::indexes;
-use crate::core::pod::rules::{invalid_as, named, non_negative};
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
+use crate::core::pod::rules::{invalid_as, invalid_name, non_negative};
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 const ACTIONS: &[&str] = &["Count", "FailIndex", "FailJob", "Ignore"];
 const MAX_RULES: usize = 20;
-const MAX_CODES: usize = 255;
-const MAX_INDEXES: usize = 64 * 1024;
+const MAX_EXIT_CODES: usize = 255;
+const MAX_INDEXES_BYTES: usize = 64 * 1024;
 
-pub(super) fn validate(spec: &Value, path: &Path, e: &mut Errors) {
+pub(super) fn validate(spec: &Value, path: &Path, e: &mut ErrorList) {
     if spec.has("podFailurePolicy") {
-        failure(spec, &path.at("podFailurePolicy.rules"), e);
+        validate_failure_policy(spec, &path.child("podFailurePolicy.rules"), e);
     }
     if spec.has("successPolicy") {
-        let at = path.at("successPolicy");
+        let at = path.child("successPolicy");
         if super::is_indexed(spec) {
-            success(spec, &at.at("rules"), e);
+            validate_success_policy(spec, &at.child("rules"), e);
         } else {
-            invalid_as(e, &at, &shown_success(spec.at("successPolicy")), "requires indexed completion mode");
+            invalid_as(
+                e,
+                &at,
+                &render_success_policy(spec.at("successPolicy")),
+                "requires indexed completion mode",
+            );
         }
     }
     if let Some(policy) = spec.at("podReplacementPolicy").as_str() {
         let allowed: &[&str] =
             if spec.has("podFailurePolicy") { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
         if !allowed.contains(&policy) {
-            e.not_supported(&path.at("podReplacementPolicy"), policy, allowed);
+            e.not_supported(&path.child("podReplacementPolicy"), policy, allowed);
         }
     }
 }
 
-fn failure(spec: &Value, path: &Path, e: &mut Errors) {
+fn validate_failure_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
     let rules = spec.at("podFailurePolicy").items("rules");
     if rules.len() > MAX_RULES {
         e.too_many(path, rules.len(), MAX_RULES);
@@ -50,25 +55,25 @@ fn failure(spec: &Value, path: &Path, e: &mut Errors) {
     for (i, rule) in rules.iter().enumerate() {
         let at = path.index(i);
         match rule.text("action") {
-            "" => e.required(&at.at("action"), &valid_values(ACTIONS)),
+            "" => e.required(&at.child("action"), &valid_values(ACTIONS)),
             "FailIndex" if !spec.has("backoffLimitPerIndex") => {
                 let words = "requires the backoffLimitPerIndex to be set";
-                e.invalid(&at.at("action"), "FailIndex", words);
+                e.invalid(&at.child("action"), "FailIndex", words);
             }
-            action if !ACTIONS.contains(&action) => e.not_supported(&at.at("action"), action, ACTIONS),
+            action if !ACTIONS.contains(&action) => e.not_supported(&at.child("action"), action, ACTIONS),
             _ => {}
         }
         let (codes, conditions) = (rule.at("onExitCodes"), rule.items("onPodConditions"));
         if !codes.is_null() {
-            exit_codes(codes, &at.at("onExitCodes"), &containers, e);
+            exit_codes(codes, &at.child("onExitCodes"), &containers, e);
         }
-        pod_conditions(conditions, &at.at("onPodConditions"), e);
+        pod_conditions(conditions, &at.child("onPodConditions"), e);
         let words = match (codes.is_null(), conditions.is_empty()) {
             (false, false) => "specifying both OnExitCodes and OnPodConditions is not supported",
             (true, true) => "specifying one of OnExitCodes and OnPodConditions is required",
             _ => continue,
         };
-        e.push(Reason::Invalid, &at, format!("Invalid value: {words}"));
+        e.push(ErrorType::Invalid, &at, format!("Invalid value: {words}"));
     }
 }
 
@@ -77,26 +82,26 @@ fn valid_values(values: &[&str]) -> String {
     format!("valid values: [{}]", values.join(" "))
 }
 
-fn exit_codes(codes: &Value, path: &Path, containers: &BTreeSet<&str>, e: &mut Errors) {
+fn exit_codes(codes: &Value, path: &Path, containers: &BTreeSet<&str>, e: &mut ErrorList) {
     const OPERATORS: &[&str] = &["In", "NotIn"];
     let operator = codes.text("operator");
     if operator.is_empty() {
-        e.required(&path.at("operator"), &valid_values(OPERATORS));
+        e.required(&path.child("operator"), &valid_values(OPERATORS));
     } else if !OPERATORS.contains(&operator) {
-        e.not_supported(&path.at("operator"), operator, OPERATORS);
+        e.not_supported(&path.child("operator"), operator, OPERATORS);
     }
     if let Some(name) = codes.at("containerName").as_str()
         && !containers.contains(name)
     {
         let words = "must be one of the container or initContainer names in the pod template";
-        e.invalid(&path.at("containerName"), name, words);
+        e.invalid(&path.child("containerName"), name, words);
     }
-    let at = path.at("values");
+    let at = path.child("values");
     let values: Vec<i64> = codes.items("values").iter().filter_map(Value::as_i64).collect();
     if values.is_empty() {
         e.invalid(&at, codes.at("values").clone(), "at least one value is required");
-    } else if values.len() > MAX_CODES {
-        e.too_many(&at, values.len(), MAX_CODES);
+    } else if values.len() > MAX_EXIT_CODES {
+        e.too_many(&at, values.len(), MAX_EXIT_CODES);
     }
     let mut seen = BTreeSet::new();
     for (i, &value) in values.iter().enumerate() {
@@ -112,23 +117,23 @@ fn exit_codes(codes: &Value, path: &Path, containers: &BTreeSet<&str>, e: &mut E
     }
 }
 
-fn pod_conditions(conditions: &[Value], path: &Path, e: &mut Errors) {
+fn pod_conditions(conditions: &[Value], path: &Path, e: &mut ErrorList) {
     const STATUSES: &[&str] = &["False", "True", "Unknown"];
     if conditions.len() > MAX_RULES {
         e.too_many(path, conditions.len(), MAX_RULES);
     }
     for (i, condition) in conditions.iter().enumerate() {
         let at = path.index(i);
-        named(e, &at.at("type"), condition.text("type"), names::qualified_name);
+        invalid_name(e, &at.child("type"), condition.text("type"), names::qualified_name);
         match condition.text("status") {
-            "" => e.required(&at.at("status"), &valid_values(STATUSES)),
-            status if !STATUSES.contains(&status) => e.not_supported(&at.at("status"), status, STATUSES),
+            "" => e.required(&at.child("status"), &valid_values(STATUSES)),
+            status if !STATUSES.contains(&status) => e.not_supported(&at.child("status"), status, STATUSES),
             _ => {}
         }
     }
 }
 
-fn success(spec: &Value, path: &Path, e: &mut Errors) {
+fn validate_success_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
     let rules = spec.at("successPolicy").items("rules");
     if rules.is_empty() {
         e.required(path, "at least one rules must be specified when the successPolicy is specified");
@@ -146,11 +151,11 @@ fn success(spec: &Value, path: &Path, e: &mut Errors) {
         }
         let mut total = None;
         if let Some(list) = indexes {
-            let at = at.at("succeededIndexes");
-            if list.len() > MAX_INDEXES {
-                e.too_long(&at, MAX_INDEXES);
+            let at = at.child("succeededIndexes");
+            if list.len() > MAX_INDEXES_BYTES {
+                e.too_long(&at, MAX_INDEXES_BYTES);
             }
-            let counted = indexes::count(list, completions);
+            let counted = indexes::validate_index_ranges(list, completions);
             if let Err(why) = &counted {
                 e.invalid(&at, list, &format!("error parsing succeededIndexes: {why}"));
             }
@@ -166,19 +171,19 @@ fn success(spec: &Value, path: &Path, e: &mut Errors) {
                 && count > limit
             {
                 let words = format!("must be less than or equal to {limit} ({what})");
-                e.invalid(&at.at("succeededCount"), count, &words);
+                e.invalid(&at.child("succeededCount"), count, &words);
             }
         }
     }
 }
 
-fn shown_success(policy: &Value) -> String {
+fn render_success_policy(policy: &Value) -> String {
     let rules: Vec<String> = policy
         .items("rules")
         .iter()
         .map(|rule| {
             let fields = [("SucceededIndexes", "succeededIndexes"), ("SucceededCount", "succeededCount")];
-            crate::core::pod::rules::shown_as(rule, &fields)
+            crate::core::pod::rules::render_fields(rule, &fields)
         })
         .collect();
     let rules = if policy.has("rules") { format!("[{}]", rules.join(",")) } else { "null".to_owned() };

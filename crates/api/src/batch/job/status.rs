@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::{indexes, is_indexed};
 use crate::core::pod::rules::{IMMUTABLE, non_negative};
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
-use crate::meta::same;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
+use crate::meta::semantic_equal;
 
 /// Whether the job has this condition with status `True`.
 pub(super) fn is_true(job: &Value, condition: &str) -> bool {
@@ -26,66 +26,68 @@ fn is_finished(job: &Value) -> bool {
 
 /// Rules about what follows from what apply only when one of the two changes, so that an old status that
 /// breaks them can still be written.
-struct Change<'a> {
+struct StatusUpdate<'a> {
     new: &'a Value,
     old: &'a Value,
 }
 
-impl Change<'_> {
-    fn field(&self, name: &str) -> bool {
-        !same(self.new.at("status").at(name), self.old.at("status").at(name))
+impl StatusUpdate<'_> {
+    fn field_changed(&self, name: &str) -> bool {
+        !semantic_equal(self.new.at("status").at(name), self.old.at("status").at(name))
     }
 
-    fn number(&self, name: &str) -> bool {
+    fn number_changed(&self, name: &str) -> bool {
         let number = |job: &Value| job.at("status").int(name).unwrap_or(0);
         number(self.new) != number(self.old)
     }
 
-    fn condition(&self, name: &str) -> bool {
+    fn condition_changed(&self, name: &str) -> bool {
         is_true(self.new, name) != is_true(self.old, name)
     }
 
-    fn finished(&self) -> bool {
+    fn just_finished(&self) -> bool {
         is_finished(self.new) != is_finished(self.old)
     }
 }
 
-pub(super) fn validate(new: &Value, old: &Value, e: &mut Errors) {
+pub(super) fn validate(new: &Value, old: &Value, e: &mut ErrorList) {
     let path = Path::new("status");
     let status = new.at("status");
     for field in ["active", "succeeded", "failed", "ready", "terminating"] {
         non_negative(e, status, &path, field);
     }
-    uncounted(status.at("uncountedTerminatedPods"), &path.at("uncountedTerminatedPods"), e);
-    let change = Change { new, old };
-    outcome(&change, &path, e);
-    finished(&change, &path, e);
+    validate_uncounted_pods(status.at("uncountedTerminatedPods"), &path.child("uncountedTerminatedPods"), e);
+    let change = StatusUpdate { new, old };
+    validate_terminal_conditions(&change, &path, e);
+    validate_finished(&change, &path, e);
     index_lists(&change, &path, e);
     let ready = status.int("ready").unwrap_or(0);
     let finished = is_finished(new);
     if finished
         && status.int("terminating").unwrap_or(0) > 0
-        && (change.finished() || change.field("terminating"))
+        && (change.just_finished() || change.field_changed("terminating"))
     {
         let count = status.int("terminating").unwrap_or(0);
-        e.invalid(&path.at("terminating"), count, "terminating>0 is invalid for finished job");
+        e.invalid(&path.child("terminating"), count, "terminating>0 is invalid for finished job");
     }
-    if ready > status.int("active").unwrap_or(0) && (change.field("ready") || change.number("active")) {
-        e.invalid(&path.at("ready"), ready, "cannot set more ready pods than active");
+    if ready > status.int("active").unwrap_or(0)
+        && (change.field_changed("ready") || change.number_changed("active"))
+    {
+        e.invalid(&path.child("ready"), ready, "cannot set more ready pods than active");
     }
     success_criteria(new, &path, e);
-    backwards(&change, &path, e);
+    validate_monotonic_counts(&change, &path, e);
 }
 
-fn conditions(e: &mut Errors, path: &Path, words: &str) {
-    e.push(Reason::Invalid, &path.at("conditions"), format!("Invalid value: {words}"));
+fn invalid_conditions(e: &mut ErrorList, path: &Path, words: &str) {
+    e.push(ErrorType::Invalid, &path.child("conditions"), format!("Invalid value: {words}"));
 }
 
-fn uncounted(pods: &Value, path: &Path, e: &mut Errors) {
+fn validate_uncounted_pods(pods: &Value, path: &Path, e: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for field in ["succeeded", "failed"] {
         for (i, uid) in pods.items(field).iter().enumerate() {
-            let (at, uid) = (path.at(field).index(i), uid.as_str().unwrap_or(""));
+            let (at, uid) = (path.child(field).index(i), uid.as_str().unwrap_or(""));
             if uid.is_empty() {
                 e.invalid(&at, uid, "must not be empty");
             } else if !seen.insert(uid) {
@@ -96,19 +98,22 @@ fn uncounted(pods: &Value, path: &Path, e: &mut Errors) {
 }
 
 /// How the job ended, and when.
-fn outcome(change: &Change<'_>, path: &Path, e: &mut Errors) {
+fn validate_terminal_conditions(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (job, status) = (change.new, change.new.at("status"));
     let (complete, failed) = (is_true(job, "Complete"), is_true(job, "Failed"));
-    let complete_changed = change.condition("Complete");
-    if complete && failed && (complete_changed || change.condition("Failed")) {
-        conditions(e, path, "cannot set Complete=True and Failed=true conditions");
+    let complete_changed = change.condition_changed("Complete");
+    if complete && failed && (complete_changed || change.condition_changed("Failed")) {
+        invalid_conditions(e, path, "cannot set Complete=True and Failed=true conditions");
     }
-    if complete && is_true(job, "FailureTarget") && (complete_changed || change.condition("FailureTarget")) {
-        conditions(e, path, "cannot set Complete=True and FailureTarget=true conditions");
+    if complete
+        && is_true(job, "FailureTarget")
+        && (complete_changed || change.condition_changed("FailureTarget"))
+    {
+        invalid_conditions(e, path, "cannot set Complete=True and FailureTarget=true conditions");
     }
-    let at = path.at("completionTime");
+    let at = path.child("completionTime");
     let (started, ended) = (status.text("startTime"), status.text("completionTime"));
-    if complete_changed || change.field("completionTime") {
+    if complete_changed || change.field_changed("completionTime") {
         if !ended.is_empty() && !complete {
             e.invalid(&at, ended, "cannot set completionTime when there is no Complete=True condition");
         }
@@ -120,21 +125,25 @@ fn outcome(change: &Change<'_>, path: &Path, e: &mut Errors) {
     if !started.is_empty()
         && !ended.is_empty()
         && ended < started
-        && (change.field("startTime") || change.field("completionTime"))
+        && (change.field_changed("startTime") || change.field_changed("completionTime"))
     {
         e.invalid(&at, ended, "must be equal to or after `startTime`");
     }
     if failed
         && !is_true(job, "FailureTarget")
-        && (change.condition("Failed") || change.field("failedIndexes"))
+        && (change.condition_changed("Failed") || change.field_changed("failedIndexes"))
     {
-        conditions(e, path, "cannot set Failed=True condition without the FailureTarget=true condition");
+        invalid_conditions(
+            e,
+            path,
+            "cannot set Failed=True condition without the FailureTarget=true condition",
+        );
     }
     if complete
         && !is_true(job, "SuccessCriteriaMet")
-        && (complete_changed || change.condition("SuccessCriteriaMet"))
+        && (complete_changed || change.condition_changed("SuccessCriteriaMet"))
     {
-        conditions(
+        invalid_conditions(
             e,
             path,
             "cannot set Complete=True condition without the SuccessCriteriaMet=true condition",
@@ -142,85 +151,88 @@ fn outcome(change: &Change<'_>, path: &Path, e: &mut Errors) {
     }
 }
 
-fn finished(change: &Change<'_>, path: &Path, e: &mut Errors) {
+fn validate_finished(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (spec, status) = (change.new.at("spec"), change.new.at("status"));
     if !is_finished(change.new) {
         return;
     }
     let active = status.int("active").unwrap_or(0);
-    if active > 0 && (change.finished() || change.number("active")) {
-        e.invalid(&path.at("active"), active, "active>0 is invalid for finished job");
+    if active > 0 && (change.just_finished() || change.number_changed("active")) {
+        e.invalid(&path.child("active"), active, "active>0 is invalid for finished job");
     }
     let nothing_to_do = spec.flag("suspend") && spec.int("completions") == Some(0);
-    if !status.has("startTime") && (change.finished() || change.field("startTime")) && !nothing_to_do {
-        e.required(&path.at("startTime"), "startTime is required for finished job");
+    if !status.has("startTime")
+        && (change.just_finished() || change.field_changed("startTime"))
+        && !nothing_to_do
+    {
+        e.required(&path.child("startTime"), "startTime is required for finished job");
     }
     let pods = status.at("uncountedTerminatedPods");
     let some = ["succeeded", "failed"].iter().any(|field| !pods.items(field).is_empty());
-    if some && (change.finished() || change.field("uncountedTerminatedPods")) {
+    if some && (change.just_finished() || change.field_changed("uncountedTerminatedPods")) {
         let fields = [("Succeeded", "succeeded"), ("Failed", "failed")];
-        let shown = crate::core::pod::rules::shown_as(pods, &fields);
+        let rendered = crate::core::pod::rules::render_fields(pods, &fields);
         let words = "must be empty for finished job";
-        crate::core::pod::rules::invalid_as(e, &path.at("uncountedTerminatedPods"), &shown, words);
+        crate::core::pod::rules::invalid_as(e, &path.child("uncountedTerminatedPods"), &rendered, words);
     }
 }
 
-fn index_lists(change: &Change<'_>, path: &Path, e: &mut Errors) {
+fn index_lists(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (spec, status) = (change.new.at("spec"), change.new.at("status"));
     let (completed, failed) = (status.text("completedIndexes"), status.at("failedIndexes").as_str());
     let (completed_changed, failed_changed) =
-        (change.field("completedIndexes"), change.field("failedIndexes"));
+        (change.field_changed("completedIndexes"), change.field_changed("failedIndexes"));
     let completions = spec.int("completions");
     if let Some(completions) = completions {
-        if completed_changed && let Err(why) = indexes::count(completed, completions) {
+        if completed_changed && let Err(why) = indexes::validate_index_ranges(completed, completions) {
             let words = format!("error parsing completedIndexes: {why}");
-            e.invalid(&path.at("completedIndexes"), completed, &words);
+            e.invalid(&path.child("completedIndexes"), completed, &words);
         }
         if let Some(failed) = failed.filter(|_| failed_changed && spec.has("backoffLimitPerIndex"))
-            && let Err(why) = indexes::count(failed, completions)
+            && let Err(why) = indexes::validate_index_ranges(failed, completions)
         {
             let words = format!("error parsing failedIndexes: {why}");
-            e.invalid(&path.at("failedIndexes"), failed, &words);
+            e.invalid(&path.child("failedIndexes"), failed, &words);
         }
     }
     if completed_changed && !completed.is_empty() && !is_indexed(spec) {
         let words = "cannot set non-empty completedIndexes when non-indexed completion mode";
-        e.invalid(&path.at("completedIndexes"), completed, words);
+        e.invalid(&path.child("completedIndexes"), completed, words);
     }
     let Some(failed) = failed else { return };
     if failed_changed && !spec.has("backoffLimitPerIndex") {
         let words = "cannot set non-null failedIndexes when backoffLimitPerIndex is null";
-        e.invalid(&path.at("failedIndexes"), failed, words);
+        e.invalid(&path.child("failedIndexes"), failed, words);
     }
     if (failed_changed || completed_changed)
         && let Some(index) =
-            completions.and_then(|completions| indexes::overlap(completed, failed, completions))
+            completions.and_then(|completions| indexes::first_overlap(completed, failed, completions))
     {
         let words = format!("failedIndexes and completedIndexes overlap at index: {index}");
-        e.invalid(&path.at("failedIndexes"), failed, &words);
+        e.invalid(&path.child("failedIndexes"), failed, &words);
     }
 }
 
-fn success_criteria(job: &Value, path: &Path, e: &mut Errors) {
+fn success_criteria(job: &Value, path: &Path, e: &mut ErrorList) {
     let met = is_true(job, "SuccessCriteriaMet");
     if met && is_true(job, "Failed") {
-        conditions(e, path, "cannot set SuccessCriteriaMet=True and Failed=true conditions");
+        invalid_conditions(e, path, "cannot set SuccessCriteriaMet=True and Failed=true conditions");
     }
     if met && is_true(job, "FailureTarget") {
-        conditions(e, path, "cannot set SuccessCriteriaMet=True and FailureTarget=true conditions");
+        invalid_conditions(e, path, "cannot set SuccessCriteriaMet=True and FailureTarget=true conditions");
     }
     if job.at("spec").has("successPolicy") && !met && is_true(job, "Complete") {
         let words = "cannot set Complete=True for Job with SuccessPolicy unless SuccessCriteriaMet=True";
-        conditions(e, path, words);
+        invalid_conditions(e, path, words);
     }
 }
 
 /// What is final stays, and counters do not go back.
-fn backwards(change: &Change<'_>, path: &Path, e: &mut Errors) {
+fn validate_monotonic_counts(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (new, old) = (change.new, change.old);
     for condition in ["Failed", "Complete", "FailureTarget"] {
         if is_true(old, condition) && !is_true(new, condition) {
-            conditions(e, path, &format!("cannot disable the terminal {condition}=True condition"));
+            invalid_conditions(e, path, &format!("cannot disable the terminal {condition}=True condition"));
         }
     }
     let spec = new.at("spec");
@@ -228,24 +240,28 @@ fn backwards(change: &Change<'_>, path: &Path, e: &mut Errors) {
     for (field, fixed) in [("failed", true), ("succeeded", !elastic)] {
         let number = |job: &Value| job.at("status").int(field).unwrap_or(0);
         if fixed && number(new) < number(old) {
-            e.invalid(&path.at(field), number(new), &format!("cannot decrease the {field} counter"));
+            e.invalid(&path.child(field), number(new), &format!("cannot decrease the {field} counter"));
         }
     }
     let time = |job: &'_ Value, field: &str| job.at("status").at(field).clone();
     let ended = time(new, "completionTime");
-    if !ended.is_null() && !time(old, "completionTime").is_null() && change.field("completionTime") {
-        e.invalid(&path.at("completionTime"), ended, IMMUTABLE);
+    if !ended.is_null() && !time(old, "completionTime").is_null() && change.field_changed("completionTime") {
+        e.invalid(&path.child("completionTime"), ended, IMMUTABLE);
     }
     let resuming = is_true(old, "Suspended") && has_condition(new, "Suspended", "False");
-    if !time(old, "startTime").is_null() && change.field("startTime") && !resuming && !spec.flag("suspend") {
+    if !time(old, "startTime").is_null()
+        && change.field_changed("startTime")
+        && !resuming
+        && !spec.flag("suspend")
+    {
         let words = "field is immutable for unsuspended job once set";
-        e.invalid(&path.at("startTime"), time(new, "startTime"), words);
+        e.invalid(&path.child("startTime"), time(new, "startTime"), words);
     }
     if is_true(old, "SuccessCriteriaMet") && !is_true(new, "SuccessCriteriaMet") {
-        conditions(e, path, "cannot disable the SuccessCriteriaMet=True condition");
+        invalid_conditions(e, path, "cannot disable the SuccessCriteriaMet=True condition");
     }
     if is_true(old, "Complete") && !is_true(old, "SuccessCriteriaMet") && is_true(new, "SuccessCriteriaMet") {
         let words = "cannot set SuccessCriteriaMet=True for Job already has Complete=true conditions";
-        conditions(e, path, words);
+        invalid_conditions(e, path, words);
     }
 }

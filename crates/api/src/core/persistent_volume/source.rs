@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 
-use crate::core::pod::rules::no_backsteps;
+use crate::core::pod::rules::validate_no_parent_refs;
 use crate::core::rules;
-use crate::core::volume_source::{self as shared, Source, source};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::core::volume_source::{self as shared, VolumeSourceRule, source};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::storage::csi_driver::driver_name;
 use crate::{meta, names};
 
 /// In the order upstream looks for them.
-const SOURCES: &[Source] = &[
+const SOURCES: &[VolumeSourceRule] = &[
     shared::HOST_PATH,
     shared::GCE_DISK,
     shared::AWS_DISK,
@@ -37,23 +37,27 @@ const SOURCES: &[Source] = &[
 ];
 
 /// Exactly one source, and a good one.
-pub(super) fn check(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
+pub(super) fn validate_source(spec: &Value, name: &str, path: &Path, errors: &mut ErrorList) {
     let mut found = false;
     for source in SOURCES.iter().filter(|source| spec.has(source.field)) {
         if found && source.field != "flexVolume" {
-            errors.forbidden(&path.at(source.outside), shared::MORE_THAN_ONE);
+            errors.forbidden(&path.child(source.outside), shared::MULTIPLE_SOURCES);
             continue;
         }
         found = true;
         let value = spec.at(source.field);
-        let at = path.at(source.inside);
+        let at = path.child(source.inside);
         source.required(errors, value, &at);
         if source.field == "iscsi" && shared::iscsi_name_too_long(value, name) {
-            errors.invalid(&at.at("targetportal"), value.text("targetPortal"), shared::ISCSI_NAME_TOO_LONG);
+            errors.invalid(
+                &at.child("targetportal"),
+                value.text("targetPortal"),
+                shared::ISCSI_NAME_TOO_LONG,
+            );
         }
         (source.rule)(errors, value, &at);
         if source.field == "local" && !spec.has("nodeAffinity") {
-            errors.required(&path.at("nodeAffinity"), "Local volume requires node affinity");
+            errors.required(&path.child("nodeAffinity"), "Local volume requires node affinity");
         }
     }
     if !found {
@@ -62,40 +66,40 @@ pub(super) fn check(spec: &Value, name: &str, path: &Path, errors: &mut Errors) 
     let root = spec.at("hostPath").text("path").split('/').all(|part| matches!(part, "" | "."))
         && spec.at("hostPath").text("path").starts_with('/');
     if root && spec.text("persistentVolumeReclaimPolicy") == "Recycle" {
-        let path = path.at("persistentVolumeReclaimPolicy");
+        let path = path.child("persistentVolumeReclaimPolicy");
         errors.forbidden(&path, "may not be 'recycle' for a hostPath mount of '/'");
     }
 }
 
 /// Whether the source is the same; a CSI volume may still be given the secret it is expanded with.
-pub(super) fn same(after: &Value, before: &Value) -> bool {
+pub(super) fn same_source(after: &Value, before: &Value) -> bool {
     SOURCES.iter().all(|source| {
         let (mut new, old) = (after.at(source.field).clone(), before.at(source.field));
         let field = "controllerExpandSecretRef";
         if source.field == "csi" && !old.is_null() && !old.has(field) {
             new.as_object_mut().map(|csi| csi.remove(field));
         }
-        meta::same(&new, old) && new.is_null() == old.is_null()
+        meta::semantic_equal(&new, old) && new.is_null() == old.is_null()
     })
 }
 
 /// The part of the spec that is a source.
-pub(super) fn of(spec: &Value) -> Value {
+pub(super) fn source_of(spec: &Value) -> Value {
     let sources = SOURCES.iter().filter(|source| spec.has(source.field));
     sources.map(|source| (source.field.to_owned(), spec.at(source.field).clone())).collect()
 }
 
-fn local(errors: &mut Errors, source: &Value, path: &Path) {
-    no_backsteps(errors, &path.at("path"), source.text("path"));
+fn local(errors: &mut ErrorList, source: &Value, path: &Path) {
+    validate_no_parent_refs(errors, &path.child("path"), source.text("path"));
 }
 
-fn glusterfs(errors: &mut Errors, source: &Value, path: &Path) {
-    let at = path.at("endpointsNamespace");
+fn glusterfs(errors: &mut ErrorList, source: &Value, path: &Path) {
+    let at = path.child("endpointsNamespace");
     match source.at("endpointsNamespace").as_str() {
         Some("") => {
             errors.invalid(&at, "", "if the endpointnamespace is set, it must be a valid namespace name");
         }
-        Some(namespace) => rules::name(namespace, names::dns1123_label, &at, errors),
+        Some(namespace) => rules::validate_name(namespace, names::dns1123_label, &at, errors),
         None => {}
     }
 }
@@ -105,16 +109,16 @@ fn iscsi_name(name: &str) -> Result<(), &'static str> {
     shared::initiator(name).map_err(|_| "must be valid format")
 }
 
-fn azure_file(errors: &mut Errors, source: &Value, path: &Path) {
+fn azure_file(errors: &mut ErrorList, source: &Value, path: &Path) {
     if source.at("secretNamespace").as_str() == Some("") {
-        errors.required(&path.at("secretNamespace"), "");
+        errors.required(&path.child("secretNamespace"), "");
     }
 }
 
-fn csi(errors: &mut Errors, source: &Value, path: &Path) {
-    driver_name(source.text("driver"), &path.at("driver"), errors);
+fn csi(errors: &mut ErrorList, source: &Value, path: &Path) {
+    driver_name(source.text("driver"), &path.child("driver"), errors);
     if source.text("volumeHandle").is_empty() {
-        errors.required(&path.at("volumeHandle"), "");
+        errors.required(&path.child("volumeHandle"), "");
     }
     for field in [
         "controllerPublishSecretRef",
@@ -126,9 +130,14 @@ fn csi(errors: &mut Errors, source: &Value, path: &Path) {
         if secret.is_null() {
             continue;
         }
-        let path = path.at(field);
-        rules::required_name(secret.text("name"), names::dns1123_subdomain, &path.at("name"), errors);
+        let path = path.child(field);
+        rules::validate_required_name(
+            secret.text("name"),
+            names::dns1123_subdomain,
+            &path.child("name"),
+            errors,
+        );
         let namespace = secret.text("namespace");
-        rules::required_name(namespace, names::dns1123_label, &path.at("namespace"), errors);
+        rules::validate_required_name(namespace, names::dns1123_label, &path.child("namespace"), errors);
     }
 }

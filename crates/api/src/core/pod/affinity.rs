@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{NOT_POSITIVE, named, one_of};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use super::rules::{NOT_POSITIVE, invalid_name, one_of};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 use crate::names;
 
@@ -14,40 +14,40 @@ const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 const WEIGHT: &str = "must be in the range 1-100";
 
-pub(super) fn affinity(e: &mut Errors, affinity: &Value, path: &Path) {
+pub(super) fn affinity(e: &mut ErrorList, affinity: &Value, path: &Path) {
     let node = affinity.at("nodeAffinity");
-    let at = path.at("nodeAffinity");
+    let at = path.child("nodeAffinity");
     if node.has(REQUIRED) {
-        node_selector(e, node.at(REQUIRED), &at.at(REQUIRED));
+        node_selector(e, node.at(REQUIRED), &at.child(REQUIRED));
     }
     for (i, term) in node.items(PREFERRED).iter().enumerate() {
-        let at = at.at(PREFERRED).index(i);
+        let at = at.child(PREFERRED).index(i);
         weight(e, term, &at);
-        node_selector_term(e, term.at("preference"), &at.at("preference"), false);
+        node_selector_term(e, term.at("preference"), &at.child("preference"), false);
     }
     for field in ["podAffinity", "podAntiAffinity"] {
-        let (rules, at) = (affinity.at(field), path.at(field));
+        let (rules, at) = (affinity.at(field), path.child(field));
         for (i, term) in rules.items(REQUIRED).iter().enumerate() {
-            pod_affinity_term(e, term, &at.at(REQUIRED).index(i));
+            pod_affinity_term(e, term, &at.child(REQUIRED).index(i));
         }
         for (i, term) in rules.items(PREFERRED).iter().enumerate() {
-            let at = at.at(PREFERRED).index(i);
+            let at = at.child(PREFERRED).index(i);
             weight(e, term, &at);
-            pod_affinity_term(e, term.at("podAffinityTerm"), &at.at("podAffinityTerm"));
+            pod_affinity_term(e, term.at("podAffinityTerm"), &at.child("podAffinityTerm"));
         }
     }
 }
 
-fn weight(e: &mut Errors, term: &Value, path: &Path) {
+fn weight(e: &mut ErrorList, term: &Value, path: &Path) {
     let weight = term.int("weight").unwrap_or(0);
     if !(1..=100).contains(&weight) {
-        e.invalid(&path.at("weight"), weight, WEIGHT);
+        e.invalid(&path.child("weight"), weight, WEIGHT);
     }
 }
 
 /// A `NodeSelector`, as in required node affinity.
-pub(crate) fn node_selector(e: &mut Errors, selector: &Value, path: &Path) {
-    let at = path.at("nodeSelectorTerms");
+pub(crate) fn node_selector(e: &mut ErrorList, selector: &Value, path: &Path) {
+    let at = path.child("nodeSelectorTerms");
     let terms = selector.items("nodeSelectorTerms");
     if terms.is_empty() {
         return e.required(&at, "must have at least one node selector term");
@@ -58,18 +58,18 @@ pub(crate) fn node_selector(e: &mut Errors, selector: &Value, path: &Path) {
 }
 
 /// `values`: whether the values must be label values, which only required terms ask.
-fn node_selector_term(e: &mut Errors, term: &Value, path: &Path, values: bool) {
+fn node_selector_term(e: &mut ErrorList, term: &Value, path: &Path, values: bool) {
     for (i, requirement) in term.items("matchExpressions").iter().enumerate() {
-        node_requirement(e, requirement, &path.at("matchExpressions").index(i), values);
+        node_requirement(e, requirement, &path.child("matchExpressions").index(i), values);
     }
     for (i, requirement) in term.items("matchFields").iter().enumerate() {
-        node_field_requirement(e, requirement, &path.at("matchFields").index(i));
+        node_field_requirement(e, requirement, &path.child("matchFields").index(i));
     }
 }
 
-fn node_requirement(e: &mut Errors, requirement: &Value, path: &Path, values: bool) {
+fn node_requirement(e: &mut ErrorList, requirement: &Value, path: &Path, values: bool) {
     let given = requirement.items("values");
-    let at = path.at("values");
+    let at = path.child("values");
     match requirement.text("operator") {
         "In" | "NotIn" => {
             if given.is_empty() {
@@ -86,61 +86,61 @@ fn node_requirement(e: &mut Errors, requirement: &Value, path: &Path, values: bo
                 e.required(&at, "must be specified single value when `operator` is 'Lt' or 'Gt'");
             }
         }
-        other => e.invalid(&path.at("operator"), other, "not a valid selector operator"),
+        other => e.invalid(&path.child("operator"), other, "not a valid selector operator"),
     }
-    meta::label_name(requirement.text("key"), &path.at("key"), e);
+    meta::validate_label_name(requirement.text("key"), &path.child("key"), e);
     if values {
         for (i, value) in given.iter().enumerate() {
-            named(e, &at.index(i), value.as_str().unwrap_or(""), names::label_value);
+            invalid_name(e, &at.index(i), value.as_str().unwrap_or(""), names::label_value);
         }
     }
 }
 
-fn node_field_requirement(e: &mut Errors, requirement: &Value, path: &Path) {
+fn node_field_requirement(e: &mut ErrorList, requirement: &Value, path: &Path) {
     let values = requirement.items("values");
     match requirement.text("operator") {
         "In" | "NotIn" => {
             if values.len() != 1 {
                 e.required(
-                    &path.at("values"),
+                    &path.child("values"),
                     "must be only one value when `operator` is 'In' or 'NotIn' for node field selector",
                 );
             }
         }
-        other => e.invalid(&path.at("operator"), other, "not a valid selector operator"),
+        other => e.invalid(&path.child("operator"), other, "not a valid selector operator"),
     }
     match requirement.text("key") {
         "metadata.name" => {
             for (i, value) in values.iter().enumerate() {
                 let value = value.as_str().unwrap_or("");
-                named(e, &path.at("values").index(i), value, names::dns1123_subdomain);
+                invalid_name(e, &path.child("values").index(i), value, names::dns1123_subdomain);
             }
         }
-        other => e.invalid(&path.at("key"), other, "not a valid field selector key"),
+        other => e.invalid(&path.child("key"), other, "not a valid field selector key"),
     }
 }
 
-fn pod_affinity_term(e: &mut Errors, term: &Value, path: &Path) {
+fn pod_affinity_term(e: &mut ErrorList, term: &Value, path: &Path) {
     for field in ["labelSelector", "namespaceSelector"] {
-        meta::label_selector(term.at(field), &path.at(field), SelectorOptions::default(), e);
+        meta::validate_label_selector(term.at(field), &path.child(field), SelectorOptions::default(), e);
     }
     for namespace in term.items("namespaces") {
-        named(e, &path.at("namespace"), namespace.as_str().unwrap_or(""), names::dns1123_label);
+        invalid_name(e, &path.child("namespace"), namespace.as_str().unwrap_or(""), names::dns1123_label);
     }
     label_keys(e, term, path);
     let key = term.text("topologyKey");
     if key.is_empty() {
-        e.required(&path.at("topologyKey"), "can not be empty");
+        e.required(&path.child("topologyKey"), "can not be empty");
     }
-    meta::label_name(key, &path.at("topologyKey"), e);
+    meta::validate_label_name(key, &path.child("topologyKey"), e);
 }
 
 /// `matchLabelKeys` and `mismatchLabelKeys` beside a label selector.
-fn label_keys(e: &mut Errors, term: &Value, path: &Path) {
+fn label_keys(e: &mut ErrorList, term: &Value, path: &Path) {
     let selector = term.at("labelSelector");
     for field in ["matchLabelKeys", "mismatchLabelKeys"] {
         let keys = term.items(field);
-        let at = path.at(field);
+        let at = path.child(field);
         if keys.is_empty() {
             continue;
         }
@@ -149,18 +149,18 @@ fn label_keys(e: &mut Errors, term: &Value, path: &Path) {
             continue;
         }
         for (i, key) in keys.iter().enumerate() {
-            meta::label_name(key.as_str().unwrap_or(""), &at.index(i), e);
+            meta::validate_label_name(key.as_str().unwrap_or(""), &at.index(i), e);
         }
     }
     let matched = term.items("matchLabelKeys");
     if !selector.is_null() {
         // The merge of keys into the selector adds one expression per key; a second use of it is the user's.
-        let places: BTreeMap<&str, usize> =
+        let indexes: BTreeMap<&str, usize> =
             matched.iter().enumerate().map(|(i, key)| (key.as_str().unwrap_or(""), i)).collect();
         let mut used: BTreeSet<&str> = selector.entries("matchLabels").map(|(key, _)| key).collect();
         for expression in selector.items("matchExpressions") {
             let key = expression.text("key");
-            if let Some(&i) = places.get(key)
+            if let Some(&i) = indexes.get(key)
                 && used.contains(key)
             {
                 e.invalid(&path.index(i), key, "exists in both matchLabelKeys and labelSelector");
@@ -173,12 +173,12 @@ fn label_keys(e: &mut Errors, term: &Value, path: &Path) {
     for (i, key) in matched.iter().enumerate() {
         if key.as_str().is_some_and(|key| mismatched.contains(key)) {
             let words = "exists in both matchLabelKeys and mismatchLabelKeys";
-            e.invalid(&path.at("matchLabelKeys").index(i), key.clone(), words);
+            e.invalid(&path.child("matchLabelKeys").index(i), key.clone(), words);
         }
     }
 }
 
-pub(super) fn topology_spread<'a>(e: &mut Errors, constraints: &'a [Value], path: &Path) {
+pub(super) fn topology_spread<'a>(e: &mut ErrorList, constraints: &'a [Value], path: &Path) {
     let both = |one: &'a Value| (one.text("topologyKey"), one.text("whenUnsatisfiable"));
     let last: BTreeMap<(&str, &str), usize> =
         constraints.iter().enumerate().map(|(i, one)| (both(one), i)).collect();
@@ -186,27 +186,27 @@ pub(super) fn topology_spread<'a>(e: &mut Errors, constraints: &'a [Value], path
         let at = path.index(i);
         let skew = constraint.int("maxSkew").unwrap_or(0);
         if skew <= 0 {
-            e.invalid(&at.at("maxSkew"), skew, NOT_POSITIVE);
+            e.invalid(&at.child("maxSkew"), skew, NOT_POSITIVE);
         }
         let (key, action) = (constraint.text("topologyKey"), constraint.text("whenUnsatisfiable"));
         if key.is_empty() {
-            e.required(&at.at("topologyKey"), "can not be empty");
+            e.required(&at.child("topologyKey"), "can not be empty");
         }
         const ACTIONS: &[&str] = &["DoNotSchedule", "ScheduleAnyway"];
         if !ACTIONS.contains(&action) {
-            e.not_supported(&at.at("whenUnsatisfiable"), action, ACTIONS);
+            e.not_supported(&at.child("whenUnsatisfiable"), action, ACTIONS);
         }
         if last.get(&(key, action)).is_some_and(|&last| last > i) {
-            e.duplicate(&at.at("{topologyKey, whenUnsatisfiable}"), format!("{{{key}, {action}}}"));
+            e.duplicate(&at.child("{topologyKey, whenUnsatisfiable}"), format!("{{{key}, {action}}}"));
         }
         if let Some(domains) = constraint.int("minDomains") {
             if domains <= 0 {
-                e.invalid(&at.at("minDomains"), domains, NOT_POSITIVE);
+                e.invalid(&at.child("minDomains"), domains, NOT_POSITIVE);
             }
             if action != "DoNotSchedule" {
                 let words =
                     format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {action}");
-                e.invalid(&at.at("minDomains"), domains, &words);
+                e.invalid(&at.child("minDomains"), domains, &words);
             }
         }
         for field in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
@@ -214,44 +214,52 @@ pub(super) fn topology_spread<'a>(e: &mut Errors, constraints: &'a [Value], path
         }
         label_keys(e, constraint, &at);
         let selector = constraint.at("labelSelector");
-        meta::label_selector(selector, &at.at("labelSelector"), SelectorOptions::default(), e);
+        meta::validate_label_selector(selector, &at.child("labelSelector"), SelectorOptions::default(), e);
     }
 }
 
 /// Tolerations, of a pod or of a RuntimeClass.
-pub(crate) fn tolerations(e: &mut Errors, tolerations: &[Value], path: &Path) {
+pub(crate) fn tolerations(e: &mut ErrorList, tolerations: &[Value], path: &Path) {
     for (i, toleration) in tolerations.iter().enumerate() {
         let at = path.index(i);
         let (key, operator) = (toleration.text("key"), toleration.text("operator"));
         let (value, effect) = (toleration.text("value"), toleration.text("effect"));
         if !key.is_empty() {
-            meta::label_name(key, &at.at("key"), e);
+            meta::validate_label_name(key, &at.child("key"), e);
         } else if operator != "Exists" {
             e.invalid(
-                &at.at("operator"),
+                &at.child("operator"),
                 operator,
                 "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
             );
         }
         if toleration.has("tolerationSeconds") && effect != "NoExecute" {
-            e.invalid(&at.at("effect"), effect, "effect must be 'NoExecute' when `tolerationSeconds` is set");
+            e.invalid(
+                &at.child("effect"),
+                effect,
+                "effect must be 'NoExecute' when `tolerationSeconds` is set",
+            );
         }
         match operator {
             "Equal" | "" => {
                 let messages = names::label_value(value);
                 if !messages.is_empty() {
-                    e.invalid(&at.at("operator"), value, &messages.join(";"));
+                    e.invalid(&at.child("operator"), value, &messages.join(";"));
                 }
             }
             "Exists" => {
                 if !value.is_empty() {
-                    e.invalid(&at.at("operator"), value, "value must be empty when `operator` is 'Exists'");
+                    e.invalid(
+                        &at.child("operator"),
+                        value,
+                        "value must be empty when `operator` is 'Exists'",
+                    );
                 }
             }
             "Lt" | "Gt" => {
-                e.not_supported(&at.at("operator"), operator, &["Equal", "Exists", "Lt", "Gt"]);
+                e.not_supported(&at.child("operator"), operator, &["Equal", "Exists", "Lt", "Gt"]);
             }
-            other => e.not_supported(&at.at("operator"), other, &["Equal", "Exists"]),
+            other => e.not_supported(&at.child("operator"), other, &["Equal", "Exists"]),
         }
         if !effect.is_empty() {
             one_of(e, toleration, &at, "effect", &["NoSchedule", "PreferNoSchedule", "NoExecute"]);

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{descending_path, has_backsteps, is_sidecar, label, required, required_one_of};
+use super::rules::{has_parent_refs, is_sidecar, label, required, required_one_of, validate_relative_path};
 use super::{env, probes, resources, security};
 use crate::core::rules::port_number;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 /// What the rules of a container need to know about its pod.
-pub(super) struct Surroundings<'a> {
+pub(super) struct PodContext<'a> {
     /// The valid volumes by name.
     pub volumes: BTreeMap<&'a str, &'a Value>,
     pub claims: BTreeSet<&'a str>,
@@ -21,11 +21,11 @@ pub(super) struct Surroundings<'a> {
     pub host_users: bool,
 }
 
-const EPHEMERAL: &str = "cannot be set for an Ephemeral Container";
+const EPHEMERAL_FORBIDDEN: &str = "cannot be set for an Ephemeral Container";
 const NOT_SIDECAR: &str = "may not be set for init containers without restartPolicy=Always";
 
 /// The main containers.
-pub(super) fn main(e: &mut Errors, containers: &[Value], path: &Path, pod: &Surroundings) {
+pub(super) fn validate_containers(e: &mut ErrorList, containers: &[Value], path: &Path, pod: &PodContext) {
     if containers.is_empty() {
         e.required(path, "");
         return;
@@ -33,9 +33,9 @@ pub(super) fn main(e: &mut Errors, containers: &[Value], path: &Path, pod: &Surr
     let mut names = BTreeSet::new();
     for (i, container) in containers.iter().enumerate() {
         let at = path.index(i);
-        every(e, container, &at, pod);
+        validate_container(e, container, &at, pod);
         if !names.insert(container.text("name")) {
-            e.duplicate(&at.at("name"), container.text("name"));
+            e.duplicate(&at.child("name"), container.text("name"));
         }
         probes::lifecycle_and_probes(e, container, &at, pod);
         restart_policy(e, container, &at, false);
@@ -43,15 +43,15 @@ pub(super) fn main(e: &mut Errors, containers: &[Value], path: &Path, pod: &Surr
     host_ports(e, containers.iter().enumerate(), path);
 }
 
-pub(super) fn init(e: &mut Errors, spec: &Value, path: &Path, pod: &Surroundings) {
+pub(super) fn validate_init_containers(e: &mut ErrorList, spec: &Value, path: &Path, pod: &PodContext) {
     let mut names: BTreeSet<&str> = spec.items("containers").iter().map(|c| c.text("name")).collect();
     for (i, container) in spec.items("initContainers").iter().enumerate() {
         let at = path.index(i);
-        every(e, container, &at, pod);
+        validate_container(e, container, &at, pod);
         restart_policy(e, container, &at, true);
         let name = container.text("name");
         if names.contains(name) {
-            e.duplicate(&at.at("name"), name);
+            e.duplicate(&at.child("name"), name);
         } else if !name.is_empty() {
             names.insert(name);
         }
@@ -63,13 +63,13 @@ pub(super) fn init(e: &mut Errors, spec: &Value, path: &Path, pod: &Surroundings
         } else {
             for field in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
                 if container.has(field) {
-                    e.forbidden(&at.at(field), NOT_SIDECAR);
+                    e.forbidden(&at.child(field), NOT_SIDECAR);
                 }
             }
             for (j, policy) in container.items("resizePolicy").iter().enumerate() {
                 if policy.text("restartPolicy") == "RestartContainer" {
                     e.invalid(
-                        &at.at("resizePolicy").index(j).at("restartPolicy"),
+                        &at.child("resizePolicy").index(j).child("restartPolicy"),
                         "RestartContainer",
                         "must not be set to 'RestartContainer' for non-sidecar initContainers",
                     );
@@ -79,7 +79,7 @@ pub(super) fn init(e: &mut Errors, spec: &Value, path: &Path, pod: &Surroundings
     }
 }
 
-pub(super) fn ephemeral(e: &mut Errors, spec: &Value, path: &Path, pod: &Surroundings) {
+pub(super) fn validate_ephemeral_containers(e: &mut ErrorList, spec: &Value, path: &Path, pod: &PodContext) {
     let others: BTreeSet<&str> = ["containers", "initContainers"]
         .iter()
         .flat_map(|list| spec.items(list))
@@ -88,31 +88,31 @@ pub(super) fn ephemeral(e: &mut Errors, spec: &Value, path: &Path, pod: &Surroun
     let mut names = others.clone();
     for (i, container) in spec.items("ephemeralContainers").iter().enumerate() {
         let at = path.index(i);
-        every(e, container, &at, pod);
-        trimmed_image(e, container, &at);
+        validate_container(e, container, &at, pod);
+        validate_image(e, container, &at);
         if !names.insert(container.text("name")) {
-            e.duplicate(&at.at("name"), container.text("name"));
+            e.duplicate(&at.child("name"), container.text("name"));
         }
         let target = container.text("targetContainerName");
         if !target.is_empty() && !others.contains(target) {
-            e.not_found(&at.at("targetContainerName"), target);
+            e.not_found(&at.child("targetContainerName"), target);
         }
-        for field in EPHEMERAL_FORBIDS {
+        for field in EPHEMERAL_FORBIDDEN_FIELDS {
             if is_set(container.at(field)) {
-                e.forbidden(&at.at(field), EPHEMERAL);
+                e.forbidden(&at.child(field), EPHEMERAL_FORBIDDEN);
             }
         }
         for (j, mount) in container.items("volumeMounts").iter().enumerate() {
             for field in ["subPath", "subPathExpr"] {
                 if !mount.text(field).is_empty() {
-                    e.forbidden(&at.at("volumeMounts").index(j).at(field), EPHEMERAL);
+                    e.forbidden(&at.child("volumeMounts").index(j).child(field), EPHEMERAL_FORBIDDEN);
                 }
             }
         }
     }
 }
 
-const EPHEMERAL_FORBIDS: &[&str] = &[
+const EPHEMERAL_FORBIDDEN_FIELDS: &[&str] = &[
     "ports",
     "resources",
     "resizePolicy",
@@ -134,34 +134,44 @@ fn is_set(value: &Value) -> bool {
 }
 
 /// Only for pods, not templates: an image name without spaces around it.
-pub(super) fn trimmed_image(e: &mut Errors, container: &Value, path: &Path) {
+pub(super) fn validate_image(e: &mut ErrorList, container: &Value, path: &Path) {
     let image = container.text("image");
     if image.trim() != image {
-        e.invalid(&path.at("image"), image, "must not have leading or trailing whitespace");
+        e.invalid(&path.child("image"), image, "must not have leading or trailing whitespace");
     }
 }
 
-fn every(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
+fn validate_container(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodContext) {
     match container.text("name") {
-        "" => e.required(&path.at("name"), ""),
-        name => label(e, &path.at("name"), name),
+        "" => e.required(&path.child("name"), ""),
+        name => label(e, &path.child("name"), name),
     }
     required(e, container, path, "image");
     required_one_of(e, container, path, "terminationMessagePolicy", &["File", "FallbackToLogsOnError"]);
-    ports(e, container.items("ports"), &path.at("ports"));
-    env::env(e, container.items("env"), &path.at("env"));
-    env::env_from(e, container.items("envFrom"), &path.at("envFrom"));
-    mounts(e, container, &path.at("volumeMounts"), pod);
-    devices(e, container, &path.at("volumeDevices"), pod);
+    ports(e, container.items("ports"), &path.child("ports"));
+    env::validate_env(e, container.items("env"), &path.child("env"));
+    env::validate_env_from(e, container.items("envFrom"), &path.child("envFrom"));
+    validate_mounts(e, container, &path.child("volumeMounts"), pod);
+    validate_devices(e, container, &path.child("volumeDevices"), pod);
     required_one_of(e, container, path, "imagePullPolicy", PULL_POLICIES);
-    resources::container(e, container.at("resources"), &path.at("resources"), &pod.claims);
-    resize_policy(e, container.items("resizePolicy"), &path.at("resizePolicy"), pod.restart_policy);
-    security::container(e, container.at("securityContext"), &path.at("securityContext"), pod.host_users);
+    resources::validate_container_resources(
+        e,
+        container.at("resources"),
+        &path.child("resources"),
+        &pod.claims,
+    );
+    resize_policy(e, container.items("resizePolicy"), &path.child("resizePolicy"), pod.restart_policy);
+    security::validate_container_security_context(
+        e,
+        container.at("securityContext"),
+        &path.child("securityContext"),
+        pod.host_users,
+    );
 }
 
 pub(super) const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
 
-fn ports(e: &mut Errors, ports: &[Value], path: &Path) {
+fn ports(e: &mut ErrorList, ports: &[Value], path: &Path) {
     let mut seen = BTreeSet::new();
     for (i, port) in ports.iter().enumerate() {
         let at = path.index(i);
@@ -169,31 +179,31 @@ fn ports(e: &mut Errors, ports: &[Value], path: &Path) {
         if !name.is_empty() {
             let messages = names::port_name(name);
             if messages.is_empty() && !seen.insert(name) {
-                e.duplicate(&at.at("name"), name);
+                e.duplicate(&at.child("name"), name);
             }
             for message in messages {
-                e.invalid(&at.at("name"), name, &message);
+                e.invalid(&at.child("name"), name, &message);
             }
         }
         match port.int("containerPort").unwrap_or(0) {
-            0 => e.required(&at.at("containerPort"), ""),
-            number => port_number(number, &at.at("containerPort"), e),
+            0 => e.required(&at.child("containerPort"), ""),
+            number => port_number(number, &at.child("containerPort"), e),
         }
         if let Some(number) = port.int("hostPort").filter(|&n| n != 0) {
-            port_number(number, &at.at("hostPort"), e);
+            port_number(number, &at.child("hostPort"), e);
         }
         required_one_of(e, port, &at, "protocol", &["SCTP", "TCP", "UDP"]);
     }
 }
 
-fn host_ports<'a>(e: &mut Errors, containers: impl Iterator<Item = (usize, &'a Value)>, path: &Path) {
+fn host_ports<'a>(e: &mut ErrorList, containers: impl Iterator<Item = (usize, &'a Value)>, path: &Path) {
     let mut taken = BTreeSet::new();
     for (i, container) in containers {
         for (j, port) in container.items("ports").iter().enumerate() {
             let Some(number) = port.int("hostPort").filter(|&n| n != 0) else { continue };
             let key = format!("{}/{}/{number}", port.text("protocol"), port.text("hostIP"));
             if taken.contains(&key) {
-                e.duplicate(&path.index(i).at("ports").index(j).at("hostPort"), key);
+                e.duplicate(&path.index(i).child("ports").index(j).child("hostPort"), key);
             } else {
                 taken.insert(key);
             }
@@ -201,7 +211,7 @@ fn host_ports<'a>(e: &mut Errors, containers: impl Iterator<Item = (usize, &'a V
     }
 }
 
-fn mounts(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
+fn validate_mounts(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodContext) {
     let taken = |field: &str| -> BTreeSet<&str> {
         container.items("volumeDevices").iter().map(|device| device.text(field)).collect()
     };
@@ -212,40 +222,40 @@ fn mounts(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
         let (name, point) = (mount.text("name"), mount.text("mountPath"));
         required(e, mount, &at, "name");
         if !pod.volumes.contains_key(name) {
-            e.not_found(&at.at("name"), name);
+            e.not_found(&at.child("name"), name);
         }
         required(e, mount, &at, "mountPath");
         if !points.insert(point) {
-            e.invalid(&at.at("mountPath"), point, "must be unique");
+            e.invalid(&at.child("mountPath"), point, "must be unique");
         }
         if devices.contains(name) {
-            e.invalid(&at.at("name"), name, "must not already exist in volumeDevices");
+            e.invalid(&at.child("name"), name, "must not already exist in volumeDevices");
         }
         if device_paths.contains(point) {
-            e.invalid(&at.at("mountPath"), point, "must not already exist as a path in volumeDevices");
+            e.invalid(&at.child("mountPath"), point, "must not already exist as a path in volumeDevices");
         }
         // These paths lack the index upstream, too.
         let sub = mount.text("subPath");
         if !sub.is_empty() {
-            descending_path(e, &path.at("subPath"), sub);
+            validate_relative_path(e, &path.child("subPath"), sub);
         }
         let expression = mount.text("subPathExpr");
         if !expression.is_empty() {
             if !sub.is_empty() {
                 e.invalid(
-                    &at.at("subPathExpr"),
+                    &at.child("subPathExpr"),
                     expression,
                     "subPathExpr and subPath are mutually exclusive",
                 );
             }
-            descending_path(e, &path.at("subPathExpr"), expression);
+            validate_relative_path(e, &path.child("subPathExpr"), expression);
         }
-        propagation(e, mount, container, &path.at("mountPropagation"));
-        recursive_read_only(e, mount, &path.at("recursiveReadOnly"));
+        validate_mount_propagation(e, mount, container, &path.child("mountPropagation"));
+        recursive_read_only(e, mount, &path.child("recursiveReadOnly"));
     }
 }
 
-fn propagation(e: &mut Errors, mount: &Value, container: &Value, path: &Path) {
+fn validate_mount_propagation(e: &mut ErrorList, mount: &Value, container: &Value, path: &Path) {
     let Some(mode) = mount.at("mountPropagation").as_str() else { return };
     const MODES: &[&str] = &["Bidirectional", "HostToContainer", "None"];
     if !MODES.contains(&mode) {
@@ -256,7 +266,7 @@ fn propagation(e: &mut Errors, mount: &Value, container: &Value, path: &Path) {
     }
 }
 
-fn recursive_read_only(e: &mut Errors, mount: &Value, path: &Path) {
+fn recursive_read_only(e: &mut ErrorList, mount: &Value, path: &Path) {
     match mount.at("recursiveReadOnly").as_str() {
         None | Some("Disabled") => {}
         Some("Enabled" | "IfPossible") => {
@@ -271,7 +281,7 @@ fn recursive_read_only(e: &mut Errors, mount: &Value, path: &Path) {
     }
 }
 
-fn devices(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
+fn validate_devices(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodContext) {
     let taken = |field: &str| -> BTreeSet<&str> {
         container.items("volumeMounts").iter().map(|mount| mount.text(field)).collect()
     };
@@ -282,31 +292,31 @@ fn devices(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
         let (name, point) = (device.text("name"), device.text("devicePath"));
         required(e, device, &at, "name");
         if names.contains(name) {
-            e.invalid(&at.at("name"), name, "must be unique");
+            e.invalid(&at.child("name"), name, "must be unique");
         }
         match pod.volumes.get(name) {
             Some(volume) if !volume.has("persistentVolumeClaim") && !volume.has("ephemeral") => e.invalid(
-                &at.at("name"),
+                &at.child("name"),
                 name,
                 "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode",
             ),
             Some(_) => {}
-            None => e.not_found(&at.at("name"), name),
+            None => e.not_found(&at.child("name"), name),
         }
         required(e, device, &at, "devicePath");
         if points.contains(point) {
-            e.invalid(&at.at("devicePath"), point, "must be unique");
+            e.invalid(&at.child("devicePath"), point, "must be unique");
         }
-        if has_backsteps(point) {
-            e.invalid(&at.at("devicePath"), point, "can not contain backsteps ('..')");
+        if has_parent_refs(point) {
+            e.invalid(&at.child("devicePath"), point, "can not contain backsteps ('..')");
         } else {
             points.insert(point);
         }
         if mounts.contains(name) {
-            e.invalid(&at.at("name"), name, "must not already exist in volumeMounts");
+            e.invalid(&at.child("name"), name, "must not already exist in volumeMounts");
         }
         if mount_paths.contains(point) {
-            e.invalid(&at.at("devicePath"), point, "must not already exist as a path in volumeMounts");
+            e.invalid(&at.child("devicePath"), point, "must not already exist as a path in volumeMounts");
         }
         if !name.is_empty() {
             names.insert(name);
@@ -314,7 +324,7 @@ fn devices(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
     }
 }
 
-fn resize_policy(e: &mut Errors, policies: &[Value], path: &Path, pod_restart_policy: &str) {
+fn resize_policy(e: &mut ErrorList, policies: &[Value], path: &Path, pod_restart_policy: &str) {
     let mut seen = BTreeSet::new();
     for (i, policy) in policies.iter().enumerate() {
         let (resource, restart) = (policy.text("resourceName"), policy.text("restartPolicy"));
@@ -337,12 +347,15 @@ fn resize_policy(e: &mut Errors, policies: &[Value], path: &Path, pod_restart_po
 }
 
 /// The container's own restart policy, and the rules that go with it.
-fn restart_policy(e: &mut Errors, container: &Value, path: &Path, is_init: bool) {
+fn restart_policy(e: &mut ErrorList, container: &Value, path: &Path, is_init: bool) {
     let rules = container.items("restartPolicyRules");
     match container.at("restartPolicy").as_str() {
         None if rules.is_empty() => return,
         None => {
-            e.required(&path.at("restartPolicy"), "must specify restartPolicy when restart rules are used");
+            e.required(
+                &path.child("restartPolicy"),
+                "must specify restartPolicy when restart rules are used",
+            );
             if is_init {
                 return;
             }
@@ -350,11 +363,11 @@ fn restart_policy(e: &mut Errors, container: &Value, path: &Path, is_init: bool)
         Some(policy) => {
             const POLICIES: &[&str] = &["Always", "Never", "OnFailure"];
             if !POLICIES.contains(&policy) {
-                e.not_supported(&path.at("restartPolicy"), policy, POLICIES);
+                e.not_supported(&path.child("restartPolicy"), policy, POLICIES);
             }
         }
     }
-    let at = path.at("restartPolicyRules");
+    let at = path.child("restartPolicyRules");
     if rules.len() > 20 {
         e.too_many(&at, rules.len(), 20);
     }
@@ -362,19 +375,19 @@ fn restart_policy(e: &mut Errors, container: &Value, path: &Path, is_init: bool)
         let at = at.index(i);
         const ACTIONS: &[&str] = &["Restart", "RestartAllContainers"];
         if !ACTIONS.contains(&rule.text("action")) {
-            e.not_supported(&at.at("action"), rule.text("action"), ACTIONS);
+            e.not_supported(&at.child("action"), rule.text("action"), ACTIONS);
         }
         if !rule.has("exitCodes") {
-            e.required(&at.at("exitCodes"), "must be specified");
+            e.required(&at.child("exitCodes"), "must be specified");
             continue;
         }
         let codes = rule.at("exitCodes");
         const OPERATORS: &[&str] = &["In", "NotIn"];
         if !OPERATORS.contains(&codes.text("operator")) {
-            e.not_supported(&at.at("exitCodes.operator"), codes.text("operator"), OPERATORS);
+            e.not_supported(&at.child("exitCodes.operator"), codes.text("operator"), OPERATORS);
         }
         if codes.items("values").len() > 255 {
-            e.too_many(&at.at("exitCodes.values"), codes.items("values").len(), 255);
+            e.too_many(&at.child("exitCodes.values"), codes.items("values").len(), 255);
         }
     }
 }

@@ -4,28 +4,28 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::rules::{label, named, no_backsteps, required, subdomain};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use super::rules::{invalid_name, label, required, subdomain, validate_no_parent_refs};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 use crate::quantity::Quantity;
 
-pub(super) fn env(e: &mut Errors, vars: &[Value], path: &Path) {
+pub(super) fn validate_env(e: &mut ErrorList, vars: &[Value], path: &Path) {
     for (i, var) in vars.iter().enumerate() {
         let at = path.index(i);
         match var.text("name") {
-            "" => e.required(&at.at("name"), ""),
-            name => named(e, &at.at("name"), name, names::env_var_name),
+            "" => e.required(&at.child("name"), ""),
+            name => invalid_name(e, &at.child("name"), name, names::env_var_name),
         }
         if var.has("valueFrom") {
-            value_from(e, var, &at.at("valueFrom"));
+            value_from(e, var, &at.child("valueFrom"));
         }
     }
 }
 
-fn value_from(e: &mut Errors, var: &Value, path: &Path) {
-    type Source = fn(&mut Errors, &Value, &Path);
-    const SOURCES: [(&str, Source); 5] = [
+fn value_from(e: &mut ErrorList, var: &Value, path: &Path) {
+    type SourceRule = fn(&mut ErrorList, &Value, &Path);
+    const SOURCES: [(&str, SourceRule); 5] = [
         ("fieldRef", |e, source, at| field_ref(e, source, at, ENV_FIELDS)),
         ("resourceFieldRef", |e, source, at| resource_field_ref(e, source, at, false)),
         ("configMapKeyRef", key_ref),
@@ -37,7 +37,7 @@ fn value_from(e: &mut Errors, var: &Value, path: &Path) {
     for (field, check) in SOURCES {
         if from.has(field) {
             sources += 1;
-            check(e, from.at(field), &path.at(field));
+            check(e, from.at(field), &path.child(field));
         }
     }
     if sources == 0 {
@@ -53,22 +53,22 @@ fn value_from(e: &mut Errors, var: &Value, path: &Path) {
     }
 }
 
-pub(super) fn env_from(e: &mut Errors, sources: &[Value], path: &Path) {
+pub(super) fn validate_env_from(e: &mut ErrorList, sources: &[Value], path: &Path) {
     for (i, source) in sources.iter().enumerate() {
         let at = path.index(i);
         let prefix = source.text("prefix");
         if !prefix.is_empty() {
-            named(e, &at.at("prefix"), prefix, names::env_var_name);
+            invalid_name(e, &at.child("prefix"), prefix, names::env_var_name);
         }
         let mut count = 0;
         for field in ["configMapRef", "secretRef"] {
             if source.has(field) {
                 count += 1;
                 match source.at(field).text("name") {
-                    "" => e.required(&at.at(field).at("name"), ""),
-                    name => named(e, &at.at(field).at("name"), name, |name| {
+                    "" => e.required(&at.child(field).child("name"), ""),
+                    name => invalid_name(e, &at.child(field).child("name"), name, |name| {
                         // Upstream checks these as the start of a name, which may end in a dash.
-                        names::dns1123_subdomain(&masked_trailing_dash(name))
+                        names::dns1123_subdomain(&replace_trailing_dash(name))
                     }),
                 }
             }
@@ -81,7 +81,7 @@ pub(super) fn env_from(e: &mut Errors, sources: &[Value], path: &Path) {
     }
 }
 
-fn masked_trailing_dash(name: &str) -> String {
+fn replace_trailing_dash(name: &str) -> String {
     match name.strip_suffix('-') {
         Some(rest) if !rest.is_empty() => format!("{rest}a"),
         _ => name.to_owned(),
@@ -121,40 +121,40 @@ const POD_FIELDS: &[&str] = &[
     "status.podIPs",
 ];
 
-pub(super) fn field_ref(e: &mut Errors, source: &Value, path: &Path, allowed: &[&str]) {
+pub(super) fn field_ref(e: &mut ErrorList, source: &Value, path: &Path, allowed: &[&str]) {
     let (version, wanted) = (source.text("apiVersion"), source.text("fieldPath"));
     if version.is_empty() {
-        return e.required(&path.at("apiVersion"), "");
+        return e.required(&path.child("apiVersion"), "");
     }
     if wanted.is_empty() {
-        return e.required(&path.at("fieldPath"), "");
+        return e.required(&path.child("fieldPath"), "");
     }
-    let unconvertible = |e: &mut Errors, why: &str| {
-        e.invalid(&path.at("fieldPath"), wanted, &format!("error converting fieldPath: {why}"));
+    let invalid_field_path = |e: &mut ErrorList, detail: &str| {
+        e.invalid(&path.child("fieldPath"), wanted, &format!("error converting fieldPath: {detail}"));
     };
     if version != "v1" {
-        return unconvertible(e, &format!("unsupported pod version: {version}"));
+        return invalid_field_path(e, &format!("unsupported pod version: {version}"));
     }
-    if let Some((base, key)) = subscripted(wanted) {
+    if let Some((base, key)) = split_key(wanted) {
         return match base {
             "metadata.annotations" => {
                 let key = key.to_lowercase();
-                named(e, path, &key, names::qualified_name);
+                invalid_name(e, path, &key, names::qualified_name);
             }
-            "metadata.labels" => named(e, path, key, names::qualified_name),
-            _ => unconvertible(e, &format!("field label does not support subscript: {wanted}")),
+            "metadata.labels" => invalid_name(e, path, key, names::qualified_name),
+            _ => invalid_field_path(e, &format!("field label does not support subscript: {wanted}")),
         };
     }
     let field = if wanted == "spec.host" { "spec.nodeName" } else { wanted };
     if !POD_FIELDS.contains(&field) {
-        unconvertible(e, &format!("field label not supported: {wanted}"));
+        invalid_field_path(e, &format!("field label not supported: {wanted}"));
     } else if !allowed.contains(&field) {
-        e.not_supported(&path.at("fieldPath"), field, allowed);
+        e.not_supported(&path.child("fieldPath"), field, allowed);
     }
 }
 
 /// Splits `metadata.labels['key']`.
-fn subscripted(path: &str) -> Option<(&str, &str)> {
+fn split_key(path: &str) -> Option<(&str, &str)> {
     path.strip_suffix("']")?.split_once("['").filter(|(base, _)| !base.is_empty())
 }
 
@@ -167,21 +167,21 @@ const RESOURCE_FIELDS: &[&str] = &[
     "requests.memory",
 ];
 
-pub(super) fn resource_field_ref(e: &mut Errors, source: &Value, path: &Path, in_volume: bool) {
+pub(super) fn resource_field_ref(e: &mut ErrorList, source: &Value, path: &Path, in_volume: bool) {
     let resource = source.text("resource");
     let huge = resource.starts_with("requests.hugepages-") || resource.starts_with("limits.hugepages-");
     if in_volume && source.text("containerName").is_empty() {
-        e.required(&path.at("containerName"), "");
+        e.required(&path.child("containerName"), "");
     } else if resource.is_empty() {
-        e.required(&path.at("resource"), "");
+        e.required(&path.child("resource"), "");
     } else if !RESOURCE_FIELDS.contains(&resource) && !huge {
-        e.not_supported(&path.at("resource"), resource, RESOURCE_FIELDS);
+        e.not_supported(&path.child("resource"), resource, RESOURCE_FIELDS);
     }
     divisor(e, source, path, resource, huge);
 }
 
-fn divisor(e: &mut Errors, source: &Value, path: &Path, resource: &str, huge: bool) {
-    let Some(divisor) = Quantity::read(source.at("divisor")) else { return };
+fn divisor(e: &mut ErrorList, source: &Value, path: &Path, resource: &str, huge: bool) {
+    let Some(divisor) = Quantity::from_value(source.at("divisor")) else { return };
     if divisor.is_zero() {
         return;
     }
@@ -189,9 +189,11 @@ fn divisor(e: &mut Errors, source: &Value, path: &Path, resource: &str, huge: bo
         "limits.cpu" | "requests.cpu" => {
             (&["1m", "1"], "only divisor's values 1m and 1 are supported with the cpu resource")
         }
-        "limits.memory" | "requests.memory" => (BYTES, "memory"),
-        "limits.ephemeral-storage" | "requests.ephemeral-storage" => (BYTES, "local ephemeral storage"),
-        _ if huge => (BYTES, "hugepages"),
+        "limits.memory" | "requests.memory" => (BYTE_DIVISOR_VALUES, "memory"),
+        "limits.ephemeral-storage" | "requests.ephemeral-storage" => {
+            (BYTE_DIVISOR_VALUES, "local ephemeral storage")
+        }
+        _ if huge => (BYTE_DIVISOR_VALUES, "hugepages"),
         _ => return,
     };
     if allowed.contains(&divisor.to_string().as_str()) {
@@ -204,44 +206,45 @@ fn divisor(e: &mut Errors, source: &Value, path: &Path, resource: &str, huge: bo
             "only divisor's values 1, 1k, 1M, 1G, 1T, 1P, 1E, 1Ki, 1Mi, 1Gi, 1Ti, 1Pi, 1Ei are supported with the {words} resource"
         )
     };
-    e.invalid(&path.at("divisor"), resource, &message);
+    e.invalid(&path.child("divisor"), resource, &message);
 }
 
-const BYTES: &[&str] = &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
+const BYTE_DIVISOR_VALUES: &[&str] =
+    &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-fn key_ref(e: &mut Errors, source: &Value, path: &Path) {
-    subdomain(e, &path.at("name"), source.text("name"));
+fn key_ref(e: &mut ErrorList, source: &Value, path: &Path) {
+    subdomain(e, &path.child("name"), source.text("name"));
     match source.text("key") {
-        "" => e.required(&path.at("key"), ""),
-        key => named(e, &path.at("key"), key, names::config_map_key),
+        "" => e.required(&path.child("key"), ""),
+        key => invalid_name(e, &path.child("key"), key, names::config_map_key),
     }
 }
 
-fn file_key_ref(e: &mut Errors, source: &Value, path: &Path) {
+fn file_key_ref(e: &mut ErrorList, source: &Value, path: &Path) {
     match source.text("key") {
-        "" => e.required(&path.at("key"), ""),
-        key => named(e, &path.at("key"), key, names::env_var_name),
+        "" => e.required(&path.child("key"), ""),
+        key => invalid_name(e, &path.child("key"), key, names::env_var_name),
     }
     match source.text("volumeName") {
-        "" => e.required(&path.at("volumeName"), ""),
-        name => label(e, &path.at("volumeName"), name),
+        "" => e.required(&path.child("volumeName"), ""),
+        name => label(e, &path.child("volumeName"), name),
     }
     required(e, source, path, "path");
-    no_backsteps(e, &path.at("path"), source.text("path"));
+    validate_no_parent_refs(e, &path.child("path"), source.text("path"));
 }
 
 /// A file that a variable is read from lies in an emptyDir of the pod.
-pub(super) fn file_key_volumes(e: &mut Errors, spec: &Value, path: &Path) {
+pub(super) fn file_key_volumes(e: &mut ErrorList, spec: &Value, path: &Path) {
     let volumes: BTreeMap<&str, &Value> =
         spec.items("volumes").iter().map(|volume| (volume.text("name"), volume)).collect();
-    for (at, container) in super::rules::every_container(spec, path) {
+    for (at, container) in super::rules::all_containers(spec, path) {
         for (i, var) in container.items("env").iter().enumerate() {
             let source = var.path("valueFrom.fileKeyRef");
             if source.is_null() {
                 continue;
             }
             let name = source.text("volumeName");
-            let at = at.at("env").index(i).at("valueFrom.fileKeyRef.volumeName");
+            let at = at.child("env").index(i).child("valueFrom.fileKeyRef.volumeName");
             match volumes.get(name) {
                 None => e.not_found(&at, name),
                 Some(volume) if !volume.has("emptyDir") => {

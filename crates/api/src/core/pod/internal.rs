@@ -7,96 +7,100 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use crate::field::quoted;
-use crate::json::Json;
+use crate::field::quote;
+use crate::json::JsonExt;
 use crate::meta;
 
 /// JSON whose fields keep their order.
-enum Node {
+enum JsonNode {
     Leaf(Cow<'static, str>),
-    List(Vec<Node>),
-    Object(Vec<(Cow<'static, str>, Node)>),
+    List(Vec<JsonNode>),
+    Object(Vec<(Cow<'static, str>, JsonNode)>),
 }
 
 /// The value, of the named type, as JSON indented by one space.
-pub(super) fn lines(of: &str, value: &Value) -> Vec<String> {
+pub(super) fn format_lines(type_name: &str, value: &Value) -> Vec<String> {
     let mut lines = vec![String::new()];
-    indent(&node(of, value, &Value::Null), 0, &mut lines);
+    indent(&build_node(type_name, value, &Value::Null), 0, &mut lines);
     lines
 }
 
 /// The value, of the named type, on one line.
-pub(crate) fn compact(of: &str, value: &Value) -> String {
+pub(crate) fn format_compact(type_name: &str, value: &Value) -> String {
     let mut out = String::new();
-    write(&node(of, value, &Value::Null), &mut out);
+    write(&build_node(type_name, value, &Value::Null), &mut out);
     out
 }
 
 /// Whether two values of the named type are the same to upstream, where a field that is left out and one set
 /// to its zero are one.
-pub(crate) fn same(of: &str, a: &Value, b: &Value) -> bool {
-    meta::same(a, b) || equal(&node(of, a, &Value::Null), &node(of, b, &Value::Null))
+pub(crate) fn semantic_equal(type_name: &str, a: &Value, b: &Value) -> bool {
+    meta::semantic_equal(a, b)
+        || nodes_equal(&build_node(type_name, a, &Value::Null), &build_node(type_name, b, &Value::Null))
 }
 
-fn equal(a: &Node, b: &Node) -> bool {
-    let empty = |node: &Node| match node {
-        Node::Leaf(text) => text == "null",
-        Node::List(items) => items.is_empty(),
-        Node::Object(fields) => fields.is_empty(),
+fn nodes_equal(a: &JsonNode, b: &JsonNode) -> bool {
+    let empty = |node: &JsonNode| match node {
+        JsonNode::Leaf(text) => text == "null",
+        JsonNode::List(items) => items.is_empty(),
+        JsonNode::Object(fields) => fields.is_empty(),
     };
     match (a, b) {
-        (Node::Leaf(a), Node::Leaf(b)) => a == b,
-        (Node::List(a), Node::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
-        (Node::Object(a), Node::Object(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.0 == b.0 && equal(&a.1, &b.1))
+        (JsonNode::Leaf(a), JsonNode::Leaf(b)) => a == b,
+        (JsonNode::List(a), JsonNode::List(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| nodes_equal(a, b))
+        }
+        (JsonNode::Object(a), JsonNode::Object(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.0 == b.0 && nodes_equal(&a.1, &b.1))
         }
         _ => empty(a) && empty(b),
     }
 }
 
 /// `kind` is a type of the table, one of its letters, or one of them behind `*` or `[`.
-fn node(kind: &str, value: &Value, outer: &Value) -> Node {
-    let zero = |text: &'static str| if value.is_null() { Node::Leaf(text.into()) } else { plain(value) };
+fn build_node(kind: &str, value: &Value, outer: &Value) -> JsonNode {
+    let zero =
+        |text: &'static str| if value.is_null() { JsonNode::Leaf(text.into()) } else { build_plain(value) };
     match kind {
-        "n" => plain(value),
+        "n" => build_plain(value),
         "s" => zero("\"\""),
         "b" => zero("false"),
         "q" => zero("\"0\""),
         "i" | "x" => zero("0"),
         // Upstream always has one, since it holds what the spec says about the host.
-        "*PodSecurityContext" => node("PodSecurityContext", value, outer),
-        _ if kind.starts_with(['*', '[']) && value.is_null() => plain(value),
+        "*PodSecurityContext" => build_node("PodSecurityContext", value, outer),
+        _ if kind.starts_with(['*', '[']) && value.is_null() => build_plain(value),
         _ if kind.starts_with('[') => {
             let items = value.as_array().into_iter().flatten();
-            Node::List(items.map(|item| node(&kind[1..], item, value)).collect())
+            JsonNode::List(items.map(|item| build_node(&kind[1..], item, value)).collect())
         }
-        _ => fields(kind.trim_start_matches('*'), value, outer),
+        _ => build_object(kind.trim_start_matches('*'), value, outer),
     }
 }
 
-fn fields(of: &str, value: &Value, outer: &Value) -> Node {
-    match of {
-        "@LabelSelector" => return tagged(value, &["matchLabels", "matchExpressions"]),
-        "@ObjectMeta" => return tagged(value, METADATA),
+fn build_object(type_name: &str, value: &Value, outer: &Value) -> JsonNode {
+    match type_name {
+        "@LabelSelector" => return build_tagged(value, &["matchLabels", "matchExpressions"]),
+        "@ObjectMeta" => return build_tagged(value, METADATA),
         _ => {}
     }
     let mut found = Vec::new();
-    for field in ROWS.get(of).map_or(&[][..], Vec::as_slice) {
+    for field in TYPE_FIELDS.get(type_name).map_or(&[][..], Vec::as_slice) {
         if field.kind == "@ObjectMeta" {
             // Embedded, so its fields stand beside the others.
-            if let Node::Object(inner) = fields(field.kind, value.at(&field.json), value) {
+            if let JsonNode::Object(inner) = build_object(field.kind, value.at(&field.json), value) {
                 found.extend(inner);
             }
             continue;
         }
         let inner = if field.is_outside { outer.at(&field.json) } else { value.at(&field.json) };
-        found.push((Cow::Borrowed(field.name), node(field.kind, inner, value)));
+        found.push((Cow::Borrowed(field.name), build_node(field.kind, inner, value)));
     }
-    Node::Object(found)
+    JsonNode::Object(found)
 }
 
 /// One field of a type.
-pub(super) struct Row {
+pub(super) struct TypeField {
     name: &'static str,
     pub json: String,
     pub kind: &'static str,
@@ -105,7 +109,7 @@ pub(super) struct Row {
 }
 
 /// [`TYPES`], read.
-pub(super) static ROWS: LazyLock<BTreeMap<&str, Vec<Row>>> = LazyLock::new(|| {
+pub(super) static TYPE_FIELDS: LazyLock<BTreeMap<&str, Vec<TypeField>>> = LazyLock::new(|| {
     let row = |field: &'static str| {
         let (names, kind) = field.split_once(':').unwrap_or((field, "n"));
         let (name, json) = names.split_once('=').unwrap_or((names, ""));
@@ -113,29 +117,32 @@ pub(super) static ROWS: LazyLock<BTreeMap<&str, Vec<Row>>> = LazyLock::new(|| {
             "" => format!("{}{}", name[..1].to_lowercase(), &name[1..]),
             json => json.trim_start_matches('^').to_owned(),
         };
-        Row { name, json, kind, is_outside: names.contains('^') }
+        TypeField { name, json, kind, is_outside: names.contains('^') }
     };
-    TYPES.iter().map(|(name, fields)| (*name, fields.split_whitespace().map(row).collect())).collect()
+    TYPE_DEFINITIONS
+        .iter()
+        .map(|(name, fields)| (*name, fields.split_whitespace().map(row).collect()))
+        .collect()
 });
 
 const METADATA: &[&str] = &["name", "generateName", "namespace", "labels", "annotations"];
 
 /// A type with JSON names of its own: fields that are there, in the given order.
-fn tagged(value: &Value, order: &[&str]) -> Node {
-    let there =
+fn build_tagged(value: &Value, order: &[&str]) -> JsonNode {
+    let present =
         order.iter().filter(|field| !matches!(value.at(field), Value::Null) && *value.at(field) != "");
-    Node::Object(
-        there
+    JsonNode::Object(
+        present
             .map(|field| {
                 let inner = match *field {
-                    "matchExpressions" => Node::List(
+                    "matchExpressions" => JsonNode::List(
                         value
                             .items(field)
                             .iter()
-                            .map(|one| tagged(one, &["key", "operator", "values"]))
+                            .map(|one| build_tagged(one, &["key", "operator", "values"]))
                             .collect(),
                     ),
-                    _ => plain(value.at(field)),
+                    _ => build_plain(value.at(field)),
                 };
                 (Cow::Owned((*field).to_owned()), inner)
             })
@@ -143,25 +150,25 @@ fn tagged(value: &Value, order: &[&str]) -> Node {
     )
 }
 
-fn plain(value: &Value) -> Node {
+fn build_plain(value: &Value) -> JsonNode {
     match value {
-        Value::Array(items) => Node::List(items.iter().map(plain).collect()),
-        Value::Object(map) => {
-            Node::Object(map.iter().map(|(name, value)| (Cow::Owned(name.clone()), plain(value))).collect())
-        }
-        Value::Null => Node::Leaf("null".into()),
-        scalar => Node::Leaf(escaped(&scalar.to_string()).into()),
+        Value::Array(items) => JsonNode::List(items.iter().map(build_plain).collect()),
+        Value::Object(map) => JsonNode::Object(
+            map.iter().map(|(name, value)| (Cow::Owned(name.clone()), build_plain(value))).collect(),
+        ),
+        Value::Null => JsonNode::Leaf("null".into()),
+        scalar => JsonNode::Leaf(escape_html(&scalar.to_string()).into()),
     }
 }
 
-fn escaped(json: &str) -> String {
+fn escape_html(json: &str) -> String {
     json.replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e")
 }
 
-fn write(node: &Node, out: &mut String) {
+fn write(node: &JsonNode, out: &mut String) {
     match node {
-        Node::Leaf(text) => out.push_str(text),
-        Node::List(items) => {
+        JsonNode::Leaf(text) => out.push_str(text),
+        JsonNode::List(items) => {
             out.push('[');
             for (i, item) in items.iter().enumerate() {
                 out.push_str(if i > 0 { "," } else { "" });
@@ -169,11 +176,11 @@ fn write(node: &Node, out: &mut String) {
             }
             out.push(']');
         }
-        Node::Object(fields) => {
+        JsonNode::Object(fields) => {
             out.push('{');
             for (i, (name, value)) in fields.iter().enumerate() {
                 out.push_str(if i > 0 { "," } else { "" });
-                out.push_str(&escaped(&quoted(name)));
+                out.push_str(&escape_html(&quote(name)));
                 out.push(':');
                 write(value, out);
             }
@@ -183,22 +190,22 @@ fn write(node: &Node, out: &mut String) {
 }
 
 /// Appends to the last line, and more lines after it.
-fn indent(node: &Node, depth: usize, lines: &mut Vec<String>) {
+fn indent(node: &JsonNode, depth: usize, lines: &mut Vec<String>) {
     let (open, close, count) = match node {
-        Node::Leaf(text) => return push(lines, text),
-        Node::List(items) => ("[", "]", items.len()),
-        Node::Object(fields) => ("{", "}", fields.len()),
+        JsonNode::Leaf(text) => return push(lines, text),
+        JsonNode::List(items) => ("[", "]", items.len()),
+        JsonNode::Object(fields) => ("{", "}", fields.len()),
     };
     push(lines, open);
     for i in 0..count {
         lines.push(" ".repeat(depth + 1));
         match node {
-            Node::List(items) => indent(&items[i], depth + 1, lines),
-            Node::Object(fields) => {
-                push(lines, &format!("{}: ", escaped(&quoted(&fields[i].0))));
+            JsonNode::List(items) => indent(&items[i], depth + 1, lines),
+            JsonNode::Object(fields) => {
+                push(lines, &format!("{}: ", escape_html(&quote(&fields[i].0))));
                 indent(&fields[i].1, depth + 1, lines);
             }
-            Node::Leaf(_) => {}
+            JsonNode::Leaf(_) => {}
         }
         push(lines, if i + 1 < count { "," } else { "" });
     }
@@ -217,7 +224,7 @@ fn push(lines: &mut [String], text: &str) {
 /// Every type below a pod template, and its fields as `Name=json:kind`; `=json` is left out where it is the
 /// name with a small first letter, and `^` looks one level up. Kinds: string, bool, int, quantity,
 /// int-or-string (`x`) and things that are null when absent (`n`).
-const TYPES: &[(&str, &str)] = &[
+const TYPE_DEFINITIONS: &[(&str, &str)] = &[
     ("PodTemplateSpec", "ObjectMeta=metadata:@ObjectMeta Spec:PodSpec"),
     (
         "PodSpec",

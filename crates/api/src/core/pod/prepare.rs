@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 
 use super::qos::qos_class;
 use super::security;
-use crate::json::Json;
+use crate::json::JsonExt;
 
 /// A new pod: pending, with its quality of service class, not yet seen by anyone.
-pub(super) fn create(pod: &mut Value) {
+pub(super) fn prepare_for_create(pod: &mut Value) {
     let mut status = json!({"phase": "Pending", "qosClass": qos_class(pod)});
     if !pod.at("spec").items("schedulingGates").is_empty() {
         status["conditions"] = json!([{
@@ -26,7 +26,7 @@ pub(super) fn create(pod: &mut Value) {
         drop_disabled(spec);
     }
     merge_label_keys(pod);
-    app_armor(pod);
+    sync_app_armor(pod);
 }
 
 /// Removes the fields of features that upstream does not switch on by default.
@@ -102,7 +102,7 @@ fn merge_keys(term: &mut Value, labels: &Value) {
 }
 
 /// An AppArmor annotation fills in the field it stands for.
-fn app_armor(pod: &mut Value) {
+fn sync_app_armor(pod: &mut Value) {
     if pod.path("spec.os").text("name") == "windows" {
         return;
     }
@@ -113,8 +113,9 @@ fn app_armor(pod: &mut Value) {
         for container in list_mut(spec, list) {
             let key = security::app_armor_annotation(container);
             if container.path("securityContext.appArmorProfile").is_null()
-                && let Some(note) = annotations.get(&key).and_then(Value::as_str)
-                && let Some(profile) = app_armor_field(note).filter(|profile| *profile != own)
+                && let Some(annotation_value) = annotations.get(&key).and_then(Value::as_str)
+                && let Some(profile) =
+                    app_armor_from_annotation(annotation_value).filter(|profile| *profile != own)
             {
                 container.object_mut("securityContext").insert("appArmorProfile".to_owned(), profile);
             }
@@ -123,12 +124,12 @@ fn app_armor(pod: &mut Value) {
 }
 
 /// The field an AppArmor annotation stands for; `None` for a value without one.
-pub(super) fn app_armor_field(note: &str) -> Option<Value> {
-    match note {
+pub(super) fn app_armor_from_annotation(annotation_value: &str) -> Option<Value> {
+    match annotation_value {
         "unconfined" => Some(json!({"type": "Unconfined"})),
         "runtime/default" => Some(json!({"type": "RuntimeDefault"})),
         _ => {
-            let local = note.strip_prefix("localhost/")?;
+            let local = annotation_value.strip_prefix("localhost/")?;
             let good = !local.is_empty() && local.trim() == local && local.len() <= 4095;
             good.then(|| json!({"type": "Localhost", "localhostProfile": local}))
         }

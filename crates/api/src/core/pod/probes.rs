@@ -2,36 +2,36 @@
 
 use serde_json::Value;
 
-use super::containers::Surroundings;
-use super::rules::{named, non_negative, required};
+use super::containers::PodContext;
+use super::rules::{invalid_name, non_negative, required};
 use crate::core::rules::port_number_or_name;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
-pub(super) fn lifecycle_and_probes(e: &mut Errors, container: &Value, path: &Path, pod: &Surroundings) {
+pub(super) fn lifecycle_and_probes(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodContext) {
     let lifecycle = container.at("lifecycle");
-    let at = path.at("lifecycle");
+    let at = path.child("lifecycle");
     for hook in ["postStart", "preStop"] {
         if lifecycle.has(hook) {
-            handler(e, lifecycle.at(hook), &at.at(hook), HOOKS, pod.grace_period);
+            handler(e, lifecycle.at(hook), &at.child(hook), HOOKS, pod.grace_period);
         }
     }
     for field in ["livenessProbe", "readinessProbe", "startupProbe"] {
         if container.has(field) {
-            probe(e, container.at(field), &path.at(field), field == "readinessProbe", pod.grace_period);
+            probe(e, container.at(field), &path.child(field), field == "readinessProbe", pod.grace_period);
         }
     }
 }
 
-fn probe(e: &mut Errors, probe: &Value, path: &Path, readiness: bool, grace_period: Option<i64>) {
+fn probe(e: &mut ErrorList, probe: &Value, path: &Path, readiness: bool, grace_period: Option<i64>) {
     handler(e, probe, path, PROBES, grace_period);
     for field in
         ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
     {
         non_negative(e, probe, path, field);
     }
-    let at = path.at("terminationGracePeriodSeconds");
+    let at = path.child("terminationGracePeriodSeconds");
     let grace = probe.int("terminationGracePeriodSeconds");
     if let Some(grace) = grace
         && grace <= 0
@@ -45,7 +45,7 @@ fn probe(e: &mut Errors, probe: &Value, path: &Path, readiness: bool, grace_peri
     } else {
         let threshold = probe.int("successThreshold").unwrap_or(0);
         if threshold != 1 {
-            e.invalid(&path.at("successThreshold"), threshold, "must be 1");
+            e.invalid(&path.child("successThreshold"), threshold, "must be 1");
         }
     }
 }
@@ -53,13 +53,19 @@ fn probe(e: &mut Errors, probe: &Value, path: &Path, readiness: bool, grace_peri
 const PROBES: &[&str] = &["exec", "httpGet", "tcpSocket", "grpc"];
 const HOOKS: &[&str] = &["exec", "httpGet", "tcpSocket", "sleep"];
 
-fn handler(e: &mut Errors, handler: &Value, path: &Path, sorts: &[&str], grace_period: Option<i64>) {
+fn handler(
+    e: &mut ErrorList,
+    handler: &Value,
+    path: &Path,
+    handler_types: &[&str],
+    grace_period: Option<i64>,
+) {
     let mut found = false;
-    for sort in sorts {
+    for sort in handler_types {
         if !handler.has(sort) {
             continue;
         }
-        let at = path.at(sort);
+        let at = path.child(sort);
         if found {
             e.forbidden(&at, "may not specify more than 1 handler type");
             continue;
@@ -69,12 +75,12 @@ fn handler(e: &mut Errors, handler: &Value, path: &Path, sorts: &[&str], grace_p
         match *sort {
             "exec" => {
                 if action.items("command").is_empty() {
-                    e.required(&at.at("command"), "");
+                    e.required(&at.child("command"), "");
                 }
             }
             "httpGet" => http_get(e, action, &at),
             "sleep" => sleep(e, action, &at, grace_period),
-            _ => port_number_or_name(action.at("port"), &at.at("port"), e),
+            _ => port_number_or_name(action.at("port"), &at.child("port"), e),
         }
     }
     if !found {
@@ -82,19 +88,19 @@ fn handler(e: &mut Errors, handler: &Value, path: &Path, sorts: &[&str], grace_p
     }
 }
 
-fn http_get(e: &mut Errors, action: &Value, path: &Path) {
+fn http_get(e: &mut ErrorList, action: &Value, path: &Path) {
     required(e, action, path, "path");
-    port_number_or_name(action.at("port"), &path.at("port"), e);
+    port_number_or_name(action.at("port"), &path.child("port"), e);
     let scheme = action.text("scheme");
     if !["HTTP", "HTTPS"].contains(&scheme) {
-        e.not_supported(&path.at("scheme"), scheme, &["HTTP", "HTTPS"]);
+        e.not_supported(&path.child("scheme"), scheme, &["HTTP", "HTTPS"]);
     }
     for header in action.items("httpHeaders") {
-        named(e, &path.at("httpHeaders"), header.text("name"), names::http_header_name);
+        invalid_name(e, &path.child("httpHeaders"), header.text("name"), names::http_header_name);
     }
 }
 
-fn sleep(e: &mut Errors, action: &Value, path: &Path, grace_period: Option<i64>) {
+fn sleep(e: &mut ErrorList, action: &Value, path: &Path, grace_period: Option<i64>) {
     let seconds = action.int("seconds").unwrap_or(0);
     if let Some(grace) = grace_period
         && !(0..=grace).contains(&seconds)

@@ -5,33 +5,33 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::env::{VOLUME_FIELDS, field_ref, resource_field_ref};
-use super::rules::{file_mode, required, unreserved_path};
+use super::rules::{file_mode, required, validate_non_reserved_path};
 use super::volumes::key_to_path;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 const CONFLICT: &str = "conflicting duplicate paths";
 
-pub(super) fn downward_api(e: &mut Errors, source: &Value, path: &Path) {
+pub(super) fn downward_api(e: &mut ErrorList, source: &Value, path: &Path) {
     file_mode(e, source, path, "defaultMode");
     for file in source.items("items") {
         downward_file(e, file, path);
     }
 }
 
-fn downward_file(e: &mut Errors, file: &Value, path: &Path) {
+fn downward_file(e: &mut ErrorList, file: &Value, path: &Path) {
     required(e, file, path, "path");
-    unreserved_path(e, &path.at("path"), file.text("path"));
+    validate_non_reserved_path(e, &path.child("path"), file.text("path"));
     match (file.has("fieldRef"), file.has("resourceFieldRef")) {
         (true, both) => {
-            field_ref(e, file.at("fieldRef"), &path.at("fieldRef"), VOLUME_FIELDS);
+            field_ref(e, file.at("fieldRef"), &path.child("fieldRef"), VOLUME_FIELDS);
             if both {
                 let words = "fieldRef and resourceFieldRef can not be specified simultaneously";
                 e.invalid(path, "resource", words);
             }
         }
         (false, true) => {
-            resource_field_ref(e, file.at("resourceFieldRef"), &path.at("resourceFieldRef"), true);
+            resource_field_ref(e, file.at("resourceFieldRef"), &path.child("resourceFieldRef"), true);
         }
         (false, false) => e.required(path, "one of fieldRef and resourceFieldRef is required"),
     }
@@ -40,11 +40,11 @@ fn downward_file(e: &mut Errors, file: &Value, path: &Path) {
 
 /// A projection of several sources. Cluster trust bundles and pod certificates are not among them: those
 /// fields are dropped before (see `prepare`).
-pub(super) fn projected(e: &mut Errors, volume: &Value, path: &Path) {
+pub(super) fn validate_projected(e: &mut ErrorList, volume: &Value, path: &Path) {
     file_mode(e, volume, path, "defaultMode");
     let mut taken: BTreeSet<&str> = BTreeSet::new();
     for (i, source) in volume.items("sources").iter().enumerate() {
-        let at = path.at("sources").index(i);
+        let at = path.child("sources").index(i);
         let mut count = 0;
         for field in ["secret", "configMap"] {
             let from = source.at(field);
@@ -52,9 +52,9 @@ pub(super) fn projected(e: &mut Errors, volume: &Value, path: &Path) {
                 continue;
             }
             count += 1;
-            required(e, from, &at.at(field), "name");
+            required(e, from, &at.child(field), "name");
             for (j, item) in from.items("items").iter().enumerate() {
-                key_to_path(e, item, &at.at(field).at("items").index(j));
+                key_to_path(e, item, &at.child(field).child("items").index(j));
                 let target = item.text("path");
                 if !target.is_empty() && !taken.insert(target) {
                     e.invalid(path, from.text("name"), CONFLICT);
@@ -64,7 +64,7 @@ pub(super) fn projected(e: &mut Errors, volume: &Value, path: &Path) {
         if source.has("downwardAPI") {
             count += 1;
             for file in source.at("downwardAPI").items("items") {
-                downward_file(e, file, &at.at("downwardAPI"));
+                downward_file(e, file, &at.child("downwardAPI"));
                 let target = file.text("path");
                 if !target.is_empty() && !taken.insert(target) {
                     e.invalid(path, target, CONFLICT);
@@ -73,7 +73,7 @@ pub(super) fn projected(e: &mut Errors, volume: &Value, path: &Path) {
         }
         if source.has("serviceAccountToken") {
             count += 1;
-            token(e, source.at("serviceAccountToken"), &at.at("serviceAccountToken"), path);
+            validate_token(e, source.at("serviceAccountToken"), &at.child("serviceAccountToken"), path);
         }
         if count > 1 {
             e.forbidden(&at, "may not specify more than 1 volume type per source");
@@ -81,19 +81,19 @@ pub(super) fn projected(e: &mut Errors, volume: &Value, path: &Path) {
     }
 }
 
-fn token(e: &mut Errors, token: &Value, path: &Path, volume: &Path) {
+fn validate_token(e: &mut ErrorList, token: &Value, path: &Path, volume: &Path) {
     let seconds = token.int("expirationSeconds").unwrap_or(0);
     if seconds < 600 {
         let words = "may not specify a duration less than 10 minutes";
-        e.invalid(&path.at("expirationSeconds"), seconds, words);
+        e.invalid(&path.child("expirationSeconds"), seconds, words);
     }
     if seconds > 1 << 32 {
         let words = "may not specify a duration larger than 2^32 seconds";
-        e.invalid(&path.at("expirationSeconds"), seconds, words);
+        e.invalid(&path.child("expirationSeconds"), seconds, words);
     }
     // Upstream names the volume's path, not the source's.
     match token.text("path") {
-        "" => e.required(&volume.at("path"), ""),
-        target => unreserved_path(e, &volume.at("path"), target),
+        "" => e.required(&volume.child("path"), ""),
+        target => validate_non_reserved_path(e, &volume.child("path"), target),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::resources::list;
-use crate::json::Json;
+use crate::json::JsonExt;
 use crate::quantity::Quantity;
 
 /// `Guaranteed`, `Burstable` or `BestEffort`, from requests and limits of cpu and memory.
@@ -21,9 +21,9 @@ pub fn qos_class(pod: &Value) -> &'static str {
     let (mut requests, mut limits) = (BTreeMap::new(), BTreeMap::new());
     let mut guaranteed = true;
     for part in parts {
-        add(&mut requests, part, "requests");
+        add_resources(&mut requests, part, "requests");
         // Resources of the whole pod may leave out limits altogether; containers may not.
-        let limited = add(&mut limits, part, "limits");
+        let limited = add_resources(&mut limits, part, "limits");
         guaranteed &= limited == 2 || (!whole.is_null() && part.entries("limits").next().is_none());
     }
     if requests.is_empty() && limits.is_empty() {
@@ -33,7 +33,7 @@ pub fn qos_class(pod: &Value) -> &'static str {
 }
 
 /// Adds the cpu and memory of one list and tells how many of the two it had.
-fn add<'a>(total: &mut BTreeMap<&'a str, Quantity>, resources: &'a Value, field: &str) -> usize {
+fn add_resources<'a>(total: &mut BTreeMap<&'a str, Quantity>, resources: &'a Value, field: &str) -> usize {
     let mut count = 0;
     for (name, value) in list(resources, field) {
         if ["cpu", "memory"].contains(&name) && value.is_positive() {

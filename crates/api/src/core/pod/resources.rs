@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{is_sidecar, label, named};
+use super::rules::{invalid_name, is_sidecar, label};
 use crate::core::resources::{self as amounts, is_huge_page, is_native};
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
 use crate::names;
 use crate::quantity::Quantity;
 
@@ -17,23 +17,28 @@ pub(crate) fn list<'a>(resources: &'a Value, field: &str) -> BTreeMap<&'a str, Q
     entries
         .into_iter()
         .flatten()
-        .filter_map(|(name, value)| Some((name.as_str(), Quantity::read(value)?)))
+        .filter_map(|(name, value)| Some((name.as_str(), Quantity::from_value(value)?)))
         .collect()
 }
 
-pub(super) fn container(e: &mut Errors, resources: &Value, path: &Path, claims: &BTreeSet<&str>) {
-    requirements(e, resources, path, claims, amounts::container_name);
+pub(super) fn validate_container_resources(
+    e: &mut ErrorList,
+    resources: &Value,
+    path: &Path,
+    claims: &BTreeSet<&str>,
+) {
+    validate_requirements(e, resources, path, claims, amounts::validate_container_resource_name);
 }
 
 /// Overhead is checked as limits are.
-pub(super) fn overhead(e: &mut Errors, spec: &Value, path: &Path) {
+pub(super) fn validate_overhead(e: &mut ErrorList, spec: &Value, path: &Path) {
     let mut wrapped = serde_json::Map::new();
     wrapped.insert("limits".to_owned(), spec.at("overhead").clone());
-    container(e, &Value::Object(wrapped), path, &BTreeSet::new());
+    validate_container_resources(e, &Value::Object(wrapped), path, &BTreeSet::new());
 }
 
 /// Resources of the pod as a whole.
-pub(super) fn pod(e: &mut Errors, spec: &Value, path: &Path, claims: &BTreeSet<&str>) {
+pub(super) fn validate_pod_resources(e: &mut ErrorList, spec: &Value, path: &Path, claims: &BTreeSet<&str>) {
     let resources = spec.at("resources");
     if resources.is_null() {
         return;
@@ -42,28 +47,28 @@ pub(super) fn pod(e: &mut Errors, spec: &Value, path: &Path, claims: &BTreeSet<&
         return e.forbidden(path, "may not be set for a windows pod");
     }
     if resources.has("claims") {
-        e.forbidden(&path.at("claims"), "claims may not be set for Resources at pod-level");
+        e.forbidden(&path.child("claims"), "claims may not be set for Resources at pod-level");
     }
-    requirements(e, resources, path, claims, pod_resource_name);
-    consistency(e, spec, path);
+    validate_requirements(e, resources, path, claims, pod_resource_name);
+    validate_pod_level_resources(e, spec, path);
 }
 
-type NameRule = fn(&str, &Path, &mut Errors);
+type NameValidator = fn(&str, &Path, &mut ErrorList);
 
-fn requirements(
-    e: &mut Errors,
+fn validate_requirements(
+    e: &mut ErrorList,
     resources: &Value,
     path: &Path,
     claims: &BTreeSet<&str>,
-    name_rule: NameRule,
+    name_rule: NameValidator,
 ) {
     let (limits, requests) = (list(resources, "limits"), list(resources, "requests"));
-    let (limits_at, requests_at) = (path.at("limits"), path.at("requests"));
-    let amount_rules = |e: &mut Errors, list: &str, name: &str, at: &Path| {
+    let (limits_at, requests_at) = (path.child("limits"), path.child("requests"));
+    let amount_rules = |e: &mut ErrorList, list: &str, name: &str, at: &Path| {
         name_rule(name, at, e);
-        amounts::quantity(name, resources.at(list).at(name), at, e);
+        amounts::validate_quantity(name, resources.at(list).at(name), at, e);
     };
-    let huge_rule = |e: &mut Errors, name: &str, value: &Quantity, at: &Path| {
+    let huge_rule = |e: &mut ErrorList, name: &str, value: &Quantity, at: &Path| {
         if is_huge_page(name) && !is_page_multiple(name, value) {
             let words = format!("{value} is not positive integer multiple of {name}");
             e.invalid(at, value.to_string(), &words);
@@ -97,10 +102,10 @@ fn requirements(
     if names.clone().any(|name| is_huge_page(name)) && !names.any(|name| ["cpu", "memory"].contains(name)) {
         e.forbidden(path, "HugePages require cpu or memory");
     }
-    claim_names(e, resources.items("claims"), &path.at("claims"), claims);
+    claim_names(e, resources.items("claims"), &path.child("claims"), claims);
 }
 
-fn claim_names(e: &mut Errors, used: &[Value], path: &Path, known: &BTreeSet<&str>) {
+fn claim_names(e: &mut ErrorList, used: &[Value], path: &Path, known: &BTreeSet<&str>) {
     let mut seen: BTreeSet<String> = BTreeSet::new();
     for (i, claim) in used.iter().enumerate() {
         let (name, request) = (claim.text("name"), claim.text("request"));
@@ -114,7 +119,7 @@ fn claim_names(e: &mut Errors, used: &[Value], path: &Path, known: &BTreeSet<&st
         } else {
             let mut key = name.to_owned();
             if !request.is_empty() {
-                label(e, &at.at("request"), request);
+                label(e, &at.child("request"), request);
                 key = format!("{name}/{request}");
             }
             if seen.contains(&key) {
@@ -136,14 +141,15 @@ fn claim_names(e: &mut Errors, used: &[Value], path: &Path, known: &BTreeSet<&st
             };
             let message =
                 format!("Not found: \"{name}\": must be one of the names in pod.spec.resourceClaims{tail}");
-            e.push(Reason::NotFound, &at, message);
+            e.push(ErrorType::NotFound, &at, message);
         }
     }
 }
 
 /// The pod's claims themselves.
-pub(super) fn pod_claims(e: &mut Errors, spec: &Value, meta: Option<&Value>, path: &Path) {
-    let mirror = meta.is_some_and(|meta| super::rules::annotation(meta, super::rules::MIRROR).is_some());
+pub(super) fn validate_pod_claims(e: &mut ErrorList, spec: &Value, meta: Option<&Value>, path: &Path) {
+    let mirror =
+        meta.is_some_and(|meta| super::rules::annotation(meta, super::rules::MIRROR_ANNOTATION).is_some());
     let mut seen = BTreeSet::new();
     for (i, claim) in spec.items("resourceClaims").iter().enumerate() {
         if mirror {
@@ -152,36 +158,36 @@ pub(super) fn pod_claims(e: &mut Errors, spec: &Value, meta: Option<&Value>, pat
         }
         let at = path.index(i);
         match claim.text("name") {
-            "" => e.required(&at.at("name"), ""),
-            name if !seen.insert(name) => e.duplicate(&at.at("name"), name),
-            name => label(e, &at.at("name"), name),
+            "" => e.required(&at.child("name"), ""),
+            name if !seen.insert(name) => e.duplicate(&at.child("name"), name),
+            name => label(e, &at.child("name"), name),
         }
-        let shown = || super::internal::compact("PodResourceClaim", claim);
+        let rendered = || super::internal::format_compact("PodResourceClaim", claim);
         match (claim.has("resourceClaimName"), claim.has("resourceClaimTemplateName")) {
             (true, true) => super::rules::invalid_as(
                 e,
                 &at,
-                &shown(),
+                &rendered(),
                 "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
             ),
             (false, false) => super::rules::invalid_as(
                 e,
                 &at,
-                &shown(),
+                &rendered(),
                 "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
             ),
             _ => {}
         }
         for field in ["resourceClaimName", "resourceClaimTemplateName"] {
             if let Some(name) = claim.at(field).as_str() {
-                named(e, &at.at(field), name, names::dns1123_subdomain);
+                invalid_name(e, &at.child(field), name, names::dns1123_subdomain);
             }
         }
     }
 }
 
 /// What the containers add up to fits into what the pod asks for.
-fn consistency(e: &mut Errors, spec: &Value, path: &Path) {
+fn validate_pod_level_resources(e: &mut ErrorList, spec: &Value, path: &Path) {
     let resources = spec.at("resources");
     let (requests, limits) = (list(resources, "requests"), list(resources, "limits"));
     for (name, sum) in aggregate(spec, "requests") {
@@ -189,7 +195,7 @@ fn consistency(e: &mut Errors, spec: &Value, path: &Path) {
             && sum > *own
         {
             let words = format!("must be greater than or equal to aggregate container requests of {sum}");
-            e.invalid(&path.at("requests").key(name), own.to_string(), &words);
+            e.invalid(&path.child("requests").key(name), own.to_string(), &words);
         }
     }
     for (name, sum) in aggregate(spec, "limits") {
@@ -198,7 +204,7 @@ fn consistency(e: &mut Errors, spec: &Value, path: &Path) {
             && sum > *own
         {
             let words = format!("must be greater than or equal to aggregate container limits of {sum}");
-            e.invalid(&path.at("limits").key(name), own.to_string(), &words);
+            e.invalid(&path.child("limits").key(name), own.to_string(), &words);
         }
     }
     for (i, container) in spec.items("containers").iter().enumerate() {
@@ -206,7 +212,7 @@ fn consistency(e: &mut Errors, spec: &Value, path: &Path) {
             if let Some(own) = limits.get(name)
                 && limit > *own
             {
-                let at = path.at("containers").index(i).key(name).at("limits");
+                let at = path.child("containers").index(i).key(name).child("limits");
                 e.invalid(
                     &at,
                     limit.to_string(),
@@ -241,9 +247,9 @@ pub(crate) fn aggregate<'a>(spec: &'a Value, field: &str) -> BTreeMap<&'a str, Q
                 None => *value,
             };
         }
-        raise(&mut highest, need);
+        max_into(&mut highest, need);
     }
-    raise(&mut total, highest);
+    max_into(&mut total, highest);
     total
 }
 
@@ -254,17 +260,17 @@ fn add<'a>(total: &mut BTreeMap<&'a str, Quantity>, more: &BTreeMap<&'a str, Qua
     }
 }
 
-fn raise<'a>(marks: &mut BTreeMap<&'a str, Quantity>, values: BTreeMap<&'a str, Quantity>) {
+fn max_into<'a>(maximum: &mut BTreeMap<&'a str, Quantity>, values: BTreeMap<&'a str, Quantity>) {
     for (name, value) in values {
-        if marks.get(name).is_none_or(|mark| *mark < value) {
-            marks.insert(name, value);
+        if maximum.get(name).is_none_or(|mark| *mark < value) {
+            maximum.insert(name, value);
         }
     }
 }
 
-fn pod_resource_name(name: &str, path: &Path, e: &mut Errors) {
+fn pod_resource_name(name: &str, path: &Path, e: &mut ErrorList) {
     let before = e.0.len();
-    amounts::name(name, path, e);
+    amounts::validate_resource_name(name, path, e);
     if e.0.len() == before && !["cpu", "memory"].contains(&name) && !is_huge_page(name) {
         e.not_supported(path, name, &["cpu", "hugepages-", "memory"]);
     }

@@ -4,102 +4,102 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
 use crate::{meta, names};
 
-pub(crate) const NEGATIVE: &str = "must be greater than or equal to 0";
+pub(crate) const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 pub(crate) const NOT_POSITIVE: &str = "must be greater than 0";
 pub(crate) const IMMUTABLE: &str = "field is immutable";
 
 /// Complains about `value` once for each thing the name check has to say.
-pub(crate) fn named(e: &mut Errors, path: &Path, value: &str, check: impl Fn(&str) -> Vec<String>) {
+pub(crate) fn invalid_name(e: &mut ErrorList, path: &Path, value: &str, check: impl Fn(&str) -> Vec<String>) {
     e.invalid_each(path, value, check(value));
 }
 
-pub(crate) fn label(e: &mut Errors, path: &Path, value: &str) {
-    named(e, path, value, names::dns1123_label);
+pub(crate) fn label(e: &mut ErrorList, path: &Path, value: &str) {
+    invalid_name(e, path, value, names::dns1123_label);
 }
 
-pub(crate) fn subdomain(e: &mut Errors, path: &Path, value: &str) {
-    named(e, path, value, names::dns1123_subdomain);
+pub(crate) fn subdomain(e: &mut ErrorList, path: &Path, value: &str) {
+    invalid_name(e, path, value, names::dns1123_subdomain);
 }
 
 /// A string field that may not be empty.
-pub(crate) fn required(e: &mut Errors, obj: &Value, path: &Path, field: &str) {
+pub(crate) fn required(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if obj.text(field).is_empty() {
-        e.required(&path.at(field), "");
+        e.required(&path.child(field), "");
     }
 }
 
 /// An integer field that, when absent, is zero.
-pub(crate) fn non_negative(e: &mut Errors, obj: &Value, path: &Path, field: &str) {
+pub(crate) fn non_negative(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(value) = obj.int(field)
         && value < 0
     {
-        e.invalid(&path.at(field), value, NEGATIVE);
+        e.invalid(&path.child(field), value, NOT_NEGATIVE);
     }
 }
 
 /// The field, when present, is one of `allowed`, which is printed as it stands.
-pub(crate) fn one_of(e: &mut Errors, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
+pub(crate) fn one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
     if let Some(value) = obj.at(field).as_str()
         && !allowed.contains(&value)
     {
-        e.not_supported(&path.at(field), value, allowed);
+        e.not_supported(&path.child(field), value, allowed);
     }
 }
 
 /// The field is present and one of `allowed`.
-pub(crate) fn required_one_of(e: &mut Errors, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
+pub(crate) fn required_one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
     match obj.text(field) {
-        "" => e.required(&path.at(field), ""),
+        "" => e.required(&path.child(field), ""),
         _ => one_of(e, obj, path, field, allowed),
     }
 }
 
-pub(crate) fn in_range(e: &mut Errors, path: &Path, value: i64, low: i64, high: i64) {
+pub(crate) fn in_range(e: &mut ErrorList, path: &Path, value: i64, low: i64, high: i64) {
     e.invalid_each(path, value, names::in_range(value, low, high));
 }
 
 /// A user or group id, when present.
-pub(crate) fn id(e: &mut Errors, obj: &Value, path: &Path, field: &str) {
+pub(crate) fn id(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(value) = obj.int(field) {
-        in_range(e, &path.at(field), value, 0, i64::from(i32::MAX));
+        in_range(e, &path.child(field), value, 0, i64::from(i32::MAX));
     }
 }
 
 /// A file mode, when present.
-pub(crate) fn file_mode(e: &mut Errors, obj: &Value, path: &Path, field: &str) {
+pub(crate) fn file_mode(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(mode) = obj.int(field)
         && !(0..=0o777).contains(&mode)
     {
-        e.invalid(&path.at(field), mode, "must be a number between 0 and 0777 (octal), both inclusive");
+        e.invalid(&path.child(field), mode, "must be a number between 0 and 0777 (octal), both inclusive");
     }
 }
 
 /// Fails the field with a printed form that is not plain JSON.
-pub(crate) fn invalid_as(e: &mut Errors, path: &Path, shown: &str, detail: &str) {
-    e.push(Reason::Invalid, path, format!("Invalid value: {shown}: {detail}"));
+pub(crate) fn invalid_as(e: &mut ErrorList, path: &Path, rendered: &str, detail: &str) {
+    e.push(ErrorType::Invalid, path, format!("Invalid value: {rendered}: {detail}"));
 }
 
 /// Compares two values of a field that may not change.
-pub(crate) fn immutable(e: &mut Errors, path: &Path, new: &Value, old: &Value) {
-    if !meta::same(new, old) {
-        invalid_as(e, path, &shown(new), IMMUTABLE);
+pub(crate) fn immutable(e: &mut ErrorList, path: &Path, new: &Value, old: &Value) {
+    if !meta::semantic_equal(new, old) {
+        invalid_as(e, path, &render_value(new), IMMUTABLE);
     }
 }
 
 /// A value as complaints show it. A label selector keeps upstream's order of fields; everything else is JSON.
-pub(crate) fn shown(value: &Value) -> String {
+pub(crate) fn render_value(value: &Value) -> String {
     if value.has("matchLabels") || value.has("matchExpressions") {
-        shown_selector(value)
+        render_selector(value)
     } else {
         value.to_string()
     }
 }
 
-fn shown_selector(selector: &Value) -> String {
+fn render_selector(selector: &Value) -> String {
     let mut parts = Vec::new();
     if selector.entries("matchLabels").next().is_some() {
         parts.push(format!("\"matchLabels\":{}", selector.at("matchLabels")));
@@ -137,37 +137,37 @@ pub(crate) fn ip_warning(path: &Path, value: &str) -> Option<String> {
     }
 }
 
-pub(crate) fn no_backsteps(e: &mut Errors, path: &Path, target: &str) {
-    if has_backsteps(target) {
+pub(crate) fn validate_no_parent_refs(e: &mut ErrorList, path: &Path, target: &str) {
+    if has_parent_refs(target) {
         e.invalid(path, target, "must not contain '..'");
     }
 }
 
-pub(crate) fn has_backsteps(target: &str) -> bool {
+pub(crate) fn has_parent_refs(target: &str) -> bool {
     target.split('/').any(|part| part == "..")
 }
 
 /// A relative path that stays below its start.
-pub(crate) fn descending_path(e: &mut Errors, path: &Path, target: &str) {
+pub(crate) fn validate_relative_path(e: &mut ErrorList, path: &Path, target: &str) {
     if target.starts_with('/') {
         e.invalid(path, target, "must be a relative path");
     }
-    no_backsteps(e, path, target);
+    validate_no_parent_refs(e, path, target);
 }
 
 /// The same, and not a name the kubelet reserves for its atomic writer.
-pub(crate) fn unreserved_path(e: &mut Errors, path: &Path, target: &str) {
-    descending_path(e, path, target);
+pub(crate) fn validate_non_reserved_path(e: &mut ErrorList, path: &Path, target: &str) {
+    validate_relative_path(e, path, target);
     if target.starts_with("..") && !target.starts_with("../") {
         e.invalid(path, target, "must not start with '..'");
     }
 }
 
 /// Init, main and ephemeral containers with their paths, in upstream's order of visits.
-pub(crate) fn every_container<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
+pub(crate) fn all_containers<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
     let mut found = Vec::new();
     for list in ["initContainers", "containers", "ephemeralContainers"] {
-        let at = path.at(list);
+        let at = path.child(list);
         found.extend(spec.items(list).iter().enumerate().map(|(i, container)| (at.index(i), container)));
     }
     found
@@ -187,10 +187,10 @@ pub(crate) fn annotation<'a>(meta: &'a Value, key: &str) -> Option<&'a str> {
     meta.at("annotations").get(key).and_then(Value::as_str)
 }
 
-pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
+pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// A value as upstream shows it when its fields have no JSON names of their own: all of them, in order.
-pub(crate) fn shown_as(value: &Value, fields: &[(&str, &str)]) -> String {
+pub(crate) fn render_fields(value: &Value, fields: &[(&str, &str)]) -> String {
     let fields: Vec<String> =
         fields.iter().map(|(go, json)| format!("\"{go}\":{}", value.at(json))).collect();
     format!("{{{}}}", fields.join(","))

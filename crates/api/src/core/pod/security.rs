@@ -4,41 +4,46 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::internal::compact;
-use super::rules::{annotation, descending_path, every_container, id, invalid_as, one_of};
+use super::internal::format_compact;
+use super::rules::{all_containers, annotation, id, invalid_as, one_of, validate_relative_path};
 use super::windows;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 const PROFILE_TYPES: &[&str] = &["Localhost", "RuntimeDefault", "Unconfined"];
 
 /// The pod's own context. Host namespaces are fields of the spec itself.
-pub(super) fn pod(e: &mut Errors, spec: &Value, path: &Path) {
+pub(super) fn validate_pod_security_context(e: &mut ErrorList, spec: &Value, path: &Path) {
     let context = spec.at("securityContext");
     for field in ["fsGroup", "runAsUser", "runAsGroup"] {
         id(e, context, path, field);
     }
     for (i, group) in context.items("supplementalGroups").iter().enumerate() {
-        let at = path.at("supplementalGroups").index(i);
+        let at = path.child("supplementalGroups").index(i);
         super::rules::in_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
     }
     if spec.flag("shareProcessNamespace") && spec.flag("hostPID") {
         e.invalid(
-            &path.at("shareProcessNamespace"),
+            &path.child("shareProcessNamespace"),
             true,
             "ShareProcessNamespace and HostPID cannot both be enabled",
         );
     }
-    sysctls(e, spec, &path.at("sysctls"));
+    sysctls(e, spec, &path.child("sysctls"));
     one_of(e, context, path, "fsGroupChangePolicy", &["Always", "OnRootMismatch"]);
-    seccomp(e, context.at("seccompProfile"), &path.at("seccompProfile"));
-    windows::options(e, context.at("windowsOptions"), &path.at("windowsOptions"));
-    app_armor(e, context.at("appArmorProfile"), &path.at("appArmorProfile"));
+    seccomp(e, context.at("seccompProfile"), &path.child("seccompProfile"));
+    windows::options(e, context.at("windowsOptions"), &path.child("windowsOptions"));
+    app_armor(e, context.at("appArmorProfile"), &path.child("appArmorProfile"));
     one_of(e, context, path, "supplementalGroupsPolicy", &["Merge", "Strict"]);
     one_of(e, context, path, "seLinuxChangePolicy", &["Recursive"]);
 }
 
-pub(super) fn container(e: &mut Errors, context: &Value, path: &Path, host_users: bool) {
+pub(super) fn validate_container_security_context(
+    e: &mut ErrorList,
+    context: &Value,
+    path: &Path,
+    host_users: bool,
+) {
     if context.is_null() {
         return;
     }
@@ -47,55 +52,55 @@ pub(super) fn container(e: &mut Errors, context: &Value, path: &Path, host_users
     if let Some(mount) = context.at("procMount").as_str() {
         one_of(e, context, path, "procMount", &["Default", "Unmasked"]);
         if host_users && mount == "Unmasked" {
-            e.invalid(&path.at("procMount"), mount, "`hostUsers` must be false to use `Unmasked`");
+            e.invalid(&path.child("procMount"), mount, "`hostUsers` must be false to use `Unmasked`");
         }
     }
-    seccomp(e, context.at("seccompProfile"), &path.at("seccompProfile"));
+    seccomp(e, context.at("seccompProfile"), &path.child("seccompProfile"));
     if context.at("allowPrivilegeEscalation").as_bool() == Some(false) {
-        let shown = || compact("SecurityContext", context);
+        let rendered = || format_compact("SecurityContext", context);
         if context.flag("privileged") {
             let words = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
-            invalid_as(e, path, &shown(), words);
+            invalid_as(e, path, &rendered(), words);
         }
         let added = context.at("capabilities").items("add").iter();
         for _ in added.filter(|capability| capability.as_str() == Some("CAP_SYS_ADMIN")) {
             let words = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
-            invalid_as(e, path, &shown(), words);
+            invalid_as(e, path, &rendered(), words);
         }
     }
-    windows::options(e, context.at("windowsOptions"), &path.at("windowsOptions"));
-    app_armor(e, context.at("appArmorProfile"), &path.at("appArmorProfile"));
+    windows::options(e, context.at("windowsOptions"), &path.child("windowsOptions"));
+    app_armor(e, context.at("appArmorProfile"), &path.child("appArmorProfile"));
 }
 
-fn seccomp(e: &mut Errors, profile: &Value, path: &Path) {
+fn seccomp(e: &mut ErrorList, profile: &Value, path: &Path) {
     if profile.is_null() {
         return;
     }
     match profile.text("type") {
-        "" => e.required(&path.at("type"), "type is required when seccompProfile is set"),
+        "" => e.required(&path.child("type"), "type is required when seccompProfile is set"),
         _ => one_of(e, profile, path, "type", PROFILE_TYPES),
     }
-    let at = path.at("localhostProfile");
+    let at = path.child("localhostProfile");
     let local = profile.at("localhostProfile").as_str();
     match (profile.text("type") == "Localhost", local) {
         (true, None) => e.required(&at, "must be set when seccomp type is Localhost"),
-        (true, Some(local)) => descending_path(e, &at, local),
+        (true, Some(local)) => validate_relative_path(e, &at, local),
         (false, Some(_)) => invalid_as(
             e,
             &at,
-            &compact("SeccompProfile", profile),
+            &format_compact("SeccompProfile", profile),
             "can only be set when seccomp type is Localhost",
         ),
         (false, None) => {}
     }
 }
 
-fn app_armor(e: &mut Errors, profile: &Value, path: &Path) {
+fn app_armor(e: &mut ErrorList, profile: &Value, path: &Path) {
     if profile.is_null() {
         return;
     }
     const UNSET: &str = "must be set when AppArmor type is Localhost";
-    let at = path.at("localhostProfile");
+    let at = path.child("localhostProfile");
     match (profile.text("type"), profile.at("localhostProfile").as_str()) {
         ("Localhost", None) => e.required(&at, UNSET),
         ("Localhost", Some(local)) => {
@@ -112,15 +117,15 @@ fn app_armor(e: &mut Errors, profile: &Value, path: &Path) {
             e.invalid(&at, local, "can only be set when AppArmor type is Localhost");
         }
         ("RuntimeDefault" | "Unconfined", None) => {}
-        ("", _) => e.required(&path.at("type"), "type is required when appArmorProfile is set"),
+        ("", _) => e.required(&path.child("type"), "type is required when appArmorProfile is set"),
         _ => one_of(e, profile, path, "type", PROFILE_TYPES),
     }
 }
 
-fn sysctls(e: &mut Errors, spec: &Value, path: &Path) {
+fn sysctls(e: &mut ErrorList, spec: &Value, path: &Path) {
     let mut names = BTreeSet::new();
     for (i, sysctl) in spec.at("securityContext").items("sysctls").iter().enumerate() {
-        let at = path.index(i).at("name");
+        let at = path.index(i).child("name");
         let name = sysctl.text("name");
         if name.is_empty() {
             e.required(&at, "");
@@ -133,10 +138,11 @@ fn sysctls(e: &mut Errors, spec: &Value, path: &Path) {
         } else if names.contains(name) {
             e.duplicate(&at, name);
         }
-        let dotted = with_dots(name);
-        if spec.flag("hostNetwork") && dotted.starts_with("net.") {
+        let normalized = normalize_sysctl(name);
+        if spec.flag("hostNetwork") && normalized.starts_with("net.") {
             e.invalid(&at, name, "may not be specified when 'hostNetwork' is true");
-        } else if spec.flag("hostIPC") && (dotted.starts_with("fs.mqueue.") || IPC.contains(&dotted.as_str()))
+        } else if spec.flag("hostIPC")
+            && (normalized.starts_with("fs.mqueue.") || IPC_SYSCTLS.contains(&normalized.as_str()))
         {
             e.invalid(&at, name, "may not be specified when 'hostIPC' is true");
         }
@@ -144,7 +150,7 @@ fn sysctls(e: &mut Errors, spec: &Value, path: &Path) {
     }
 }
 
-const IPC: &[&str] = &[
+const IPC_SYSCTLS: &[&str] = &[
     "kernel.sem",
     "kernel.shmall",
     "kernel.shmmax",
@@ -158,7 +164,7 @@ const IPC: &[&str] = &[
 ];
 
 /// A name may use slashes for dots when its first separator is one; dots then stand for themselves.
-fn with_dots(name: &str) -> String {
+fn normalize_sysctl(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(i) if name.as_bytes()[i] == b'/' => name
             .chars()
@@ -188,20 +194,21 @@ fn is_sysctl(name: &str) -> bool {
 }
 
 /// A pod in a user namespace of its own shares little else with the node.
-pub(super) fn host_users(e: &mut Errors, spec: &Value, path: &Path) {
+pub(super) fn host_users(e: &mut ErrorList, spec: &Value, path: &Path) {
     if super::rules::host_users(spec) {
         return;
     }
     const WHEN: &str = "when `hostUsers` is false";
     // Two of the names are capitalised upstream.
-    for (field, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
+    for (field, rendered) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")]
+    {
         if spec.flag(field) {
-            e.forbidden(&path.at(shown), WHEN);
+            e.forbidden(&path.child(rendered), WHEN);
         }
     }
-    for (at, container) in every_container(spec, path) {
+    for (at, container) in all_containers(spec, path) {
         if !container.items("volumeDevices").is_empty() {
-            e.forbidden(&at.at("volumeDevices"), WHEN);
+            e.forbidden(&at.child("volumeDevices"), WHEN);
         }
     }
 }
@@ -223,11 +230,11 @@ pub(super) fn app_armor_annotation(container: &Value) -> String {
 }
 
 /// The old annotations, as far as they are still looked at.
-pub(super) fn annotations(e: &mut Errors, meta: &Value, spec: &Value, path: &Path) {
-    let seccomp = |e: &mut Errors, key: &str, profile: &str| {
-        let at = path.at(key);
+pub(super) fn annotations(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
+    let seccomp = |e: &mut ErrorList, key: &str, profile: &str| {
+        let at = path.child(key);
         if let Some(local) = profile.strip_prefix("localhost/") {
-            descending_path(e, &at, local);
+            validate_relative_path(e, &at, local);
         } else if !["runtime/default", "docker/default", "unconfined"].contains(&profile) {
             e.invalid(&at, profile, "must be a valid seccomp profile");
         }
@@ -259,7 +266,7 @@ pub(super) fn annotations(e: &mut Errors, meta: &Value, spec: &Value, path: &Pat
 }
 
 /// Annotation and field, where both are given, say the same.
-pub(super) fn annotations_match_fields(e: &mut Errors, meta: &Value, spec: &Value, path: &Path) {
+pub(super) fn annotations_match_fields(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
     let own = spec.at("securityContext");
     let mut matches = |profile: &Value, key: &str, at: Path, what: &str| {
         let Some(noted) = annotation(meta, key).filter(|_| !profile.is_null()) else { return };
@@ -272,29 +279,29 @@ pub(super) fn annotations_match_fields(e: &mut Errors, meta: &Value, spec: &Valu
             _ => return,
         };
         if wrong_type {
-            e.forbidden(&at.at("type"), &format!("{what} type in annotation and field must match"));
+            e.forbidden(&at.child("type"), &format!("{what} type in annotation and field must match"));
         } else if profile.text("type") == "Localhost"
             && noted.strip_prefix("localhost/") != profile.at("localhostProfile").as_str()
         {
             let words = format!("{what} profile in annotation and field must match");
-            e.forbidden(&at.at("localhostProfile"), &words);
+            e.forbidden(&at.child("localhostProfile"), &words);
         }
     };
-    matches(own.at("seccompProfile"), SECCOMP_POD, path.at("securityContext.seccompProfile"), "seccomp");
-    for (at, container) in every_container(spec, path) {
+    matches(own.at("seccompProfile"), SECCOMP_POD, path.child("securityContext.seccompProfile"), "seccomp");
+    for (at, container) in all_containers(spec, path) {
         let profile = container.path("securityContext.seccompProfile");
         let key = seccomp_container_annotation(container);
-        matches(profile, &key, at.at("securityContext.seccompProfile"), "seccomp");
+        matches(profile, &key, at.child("securityContext.seccompProfile"), "seccomp");
     }
     if spec.at("os").text("name") == "windows" {
         return;
     }
-    for (at, container) in every_container(spec, path) {
+    for (at, container) in all_containers(spec, path) {
         let mut profile = container.path("securityContext.appArmorProfile");
         if profile.is_null() {
             profile = own.at("appArmorProfile");
         }
         let key = app_armor_annotation(container);
-        matches(profile, &key, at.at("securityContext.appArmorProfile"), "apparmor");
+        matches(profile, &key, at.child("securityContext.appArmorProfile"), "apparmor");
     }
 }

@@ -4,45 +4,51 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::containers::{self, Surroundings};
-use super::rules::{in_range, invalid_as, label, named, one_of, required_one_of, subdomain};
+use super::containers::{self, PodContext};
+use super::rules::{in_range, invalid_as, invalid_name, label, one_of, required_one_of, subdomain};
 use super::{affinity, env, resources, security, volumes, windows};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::{meta, names};
 
 /// What differs between a pod and a template.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct PodValidationOptions {
     /// The spec is a pod's own, so nothing will be filled in later.
     pub is_pod: bool,
 }
 
 /// Checks a `PodSpec`. `pod` is the metadata of the pod it belongs to; a template has none.
-pub fn validate_pod_spec(spec: &Value, pod: Option<&Value>, path: &Path, options: Options, e: &mut Errors) {
+pub fn validate_pod_spec(
+    spec: &Value,
+    pod: Option<&Value>,
+    path: &Path,
+    options: PodValidationOptions,
+    e: &mut ErrorList,
+) {
     let grace_period = spec.int("terminationGracePeriodSeconds");
     if grace_period.is_none() {
-        e.required(&path.at("terminationGracePeriodSeconds"), "");
+        e.required(&path.child("terminationGracePeriodSeconds"), "");
     }
-    let good = volumes::volumes(e, spec, pod, &path.at("volumes"), options.is_pod);
+    let good = volumes::volumes(e, spec, pod, &path.child("volumes"), options.is_pod);
     let claims: BTreeSet<&str> = spec
         .items("resourceClaims")
         .iter()
         .map(|claim| claim.text("name"))
         .filter(|name| !name.is_empty())
         .collect();
-    resources::pod_claims(e, spec, pod, &path.at("resourceClaims"));
-    let around = Surroundings {
+    resources::validate_pod_claims(e, spec, pod, &path.child("resourceClaims"));
+    let around = PodContext {
         volumes: good,
         claims,
         grace_period,
         restart_policy: spec.text("restartPolicy"),
         host_users: super::rules::host_users(spec),
     };
-    containers::main(e, spec.items("containers"), &path.at("containers"), &around);
-    containers::init(e, spec, &path.at("initContainers"), &around);
-    containers::ephemeral(e, spec, &path.at("ephemeralContainers"), &around);
-    resources::pod(e, spec, &path.at("resources"), &around.claims);
+    containers::validate_containers(e, spec.items("containers"), &path.child("containers"), &around);
+    containers::validate_init_containers(e, spec, &path.child("initContainers"), &around);
+    containers::validate_ephemeral_containers(e, spec, &path.child("ephemeralContainers"), &around);
+    resources::validate_pod_resources(e, spec, &path.child("resources"), &around.claims);
     host_network_ports(e, spec, path, options);
     required_one_of(e, spec, path, "restartPolicy", &["Always", "OnFailure", "Never"]);
     required_one_of(
@@ -52,69 +58,69 @@ pub fn validate_pod_spec(spec: &Value, pod: Option<&Value>, path: &Path, options
         "dnsPolicy",
         &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
     );
-    meta::labels(spec.at("nodeSelector"), &path.at("nodeSelector"), e);
-    security::pod(e, spec, &path.at("securityContext"));
-    pull_secrets(e, spec, &path.at("imagePullSecrets"));
-    affinity::affinity(e, spec.at("affinity"), &path.at("affinity"));
-    dns_config(e, spec, &path.at("dnsConfig"));
+    meta::validate_labels(spec.at("nodeSelector"), &path.child("nodeSelector"), e);
+    security::validate_pod_security_context(e, spec, &path.child("securityContext"));
+    pull_secrets(e, spec, &path.child("imagePullSecrets"));
+    affinity::affinity(e, spec.at("affinity"), &path.child("affinity"));
+    dns_config(e, spec, &path.child("dnsConfig"));
     for (i, gate) in spec.items("readinessGates").iter().enumerate() {
-        let at = path.at("readinessGates").index(i).at("conditionType");
-        named(e, &at, gate.text("conditionType"), names::qualified_name);
+        let at = path.child("readinessGates").index(i).child("conditionType");
+        invalid_name(e, &at, gate.text("conditionType"), names::qualified_name);
     }
-    scheduling_gates(e, spec, &path.at("schedulingGates"));
+    scheduling_gates(e, spec, &path.child("schedulingGates"));
     affinity::topology_spread(
         e,
         spec.items("topologySpreadConstraints"),
-        &path.at("topologySpreadConstraints"),
+        &path.child("topologySpreadConstraints"),
     );
     windows::host_process(e, spec, path);
     security::host_users(e, spec, path);
-    hostname_override(e, spec, &path.at("hostnameOverride"));
-    plain_fields(e, spec, path);
+    hostname_override(e, spec, &path.child("hostnameOverride"));
+    validate_simple_fields(e, spec, path);
     windows::os(e, spec, path);
     env::file_key_volumes(e, spec, path);
 }
 
-fn plain_fields(e: &mut Errors, spec: &Value, path: &Path) {
+fn validate_simple_fields(e: &mut ErrorList, spec: &Value, path: &Path) {
     for field in ["serviceAccountName", "nodeName"] {
         if !spec.text(field).is_empty() {
-            subdomain(e, &path.at(field), spec.text(field));
+            subdomain(e, &path.child(field), spec.text(field));
         }
     }
     if let Some(deadline) = spec.int("activeDeadlineSeconds") {
-        in_range(e, &path.at("activeDeadlineSeconds"), deadline, 1, i64::from(i32::MAX));
+        in_range(e, &path.child("activeDeadlineSeconds"), deadline, 1, i64::from(i32::MAX));
     }
     for field in ["hostname", "subdomain"] {
         if !spec.text(field).is_empty() {
-            label(e, &path.at(field), spec.text(field));
+            label(e, &path.child(field), spec.text(field));
         }
     }
-    affinity::tolerations(e, spec.items("tolerations"), &path.at("tolerations"));
+    affinity::tolerations(e, spec.items("tolerations"), &path.child("tolerations"));
     for (i, alias) in spec.items("hostAliases").iter().enumerate() {
-        let at = path.at("hostAliases").index(i);
-        named(e, &at.at("ip"), alias.text("ip"), names::ip_any_form);
+        let at = path.child("hostAliases").index(i);
+        invalid_name(e, &at.child("ip"), alias.text("ip"), names::ip_any_form);
         for (j, name) in alias.items("hostnames").iter().enumerate() {
-            subdomain(e, &at.at("hostnames").index(j), name.as_str().unwrap_or(""));
+            subdomain(e, &at.child("hostnames").index(j), name.as_str().unwrap_or(""));
         }
     }
     if !spec.text("priorityClassName").is_empty() {
-        subdomain(e, &path.at("priorityClassName"), spec.text("priorityClassName"));
+        subdomain(e, &path.child("priorityClassName"), spec.text("priorityClassName"));
     }
     if let Some(class) = spec.at("runtimeClassName").as_str() {
-        subdomain(e, &path.at("runtimeClassName"), class);
+        subdomain(e, &path.child("runtimeClassName"), class);
     }
     if spec.has("preemptionPolicy") {
         match spec.text("preemptionPolicy") {
-            "" => e.required(&path.at("preemptionPolicy"), ""),
+            "" => e.required(&path.child("preemptionPolicy"), ""),
             _ => one_of(e, spec, path, "preemptionPolicy", &["PreemptLowerPriority", "Never"]),
         }
     }
     if spec.has("overhead") {
-        resources::overhead(e, spec, &path.at("overhead"));
+        resources::validate_overhead(e, spec, &path.child("overhead"));
     }
 }
 
-fn host_network_ports(e: &mut Errors, spec: &Value, path: &Path, options: Options) {
+fn host_network_ports(e: &mut ErrorList, spec: &Value, path: &Path, options: PodValidationOptions) {
     if !spec.flag("hostNetwork") {
         return;
     }
@@ -123,7 +129,7 @@ fn host_network_ports(e: &mut Errors, spec: &Value, path: &Path, options: Option
             let host = port.int("hostPort").unwrap_or(0);
             if (options.is_pod || host != 0) && host != port.int("containerPort").unwrap_or(0) {
                 e.invalid(
-                    &path.at("containers").index(i).at("ports").index(j).at("hostPort"),
+                    &path.child("containers").index(i).child("ports").index(j).child("hostPort"),
                     host,
                     "must match `containerPort` when `hostNetwork` is true",
                 );
@@ -132,22 +138,22 @@ fn host_network_ports(e: &mut Errors, spec: &Value, path: &Path, options: Option
     }
 }
 
-fn pull_secrets(e: &mut Errors, spec: &Value, path: &Path) {
+fn pull_secrets(e: &mut ErrorList, spec: &Value, path: &Path) {
     for (i, secret) in spec.items("imagePullSecrets").iter().enumerate() {
         // The type has no other field; strict decoding refuses more, lenient decoding drops it.
         let more = secret.as_object().is_some_and(|fields| fields.keys().any(|key| key != "name"));
         if more {
-            let shown = super::internal::compact("LocalObjectReference", secret);
-            invalid_as(e, &path.index(i), &shown, "only name may be set");
+            let rendered = super::internal::format_compact("LocalObjectReference", secret);
+            invalid_as(e, &path.index(i), &rendered, "only name may be set");
         }
     }
 }
 
 const MAX_NAMESERVERS: usize = 3;
-const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_PATHS: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 
-fn dns_config(e: &mut Errors, spec: &Value, path: &Path) {
+fn dns_config(e: &mut ErrorList, spec: &Value, path: &Path) {
     let config = spec.at("dnsConfig");
     let (servers, searches) = (config.items("nameservers"), config.items("searches"));
     if spec.text("dnsPolicy") == "None" {
@@ -156,19 +162,24 @@ fn dns_config(e: &mut Errors, spec: &Value, path: &Path) {
         }
         if servers.is_empty() {
             let words = "must provide at least one DNS nameserver when `dnsPolicy` is None";
-            return e.required(&path.at("nameservers"), words);
+            return e.required(&path.child("nameservers"), words);
         }
     }
     if servers.len() > MAX_NAMESERVERS {
         let words = format!("must not have more than {MAX_NAMESERVERS} nameservers");
-        e.invalid(&path.at("nameservers"), config.at("nameservers").clone(), &words);
+        e.invalid(&path.child("nameservers"), config.at("nameservers").clone(), &words);
     }
     for (i, server) in servers.iter().enumerate() {
-        named(e, &path.at("nameservers").index(i), server.as_str().unwrap_or(""), names::ip_any_form);
+        invalid_name(
+            e,
+            &path.child("nameservers").index(i),
+            server.as_str().unwrap_or(""),
+            names::ip_any_form,
+        );
     }
-    let at = path.at("searches");
-    if searches.len() > MAX_SEARCHES {
-        let words = format!("must not have more than {MAX_SEARCHES} search paths");
+    let at = path.child("searches");
+    if searches.len() > MAX_SEARCH_PATHS {
+        let words = format!("must not have more than {MAX_SEARCH_PATHS} search paths");
         e.invalid(&at, config.at("searches").clone(), &words);
     }
     let text = searches.iter().filter_map(Value::as_str);
@@ -181,27 +192,27 @@ fn dns_config(e: &mut Errors, spec: &Value, path: &Path) {
     }
     for (i, search) in text.enumerate().filter(|(_, search)| *search != ".") {
         let search = search.strip_suffix('.').unwrap_or(search);
-        named(e, &at.index(i), search, names::dns1123_subdomain_with_underscore);
+        invalid_name(e, &at.index(i), search, names::dns1123_subdomain_with_underscore);
     }
     for (i, option) in config.items("options").iter().enumerate() {
         if option.text("name").is_empty() {
-            e.required(&path.at("options").index(i), "must not be empty");
+            e.required(&path.child("options").index(i), "must not be empty");
         }
     }
 }
 
-fn scheduling_gates(e: &mut Errors, spec: &Value, path: &Path) {
+fn scheduling_gates(e: &mut ErrorList, spec: &Value, path: &Path) {
     let mut seen = BTreeSet::new();
     for (i, gate) in spec.items("schedulingGates").iter().enumerate() {
         let name = gate.text("name");
-        named(e, &path.index(i), name, names::qualified_name);
+        invalid_name(e, &path.index(i), name, names::qualified_name);
         if !seen.insert(name) {
             e.duplicate(&path.index(i), name);
         }
     }
 }
 
-fn hostname_override(e: &mut Errors, spec: &Value, path: &Path) {
+fn hostname_override(e: &mut ErrorList, spec: &Value, path: &Path) {
     let Some(name) = spec.at("hostnameOverride").as_str() else { return };
     if spec.flag("setHostnameAsFQDN") {
         e.forbidden(path, "may not be specified when setHostnameAsFQDN is true");

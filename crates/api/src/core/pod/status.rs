@@ -5,15 +5,15 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::rules::{id, label, named, subdomain};
+use super::rules::{id, invalid_name, label, subdomain};
 use super::template::pod_annotations;
 use super::update::annotation_updates;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 /// Fills in what a writer of status leaves out, as older ones do.
-pub(super) fn prepare(new: &mut Value, old: &Value) {
+pub(super) fn prepare_status(new: &mut Value, old: &Value) {
     let before = old.at("status");
     if !new.at("status").is_object() {
         return;
@@ -26,8 +26,8 @@ pub(super) fn prepare(new: &mut Value, old: &Value) {
     };
     let no_class = status.text("qosClass").is_empty();
     keep(status, "qosClass", no_class);
-    let unseen = status.int("observedGeneration").unwrap_or(0) == 0;
-    keep(status, "observedGeneration", unseen);
+    let no_generation = status.int("observedGeneration").unwrap_or(0) == 0;
+    keep(status, "observedGeneration", no_generation);
     let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
     for condition in conditions.into_iter().flatten() {
         if condition.int("observedGeneration").unwrap_or(0) != 0 {
@@ -42,110 +42,128 @@ pub(super) fn prepare(new: &mut Value, old: &Value) {
     }
 }
 
-pub(super) fn validate(e: &mut Errors, new: &Value, old: &Value) {
+pub(super) fn validate_status(e: &mut ErrorList, new: &Value, old: &Value) {
     annotation_updates(e, new.at("metadata"), old.at("metadata"));
     pod_annotations(e, new.at("metadata"), new.at("spec"), &Path::new("metadata.annotations"));
     let path = Path::new("status");
     let (spec, status, before) = (old.at("spec"), new.at("status"), old.at("status"));
-    conditions(e, status, &path.at("conditions"));
+    conditions(e, status, &path.child("conditions"));
     if new.at("spec").text("nodeName") != spec.text("nodeName") {
-        e.forbidden(&path.at("nodeName"), "may not be changed directly");
+        e.forbidden(&path.child("nodeName"), "may not be changed directly");
     }
     let nominated = status.text("nominatedNodeName");
     if nominated != before.text("nominatedNodeName") && !nominated.is_empty() {
-        subdomain(e, &path.at("nominatedNodeName"), nominated);
+        subdomain(e, &path.child("nominatedNodeName"), nominated);
         if !spec.text("nodeName").is_empty() {
             let words = "may not be set on pods that are already bound to a node";
-            e.forbidden(&path.at("nominatedNodeName"), words);
+            e.forbidden(&path.child("nominatedNodeName"), words);
         }
     }
-    whole_generation(e, status, &path);
+    validate_observed_generation(e, status, &path);
     let class = status.text("qosClass");
     if class != before.text("qosClass") {
-        e.invalid(&path.at("qosClass"), class, super::rules::IMMUTABLE);
+        e.invalid(&path.child("qosClass"), class, super::rules::IMMUTABLE);
     }
     for (list, containers) in
         [("containerStatuses", "containers"), ("initContainerStatuses", "initContainers")]
     {
-        transitions(e, status.items(list), before.items(list), &path.at(list), Some((spec, containers)));
+        validate_state_transitions(
+            e,
+            status.items(list),
+            before.items(list),
+            &path.child(list),
+            Some((spec, containers)),
+        );
     }
     let list = "ephemeralContainerStatuses";
-    transitions(e, status.items(list), before.items(list), &path.at(list), None);
-    claim_statuses(e, status, new.at("spec"), &path.at("resourceClaimStatuses"));
-    extended_claim(e, status, new.at("spec"), &path.at("extendedResourceClaimStatus"));
+    validate_state_transitions(e, status.items(list), before.items(list), &path.child(list), None);
+    claim_statuses(e, status, new.at("spec"), &path.child("resourceClaimStatuses"));
+    extended_claim(e, status, new.at("spec"), &path.child("extendedResourceClaimStatus"));
     addresses(e, status, before, &path, "podIPs");
     if let Some(first) = status.items("hostIPs").first()
         && first.text("ip") != status.text("hostIP")
     {
-        e.invalid(&path.at("hostIPs").index(0).at("ip"), first.text("ip"), "must be equal to `hostIP`");
+        e.invalid(&path.child("hostIPs").index(0).child("ip"), first.text("ip"), "must be equal to `hostIP`");
     }
     addresses(e, status, before, &path, "hostIPs");
     for list in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
-        users(e, status.items(list), &path.at(list), spec);
+        validate_users(e, status.items(list), &path.child(list), spec);
     }
     for (list, containers) in
         [("containerStatuses", "containers"), ("initContainerStatuses", "initContainers")]
     {
-        allocated(e, status.items(list), &path.at(list), new.at("spec").items(containers));
+        validate_allocated_resources(
+            e,
+            status.items(list),
+            &path.child(list),
+            new.at("spec").items(containers),
+        );
     }
     for (i, one) in status.items("ephemeralContainerStatuses").iter().enumerate() {
         if !one.items("allocatedResourcesStatus").is_empty() {
-            let at = path.at("ephemeralContainerStatuses").index(i).at("allocatedResourcesStatus");
+            let at = path.child("ephemeralContainerStatuses").index(i).child("allocatedResourcesStatus");
             e.forbidden(&at, "must not be specified in container status");
         }
     }
 }
 
-fn whole_generation(e: &mut Errors, object: &Value, path: &Path) {
+fn validate_observed_generation(e: &mut ErrorList, object: &Value, path: &Path) {
     if let Some(generation) = object.int("observedGeneration")
         && generation < 0
     {
-        e.invalid(&path.at("observedGeneration"), generation, "must be a non-negative integer");
+        e.invalid(&path.child("observedGeneration"), generation, "must be a non-negative integer");
     }
 }
 
-fn conditions(e: &mut Errors, status: &Value, path: &Path) {
+fn conditions(e: &mut ErrorList, status: &Value, path: &Path) {
     for (i, condition) in status.items("conditions").iter().enumerate() {
-        whole_generation(e, condition, &path.index(i));
+        validate_observed_generation(e, condition, &path.index(i));
         let name = condition.text("type");
         if !["PodScheduled", "Ready", "Initialized"].contains(&name) {
-            named(e, &path.index(i).at("Type"), name, names::qualified_name);
+            invalid_name(e, &path.index(i).child("Type"), name, names::qualified_name);
         }
     }
 }
 
 /// A terminated container stays so, unless its restart policy starts it again.
-fn transitions(e: &mut Errors, new: &[Value], old: &[Value], path: &Path, owner: Option<(&Value, &str)>) {
-    if owner.is_some_and(|(spec, _)| may_restart_all(spec)) {
+fn validate_state_transitions(
+    e: &mut ErrorList,
+    new: &[Value],
+    old: &[Value],
+    path: &Path,
+    owner: Option<(&Value, &str)>,
+) {
+    if owner.is_some_and(|(spec, _)| has_restart_all_rule(spec)) {
         return;
     }
     for (i, before) in old.iter().enumerate() {
         let ended = before.path("state.terminated");
         let name = before.text("name");
-        let resumed =
+        let running_again =
             new.iter().find(|now| now.text("name") == name && !now.path("state.terminated").is_object());
-        if !ended.is_object() || resumed.is_none() {
+        if !ended.is_object() || running_again.is_none() {
             continue;
         }
         let allowed = owner.is_some_and(|(spec, list)| {
             let container = spec.items(list).iter().find(|container| container.text("name") == name);
-            container.is_some_and(|container| restarts(container, spec, ended.int("exitCode").unwrap_or(0)))
+            container
+                .is_some_and(|container| should_restart(container, spec, ended.int("exitCode").unwrap_or(0)))
         });
         if !allowed {
-            e.forbidden(&path.index(i).at("state"), "may not be transitioned to non-terminated state");
+            e.forbidden(&path.index(i).child("state"), "may not be transitioned to non-terminated state");
         }
     }
 }
 
 /// Whether any container has a rule that restarts all of them.
-fn may_restart_all(spec: &Value) -> bool {
+fn has_restart_all_rule(spec: &Value) -> bool {
     ["containers", "initContainers"].iter().flat_map(|list| spec.items(list)).any(|container| {
         container.items("restartPolicyRules").iter().any(|rule| rule.text("action") == "RestartAllContainers")
     })
 }
 
 /// Whether a container is started again after this exit code.
-pub fn restarts(container: &Value, spec: &Value, exit_code: i64) -> bool {
+pub fn should_restart(container: &Value, spec: &Value, exit_code: i64) -> bool {
     for rule in container.items("restartPolicyRules") {
         let codes = rule.at("exitCodes");
         let listed = codes.items("values").iter().any(|code| code.as_i64() == Some(exit_code));
@@ -166,29 +184,29 @@ pub fn restarts(container: &Value, spec: &Value, exit_code: i64) -> bool {
     }
 }
 
-fn claim_statuses(e: &mut Errors, status: &Value, spec: &Value, path: &Path) {
+fn claim_statuses(e: &mut ErrorList, status: &Value, spec: &Value, path: &Path) {
     let mut seen = BTreeSet::new();
     for (i, claim) in status.items("resourceClaimStatuses").iter().enumerate() {
         let (at, name) = (path.index(i), claim.text("name"));
         if !spec.items("resourceClaims").iter().any(|one| one.text("name") == name) {
             let words = "must match the name of an entry in `spec.resourceClaims`";
-            e.invalid(&at.at("name"), name, words);
+            e.invalid(&at.child("name"), name, words);
         }
         if !seen.insert(name) {
-            e.duplicate(&at.at("name"), name);
+            e.duplicate(&at.child("name"), name);
         }
         if let Some(name) = claim.at("resourceClaimName").as_str() {
-            subdomain(e, &at.at("resourceClaimName"), name);
+            subdomain(e, &at.child("resourceClaimName"), name);
         }
     }
 }
 
-fn extended_claim(e: &mut Errors, status: &Value, spec: &Value, path: &Path) {
+fn extended_claim(e: &mut ErrorList, status: &Value, spec: &Value, path: &Path) {
     let claim = status.at("extendedResourceClaimStatus");
     if claim.is_null() {
         return;
     }
-    let at = path.at("requestMappings");
+    let at = path.child("requestMappings");
     let mappings = claim.items("requestMappings");
     if mappings.is_empty() {
         e.required(&at, "at least one request mapping is required");
@@ -204,55 +222,60 @@ fn extended_claim(e: &mut Errors, status: &Value, spec: &Value, path: &Path) {
             .find_map(|list| spec.items(list).iter().find(|one| one.text("name") == container));
         match owner {
             None => e.invalid(
-                &at.at("containerName"),
+                &at.child("containerName"),
                 container,
                 "must match the name of an entry in spec.initContainers.name or spec.containers.name",
             ),
             Some(owner) if owner.path("resources.requests").get(resource).is_none() => e.invalid(
-                &at.at("resourceName"),
+                &at.child("resourceName"),
                 resource,
                 "must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests",
             ),
             Some(_) => {}
         }
-        label(e, &path.at("requestName"), request);
+        label(e, &path.child("requestName"), request);
         if !seen.insert((container, resource, request)) {
             for (field, value) in fields {
-                e.duplicate(&at.at(field), value);
+                e.duplicate(&at.child(field), value);
             }
         }
     }
     match claim.text("resourceClaimName") {
-        "" => e.required(&path.at("resourceClaimName"), ""),
-        name => subdomain(e, &path.at("resourceClaimName"), name),
+        "" => e.required(&path.child("resourceClaimName"), ""),
+        name => subdomain(e, &path.child("resourceClaimName"), name),
     }
 }
 
 /// At most one address of each family; addresses already there are not looked at again.
-fn addresses(e: &mut Errors, status: &Value, before: &Value, path: &Path, list: &str) {
+fn addresses(e: &mut ErrorList, status: &Value, before: &Value, path: &Path, list: &str) {
     let ips = status.items(list);
-    let path = path.at(list);
+    let path = path.child(list);
     for (i, ip) in ips.iter().enumerate() {
         let ip = ip.text("ip");
         if !before.items(list).iter().any(|old| old.text("ip") == ip) {
-            named(e, &path.index(i), ip, names::ip_any_form);
+            invalid_name(e, &path.index(i), ip, names::ip_any_form);
         }
     }
     if ips.len() > 1 {
         let families: Vec<Option<IpAddr>> = ips.iter().map(|ip| names::parse_ip(ip.text("ip"))).collect();
         let v6 = families.iter().flatten().filter(|ip| ip.is_ipv6()).count();
         if families.len() != 2 || families.contains(&None) || v6 != 1 {
-            let shown: Vec<String> = ips.iter().map(|ip| format!("{{\"IP\":{}}}", ip.at("ip"))).collect();
-            let shown = format!("[{}]", shown.join(","));
-            super::rules::invalid_as(e, &path, &shown, "may specify no more than one IP for each IP family");
+            let rendered: Vec<String> = ips.iter().map(|ip| format!("{{\"IP\":{}}}", ip.at("ip"))).collect();
+            let rendered = format!("[{}]", rendered.join(","));
+            super::rules::invalid_as(
+                e,
+                &path,
+                &rendered,
+                "may specify no more than one IP for each IP family",
+            );
         }
     }
 }
 
-fn users(e: &mut Errors, statuses: &[Value], path: &Path, spec: &Value) {
+fn validate_users(e: &mut ErrorList, statuses: &[Value], path: &Path, spec: &Value) {
     for (i, status) in statuses.iter().enumerate() {
         let user = status.path("user.linux");
-        let at = path.index(i).at("user.linux");
+        let at = path.index(i).child("user.linux");
         if user.is_null() {
             continue;
         }
@@ -263,51 +286,51 @@ fn users(e: &mut Errors, statuses: &[Value], path: &Path, spec: &Value) {
         id(e, user, &at, "uid");
         id(e, user, &at, "gid");
         for (j, group) in user.items("supplementalGroups").iter().enumerate() {
-            let at = at.at("supplementalGroups").index(j);
+            let at = at.child("supplementalGroups").index(j);
             super::rules::in_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
         }
     }
 }
 
-const MAX_MESSAGE: usize = 1024;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// The health of devices is told for resources the container asked for.
-fn allocated(e: &mut Errors, statuses: &[Value], path: &Path, containers: &[Value]) {
+fn validate_allocated_resources(e: &mut ErrorList, statuses: &[Value], path: &Path, containers: &[Value]) {
     for (i, status) in statuses.iter().enumerate() {
         let container = containers.iter().find(|one| one.text("name") == status.text("name"));
         for (j, resource) in status.items("allocatedResourcesStatus").iter().enumerate() {
-            let at = path.index(i).at("allocatedResourcesStatus").index(j);
+            let at = path.index(i).child("allocatedResourcesStatus").index(j);
             if let Some(container) = container {
-                asked_for(e, resource.text("name"), container, &at.at("name"));
+                validate_resource_name(e, resource.text("name"), container, &at.child("name"));
             }
             let mut seen = BTreeSet::new();
             for (k, device) in resource.items("resources").iter().enumerate() {
-                let at = at.at("resources").index(k);
-                const HEALTH: &[&str] = &["Healthy", "Unhealthy", "Unknown"];
-                if !HEALTH.contains(&device.text("health")) {
-                    e.not_supported(&at.at("health"), device.text("health"), HEALTH);
+                let at = at.child("resources").index(k);
+                const HEALTH_VALUES: &[&str] = &["Healthy", "Unhealthy", "Unknown"];
+                if !HEALTH_VALUES.contains(&device.text("health")) {
+                    e.not_supported(&at.child("health"), device.text("health"), HEALTH_VALUES);
                 }
                 match device.at("message").as_str() {
-                    Some("") => e.required(&at.at("message"), "must be non-empty if specified"),
-                    Some(message) if message.len() > MAX_MESSAGE => {
-                        e.too_long(&at.at("message"), MAX_MESSAGE)
+                    Some("") => e.required(&at.child("message"), "must be non-empty if specified"),
+                    Some(message) if message.len() > MAX_MESSAGE_BYTES => {
+                        e.too_long(&at.child("message"), MAX_MESSAGE_BYTES)
                     }
                     _ => {}
                 }
                 if !seen.insert(device.text("resourceID")) {
-                    e.duplicate(&at.at("resourceID"), device.text("resourceID"));
+                    e.duplicate(&at.child("resourceID"), device.text("resourceID"));
                 }
             }
         }
     }
 }
 
-fn asked_for(e: &mut Errors, name: &str, container: &Value, path: &Path) {
+fn validate_resource_name(e: &mut ErrorList, name: &str, container: &Value, path: &Path) {
     let resources = container.at("resources");
-    if let Some(wanted) = name.strip_prefix("claim:") {
+    if let Some(claim_request) = name.strip_prefix("claim:") {
         let found = resources.items("claims").iter().any(|claim| match claim.text("request") {
-            "" => wanted == claim.text("name"),
-            request => wanted == format!("{}/{request}", claim.text("name")),
+            "" => claim_request == claim.text("name"),
+            request => claim_request == format!("{}/{request}", claim.text("name")),
         });
         if !found {
             let words = "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or 'claim:<claimName>' if request is empty";

@@ -2,51 +2,55 @@
 
 use serde_json::Value;
 
-use super::rules::{MIRROR, annotation};
-use super::spec::{Options, validate_pod_spec};
+use super::rules::{MIRROR_ANNOTATION, annotation};
+use super::spec::{PodValidationOptions, validate_pod_spec};
 use super::{affinity, security};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::{meta, names};
 
 /// Checks a `PodTemplateSpec`.
-pub fn validate_pod_template_spec(template: &Value, path: &Path, e: &mut Errors) {
-    let (metadata, spec, at) = (template.at("metadata"), template.at("spec"), path.at("spec"));
+pub fn validate_pod_template_spec(template: &Value, path: &Path, e: &mut ErrorList) {
+    let (metadata, spec, at) = (template.at("metadata"), template.at("spec"), path.child("spec"));
     // Upstream leaves `metadata` out of these three paths.
-    meta::labels(metadata.at("labels"), &path.at("labels"), e);
-    meta::annotations(metadata.at("annotations"), &path.at("annotations"), e);
-    pod_annotations(e, metadata, spec, &path.at("annotations"));
-    validate_pod_spec(spec, None, &at, Options::default(), e);
+    meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
+    meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);
+    pod_annotations(e, metadata, spec, &path.child("annotations"));
+    validate_pod_spec(spec, None, &at, PodValidationOptions::default(), e);
     security::annotations_match_fields(e, metadata, spec, &at);
     if !spec.items("ephemeralContainers").is_empty() {
-        e.forbidden(&at.at("ephemeralContainers"), "ephemeral containers not allowed in pod template");
+        e.forbidden(&at.child("ephemeralContainers"), "ephemeral containers not allowed in pod template");
     }
 }
 
 /// The pods of a workload that keeps them running restart always and have no deadline.
-pub(crate) fn keeps_running(template: &Value, path: &Path, kind: &str, e: &mut Errors) {
-    let (spec, at) = (template.at("spec"), path.at("spec"));
+pub(crate) fn keeps_running(template: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
+    let (spec, at) = (template.at("spec"), path.child("spec"));
     let policy = spec.text("restartPolicy");
     if policy != "Always" {
-        e.not_supported(&at.at("restartPolicy"), policy, &["Always"]);
+        e.not_supported(&at.child("restartPolicy"), policy, &["Always"]);
     }
     if spec.has("activeDeadlineSeconds") {
         let words = format!("activeDeadlineSeconds in {kind} is not Supported");
-        e.forbidden(&at.at("activeDeadlineSeconds"), &words);
+        e.forbidden(&at.child("activeDeadlineSeconds"), &words);
     }
 }
 
 /// Annotations that mean something to a pod.
-pub(crate) fn pod_annotations(e: &mut Errors, metadata: &Value, spec: &Value, path: &Path) {
-    if let Some(mirror) = annotation(metadata, MIRROR)
+pub(crate) fn pod_annotations(e: &mut ErrorList, metadata: &Value, spec: &Value, path: &Path) {
+    if let Some(mirror) = annotation(metadata, MIRROR_ANNOTATION)
         && spec.text("nodeName").is_empty()
     {
-        e.invalid(&path.key(MIRROR), mirror, "must set spec.nodeName if mirror pod annotation is set");
+        e.invalid(
+            &path.key(MIRROR_ANNOTATION),
+            mirror,
+            "must set spec.nodeName if mirror pod annotation is set",
+        );
     }
     if let Some(noted) = annotation(metadata, TOLERATIONS).filter(|noted| !noted.is_empty()) {
         match serde_json::from_str::<Vec<Value>>(noted) {
             Err(error) => e.invalid(path, TOLERATIONS, &error.to_string()),
-            Ok(noted) => affinity::tolerations(e, &noted, &path.at(TOLERATIONS)),
+            Ok(noted) => affinity::tolerations(e, &noted, &path.child(TOLERATIONS)),
         }
     }
     if let Some(cost) = annotation(metadata, DELETION_COST)

@@ -8,25 +8,25 @@ use crate::core::testing::lines;
 
 /// Fills in what the defaults would, so that a case shows only what it is about.
 pub(crate) fn defaulted(mut spec: Value) -> Value {
-    spec.default_to("restartPolicy", "Always");
-    spec.default_to("dnsPolicy", "ClusterFirst");
-    spec.default_to("terminationGracePeriodSeconds", 30);
-    spec.default_to("containers", json!([{}]));
+    spec.set_default("restartPolicy", "Always");
+    spec.set_default("dnsPolicy", "ClusterFirst");
+    spec.set_default("terminationGracePeriodSeconds", 30);
+    spec.set_default("containers", json!([{}]));
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-            container.default_to("name", "a");
-            container.default_to("image", "i");
-            container.default_to("terminationMessagePolicy", "File");
-            container.default_to("imagePullPolicy", "Always");
+            container.set_default("name", "a");
+            container.set_default("image", "i");
+            container.set_default("terminationMessagePolicy", "File");
+            container.set_default("imagePullPolicy", "Always");
             for port in container.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
-                port.default_to("protocol", "TCP");
+                port.set_default("protocol", "TCP");
             }
             for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
                 if let Some(probe) = container.get_mut(probe) {
-                    probe.default_to("successThreshold", 1);
+                    probe.set_default("successThreshold", 1);
                     if let Some(get) = probe.get_mut("httpGet") {
-                        get.default_to("path", "/");
-                        get.default_to("scheme", "HTTP");
+                        get.set_default("path", "/");
+                        get.set_default("scheme", "HTTP");
                     }
                 }
             }
@@ -41,7 +41,7 @@ fn pod(spec: Value) -> Value {
 
 #[track_caller]
 fn check(spec: Value, expected: Expect) {
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     let pod = pod(spec);
     Pod.validate(&pod, &mut errors);
     Pod.validate_create(&pod, &mut errors);
@@ -54,12 +54,12 @@ fn check_container(container: Value, expected: Expect) {
 }
 
 #[test]
-fn a_plain_pod_is_fine() {
+fn minimal_pod_is_valid() {
     check(json!({}), expect![""]);
 }
 
 #[test]
-fn containers() {
+fn validates_containers() {
     check(
         json!({"containers": []}),
         expect![[r#"
@@ -111,7 +111,7 @@ fn containers() {
 }
 
 #[test]
-fn ports() {
+fn validates_ports() {
     check_container(
         json!({"ports": [{"containerPort": 99999}]}),
         expect![[r#"
@@ -135,7 +135,7 @@ fn ports() {
 }
 
 #[test]
-fn environment() {
+fn validates_environment() {
     check_container(
         json!({"env": [{"name": "a=b"}, {"name": "F", "valueFrom": {}},
             {"name": "G", "value": "v", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
@@ -162,7 +162,7 @@ fn environment() {
 }
 
 #[test]
-fn probes_and_hooks() {
+fn validates_probes_and_hooks() {
     check_container(
         json!({"livenessProbe": {"successThreshold": 2, "exec": {}},
             "readinessProbe": {"httpGet": {"port": 0, "httpHeaders": [{"name": "a b"}]}, "tcpSocket": {"port": "p"}},
@@ -180,7 +180,7 @@ fn probes_and_hooks() {
 }
 
 #[test]
-fn resource_requirements() {
+fn validates_resource_requirements() {
     check_container(
         json!({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}),
         expect![[r#"
@@ -212,7 +212,7 @@ fn resource_requirements() {
 }
 
 #[test]
-fn volumes_and_mounts() {
+fn validates_volumes_and_mounts() {
     check_container(
         json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}),
         expect![[r#"
@@ -264,7 +264,7 @@ fn volumes_and_mounts() {
 }
 
 #[test]
-fn security_contexts() {
+fn validates_security_contexts() {
     check(
         json!({"securityContext": {"runAsUser": -1, "sysctls": [{"name": "Net"}, {"name": "net.a"}],
             "seccompProfile": {"type": "Localhost"}, "appArmorProfile": {}}, "hostNetwork": true,
@@ -295,7 +295,7 @@ fn security_contexts() {
 }
 
 #[test]
-fn where_it_runs() {
+fn validates_scheduling_fields() {
     check(
         json!({"affinity": {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []},
@@ -330,7 +330,7 @@ fn where_it_runs() {
 }
 
 #[test]
-fn dns_and_names() {
+fn validates_dns_and_hostname() {
     check(
         json!({"dnsPolicy": "None", "restartPolicy": "Sometimes", "hostname": "A", "hostAliases": [{"ip": "1.2.3"}],
             "activeDeadlineSeconds": 0, "hostUsers": false, "hostIPC": true, "hostnameOverride": "x", "setHostnameAsFQDN": true}),
@@ -346,11 +346,11 @@ fn dns_and_names() {
     );
 }
 
-fn merged(mut base: Value, change: &Value) -> Value {
+fn merge_json(mut base: Value, change: &Value) -> Value {
     let Some(fields) = change.as_object() else { return change.clone() };
     for (name, value) in fields {
         let before = base.get(name).cloned().unwrap_or(Value::Null);
-        base[name.as_str()] = merged(before, value);
+        base[name.as_str()] = merge_json(before, value);
     }
     base
 }
@@ -358,14 +358,14 @@ fn merged(mut base: Value, change: &Value) -> Value {
 #[track_caller]
 fn check_update(old: Value, change: Value, expected: Expect) {
     let old = pod(old);
-    let new = merged(old.clone(), &json!({"spec": change}));
-    let mut errors = Errors::default();
+    let new = merge_json(old.clone(), &json!({"spec": change}));
+    let mut errors = ErrorList::default();
     Pod.validate_update(&new, &old, &mut errors);
     expected.assert_eq(&lines(&errors));
 }
 
 #[test]
-fn updates() {
+fn validates_updates() {
     let image = json!({"containers": [{"name": "a", "image": "new", "terminationMessagePolicy": "File", "imagePullPolicy": "Always"}]});
     check_update(json!({}), image, expect![""]);
     check_update(
@@ -417,7 +417,7 @@ fn updates() {
 
 /// What a cluster stores for a small pod with one init container, and the tail of the complaint about it.
 #[test]
-fn a_refused_update_shows_the_difference() {
+fn rejected_update_contains_diff() {
     let access = json!([{"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}}]);
@@ -452,15 +452,15 @@ fn a_refused_update_shows_the_difference() {
 }
 
 #[test]
-fn status_updates() {
+fn validates_status_updates() {
     #[track_caller]
     fn check(spec: Value, old: Value, new: Value, expected: Expect) {
         let (mut before, mut after) = (pod(spec.clone()), pod(spec));
         before["status"] = old;
         after["status"] = new;
-        Pod.prepare_status(&mut after, &before);
-        let mut errors = Errors::default();
-        Pod.validate_status(&after, &before, &mut errors);
+        Pod.prepare_for_status_update(&mut after, &before);
+        let mut errors = ErrorList::default();
+        Pod.validate_status_update(&after, &before, &mut errors);
         expected.assert_eq(&lines(&errors));
     }
     let ended = json!([{"name": "a", "state": {"terminated": {"exitCode": 1}}}]);
@@ -491,12 +491,12 @@ fn status_updates() {
 }
 
 #[test]
-fn resizes() {
+fn validates_resize() {
     #[track_caller]
     fn check(old: Value, new: Value, expected: Expect) {
         let (old, mut new) = (pod(json!({"containers": [old]})), pod(json!({"containers": [new]})));
         prepare_resize(&mut new, &old);
-        let mut errors = Errors::default();
+        let mut errors = ErrorList::default();
         validate_resize(&new, &old, &mut errors);
         expected.assert_eq(&lines(&errors));
     }
@@ -528,9 +528,9 @@ fn resizes() {
 }
 
 #[test]
-fn ephemeral_containers_stay() {
+fn ephemeral_containers_are_append_only() {
     let with = |containers: Value| pod(json!({"ephemeralContainers": containers}));
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     validate_ephemeral_containers_update(&with(json!([])), &with(json!([{"name": "e"}])), &mut errors);
     expect![[r#"
         spec.ephemeralContainers: Forbidden: existing ephemeral containers "e" may not be removed
@@ -540,7 +540,7 @@ fn ephemeral_containers_stay() {
 }
 
 #[test]
-fn quality_of_service() {
+fn qos_class_follows_resources() {
     #[track_caller]
     fn check(spec: Value, expected: &str) {
         assert_eq!(qos_class(&pod(spec)), expected);
@@ -555,7 +555,7 @@ fn quality_of_service() {
 }
 
 #[test]
-fn grace_periods() {
+fn grace_period_by_phase_and_node() {
     #[track_caller]
     fn check(node: &str, phase: &str, own: i64, requested: Option<i64>, expected: i64) {
         let mut pod = pod(json!({"nodeName": node, "terminationGracePeriodSeconds": own}));
@@ -570,14 +570,14 @@ fn grace_periods() {
 }
 
 #[test]
-fn a_new_pod_is_prepared() {
+fn create_sets_status_and_drops_disabled_fields() {
     let mut new = pod(json!({"schedulingGates": [{"name": "g"}],
         "topologySpreadConstraints": [{"matchLabelKeys": ["app"], "labelSelector": {}}],
         "containers": [{"lifecycle": {"stopSignal": "SIGTERM"}}]}));
     new["metadata"]["labels"] = json!({"app": "web"});
     new["metadata"]["annotations"] =
         json!({"container.apparmor.security.beta.kubernetes.io/a": "unconfined"});
-    Pod.prepare_create(&mut new);
+    Pod.prepare_for_create(&mut new);
     assert_eq!(new["status"]["phase"], "Pending");
     assert_eq!(new["status"]["qosClass"], "BestEffort");
     assert_eq!(new["status"]["conditions"][0]["reason"], "SchedulingGated");
@@ -589,7 +589,7 @@ fn a_new_pod_is_prepared() {
 }
 
 #[test]
-fn words_of_warning() {
+fn returns_warnings() {
     let new = pod(
         json!({"nodeSelector": {"beta.kubernetes.io/os": "linux"}, "terminationGracePeriodSeconds": -1,
         "volumes": [{"name": "v", "gitRepo": {}}, {"name": "w", "secret": {"secretName": "s", "items": [{"key": "a", "path": "p"}, {"key": "b", "path": "p/q"}]}}],

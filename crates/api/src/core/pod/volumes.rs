@@ -7,18 +7,19 @@ use serde_json::Value;
 use super::containers::PULL_POLICIES;
 use super::projected;
 use super::rules::{
-    descending_path, file_mode, invalid_as, label, named, one_of, required, required_one_of, unreserved_path,
+    file_mode, invalid_as, invalid_name, label, one_of, required, required_one_of,
+    validate_non_reserved_path, validate_relative_path,
 };
-use crate::core::volume_source::{self as shared, Source, source};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::core::volume_source::{self as shared, VolumeSourceRule, source};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::quantity::Quantity;
 use crate::storage::csi_driver::driver_name;
 use crate::{meta, names};
 
 /// Checks the volumes and returns those without a fault, by name.
 pub(super) fn volumes<'a>(
-    e: &mut Errors,
+    e: &mut ErrorList,
     spec: &'a Value,
     pod: Option<&Value>,
     path: &Path,
@@ -26,7 +27,7 @@ pub(super) fn volumes<'a>(
 ) -> BTreeMap<&'a str, &'a Value> {
     let volumes = spec.items("volumes");
     let pod_name = pod.map_or("", |meta| meta.text("name"));
-    let made: BTreeSet<String> = volumes
+    let generated_claims: BTreeSet<String> = volumes
         .iter()
         .filter(|volume| !pod_name.is_empty() && volume.has("ephemeral"))
         .map(|volume| format!("{pod_name}-{}", volume.text("name")))
@@ -38,19 +39,19 @@ pub(super) fn volumes<'a>(
         let before = e.0.len();
         check_source(e, volume, &at, pod_name, is_pod);
         match name {
-            "" => e.required(&at.at("name"), ""),
-            _ => label(e, &at.at("name"), name),
+            "" => e.required(&at.child("name"), ""),
+            _ => label(e, &at.child("name"), name),
         }
         if good.contains_key(name) {
-            e.duplicate(&at.at("name"), name);
+            e.duplicate(&at.child("name"), name);
         }
         if e.0.len() == before {
             good.insert(name, volume);
         }
         let claim = volume.at("persistentVolumeClaim").text("claimName");
-        if made.contains(claim) {
+        if generated_claims.contains(claim) {
             e.invalid(
-                &at.at("persistentVolumeClaim.claimName"),
+                &at.child("persistentVolumeClaim.claimName"),
                 claim,
                 "must not reference a PVC that gets created for an ephemeral volume",
             );
@@ -60,13 +61,13 @@ pub(super) fn volumes<'a>(
 }
 
 /// In the order upstream looks for them.
-const SOURCES: &[Source] = &[
+const SOURCES: &[VolumeSourceRule] = &[
     source("emptyDir", &[]).rule(empty_dir),
     shared::HOST_PATH,
     source("gitRepo", &["repository"]).rule(git_repo),
     shared::GCE_DISK,
     shared::AWS_DISK,
-    source("secret", &["secretName"]).rule(keyed_files),
+    source("secret", &["secretName"]).rule(validate_key_to_paths),
     shared::NFS,
     shared::ISCSI.rule(|e, source, at| shared::iscsi(e, source, at, shared::initiator, &[])),
     shared::GLUSTERFS,
@@ -76,40 +77,40 @@ const SOURCES: &[Source] = &[
     shared::CINDER.rule(|e, source, at| shared::secret_ref(e, source, at, &["name"])),
     shared::CEPHFS,
     shared::QUOBYTE,
-    source("downwardAPI", &[]).outside("downwarAPI").rule(projected::downward_api),
+    source("downwardAPI", &[]).with_display_name("downwarAPI").rule(projected::downward_api),
     shared::FC,
     shared::FLEX,
-    source("configMap", &["name"]).rule(keyed_files),
+    source("configMap", &["name"]).rule(validate_key_to_paths),
     shared::AZURE_FILE,
     shared::VSPHERE,
     shared::PHOTON_DISK,
     shared::PORTWORX,
     shared::AZURE_DISK,
     shared::STORAGE_OS.rule(|e, source, at| shared::storage_os(e, source, at, &["name"])),
-    source("projected", &[]).rule(projected::projected),
+    source("projected", &[]).rule(projected::validate_projected),
     shared::SCALE_IO,
     source("csi", &[]).rule(csi),
     source("ephemeral", &[]).rule(ephemeral),
     source("image", &[]),
 ];
 
-fn check_source(e: &mut Errors, volume: &Value, path: &Path, pod_name: &str, is_pod: bool) {
+fn check_source(e: &mut ErrorList, volume: &Value, path: &Path, pod_name: &str, is_pod: bool) {
     let name = volume.text("name");
     let mut found = false;
     for kind in SOURCES.iter().filter(|kind| volume.has(kind.field)) {
         let source = volume.at(kind.field);
         if found {
-            e.forbidden(&path.at(kind.outside), shared::MORE_THAN_ONE);
+            e.forbidden(&path.child(kind.outside), shared::MULTIPLE_SOURCES);
         } else {
             found = true;
-            let at = path.at(kind.inside);
+            let at = path.child(kind.inside);
             kind.required(e, source, &at);
             (kind.rule)(e, source, &at);
             match kind.field {
                 "ephemeral" if !pod_name.is_empty() && !name.is_empty() => {
                     let claim = format!("{pod_name}-{name}");
                     for message in names::dns1123_subdomain(&claim) {
-                        e.invalid(&path.at("name"), name, &format!("PVC name {claim:?}: {message}"));
+                        e.invalid(&path.child("name"), name, &format!("PVC name {claim:?}: {message}"));
                     }
                 }
                 "image" => {
@@ -123,7 +124,7 @@ fn check_source(e: &mut Errors, volume: &Value, path: &Path, pod_name: &str, is_
             }
         }
         if kind.field == "iscsi" && shared::iscsi_name_too_long(source, name) {
-            e.invalid(&path.at("name"), name, shared::ISCSI_NAME_TOO_LONG);
+            e.invalid(&path.child("name"), name, shared::ISCSI_NAME_TOO_LONG);
         }
     }
     if !found {
@@ -131,56 +132,56 @@ fn check_source(e: &mut Errors, volume: &Value, path: &Path, pod_name: &str, is_
     }
 }
 
-fn empty_dir(e: &mut Errors, source: &Value, path: &Path) {
-    if Quantity::read(source.at("sizeLimit")).is_some_and(|size| size.is_negative()) {
-        e.forbidden(&path.at("sizeLimit"), "SizeLimit field must be a valid resource quantity");
+fn empty_dir(e: &mut ErrorList, source: &Value, path: &Path) {
+    if Quantity::from_value(source.at("sizeLimit")).is_some_and(|size| size.is_negative()) {
+        e.forbidden(&path.child("sizeLimit"), "SizeLimit field must be a valid resource quantity");
     }
 }
 
-fn git_repo(e: &mut Errors, source: &Value, path: &Path) {
-    descending_path(e, &path.at("directory"), source.text("directory"));
+fn git_repo(e: &mut ErrorList, source: &Value, path: &Path) {
+    validate_relative_path(e, &path.child("directory"), source.text("directory"));
 }
 
-fn keyed_files(e: &mut Errors, source: &Value, path: &Path) {
+fn validate_key_to_paths(e: &mut ErrorList, source: &Value, path: &Path) {
     file_mode(e, source, path, "defaultMode");
     for (i, item) in source.items("items").iter().enumerate() {
-        key_to_path(e, item, &path.at("items").index(i));
+        key_to_path(e, item, &path.child("items").index(i));
     }
 }
 
-pub(super) fn key_to_path(e: &mut Errors, item: &Value, path: &Path) {
+pub(super) fn key_to_path(e: &mut ErrorList, item: &Value, path: &Path) {
     required(e, item, path, "key");
     required(e, item, path, "path");
-    unreserved_path(e, &path.at("path"), item.text("path"));
+    validate_non_reserved_path(e, &path.child("path"), item.text("path"));
     file_mode(e, item, path, "mode");
 }
 
-fn csi(e: &mut Errors, source: &Value, path: &Path) {
-    driver_name(source.text("driver"), &path.at("driver"), e);
+fn csi(e: &mut ErrorList, source: &Value, path: &Path) {
+    driver_name(source.text("driver"), &path.child("driver"), e);
     if source.has("nodePublishSecretRef") {
         match source.at("nodePublishSecretRef").text("name") {
-            "" => e.required(&path.at("nodePublishSecretRef.name"), ""),
+            "" => e.required(&path.child("nodePublishSecretRef.name"), ""),
             // Upstream reports it one level up.
-            name => named(e, &path.at("name"), name, names::dns1123_subdomain),
+            name => invalid_name(e, &path.child("name"), name, names::dns1123_subdomain),
         }
     }
 }
 
-fn ephemeral(e: &mut Errors, source: &Value, path: &Path) {
+fn ephemeral(e: &mut ErrorList, source: &Value, path: &Path) {
     let template = source.at("volumeClaimTemplate");
-    let at = path.at("volumeClaimTemplate");
+    let at = path.child("volumeClaimTemplate");
     if template.is_null() {
         return e.required(&at, "");
     }
-    template_meta(e, template.at("metadata"), &at.at("metadata"));
-    claim_spec(e, template.at("spec"), &at.at("spec"));
+    template_meta(e, template.at("metadata"), &at.child("metadata"));
+    claim_spec(e, template.at("spec"), &at.child("spec"));
 }
 
 /// Metadata of an object made from a template: labels and annotations, nothing else.
-fn template_meta(e: &mut Errors, metadata: &Value, path: &Path) {
-    meta::annotations(metadata.at("annotations"), &path.at("annotations"), e);
-    meta::labels(metadata.at("labels"), &path.at("labels"), e);
-    const OTHERS: &[(&str, &str)] = &[
+fn template_meta(e: &mut ErrorList, metadata: &Value, path: &Path) {
+    meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);
+    meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
+    const FORBIDDEN_FIELDS: &[(&str, &str)] = &[
         ("name", "name"),
         ("generateName", "generateName"),
         ("namespace", "namespace"),
@@ -195,23 +196,28 @@ fn template_meta(e: &mut Errors, metadata: &Value, path: &Path) {
         ("finalizers", "finalizers"),
         ("managedFields", "managedFields"),
     ];
-    for (field, shown) in OTHERS {
+    for (field, shown) in FORBIDDEN_FIELDS {
         let value = metadata.at(field);
         if !value.is_null() && value != "" && value != 0 {
-            e.forbidden(&path.at(shown), "cannot be set");
+            e.forbidden(&path.child(shown), "cannot be set");
         }
     }
 }
 
 /// The spec of a claim that a template makes.
-pub(crate) fn claim_spec(e: &mut Errors, spec: &Value, path: &Path) {
+pub(crate) fn claim_spec(e: &mut ErrorList, spec: &Value, path: &Path) {
     const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
     let modes = spec.items("accessModes");
-    let at = path.at("accessModes");
+    let at = path.child("accessModes");
     if modes.is_empty() {
         e.required(&at, "at least 1 access mode is required");
     }
-    meta::label_selector(spec.at("selector"), &path.at("selector"), meta::SelectorOptions::default(), e);
+    meta::validate_label_selector(
+        spec.at("selector"),
+        &path.child("selector"),
+        meta::SelectorOptions::default(),
+        e,
+    );
     for mode in modes.iter().filter_map(Value::as_str).filter(|mode| !MODES.contains(mode)) {
         e.not_supported(&at, mode, MODES);
     }
@@ -221,8 +227,8 @@ pub(crate) fn claim_spec(e: &mut Errors, spec: &Value, path: &Path) {
     if modes.iter().any(|mode| once_pod(&mode)) && others {
         e.forbidden(&at, "may not use ReadWriteOncePod with other access modes");
     }
-    let at = path.at("resources").key("storage");
-    match Quantity::read(spec.path("resources.requests.storage")) {
+    let at = path.child("resources").key("storage");
+    match Quantity::from_value(spec.path("resources.requests.storage")) {
         None => e.required(&at, ""),
         Some(size) if !size.is_positive() => {
             e.invalid(&at, size.to_string(), super::rules::NOT_POSITIVE);
@@ -236,18 +242,18 @@ pub(crate) fn claim_spec(e: &mut Errors, spec: &Value, path: &Path) {
             data_sources(e, spec, path);
         }
         if !class.is_empty() {
-            named(e, &path.at(field), class, names::dns1123_subdomain);
+            invalid_name(e, &path.child(field), class, names::dns1123_subdomain);
         }
     }
 }
 
-fn data_sources(e: &mut Errors, spec: &Value, path: &Path) {
+fn data_sources(e: &mut ErrorList, spec: &Value, path: &Path) {
     let (old, new) = (spec.at("dataSource"), spec.at("dataSourceRef"));
     for (field, source) in [("dataSource", old), ("dataSourceRef", new)] {
         if source.is_null() {
             continue;
         }
-        let at = path.at(field);
+        let at = path.child(field);
         required(e, source, &at, "name");
         required(e, source, &at, "kind");
         let (group, kind) = (source.text("apiGroup"), source.text("kind"));
@@ -256,11 +262,11 @@ fn data_sources(e: &mut Errors, spec: &Value, path: &Path) {
             e.invalid(&at, kind, words);
         }
         if !group.is_empty() {
-            named(e, &at.at("apiGroup"), group, names::dns1123_subdomain);
+            invalid_name(e, &at.child("apiGroup"), group, names::dns1123_subdomain);
         }
         let namespace = source.text("namespace");
         if field == "dataSourceRef" && !namespace.is_empty() {
-            named(e, &at.at("namespace"), namespace, names::dns1123_label);
+            invalid_name(e, &at.child("namespace"), namespace, names::dns1123_label);
         }
     }
     // The value shown is the path itself, an object without visible fields.

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::prepare::app_armor_field;
-use super::rules::{annotation, every_container, ip_warning};
+use super::prepare::app_armor_from_annotation;
+use super::rules::{all_containers, annotation, ip_warning};
 use super::security;
-use crate::field::{Path, quoted};
-use crate::json::Json;
+use crate::field::{Path, quote};
+use crate::json::JsonExt;
 use crate::node::deprecated_label;
 use crate::quantity::Quantity;
 
@@ -18,7 +18,7 @@ const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 /// Warnings about a new pod. Its AppArmor annotations have already been turned into fields.
 pub(super) fn for_pod(pod: &Value) -> Vec<String> {
     let mut found = for_spec(pod.at("metadata"), pod.at("spec"), &Path::root(), false);
-    found.extend(app_armor_of_pod(pod));
+    found.extend(pod_app_armor_warnings(pod));
     found
 }
 
@@ -29,74 +29,78 @@ pub(crate) fn for_template(template: &Value, path: &Path) -> Vec<String> {
 
 fn for_spec(metadata: &Value, spec: &Value, path: &Path, is_template: bool) -> Vec<String> {
     let mut found = Vec::new();
-    let at = path.at("spec");
+    let at = path.child("spec");
     for (key, _) in spec.entries("nodeSelector") {
-        found.extend(deprecated_label(key).map(|why| format!("{}: {why}", at.at("nodeSelector").key(key))));
+        found
+            .extend(deprecated_label(key).map(|why| format!("{}: {why}", at.child("nodeSelector").key(key))));
     }
-    node_affinity(&mut found, spec.path("affinity.nodeAffinity"), &at.at("affinity.nodeAffinity"));
+    node_affinity(&mut found, spec.path("affinity.nodeAffinity"), &at.child("affinity.nodeAffinity"));
     for (i, constraint) in spec.items("topologySpreadConstraints").iter().enumerate() {
-        let at = at.at("topologySpreadConstraints").index(i);
+        let at = at.child("topologySpreadConstraints").index(i);
         let key = constraint.text("topologyKey");
-        found.extend(deprecated_label(key).map(|why| format!("{}: {key} is {why}", at.at("topologyKey"))));
+        found.extend(deprecated_label(key).map(|why| format!("{}: {key} is {why}", at.child("topologyKey"))));
         null_selector(&mut found, constraint, &at);
     }
     for (key, why) in DEPRECATED_ANNOTATIONS {
         if annotation(metadata, key).is_some() {
-            found.push(format!("{}: {why}", path.at("metadata.annotations").key(key)));
+            found.push(format!("{}: {why}", path.child("metadata.annotations").key(key)));
         }
     }
-    volumes(&mut found, spec, &at.at("volumes"));
-    super::overlap::warnings(&mut found, spec.items("volumes"));
-    repeated(&mut found, spec, &at, "hostAliases", "ip");
-    repeated(&mut found, spec, &at, "imagePullSecrets", "name");
+    volumes(&mut found, spec, &at.child("volumes"));
+    super::volume_overlap::warnings(&mut found, spec.items("volumes"));
+    duplicate_names(&mut found, spec, &at, "hostAliases", "ip");
+    duplicate_names(&mut found, spec, &at, "imagePullSecrets", "name");
     for (i, secret) in spec.items("imagePullSecrets").iter().enumerate() {
         if secret.text("name").is_empty() {
-            let at = at.at("imagePullSecrets").index(i).at("name");
+            let at = at.child("imagePullSecrets").index(i).child("name");
             found.push(format!("{at}: invalid empty name \"\""));
         }
     }
-    fractions(&mut found, spec, "overhead", &at);
+    fractional_byte_values(&mut found, spec, "overhead", &at);
     let pod_key = security::seccomp_pod_annotation();
     if spec.path("securityContext.seccompProfile").is_null() && annotation(metadata, pod_key).is_some() {
         found.push(seccomp(path, pod_key));
     }
-    for (container_at, container) in every_container(spec, &at) {
+    for (container_at, container) in all_containers(spec, &at) {
         let key = security::seccomp_container_annotation(container);
         if container.path("securityContext.seccompProfile").is_null() && annotation(metadata, &key).is_some()
         {
             found.push(seccomp(path, &key));
         }
         if is_template {
-            found.extend(app_armor_of_container(metadata, spec, container, path));
+            found.extend(container_app_armor_warning(metadata, spec, container, path));
         }
         for name in ["memory", "ephemeral-storage"] {
             for list in ["limits", "requests"] {
                 let value = container.at("resources").at(list).get(name);
-                found.extend(fraction(value, &container_at.at("resources").at(list).key(name)));
+                found.extend(fractional_byte_value(
+                    value,
+                    &container_at.child("resources").child(list).key(name),
+                ));
             }
         }
-        hidden_variables(&mut found, container, &container_at.at("env"));
+        duplicate_env_vars(&mut found, container, &container_at.child("env"));
     }
-    ports(&mut found, spec, &at);
+    duplicate_ports(&mut found, spec, &at);
     if spec.int("terminationGracePeriodSeconds").is_some_and(|grace| grace < 0) {
-        let at = at.at("terminationGracePeriodSeconds");
+        let at = at.child("terminationGracePeriodSeconds");
         found.push(format!("{at}: must be >= 0; negative values are invalid and will be treated as 1"));
     }
     for side in ["podAffinity", "podAntiAffinity"] {
-        let (rules, at) = (spec.at("affinity").at(side), at.at("affinity").at(side));
+        let (rules, at) = (spec.at("affinity").at(side), at.child("affinity").child(side));
         for (i, term) in rules.items(REQUIRED).iter().enumerate() {
-            null_selector(&mut found, term, &at.at(REQUIRED).index(i));
+            null_selector(&mut found, term, &at.child(REQUIRED).index(i));
         }
         for (i, term) in rules.items(PREFERRED).iter().enumerate() {
-            let at = at.at(PREFERRED).index(i).at("podAffinityTerm");
+            let at = at.child(PREFERRED).index(i).child("podAffinityTerm");
             null_selector(&mut found, term.at("podAffinityTerm"), &at);
         }
     }
     for (i, server) in spec.at("dnsConfig").items("nameservers").iter().enumerate() {
-        found.extend(ip_warning(&at.at("dnsConfig.nameservers").index(i), server.as_str().unwrap_or("")));
+        found.extend(ip_warning(&at.child("dnsConfig.nameservers").index(i), server.as_str().unwrap_or("")));
     }
     for (i, alias) in spec.items("hostAliases").iter().enumerate() {
-        found.extend(ip_warning(&at.at("hostAliases").index(i).at("ip"), alias.text("ip")));
+        found.extend(ip_warning(&at.child("hostAliases").index(i).child("ip"), alias.text("ip")));
     }
     found
 }
@@ -116,34 +120,37 @@ const DEPRECATED_ANNOTATIONS: &[(&str, &str)] = &[
 fn node_affinity(found: &mut Vec<String>, affinity: &Value, path: &Path) {
     let mut term = |term: &Value, at: Path, values: bool| {
         for (i, expression) in term.items("matchExpressions").iter().enumerate() {
-            let at = at.at("matchExpressions").index(i);
+            let at = at.child("matchExpressions").index(i);
             let key = expression.text("key");
-            found.extend(deprecated_label(key).map(|why| format!("{}: {key} is {why}", at.at("key"))));
+            found.extend(deprecated_label(key).map(|why| format!("{}: {key} is {why}", at.child("key"))));
             for (j, value) in expression.items("values").iter().enumerate().filter(|_| values) {
                 let value = value.as_str().unwrap_or("");
                 for message in crate::names::label_value(value) {
-                    found.push(format!("{}: {value} is invalid, {message}", at.at("values").index(j)));
+                    found.push(format!("{}: {value} is invalid, {message}", at.child("values").index(j)));
                 }
             }
         }
     };
-    let at = path.at(REQUIRED).at("nodeSelectorTerms");
+    let at = path.child(REQUIRED).child("nodeSelectorTerms");
     for (i, one) in affinity.at(REQUIRED).items("nodeSelectorTerms").iter().enumerate() {
         term(one, at.index(i), false);
     }
     for (i, one) in affinity.items(PREFERRED).iter().enumerate() {
-        term(one.at("preference"), path.at(PREFERRED).index(i).at("preference"), true);
+        term(one.at("preference"), path.child(PREFERRED).index(i).child("preference"), true);
     }
 }
 
 fn null_selector(found: &mut Vec<String>, term: &Value, path: &Path) {
     if !term.has("labelSelector") {
-        found.push(format!("{}: a null labelSelector results in matching no pod", path.at("labelSelector")));
+        found.push(format!(
+            "{}: a null labelSelector results in matching no pod",
+            path.child("labelSelector")
+        ));
     }
 }
 
 /// Sources that do nothing any more, or soon will not: the field, the name it is reported under, since when.
-const OLD_SOURCES: &[(&str, &str, &str)] = &[
+const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
     ("photonPersistentDisk", "photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"),
     ("gitRepo", "gitRepo", "deprecated in v1.11, and disabled by default in v1.33+"),
     ("scaleIO", "scaleIO", "deprecated in v1.16, non-functional in v1.22+"),
@@ -158,13 +165,13 @@ const OLD_SOURCES: &[(&str, &str, &str)] = &[
 fn volumes(found: &mut Vec<String>, spec: &Value, path: &Path) {
     for (i, volume) in spec.items("volumes").iter().enumerate() {
         let at = path.index(i);
-        for (field, shown, why) in OLD_SOURCES {
+        for (field, shown, why) in DEPRECATED_SOURCES {
             if volume.has(field) {
-                found.push(format!("{}: {why}", at.at(shown)));
+                found.push(format!("{}: {why}", at.child(shown)));
             }
         }
         let claim = volume.path("ephemeral.volumeClaimTemplate.spec");
-        found.extend(for_claim(claim, &at.at("ephemeral.volumeClaimTemplate.spec")));
+        found.extend(for_claim(claim, &at.child("ephemeral.volumeClaimTemplate.spec")));
     }
 }
 
@@ -174,75 +181,84 @@ pub(crate) fn for_claim(spec: &Value, path: &Path) -> Vec<String> {
     lists
         .filter_map(|list| {
             let value = spec.at("resources").at(list).get("storage");
-            fraction(value, &path.at("resources").at(list).key("storage"))
+            fractional_byte_value(value, &path.child("resources").child(list).key("storage"))
         })
         .collect()
 }
 
-fn fractions(found: &mut Vec<String>, object: &Value, field: &str, path: &Path) {
+fn fractional_byte_values(found: &mut Vec<String>, object: &Value, field: &str, path: &Path) {
     for name in ["memory", "ephemeral-storage"] {
-        found.extend(fraction(object.at(field).get(name), &path.at(field).key(name)));
+        found.extend(fractional_byte_value(object.at(field).get(name), &path.child(field).key(name)));
     }
 }
 
-fn fraction(value: Option<&Value>, path: &Path) -> Option<String> {
-    let value = Quantity::read(value?).filter(|value| !value.is_whole())?;
+fn fractional_byte_value(value: Option<&Value>, path: &Path) -> Option<String> {
+    let value = Quantity::from_value(value?).filter(|value| !value.is_whole())?;
     Some(format!("{path}: fractional byte value \"{value}\" is invalid, must be an integer"))
 }
 
-fn repeated(found: &mut Vec<String>, spec: &Value, path: &Path, list: &str, field: &str) {
+fn duplicate_names(found: &mut Vec<String>, spec: &Value, path: &Path, list: &str, field: &str) {
     let mut seen = BTreeSet::new();
     for (i, item) in spec.items(list).iter().enumerate() {
         let value = item.text(field);
         if !seen.insert(value) {
-            found.push(format!("{}: duplicate {field} {}", path.at(list).index(i).at(field), quoted(value)));
+            found.push(format!(
+                "{}: duplicate {field} {}",
+                path.child(list).index(i).child(field),
+                quote(value)
+            ));
         }
     }
 }
 
 fn seccomp(path: &Path, key: &str) -> String {
-    let at = path.at("metadata.annotations").key(key);
+    let at = path.child("metadata.annotations").key(key);
     format!("{at}: non-functional in v1.27+; use the \"seccompProfile\" field instead")
 }
 
 fn app_armor_deprecated(path: &Path, key: &str) -> String {
-    let at = path.at("metadata.annotations").key(key);
+    let at = path.child("metadata.annotations").key(key);
     format!("{at}: deprecated since v1.30; use the \"appArmorProfile\" field instead")
 }
 
-fn app_armor_of_container(metadata: &Value, spec: &Value, container: &Value, path: &Path) -> Option<String> {
+fn container_app_armor_warning(
+    metadata: &Value,
+    spec: &Value,
+    container: &Value,
+    path: &Path,
+) -> Option<String> {
     let key = security::app_armor_annotation(container);
-    let noted = annotation(metadata, &key)?;
+    let annotation_value = annotation(metadata, &key)?;
     let own = spec.path("securityContext.appArmorProfile");
-    let covered = !container.path("securityContext.appArmorProfile").is_null()
-        || (!own.is_null() && app_armor_field(noted).as_ref() == Some(own));
-    (!covered).then(|| app_armor_deprecated(path, &key))
+    let is_set = !container.path("securityContext.appArmorProfile").is_null()
+        || (!own.is_null() && app_armor_from_annotation(annotation_value).as_ref() == Some(own));
+    (!is_set).then(|| app_armor_deprecated(path, &key))
 }
 
 /// By now a proper annotation has its field, so a field that says the same as the annotation came from it,
 /// unless the client gave both.
-fn app_armor_of_pod(pod: &Value) -> Vec<String> {
+fn pod_app_armor_warnings(pod: &Value) -> Vec<String> {
     let (metadata, spec) = (pod.at("metadata"), pod.at("spec"));
     if spec.at("os").text("name") == "windows" {
         return Vec::new();
     }
     let own = spec.path("securityContext.appArmorProfile");
-    every_container(spec, &Path::root())
+    all_containers(spec, &Path::root())
         .iter()
         .filter_map(|(_, container)| {
             let key = security::app_armor_annotation(container);
-            let field = app_armor_field(annotation(metadata, &key)?);
+            let field = app_armor_from_annotation(annotation(metadata, &key)?);
             let profile = container.path("securityContext.appArmorProfile");
-            let warned = match &field {
+            let should_warn = match &field {
                 None => profile.is_null(),
                 Some(field) => field != own && field == profile,
             };
-            warned.then(|| app_armor_deprecated(&Path::root(), &key))
+            should_warn.then(|| app_armor_deprecated(&Path::root(), &key))
         })
         .collect()
 }
 
-fn hidden_variables(found: &mut Vec<String>, container: &Value, path: &Path) {
+fn duplicate_env_vars(found: &mut Vec<String>, container: &Value, path: &Path) {
     let mut seen = BTreeSet::new();
     for (i, var) in container.items("env").iter().enumerate() {
         let (name, value) = (var.text("name"), var.text("value"));
@@ -255,22 +271,22 @@ fn hidden_variables(found: &mut Vec<String>, container: &Value, path: &Path) {
             found.push(format!(
                 "{}: hides previous definition of {}, which may be dropped when using apply",
                 path.index(i),
-                quoted(name)
+                quote(name)
             ));
         }
     }
 }
 
 /// How many ports of one number a port is compared with: enough for people, too few to keep a server busy.
-const MAX_COMPARED: usize = 16;
+const MAX_CHECKED_PORTS: usize = 16;
 
-fn ports(found: &mut Vec<String>, spec: &Value, path: &Path) {
+fn duplicate_ports(found: &mut Vec<String>, spec: &Value, path: &Path) {
     let mut by_port: BTreeMap<(i64, &str), Vec<(Path, &Value)>> = BTreeMap::new();
     let mut by_name: BTreeMap<&str, Path> = BTreeMap::new();
     let mut names = Vec::new();
-    for (at, container) in every_container(spec, path) {
+    for (at, container) in all_containers(spec, path) {
         for (i, port) in container.items("ports").iter().enumerate() {
-            let at = at.at("ports").index(i);
+            let at = at.child("ports").index(i);
             let host = |port: &Value| port.int("hostPort").unwrap_or(0);
             if !port.text("hostIP").is_empty() && host(port) == 0 {
                 found.push(format!(
@@ -283,7 +299,7 @@ fn ports(found: &mut Vec<String>, spec: &Value, path: &Path) {
             }
             let key = (port.int("containerPort").unwrap_or(0), port.text("protocol"));
             let others = by_port.entry(key).or_default();
-            for (other_at, other) in others.iter().take(MAX_COMPARED) {
+            for (other_at, other) in others.iter().take(MAX_CHECKED_PORTS) {
                 let (ip, other_ip) = (port.text("hostIP"), other.text("hostIP"));
                 let word = if ip == other_ip && host(port) == host(other) {
                     "duplicate"
@@ -304,7 +320,7 @@ fn ports(found: &mut Vec<String>, spec: &Value, path: &Path) {
             if let Some(other) = by_name.get(name) {
                 names.push(format!(
                     "{at}: duplicate port name {} with {other}, services and probes that select ports by name will use {other}",
-                    quoted(name)
+                    quote(name)
                 ));
             } else {
                 by_name.insert(name, at);

@@ -2,39 +2,45 @@
 
 use serde_json::Value;
 
-use super::rules::{every_container, named};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use super::rules::{all_containers, invalid_name};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 
 /// `spec.os` and the fields that its value rules out.
-pub(super) fn os(e: &mut Errors, spec: &Value, path: &Path) {
+pub(super) fn os(e: &mut ErrorList, spec: &Value, path: &Path) {
     let os = spec.at("os");
     if os.is_null() {
         return;
     }
     match os.text("name") {
-        "" => e.required(&path.at("os.name"), ""),
+        "" => e.required(&path.child("os.name"), ""),
         "linux" => {
-            const WORDS: &str = "windows options cannot be set for a linux pod";
-            forbid(e, spec.at("securityContext"), &path.at("securityContext"), &["windowsOptions"], WORDS);
-            for (at, container) in every_container(spec, path) {
+            const LINUX_MESSAGE: &str = "windows options cannot be set for a linux pod";
+            forbid(
+                e,
+                spec.at("securityContext"),
+                &path.child("securityContext"),
+                &["windowsOptions"],
+                LINUX_MESSAGE,
+            );
+            for (at, container) in all_containers(spec, path) {
                 let context = container.at("securityContext");
-                forbid(e, context, &at.at("securityContext"), &["windowsOptions"], WORDS);
+                forbid(e, context, &at.child("securityContext"), &["windowsOptions"], LINUX_MESSAGE);
             }
         }
         "windows" => {
             pod_fields(e, spec, path);
-            for (at, container) in every_container(spec, path) {
+            for (at, container) in all_containers(spec, path) {
                 let context = container.at("securityContext");
-                forbid(e, context, &at.at("securityContext"), CONTAINER_FIELDS, FOR_LINUX);
+                forbid(e, context, &at.child("securityContext"), CONTAINER_FIELDS, FORBIDDEN_FOR_WINDOWS);
             }
         }
-        other => e.not_supported(&path.at("os"), other, &["linux", "windows"]),
+        other => e.not_supported(&path.child("os"), other, &["linux", "windows"]),
     }
 }
 
-const FOR_LINUX: &str = "cannot be set for a windows pod";
+const FORBIDDEN_FOR_WINDOWS: &str = "cannot be set for a windows pod";
 
 const CONTAINER_FIELDS: &[&str] = &[
     "appArmorProfile",
@@ -49,38 +55,38 @@ const CONTAINER_FIELDS: &[&str] = &[
     "runAsGroup",
 ];
 
-fn forbid(e: &mut Errors, context: &Value, path: &Path, fields: &[&str], words: &str) {
+fn forbid(e: &mut ErrorList, context: &Value, path: &Path, fields: &[&str], words: &str) {
     for field in fields {
         if context.has(field) {
-            e.forbidden(&path.at(field), words);
+            e.forbidden(&path.child(field), words);
         }
     }
 }
 
-fn pod_fields(e: &mut Errors, spec: &Value, path: &Path) {
+fn pod_fields(e: &mut ErrorList, spec: &Value, path: &Path) {
     let context = spec.at("securityContext");
-    let at = path.at("securityContext");
-    forbid(e, context, &at, &["appArmorProfile", "seLinuxOptions"], FOR_LINUX);
-    forbid(e, spec, path, &["hostUsers"], FOR_LINUX);
+    let at = path.child("securityContext");
+    forbid(e, context, &at, &["appArmorProfile", "seLinuxOptions"], FORBIDDEN_FOR_WINDOWS);
+    forbid(e, spec, path, &["hostUsers"], FORBIDDEN_FOR_WINDOWS);
     for field in ["hostPID", "hostIPC"] {
         if spec.flag(field) {
-            e.forbidden(&path.at(field), FOR_LINUX);
+            e.forbidden(&path.child(field), FORBIDDEN_FOR_WINDOWS);
         }
     }
-    forbid(e, context, &at, &["seccompProfile", "fsGroup", "fsGroupChangePolicy"], FOR_LINUX);
+    forbid(e, context, &at, &["seccompProfile", "fsGroup", "fsGroupChangePolicy"], FORBIDDEN_FOR_WINDOWS);
     if !context.items("sysctls").is_empty() {
-        e.forbidden(&at.at("sysctls"), FOR_LINUX);
+        e.forbidden(&at.child("sysctls"), FORBIDDEN_FOR_WINDOWS);
     }
-    forbid(e, spec, path, &["shareProcessNamespace"], FOR_LINUX);
-    const REST: &[&str] =
+    forbid(e, spec, path, &["shareProcessNamespace"], FORBIDDEN_FOR_WINDOWS);
+    const POD_FIELDS: &[&str] =
         &["runAsUser", "runAsGroup", "supplementalGroups", "supplementalGroupsPolicy", "seLinuxChangePolicy"];
-    forbid(e, context, &at, REST, FOR_LINUX);
+    forbid(e, context, &at, POD_FIELDS, FORBIDDEN_FOR_WINDOWS);
 }
 
 /// Host-process containers come all together or not at all.
-pub(super) fn host_process(e: &mut Errors, spec: &Value, path: &Path) {
+pub(super) fn host_process(e: &mut ErrorList, spec: &Value, path: &Path) {
     let own = spec.path("securityContext.windowsOptions.hostProcess").as_bool();
-    let containers = every_container(spec, path);
+    let containers = all_containers(spec, path);
     let mut count = 0;
     for (at, container) in &containers {
         let inner = container.path("securityContext.windowsOptions.hostProcess").as_bool();
@@ -88,7 +94,7 @@ pub(super) fn host_process(e: &mut Errors, spec: &Value, path: &Path) {
             && own != inner
         {
             e.invalid(
-                &at.at("securityContext.windowsOptions.hostProcess"),
+                &at.child("securityContext.windowsOptions.hostProcess"),
                 inner,
                 &format!("pod hostProcess value must be identical if both are specified, was {own}"),
             );
@@ -107,29 +113,29 @@ pub(super) fn host_process(e: &mut Errors, spec: &Value, path: &Path) {
     }
     if !spec.flag("hostNetwork") {
         let words = "hostNetwork must be true if pod contains any hostProcess containers";
-        e.invalid(&path.at("hostNetwork"), false, words);
+        e.invalid(&path.child("hostNetwork"), false, words);
     }
 }
 
-const MAX_SPEC: usize = 64 * 1024;
-const MAX_DOMAIN: usize = 256;
-const MAX_USER: usize = 104;
+const MAX_CREDENTIAL_SPEC_BYTES: usize = 64 * 1024;
+const MAX_DOMAIN_BYTES: usize = 256;
+const MAX_USER_NAME_BYTES: usize = 104;
 
-pub(super) fn options(e: &mut Errors, options: &Value, path: &Path) {
+pub(super) fn options(e: &mut ErrorList, options: &Value, path: &Path) {
     if let Some(name) = options.at("gmsaCredentialSpecName").as_str() {
-        named(e, &path.at("gmsaCredentialSpecName"), name, names::dns1123_subdomain);
+        invalid_name(e, &path.child("gmsaCredentialSpecName"), name, names::dns1123_subdomain);
     }
     if let Some(spec) = options.at("gmsaCredentialSpec").as_str() {
-        let at = path.at("gmsaCredentialSpec");
+        let at = path.child("gmsaCredentialSpec");
         if spec.is_empty() {
             e.invalid(&at, spec, "gmsaCredentialSpec cannot be an empty string");
-        } else if spec.len() > MAX_SPEC {
+        } else if spec.len() > MAX_CREDENTIAL_SPEC_BYTES {
             e.invalid(&at, spec, "gmsaCredentialSpec size must be under 64 KiB");
         }
     }
     if let Some(name) = options.at("runAsUserName").as_str() {
         for message in user_name(name) {
-            e.invalid(&path.at("runAsUserName"), name, &message);
+            e.invalid(&path.child("runAsUserName"), name, &message);
         }
     }
 }
@@ -148,17 +154,20 @@ fn user_name(name: &str) -> Vec<String> {
     let (domain, user) = name.split_once('\\').map_or((None, name), |(domain, user)| (Some(domain), user));
     let mut messages = Vec::new();
     if let Some(domain) = domain {
-        if domain.len() >= MAX_DOMAIN {
-            messages.push(format!("runAsUserName's Domain length must be under {MAX_DOMAIN} characters"));
+        if domain.len() >= MAX_DOMAIN_BYTES {
+            messages
+                .push(format!("runAsUserName's Domain length must be under {MAX_DOMAIN_BYTES} characters"));
         }
-        if !is_net_bios(domain) && !is_dns(domain) {
+        if !is_valid_netbios(domain) && !is_dns(domain) {
             messages.push("runAsUserName's Domain doesn't match the NetBios nor the DNS format".to_owned());
         }
     }
     if user.is_empty() {
         messages.push("runAsUserName's User cannot be empty".to_owned());
-    } else if user.len() > MAX_USER {
-        messages.push(format!("runAsUserName's User length must not be longer than {MAX_USER} characters"));
+    } else if user.len() > MAX_USER_NAME_BYTES {
+        messages.push(format!(
+            "runAsUserName's User length must not be longer than {MAX_USER_NAME_BYTES} characters"
+        ));
     }
     if !user.is_empty() && user.chars().all(|c| c == '.' || c == ' ') {
         messages.push("runAsUserName's User cannot contain only periods or spaces".to_owned());
@@ -171,7 +180,7 @@ fn user_name(name: &str) -> Vec<String> {
     messages
 }
 
-fn is_net_bios(domain: &str) -> bool {
+fn is_valid_netbios(domain: &str) -> bool {
     let count = domain.chars().count();
     (1..=15).contains(&count)
         && !domain.starts_with('.')

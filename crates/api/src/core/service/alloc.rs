@@ -10,9 +10,9 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use super::{is_headless, needs_cluster_ip, needs_health_check, node_port, node_ports, texts};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use super::{is_headless, needs_cluster_ip, needs_health_check, node_port, node_ports, strings};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::networking::ip::{self, Cidr};
 
 mod families;
@@ -27,7 +27,7 @@ pub enum Family {
 
 /// What the cluster has to give.
 #[derive(Clone, Debug)]
-pub struct Ranges {
+pub struct AllocationRanges {
     /// The configured families, the default one first. Never empty.
     pub families: Vec<Family>,
     /// The networks that are ready for allocation, in the order to try them.
@@ -36,7 +36,7 @@ pub struct Ranges {
 }
 
 /// What is taken already, and chance.
-pub trait Pools {
+pub trait AllocatorState {
     fn ip_in_use(&self, ip: IpAddr) -> bool;
     fn port_in_use(&self, port: u16) -> bool;
     /// Any number below `bound`, which is not zero.
@@ -45,25 +45,25 @@ pub trait Pools {
 
 /// What to book once the Service is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    pub taken_ips: Vec<IpAddr>,
-    pub freed_ips: Vec<IpAddr>,
-    pub taken_ports: BTreeSet<u16>,
-    pub freed_ports: Vec<u16>,
+pub struct AllocationChanges {
+    pub allocated_ips: Vec<IpAddr>,
+    pub released_ips: Vec<IpAddr>,
+    pub allocated_ports: BTreeSet<u16>,
+    pub released_ports: Vec<u16>,
 }
 
 /// Why a Service cannot have what it asks for.
 #[derive(Clone, Debug)]
-pub enum Failure {
+pub enum AllocationError {
     /// 422: a field asks for something it cannot have.
-    Invalid(Errors),
+    Invalid(ErrorList),
     /// 500: nothing is left, or a health check port is refused.
     Internal(String),
 }
 
-impl Ranges {
+impl AllocationRanges {
     /// The families follow from the networks, the first network's being the default.
-    pub fn new(cidrs: Vec<Cidr>, node_ports: RangeInclusive<u16>) -> Ranges {
+    pub fn new(cidrs: Vec<Cidr>, node_ports: RangeInclusive<u16>) -> AllocationRanges {
         let mut families = Vec::new();
         for family in cidrs.iter().map(|cidr| if cidr.is_v6() { Family::IPv6 } else { Family::IPv4 }) {
             if !families.contains(&family) {
@@ -73,7 +73,7 @@ impl Ranges {
         if families.is_empty() {
             families.push(Family::IPv4);
         }
-        Ranges { families, cidrs, node_ports }
+        AllocationRanges { families, cidrs, node_ports }
     }
 
     fn is_dual_stack(&self) -> bool {
@@ -93,18 +93,18 @@ impl Family {
         }
     }
 
-    fn other(self) -> Family {
+    fn other_family(self) -> Family {
         match self {
             Family::IPv4 => Family::IPv6,
             Family::IPv6 => Family::IPv4,
         }
     }
 
-    fn read(text: &str) -> Family {
+    fn parse(text: &str) -> Family {
         if text == "IPv6" { Family::IPv6 } else { Family::IPv4 }
     }
 
-    fn of(address: &str) -> Family {
+    fn from_address(address: &str) -> Family {
         if ip::is_v6(address) { Family::IPv6 } else { Family::IPv4 }
     }
 }
@@ -113,40 +113,40 @@ impl Family {
 pub fn allocate(
     new: &mut Value,
     old: Option<&Value>,
-    ranges: &Ranges,
-    pools: &mut dyn Pools,
-) -> Result<Changes, Failure> {
+    ranges: &AllocationRanges,
+    state: &mut dyn AllocatorState,
+) -> Result<AllocationChanges, AllocationError> {
     let name = new.at("metadata").text("name").to_owned();
     let mut spec = new.at("spec").clone();
     let old = old.map(|old| old.at("spec"));
     if let Some(old) = old {
-        keep_allocated(&mut spec, old);
+        copy_allocated_fields(&mut spec, old);
     }
     sync_cluster_ips(&mut spec, old);
 
-    let untouched = old.is_some_and(|old| families::is_settled_dual_stack(&spec, old));
-    if !untouched {
-        families::fill_in(&mut spec, old, ranges)?;
+    let unchanged = old.is_some_and(|old| families::is_unchanged_dual_stack(&spec, old));
+    if !unchanged {
+        families::set_ip_families(&mut spec, old, ranges)?;
     }
-    let mut taking = Taking { name, ranges, pools, changes: Changes::default() };
+    let mut allocation = ServiceAllocation { name, ranges, state, changes: AllocationChanges::default() };
     match old {
         None => {
-            taking.cluster_ips(&mut spec)?;
+            allocation.allocate_cluster_ips(&mut spec)?;
             if uses_node_ports(&spec) {
-                taking.node_ports_of_new(&mut spec)?;
+                allocation.allocate_node_ports(&mut spec)?;
             }
             if needs_health_check(&spec) {
-                taking.health_check_port(&mut spec)?;
+                allocation.health_check_port(&mut spec)?;
             }
         }
         Some(old) => {
-            if !untouched {
-                taking.changed_cluster_ips(&mut spec, old)?;
+            if !unchanged {
+                allocation.update_cluster_ips(&mut spec, old)?;
             }
-            taking.changed_node_ports(&mut spec, old)?;
+            allocation.update_node_ports(&mut spec, old)?;
         }
     }
-    let changes = taking.changes;
+    let changes = allocation.changes;
     if let Some(object) = new.as_object_mut() {
         object.insert("spec".to_owned(), spec);
     }
@@ -154,10 +154,10 @@ pub fn allocate(
 }
 
 /// What a Service holds: all of it is free once the Service is gone, and in use when it is loaded.
-pub fn held(service: &Value) -> (Vec<IpAddr>, Vec<u16>) {
+pub fn allocated_resources(service: &Value) -> (Vec<IpAddr>, Vec<u16>) {
     let spec = service.at("spec");
     let ips = if needs_cluster_ip(spec) {
-        texts(spec, "clusterIPs").into_iter().filter_map(ip::parse).collect()
+        strings(spec, "clusterIPs").into_iter().filter_map(ip::parse).collect()
     } else {
         Vec::new()
     };
@@ -167,55 +167,56 @@ pub fn held(service: &Value) -> (Vec<IpAddr>, Vec<u16>) {
 }
 
 /// One allocation under way.
-struct Taking<'a> {
+struct ServiceAllocation<'a> {
     name: String,
-    ranges: &'a Ranges,
-    pools: &'a mut dyn Pools,
-    changes: Changes,
+    ranges: &'a AllocationRanges,
+    state: &'a mut dyn AllocatorState,
+    changes: AllocationChanges,
 }
 
-impl Taking<'_> {
+impl ServiceAllocation<'_> {
     /// One address for each family, those asked for and those not.
-    fn cluster_ips(&mut self, spec: &mut Value) -> Result<(), Failure> {
-        if !needs_cluster_ip(spec) || texts(spec, "clusterIPs").first() == Some(&"None") {
+    fn allocate_cluster_ips(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
+        if !needs_cluster_ip(spec) || strings(spec, "clusterIPs").first() == Some(&"None") {
             return Ok(());
         }
-        let families: Vec<Family> = texts(spec, "ipFamilies").into_iter().map(Family::read).collect();
-        let mut ips: Vec<String> = texts(spec, "clusterIPs").into_iter().map(str::to_owned).collect();
+        let families: Vec<Family> = strings(spec, "ipFamilies").into_iter().map(Family::parse).collect();
+        let mut ips: Vec<String> = strings(spec, "clusterIPs").into_iter().map(str::to_owned).collect();
         // Upstream shows the list with the gaps in its complaints.
         ips.resize(ips.len().max(families.len()), String::new());
         for (i, family) in families.into_iter().enumerate() {
-            ips[i] = self.ip(family, &ips[i], &ips)?;
+            ips[i] = self.allocate_ip(family, &ips[i], &ips)?;
         }
         if let Some(first) = ips.first() {
-            set(spec, "clusterIP", Value::from(first.clone()));
+            set_field(spec, "clusterIP", Value::from(first.clone()));
         }
-        set(spec, "clusterIPs", Value::from(ips));
+        set_field(spec, "clusterIPs", Value::from(ips));
         Ok(())
     }
 
-    fn changed_cluster_ips(&mut self, spec: &mut Value, old: &Value) -> Result<(), Failure> {
+    fn update_cluster_ips(&mut self, spec: &mut Value, old: &Value) -> Result<(), AllocationError> {
         if !needs_cluster_ip(old) && needs_cluster_ip(spec) {
-            return self.cluster_ips(spec);
+            return self.allocate_cluster_ips(spec);
         }
         if is_headless(old) {
             return Ok(());
         }
-        let old_ips = texts(old, "clusterIPs");
+        let old_ips = strings(old, "clusterIPs");
         if needs_cluster_ip(old) && !needs_cluster_ip(spec) {
-            self.changes.freed_ips.extend(old_ips.into_iter().filter_map(ip::parse));
+            self.changes.released_ips.extend(old_ips.into_iter().filter_map(ip::parse));
             return Ok(());
         }
-        match (old.items("ipFamilies").len(), texts(spec, "ipFamilies").as_slice()) {
+        match (old.items("ipFamilies").len(), strings(spec, "ipFamilies").as_slice()) {
             (1, [_, second]) => {
-                let family = Family::read(second);
-                let mut ips: Vec<String> = texts(spec, "clusterIPs").into_iter().map(str::to_owned).collect();
+                let family = Family::parse(second);
+                let mut ips: Vec<String> =
+                    strings(spec, "clusterIPs").into_iter().map(str::to_owned).collect();
                 ips.resize(ips.len().max(2), String::new());
-                ips[1] = self.ip(family, &ips[1], &ips)?;
-                set(spec, "clusterIPs", Value::from(ips));
+                ips[1] = self.allocate_ip(family, &ips[1], &ips)?;
+                set_field(spec, "clusterIPs", Value::from(ips));
             }
             (2, [_]) => {
-                self.changes.freed_ips.extend(old_ips.get(1).copied().and_then(ip::parse));
+                self.changes.released_ips.extend(old_ips.get(1).copied().and_then(ip::parse));
             }
             _ => {}
         }
@@ -223,158 +224,177 @@ impl Taking<'_> {
     }
 
     /// The address asked for, or any where `wanted` is empty.
-    fn ip(&mut self, family: Family, wanted: &str, all: &[String]) -> Result<String, Failure> {
-        let ip = if wanted.is_empty() {
-            pick::ip(family, self.ranges, &self.changes.taken_ips, self.pools).ok_or_else(|| {
-                Failure::Internal(format!(
+    fn allocate_ip(
+        &mut self,
+        family: Family,
+        requested_ip: &str,
+        all: &[String],
+    ) -> Result<String, AllocationError> {
+        let ip = if requested_ip.is_empty() {
+            pick::pick_ip(family, self.ranges, &self.changes.allocated_ips, self.state).ok_or_else(|| {
+                AllocationError::Internal(format!(
                     "failed to allocate a serviceIP for Service {:?}: range is full",
                     self.name
                 ))
             })?
         } else {
-            let refused = |why: &str| {
-                let detail = format!("failed to allocate IP {wanted}: {why}");
-                invalid("spec.clusterIPs", Value::from(all.to_vec()), &detail)
+            let ip_error = |reason: &str| {
+                let detail = format!("failed to allocate IP {requested_ip}: {reason}");
+                invalid_field("spec.clusterIPs", Value::from(all.to_vec()), &detail)
             };
-            let ip = ip::parse(wanted)
-                .ok_or_else(|| Failure::Internal(format!("failed to parse service IP {wanted:?}")))?;
+            let ip = ip::parse(requested_ip).ok_or_else(|| {
+                AllocationError::Internal(format!("failed to parse service IP {requested_ip:?}"))
+            })?;
             if !self.ranges.cidrs.iter().any(|cidr| pick::is_usable(*cidr, ip)) {
-                return Err(refused("the provided network does not match the current range"));
+                return Err(ip_error("the provided network does not match the current range"));
             }
-            if self.pools.ip_in_use(ip) || self.changes.taken_ips.contains(&ip) {
-                return Err(refused("provided IP is already allocated"));
+            if self.state.ip_in_use(ip) || self.changes.allocated_ips.contains(&ip) {
+                return Err(ip_error("provided IP is already allocated"));
             }
             ip
         };
-        self.changes.taken_ips.push(ip);
-        Ok(if wanted.is_empty() { ip.to_string() } else { wanted.to_owned() })
+        self.changes.allocated_ips.push(ip);
+        Ok(if requested_ip.is_empty() { ip.to_string() } else { requested_ip.to_owned() })
     }
 
     /// Ports of the same number (TCP and UDP, say) share one node port.
-    fn node_ports_of_new(&mut self, spec: &mut Value) -> Result<(), Failure> {
-        let allocates = allocates_node_ports(spec);
+    fn allocate_node_ports(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
+        let may_allocate = may_allocate_node_ports(spec);
         let mut ports = spec.items("ports").to_vec();
         let number = |port: &Value| port.int("port").unwrap_or(0);
-        let mut asked: HashMap<i64, i64> = HashMap::new();
+        let mut requested: HashMap<i64, i64> = HashMap::new();
         for port in ports.iter().filter(|port| node_port(port) != 0) {
-            asked.entry(number(port)).or_insert(node_port(port));
+            requested.entry(number(port)).or_insert(node_port(port));
         }
-        let mut given: HashMap<i64, i64> = HashMap::new();
+        let mut allocated: HashMap<i64, i64> = HashMap::new();
         for (i, port) in ports.iter_mut().enumerate() {
-            let (number, wanted) = (number(port), node_port(port));
-            if wanted == 0 && !allocates {
+            let (number, requested_port) = (number(port), node_port(port));
+            if requested_port == 0 && !may_allocate {
                 continue;
             }
-            let given_port = match given.get(&number).copied() {
-                Some(shared) if wanted == 0 || wanted == shared => shared,
-                Some(_) => self.port(wanted).map_err(|why| port_refused(i, wanted, &why))?,
+            let node_port_value = match allocated.get(&number).copied() {
+                Some(shared) if requested_port == 0 || requested_port == shared => shared,
+                Some(_) => self
+                    .allocate_port(requested_port)
+                    .map_err(|reason| port_error(i, requested_port, &reason))?,
                 None => {
-                    let taken = match asked.get(&number).copied() {
-                        Some(asked) => self.port(asked).map_err(|why| port_refused(i, asked, &why))?,
-                        None => self.any_port()?,
+                    let taken = match requested.get(&number).copied() {
+                        Some(requested) => self
+                            .allocate_port(requested)
+                            .map_err(|reason| port_error(i, requested, &reason))?,
+                        None => self.allocate_any_port()?,
                     };
-                    given.insert(number, taken);
+                    allocated.insert(number, taken);
                     taken
                 }
             };
-            set(port, "nodePort", Value::from(given_port));
+            set_field(port, "nodePort", Value::from(node_port_value));
         }
         set_list(spec, "ports", ports);
         Ok(())
     }
 
-    fn changed_node_ports(&mut self, spec: &mut Value, old: &Value) -> Result<(), Failure> {
-        let held: BTreeSet<i64> = node_ports(old).collect();
+    fn update_node_ports(&mut self, spec: &mut Value, old: &Value) -> Result<(), AllocationError> {
+        let old_ports: BTreeSet<i64> = node_ports(old).collect();
         if uses_node_ports(old) && !uses_node_ports(spec) {
-            self.free_ports(held.clone());
+            self.release_ports(old_ports.clone());
         }
         if uses_node_ports(spec) {
-            let allocates = allocates_node_ports(spec);
+            let may_allocate = may_allocate_node_ports(spec);
             let mut ports = spec.items("ports").to_vec();
             for (i, port) in ports.iter_mut().enumerate() {
                 match node_port(port) {
-                    0 if allocates => {
-                        let node_port = self.any_port()?;
-                        set(port, "nodePort", Value::from(node_port));
+                    0 if may_allocate => {
+                        let node_port = self.allocate_any_port()?;
+                        set_field(port, "nodePort", Value::from(node_port));
                     }
                     0 => {}
-                    wanted => {
-                        let taken = u16::try_from(wanted)
-                            .is_ok_and(|wanted| self.changes.taken_ports.contains(&wanted));
-                        if !held.contains(&wanted) && !taken {
-                            self.port(wanted).map_err(|why| port_refused(i, wanted, &why))?;
+                    requested_port => {
+                        let taken = u16::try_from(requested_port).is_ok_and(|requested_port| {
+                            self.changes.allocated_ports.contains(&requested_port)
+                        });
+                        if !old_ports.contains(&requested_port) && !taken {
+                            self.allocate_port(requested_port)
+                                .map_err(|reason| port_error(i, requested_port, &reason))?;
                         }
                     }
                 }
             }
             set_list(spec, "ports", ports);
-            let kept: BTreeSet<i64> = node_ports(spec).collect();
-            self.free_ports(&held - &kept);
+            let new_ports: BTreeSet<i64> = node_ports(spec).collect();
+            self.release_ports(&old_ports - &new_ports);
         }
         match (needs_health_check(old), needs_health_check(spec)) {
             (false, true) => self.health_check_port(spec)?,
-            (true, false) => self.free_ports(old.int("healthCheckNodePort")),
+            (true, false) => self.release_ports(old.int("healthCheckNodePort")),
             _ => {}
         }
         Ok(())
     }
 
-    fn health_check_port(&mut self, spec: &mut Value) -> Result<(), Failure> {
-        let wanted = spec.int("healthCheckNodePort").unwrap_or(0);
-        if wanted == 0 {
-            let port = pick::port(self.ranges, &self.changes.taken_ports, self.pools).ok_or_else(|| {
-                Failure::Internal("failed to allocate a HealthCheck NodePort 0: range is full".to_owned())
-            })?;
-            self.changes.taken_ports.insert(port);
-            set(spec, "healthCheckNodePort", Value::from(port));
+    fn health_check_port(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
+        let requested_port = spec.int("healthCheckNodePort").unwrap_or(0);
+        if requested_port == 0 {
+            let port =
+                pick::pick_port(self.ranges, &self.changes.allocated_ports, self.state).ok_or_else(|| {
+                    AllocationError::Internal(
+                        "failed to allocate a HealthCheck NodePort 0: range is full".to_owned(),
+                    )
+                })?;
+            self.changes.allocated_ports.insert(port);
+            set_field(spec, "healthCheckNodePort", Value::from(port));
             return Ok(());
         }
-        self.port(wanted).map(|_| ()).map_err(|why| {
-            Failure::Internal(format!("failed to allocate requested HealthCheck NodePort {wanted}: {why}"))
+        self.allocate_port(requested_port).map(|_| ()).map_err(|reason| {
+            AllocationError::Internal(format!(
+                "failed to allocate requested HealthCheck NodePort {requested_port}: {reason}"
+            ))
         })
     }
 
     /// Takes the port asked for, or says why not.
-    fn port(&mut self, wanted: i64) -> Result<i64, String> {
+    fn allocate_port(&mut self, requested_port: i64) -> Result<i64, String> {
         let range = &self.ranges.node_ports;
-        let Some(port) = u16::try_from(wanted).ok().filter(|port| range.contains(port)) else {
+        let Some(port) = u16::try_from(requested_port).ok().filter(|port| range.contains(port)) else {
             return Err(format!(
                 "provided port is not in the valid range. The range of valid ports is {}-{}",
                 range.start(),
                 range.end()
             ));
         };
-        if self.pools.port_in_use(port) || self.changes.taken_ports.contains(&port) {
+        if self.state.port_in_use(port) || self.changes.allocated_ports.contains(&port) {
             return Err("provided port is already allocated".to_owned());
         }
-        self.changes.taken_ports.insert(port);
-        Ok(wanted)
+        self.changes.allocated_ports.insert(port);
+        Ok(requested_port)
     }
 
-    fn any_port(&mut self) -> Result<i64, Failure> {
-        let port = pick::port(self.ranges, &self.changes.taken_ports, self.pools)
-            .ok_or_else(|| Failure::Internal("failed to allocate a nodePort: range is full".to_owned()))?;
-        self.changes.taken_ports.insert(port);
+    fn allocate_any_port(&mut self) -> Result<i64, AllocationError> {
+        let port =
+            pick::pick_port(self.ranges, &self.changes.allocated_ports, self.state).ok_or_else(|| {
+                AllocationError::Internal("failed to allocate a nodePort: range is full".to_owned())
+            })?;
+        self.changes.allocated_ports.insert(port);
         Ok(port.into())
     }
 
-    fn free_ports(&mut self, ports: impl IntoIterator<Item = i64>) {
+    fn release_ports(&mut self, ports: impl IntoIterator<Item = i64>) {
         let ports = ports.into_iter().filter_map(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
-        self.changes.freed_ports.extend(ports);
+        self.changes.released_ports.extend(ports);
     }
 }
 
 /// A client that sends back the manifest it created a Service from keeps what was allocated then.
-fn keep_allocated(spec: &mut Value, old: &Value) {
+fn copy_allocated_fields(spec: &mut Value, old: &Value) {
     if needs_cluster_ip(old) && needs_cluster_ip(spec) {
         for field in ["clusterIP", "clusterIPs"] {
             let missing = spec.text(field).is_empty() && spec.items(field).is_empty();
             if missing && old.has(field) {
-                set(spec, field, old.at(field).clone());
+                set_field(spec, field, old.at(field).clone());
             }
         }
     }
-    if allocates_node_ports(old) && allocates_node_ports(spec) {
+    if may_allocate_node_ports(old) && may_allocate_node_ports(spec) {
         let named: BTreeSet<i64> = node_ports(spec).collect();
         // The last of several ports with one name wins, as upstream.
         let by_name: HashMap<&str, i64> =
@@ -383,7 +403,7 @@ fn keep_allocated(spec: &mut Value, old: &Value) {
         for port in ports.iter_mut().filter(|port| node_port(port) == 0) {
             let before = by_name.get(port.text("name")).copied().unwrap_or(0);
             if before != 0 && !named.contains(&before) {
-                set(port, "nodePort", Value::from(before));
+                set_field(port, "nodePort", Value::from(before));
             }
         }
         set_list(spec, "ports", ports);
@@ -393,7 +413,7 @@ fn keep_allocated(spec: &mut Value, old: &Value) {
         && spec.int("healthCheckNodePort").unwrap_or(0) == 0
         && old.has("healthCheckNodePort")
     {
-        set(spec, "healthCheckNodePort", old.at("healthCheckNodePort").clone());
+        set_field(spec, "healthCheckNodePort", old.at("healthCheckNodePort").clone());
     }
 }
 
@@ -402,17 +422,17 @@ fn sync_cluster_ips(spec: &mut Value, old: Option<&Value>) {
     let singular = spec.text("clusterIP").to_owned();
     let Some(old) = old else {
         if !singular.is_empty() && spec.items("clusterIPs").is_empty() {
-            set(spec, "clusterIPs", Value::from(vec![singular]));
+            set_field(spec, "clusterIPs", Value::from(vec![singular]));
         }
         return;
     };
     let same_singular = old.text("clusterIP") == singular;
     if same_singular && !old.items("clusterIPs").is_empty() && spec.items("clusterIPs").is_empty() {
-        set(spec, "clusterIPs", old.at("clusterIPs").clone());
+        set_field(spec, "clusterIPs", old.at("clusterIPs").clone());
     }
-    if !same_singular && texts(old, "clusterIPs") == texts(spec, "clusterIPs") {
+    if !same_singular && strings(old, "clusterIPs") == strings(spec, "clusterIPs") {
         let follows = if singular.is_empty() { Value::Null } else { Value::from(vec![singular]) };
-        set(spec, "clusterIPs", follows);
+        set_field(spec, "clusterIPs", follows);
     }
 }
 
@@ -421,7 +441,7 @@ fn uses_node_ports(spec: &Value) -> bool {
 }
 
 /// Ports without a node port get one.
-fn allocates_node_ports(spec: &Value) -> bool {
+fn may_allocate_node_ports(spec: &Value) -> bool {
     match spec.text("type") {
         "NodePort" => true,
         "LoadBalancer" => spec.at("allocateLoadBalancerNodePorts").as_bool().unwrap_or(true),
@@ -430,7 +450,7 @@ fn allocates_node_ports(spec: &Value) -> bool {
 }
 
 /// Sets a field, or removes it for `null`.
-fn set(object: &mut Value, field: &str, value: Value) {
+fn set_field(object: &mut Value, field: &str, value: Value) {
     if let Some(map) = object.as_object_mut() {
         if value.is_null() {
             map.remove(field);
@@ -442,18 +462,18 @@ fn set(object: &mut Value, field: &str, value: Value) {
 
 fn set_list(object: &mut Value, field: &str, items: Vec<Value>) {
     if !items.is_empty() {
-        set(object, field, Value::Array(items));
+        set_field(object, field, Value::Array(items));
     }
 }
 
-fn invalid(path: &str, value: Value, detail: &str) -> Failure {
-    let mut errors = Errors::default();
+fn invalid_field(path: &str, value: Value, detail: &str) -> AllocationError {
+    let mut errors = ErrorList::default();
     errors.invalid(&Path::new(path), value, detail);
-    Failure::Invalid(errors)
+    AllocationError::Invalid(errors)
 }
 
-fn port_refused(index: usize, port: i64, why: &str) -> Failure {
-    invalid(Path::new("spec.ports").index(index).at("nodePort").as_str(), Value::from(port), why)
+fn port_error(index: usize, port: i64, reason: &str) -> AllocationError {
+    invalid_field(Path::new("spec.ports").index(index).child("nodePort").as_str(), Value::from(port), reason)
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::{is_headless, needs_cluster_ip, texts};
+use super::{is_headless, needs_cluster_ip, strings};
 use crate::core::rules;
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 use crate::names;
 use crate::networking::ip;
 
@@ -13,14 +13,14 @@ const FAMILIES: &[&str] = &["IPv4", "IPv6"];
 const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
 
 /// Also called before allocation, which then need not think about malformed input.
-pub(super) fn check(spec: &Value, errors: &mut Errors) {
+pub(super) fn validate_cluster_ips(spec: &Value, errors: &mut ErrorList) {
     // An ExternalName's fields must all be unset, which is checked elsewhere.
     if !needs_cluster_ip(spec) {
         return;
     }
     let ips_path = Path::new("spec.clusterIPs");
-    let ips = texts(spec, "clusterIPs");
-    let families = texts(spec, "ipFamilies");
+    let ips = strings(spec, "clusterIPs");
+    let families = strings(spec, "ipFamilies");
 
     let singular = spec.text("clusterIP");
     match ips.first() {
@@ -39,7 +39,7 @@ pub(super) fn check(spec: &Value, errors: &mut Errors) {
     }
 
     let families_path = Path::new("spec.ipFamilies");
-    let repeated = rules::repeated(families.iter());
+    let repeated = rules::find_duplicates(families.iter());
     for (i, family) in families.iter().enumerate() {
         if !FAMILIES.contains(family) {
             errors.not_supported(&families_path.index(i), *family, FAMILIES);
@@ -56,13 +56,13 @@ pub(super) fn check(spec: &Value, errors: &mut Errors) {
     check_addresses(spec, &ips, &families, errors);
 }
 
-fn check_addresses(spec: &Value, ips: &[&str], families: &[&str], errors: &mut Errors) {
+fn check_addresses(spec: &Value, ips: &[&str], families: &[&str], errors: &mut ErrorList) {
     let path = Path::new("spec.clusterIPs");
     let whole = || spec.at("clusterIPs").clone();
     let before = errors.0.len();
     for (i, address) in ips.iter().enumerate() {
         if i > 0 || *address != "None" {
-            rules::name(address, names::ip_any_form, &path.index(i), errors);
+            rules::validate_name(address, names::ip_any_form, &path.index(i), errors);
         } else if ips.len() > 1 {
             errors.invalid(&path, whole(), "'None' must be the first and only value");
         }

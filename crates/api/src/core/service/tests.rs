@@ -3,8 +3,8 @@ use serde_json::{Value, json};
 
 use super::Service;
 use crate::core::testing;
-use crate::field::Errors;
-use crate::kind::Kind;
+use crate::field::ErrorList;
+use crate::strategy::RestStrategy;
 
 /// A defaulted ClusterIP Service with these fields of `spec` on top.
 fn service(spec: Value) -> Value {
@@ -35,15 +35,15 @@ fn check(spec: Value, expected: &expect_test::Expect) {
 #[track_caller]
 fn check_update(old: Value, new: Value, expected: &expect_test::Expect) {
     let (old, mut new) = (service(old), service(new));
-    Service.prepare_update(&mut new, &old);
-    let mut errors = Errors::default();
+    Service.prepare_for_update(&mut new, &old);
+    let mut errors = ErrorList::default();
     Service.validate(&new, &mut errors);
     Service.validate_update(&new, &old, &mut errors);
     expected.assert_eq(&testing::lines(&errors));
 }
 
 #[test]
-fn good_ones() {
+fn accepts_valid_services() {
     check(json!({}), &expect![""]);
     check(json!({"clusterIP": "None", "clusterIPs": ["None"], "ports": null}), &expect![""]);
     check(
@@ -65,7 +65,7 @@ fn good_ones() {
 }
 
 #[test]
-fn ports() {
+fn validates_ports() {
     check(
         json!({"ports": [{"port": 0, "protocol": "TCP", "targetPort": 0}]}),
         &expect![[r#"
@@ -105,7 +105,7 @@ fn ports() {
 }
 
 #[test]
-fn addresses() {
+fn validates_addresses() {
     check(
         json!({"clusterIPs": ["10.0.0.9", "10.0.0.10"], "ipFamilies": ["IPv6", "IPv6"], "ipFamilyPolicy": "Both",
                "externalIPs": ["127.0.0.1", "nope"]}),
@@ -136,7 +136,7 @@ fn addresses() {
 }
 
 #[test]
-fn fields_that_need_another_type() {
+fn rejects_fields_of_other_types() {
     check(
         json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 30001, "sessionAffinity": "ClientIP",
                "allocateLoadBalancerNodePorts": true, "loadBalancerClass": "a",
@@ -172,7 +172,7 @@ fn fields_that_need_another_type() {
 }
 
 #[test]
-fn updates() {
+fn validates_updates() {
     check_update(
         json!({}),
         json!({"clusterIP": "1.2.3.4", "clusterIPs": ["1.2.3.4"]}),
@@ -211,14 +211,14 @@ fn updates() {
 }
 
 #[test]
-fn status() {
+fn validates_status() {
     let mut obj = service(json!({}));
     obj["status"] =
         json!({"loadBalancer": {"ingress": [{"ip": "1.2.3"}, {"hostname": "1.2.3.4", "ipMode": "VIP"}]}});
-    let mut errors = Errors::default();
-    Service.validate_status(&obj, &obj, &mut errors);
+    let mut errors = ErrorList::default();
+    Service.validate_status_update(&obj, &obj, &mut errors);
     obj["spec"]["type"] = json!("LoadBalancer");
-    Service.validate_status(&obj, &obj, &mut errors);
+    Service.validate_status_update(&obj, &obj, &mut errors);
     expect![[r#"
         status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is 'LoadBalancer'
         status.loadBalancer.ingress[0].ip: Invalid value: "1.2.3": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)
@@ -230,7 +230,7 @@ fn status() {
 }
 
 #[test]
-fn warnings() {
+fn returns_warnings() {
     let obj = service(json!({"clusterIP": "None", "clusterIPs": ["None"], "externalIPs": ["FD00::1"],
                              "externalName": "a", "trafficDistribution": "PreferClose"}));
     expect![[r#"

@@ -5,52 +5,49 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::{
-    is_externally_accessible, is_headless, needs_cluster_ip, needs_health_check, node_ports, texts, validate,
+    has_external_traffic, is_headless, needs_cluster_ip, needs_health_check, node_ports, strings, validate,
 };
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 /// Clears fields that no longer apply after a change of type, unless the client changed them too: then
 /// validation is to complain.
 pub(super) fn drop_type_dependent_fields(new: &mut Value, old: &Value) {
     let before = old.at("spec");
-    let mut gone: Vec<&str> = Vec::new();
+    let mut removed_fields: Vec<&str> = Vec::new();
     let mut drop_node_ports = false;
     {
         let after = new.at("spec");
         let same = |field: &str| before.at(field) == after.at(field);
         if needs_cluster_ip(before) && !needs_cluster_ip(after) {
             if before.text("clusterIP") == after.text("clusterIP")
-                && texts(before, "clusterIPs") == texts(after, "clusterIPs")
+                && strings(before, "clusterIPs") == strings(after, "clusterIPs")
             {
-                gone.extend(["clusterIP", "clusterIPs"]);
+                removed_fields.extend(["clusterIP", "clusterIPs"]);
             }
-            gone.extend(["ipFamilies", "ipFamilyPolicy"].into_iter().filter(|field| same(field)));
+            removed_fields.extend(["ipFamilies", "ipFamilyPolicy"].into_iter().filter(|field| same(field)));
         }
         if uses_node_ports(before) && !uses_node_ports(after) {
             let known: BTreeSet<i64> = node_ports(before).collect();
             drop_node_ports = node_ports(after).all(|port| known.contains(&port));
         }
         if needs_health_check(before) && !needs_health_check(after) && same("healthCheckNodePort") {
-            gone.push("healthCheckNodePort");
+            removed_fields.push("healthCheckNodePort");
         }
         if before.text("type") == "LoadBalancer" && after.text("type") != "LoadBalancer" {
-            gone.extend(
+            removed_fields.extend(
                 ["allocateLoadBalancerNodePorts", "loadBalancerClass"]
                     .into_iter()
                     .filter(|field| same(field)),
             );
         }
-        if is_externally_accessible(before)
-            && !is_externally_accessible(after)
-            && same("externalTrafficPolicy")
-        {
-            gone.push("externalTrafficPolicy");
+        if has_external_traffic(before) && !has_external_traffic(after) && same("externalTrafficPolicy") {
+            removed_fields.push("externalTrafficPolicy");
         }
     }
     let is_load_balancer = new.at("spec").text("type") == "LoadBalancer";
     if let Some(spec) = new.get_mut("spec").and_then(Value::as_object_mut) {
-        for field in gone {
+        for field in removed_fields {
             spec.remove(field);
         }
         if drop_node_ports && let Some(ports) = spec.get_mut("ports").and_then(Value::as_array_mut) {
@@ -64,7 +61,7 @@ pub(super) fn drop_type_dependent_fields(new: &mut Value, old: &Value) {
     }
 }
 
-pub(super) fn validate(new: &Value, old: &Value, errors: &mut Errors) {
+pub(super) fn validate(new: &Value, old: &Value, errors: &mut ErrorList) {
     let (after, before) = (new.at("spec"), old.at("spec"));
     if needs_cluster_ip(after) && needs_cluster_ip(before) {
         cluster_ips(after, before, errors);
@@ -90,16 +87,16 @@ pub(super) fn validate(new: &Value, old: &Value, errors: &mut Errors) {
 }
 
 /// The first cluster IP stays; a second may come, or go if the policy says so.
-fn cluster_ips(after: &Value, before: &Value, errors: &mut Errors) {
+fn cluster_ips(after: &Value, before: &Value, errors: &mut ErrorList) {
     if is_headless(before) && is_headless(after) {
         return;
     }
-    let (new, old) = (texts(after, "clusterIPs"), texts(before, "clusterIPs"));
+    let (new, old) = (strings(after, "clusterIPs"), strings(before, "clusterIPs"));
     let path = Path::new("spec.clusterIPs");
-    let shown = || Value::from(new.clone());
+    let rendered = || Value::from(new.clone());
     if new.len() == old.len() {
         for i in (0..new.len()).filter(|i| new[*i] != old[*i]) {
-            errors.invalid(&path.index(i), shown(), validate::MAY_NOT_CHANGE);
+            errors.invalid(&path.index(i), rendered(), validate::MAY_NOT_CHANGE);
         }
         return;
     }
@@ -109,19 +106,19 @@ fn cluster_ips(after: &Value, before: &Value, errors: &mut Errors) {
     if let (Some(new), Some(old)) = (new.first(), old.first())
         && new != old
     {
-        errors.invalid(&path.index(0), shown(), validate::MAY_NOT_CHANGE);
+        errors.invalid(&path.index(0), rendered(), validate::MAY_NOT_CHANGE);
     }
     if new.len() < old.len() && new.len() == 1 {
         single_stack_to_release("clusterIP", after, errors);
     }
 }
 
-fn ip_families(after: &Value, before: &Value, errors: &mut Errors) {
+fn ip_families(after: &Value, before: &Value, errors: &mut ErrorList) {
     // Headless Services have nothing allocated and may change freely.
     if is_headless(before) || is_headless(after) {
         return;
     }
-    let (new, old) = (texts(after, "ipFamilies"), texts(before, "ipFamilies"));
+    let (new, old) = (strings(after, "ipFamilies"), strings(before, "ipFamilies"));
     let path = Path::new("spec.ipFamilies").index(0);
     if new.len() == old.len() {
         for _ in (0..new.len()).filter(|i| new[*i] != old[*i]) {
@@ -129,8 +126,8 @@ fn ip_families(after: &Value, before: &Value, errors: &mut Errors) {
         }
         return;
     }
-    let releases = new.len() < old.len();
-    if releases && after.items("clusterIPs").is_empty() {
+    let is_release = new.len() < old.len();
+    if is_release && after.items("clusterIPs").is_empty() {
         errors.invalid(&path, Value::from(new.clone()), "primary ipFamily can not be unset");
     }
     if let (Some(new), Some(old)) = (new.first(), old.first())
@@ -139,12 +136,12 @@ fn ip_families(after: &Value, before: &Value, errors: &mut Errors) {
         // Upstream shows the addresses here, not the families.
         errors.invalid(&path, after.at("clusterIPs").clone(), validate::MAY_NOT_CHANGE);
     }
-    if releases && new.len() == 1 {
+    if is_release && new.len() == 1 {
         single_stack_to_release("ipFamily", after, errors);
     }
 }
 
-fn single_stack_to_release(what: &str, after: &Value, errors: &mut Errors) {
+fn single_stack_to_release(what: &str, after: &Value, errors: &mut ErrorList) {
     if after.text("ipFamilyPolicy") != "SingleStack" {
         let detail = format!("must be set to 'SingleStack' when releasing the secondary {what}");
         errors.invalid(&Path::new("spec.ipFamilyPolicy"), after.at("ipFamilyPolicy").clone(), &detail);

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::{cluster_ips, is_externally_accessible, is_headless, needs_health_check, node_port, texts};
+use super::{cluster_ips, has_external_traffic, is_headless, needs_health_check, node_port, strings};
 use crate::core::rules;
-use crate::field::{Errors, Path, Reason};
-use crate::json::Json;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt;
 use crate::networking::ip;
 use crate::{meta, names};
 
@@ -13,78 +13,78 @@ pub(super) const MAY_NOT_CHANGE: &str = "may not change once set";
 
 const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
-const AFFINITIES: &[&str] = &["ClientIP", "None"];
+const SESSION_AFFINITY_TYPES: &[&str] = &["ClientIP", "None"];
 const POLICIES: &[&str] = &["Cluster", "Local"];
-const DISTRIBUTIONS: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
+const TRAFFIC_DISTRIBUTION_TYPES: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
 const MAX_AFFINITY_SECONDS: i64 = 86400;
 const ONLY_LOAD_BALANCER: &str = "may only be used when `type` is 'LoadBalancer'";
 const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 const TOPOLOGY_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
-pub(super) fn service(obj: &Value, errors: &mut Errors) {
+pub(super) fn validate_service(obj: &Value, errors: &mut ErrorList) {
     let spec = obj.at("spec");
     let path = Path::new("spec");
     let kind = spec.text("type");
 
     topology_annotations(obj, errors);
     if spec.items("ports").is_empty() && !is_headless(spec) && kind != "ExternalName" {
-        errors.required(&path.at("ports"), "");
+        errors.required(&path.child("ports"), "");
     }
     match kind {
         "LoadBalancer" | "NodePort" if is_headless(spec) => {
             let detail = format!("may not be set to 'None' for {kind} services");
-            errors.invalid(&path.at("clusterIPs").index(0), "None", &detail);
+            errors.invalid(&path.child("clusterIPs").index(0), "None", &detail);
         }
         "ExternalName" => external_name(spec, errors),
         _ => {}
     }
-    ports(spec, errors);
+    validate_ports(spec, errors);
     if spec.has("selector") {
-        meta::labels(spec.at("selector"), &path.at("selector"), errors);
+        meta::validate_labels(spec.at("selector"), &path.child("selector"), errors);
     }
     session_affinity(spec, errors);
-    cluster_ips::check(spec, errors);
-    for (i, address) in texts(spec, "externalIPs").iter().enumerate() {
-        let path = path.at("externalIPs").index(i);
+    cluster_ips::validate_cluster_ips(spec, errors);
+    for (i, address) in strings(spec, "externalIPs").iter().enumerate() {
+        let path = path.child("externalIPs").index(i);
         let before = errors.0.len();
-        rules::name(address, names::ip_any_form, &path, errors);
+        rules::validate_name(address, names::ip_any_form, &path, errors);
         if errors.0.len() == before {
             ip::check_endpoint(address, &path, errors);
         }
     }
-    rules::one_of(kind, TYPES, &path.at("type"), errors);
-    port_clashes(spec, errors);
+    rules::one_of(kind, TYPES, &path.child("type"), errors);
+    validate_duplicate_ports(spec, errors);
     source_ranges(obj, errors);
     load_balancer_fields(spec, errors);
     traffic_policies(spec, errors);
     rules::one_of_if_set(
         spec.at("trafficDistribution"),
-        DISTRIBUTIONS,
-        &path.at("trafficDistribution"),
+        TRAFFIC_DISTRIBUTION_TYPES,
+        &path.child("trafficDistribution"),
         errors,
     );
 }
 
-pub(super) fn status(obj: &Value, errors: &mut Errors) {
+pub(super) fn validate_status(obj: &Value, errors: &mut ErrorList) {
     let balancer = obj.at("status").at("loadBalancer");
     let path = Path::new("status.loadBalancer");
     if obj.at("spec").text("type") != "LoadBalancer" && !balancer.items("ingress").is_empty() {
-        errors.forbidden(&path.at("ingress"), "may only be used when `spec.type` is 'LoadBalancer'");
+        errors.forbidden(&path.child("ingress"), "may only be used when `spec.type` is 'LoadBalancer'");
     } else {
         load_balancer_status(balancer, &path, errors);
     }
 }
 
 /// The addresses a load balancer answers on.
-fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut Errors) {
+fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, ingress) in balancer.items("ingress").iter().enumerate() {
-        let path = path.at("ingress").index(i);
+        let path = path.child("ingress").index(i);
         let (address, hostname) = (ingress.text("ip"), ingress.text("hostname"));
         if !address.is_empty() {
-            rules::name(address, names::ip_any_form, &path.at("ip"), errors);
+            rules::validate_name(address, names::ip_any_form, &path.child("ip"), errors);
         }
-        let mode_path = path.at("ipMode");
+        let mode_path = path.child("ipMode");
         match ingress.at("ipMode").as_str() {
             None if !address.is_empty() => {
                 errors.required(&mode_path, "must be specified when `ip` is set");
@@ -95,15 +95,15 @@ fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut Errors) {
             _ => rules::one_of_if_set(ingress.at("ipMode"), &["Proxy", "VIP"], &mode_path, errors),
         }
         if !hostname.is_empty() {
-            rules::name(hostname, names::dns1123_subdomain, &path.at("hostname"), errors);
+            rules::validate_name(hostname, names::dns1123_subdomain, &path.child("hostname"), errors);
             if ip::parse(hostname).is_some() {
-                errors.invalid(&path.at("hostname"), hostname, "must be a DNS name, not an IP address");
+                errors.invalid(&path.child("hostname"), hostname, "must be a DNS name, not an IP address");
             }
         }
     }
 }
 
-fn topology_annotations(obj: &Value, errors: &mut Errors) {
+fn topology_annotations(obj: &Value, errors: &mut ErrorList) {
     let annotations = rules::annotations(obj);
     if let (Some(mode), Some(hints)) =
         (annotations.at(TOPOLOGY_MODE).as_str(), annotations.at(TOPOLOGY_HINTS).as_str())
@@ -114,47 +114,47 @@ fn topology_annotations(obj: &Value, errors: &mut Errors) {
     }
 }
 
-fn external_name(spec: &Value, errors: &mut Errors) {
+fn external_name(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec");
-    let unwanted = "may not be set for ExternalName services";
+    let forbidden_message = "may not be set for ExternalName services";
     for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
         if !rules::is_empty(spec.at(field)) {
-            errors.forbidden(&path.at(field), unwanted);
+            errors.forbidden(&path.child(field), forbidden_message);
         }
     }
     let target = spec.text("externalName");
     let target = target.strip_suffix('.').unwrap_or(target);
-    rules::required_name(target, names::dns1123_subdomain, &path.at("externalName"), errors);
+    rules::validate_required_name(target, names::dns1123_subdomain, &path.child("externalName"), errors);
 }
 
-fn ports(spec: &Value, errors: &mut Errors) {
+fn validate_ports(spec: &Value, errors: &mut ErrorList) {
     let ports = spec.items("ports");
-    let repeated = rules::repeated(ports.iter().map(|port| port.text("name")));
+    let repeated = rules::find_duplicates(ports.iter().map(|port| port.text("name")));
     for (i, port) in ports.iter().enumerate() {
         let path = Path::new("spec.ports").index(i);
         let name = port.text("name");
         if name.is_empty() {
             if ports.len() > 1 {
-                errors.required(&path.at("name"), "");
+                errors.required(&path.child("name"), "");
             }
         } else {
-            rules::name(name, names::dns1123_label, &path.at("name"), errors);
+            rules::validate_name(name, names::dns1123_label, &path.child("name"), errors);
             if repeated[i] {
-                errors.duplicate(&path.at("name"), name);
+                errors.duplicate(&path.child("name"), name);
             }
         }
-        rules::port_number(port.int("port").unwrap_or(0), &path.at("port"), errors);
-        rules::one_of(port.text("protocol"), PROTOCOLS, &path.at("protocol"), errors);
-        rules::port_number_or_name(port.at("targetPort"), &path.at("targetPort"), errors);
+        rules::port_number(port.int("port").unwrap_or(0), &path.child("port"), errors);
+        rules::one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
+        rules::port_number_or_name(port.at("targetPort"), &path.child("targetPort"), errors);
         if let Some(protocol) = port.at("appProtocol").as_str() {
-            rules::name(protocol, names::qualified_name, &path.at("appProtocol"), errors);
+            rules::validate_name(protocol, names::qualified_name, &path.child("appProtocol"), errors);
         }
     }
 }
 
-fn session_affinity(spec: &Value, errors: &mut Errors) {
+fn session_affinity(spec: &Value, errors: &mut ErrorList) {
     let affinity = spec.text("sessionAffinity");
-    rules::one_of(affinity, AFFINITIES, &Path::new("spec.sessionAffinity"), errors);
+    rules::one_of(affinity, SESSION_AFFINITY_TYPES, &Path::new("spec.sessionAffinity"), errors);
     let path = Path::new("spec.sessionAffinityConfig");
     let config = spec.at("sessionAffinityConfig");
     if affinity == "None" && !config.is_null() {
@@ -165,11 +165,11 @@ fn session_affinity(spec: &Value, errors: &mut Errors) {
     }
     let needed = "when session affinity type is ClientIP";
     let client = config.at("clientIP");
-    let timeout_path = path.at("clientIP.timeoutSeconds");
+    let timeout_path = path.child("clientIP.timeoutSeconds");
     if config.is_null() {
         errors.required(&path, needed);
     } else if client.is_null() {
-        errors.required(&path.at("clientIP"), needed);
+        errors.required(&path.child("clientIP"), needed);
     } else if let Some(timeout) = client.int("timeoutSeconds") {
         if !(1..=MAX_AFFINITY_SECONDS).contains(&timeout) {
             let detail = format!("must be greater than 0 and less than {MAX_AFFINITY_SECONDS}");
@@ -180,22 +180,22 @@ fn session_affinity(spec: &Value, errors: &mut Errors) {
     }
 }
 
-fn port_clashes(spec: &Value, errors: &mut Errors) {
+fn validate_duplicate_ports(spec: &Value, errors: &mut ErrorList) {
     let ports = spec.items("ports");
     let path = Path::new("spec.ports");
     if spec.text("type") == "ClusterIP" {
         for (i, _) in ports.iter().enumerate().filter(|(_, port)| node_port(port) != 0) {
-            errors.forbidden(&path.index(i).at("nodePort"), "may not be used when `type` is 'ClusterIP'");
+            errors.forbidden(&path.index(i).child("nodePort"), "may not be used when `type` is 'ClusterIP'");
         }
     }
-    let repeated = rules::repeated(ports.iter().map(|port| (port.text("protocol"), node_port(port))));
+    let repeated = rules::find_duplicates(ports.iter().map(|port| (port.text("protocol"), node_port(port))));
     for (i, port) in ports.iter().enumerate().filter(|(_, port)| node_port(port) != 0) {
         if repeated[i] {
-            errors.duplicate(&path.index(i).at("nodePort"), node_port(port));
+            errors.duplicate(&path.index(i).child("nodePort"), node_port(port));
         }
     }
     let number = |port: &Value| port.int("port").unwrap_or(0);
-    let repeated = rules::repeated(ports.iter().map(|port| (port.text("protocol"), number(port))));
+    let repeated = rules::find_duplicates(ports.iter().map(|port| (port.text("protocol"), number(port))));
     for (i, port) in ports.iter().enumerate() {
         if repeated[i] {
             // Upstream prints its own struct, so the names are not those of the API.
@@ -204,15 +204,15 @@ fn port_clashes(spec: &Value, errors: &mut Errors) {
                 Value::from(port.text("protocol")),
                 number(port),
             );
-            errors.push(Reason::Duplicate, &path.index(i), message);
+            errors.push(ErrorType::Duplicate, &path.index(i), message);
         }
     }
 }
 
 /// The allowed sources of a load balancer, in the field or in the annotation that came before it.
-fn source_ranges(obj: &Value, errors: &mut Errors) {
+fn source_ranges(obj: &Value, errors: &mut ErrorList) {
     let spec = obj.at("spec");
-    let ranges = texts(spec, "loadBalancerSourceRanges");
+    let ranges = strings(spec, "loadBalancerSourceRanges");
     let annotation = rules::annotations(obj).at(SOURCE_RANGES).as_str();
     let path = if !ranges.is_empty() {
         Path::new("spec.LoadBalancerSourceRanges")
@@ -225,48 +225,48 @@ fn source_ranges(obj: &Value, errors: &mut Errors) {
         errors.forbidden(&path, ONLY_LOAD_BALANCER);
     }
     for (i, range) in ranges.iter().enumerate() {
-        rules::name(range.trim(), names::cidr_any_form, &path.index(i), errors);
+        rules::validate_name(range.trim(), names::cidr_any_form, &path.index(i), errors);
     }
     if ranges.is_empty()
         && let Some(annotation) = annotation.map(str::trim).filter(|annotation| !annotation.is_empty())
     {
         for range in annotation.split(',') {
-            rules::name(range.trim(), names::cidr_any_form, &path, errors);
+            rules::validate_name(range.trim(), names::cidr_any_form, &path, errors);
         }
     }
 }
 
-fn load_balancer_fields(spec: &Value, errors: &mut Errors) {
+fn load_balancer_fields(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec");
     let is_load_balancer = spec.text("type") == "LoadBalancer";
     let allocate = "allocateLoadBalancerNodePorts";
     if spec.has(allocate) && !is_load_balancer {
-        errors.forbidden(&path.at(allocate), ONLY_LOAD_BALANCER);
+        errors.forbidden(&path.child(allocate), ONLY_LOAD_BALANCER);
     }
     if !spec.has(allocate) && is_load_balancer {
         errors.required(&Path::new(allocate), "");
     }
     if let Some(class) = spec.at("loadBalancerClass").as_str() {
         if is_load_balancer {
-            rules::name(class, names::qualified_name, &path.at("loadBalancerClass"), errors);
+            rules::validate_name(class, names::qualified_name, &path.child("loadBalancerClass"), errors);
         } else {
-            errors.forbidden(&path.at("loadBalancerClass"), ONLY_LOAD_BALANCER);
+            errors.forbidden(&path.child("loadBalancerClass"), ONLY_LOAD_BALANCER);
         }
     }
 }
 
-fn traffic_policies(spec: &Value, errors: &mut Errors) {
+fn traffic_policies(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec");
     let external = spec.text("externalTrafficPolicy");
-    let external_path = path.at("externalTrafficPolicy");
-    if is_externally_accessible(spec) {
+    let external_path = path.child("externalTrafficPolicy");
+    if has_external_traffic(spec) {
         rules::one_of(external, POLICIES, &external_path, errors);
     } else if !external.is_empty() {
         errors.invalid(&external_path, external, "may only be set for externally-accessible services");
     }
 
     let health = spec.int("healthCheckNodePort").unwrap_or(0);
-    let health_path = path.at("healthCheckNodePort");
+    let health_path = path.child("healthCheckNodePort");
     match (needs_health_check(spec), health) {
         (false, 0) => {}
         (false, port) => errors.invalid(
@@ -279,7 +279,7 @@ fn traffic_policies(spec: &Value, errors: &mut Errors) {
     }
 
     let internal = spec.at("internalTrafficPolicy");
-    let internal_path = path.at("internalTrafficPolicy");
+    let internal_path = path.child("internalTrafficPolicy");
     if internal.is_null() && matches!(spec.text("type"), "ClusterIP" | "NodePort" | "LoadBalancer") {
         errors.required(&internal_path, "");
     }

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::texts;
+use super::strings;
 use crate::field::Path;
-use crate::json::Json;
+use crate::json::JsonExt;
 use crate::networking::ip;
 
-pub(super) fn of(obj: &Value) -> Vec<String> {
+pub(super) fn service_warnings(obj: &Value) -> Vec<String> {
     let spec = obj.at("spec");
     let kind = spec.text("type");
-    let external_ips = texts(spec, "externalIPs");
+    let external_ips = strings(spec, "externalIPs");
     let headless = kind == "ClusterIP" && spec.text("clusterIP") == "None";
     let mut warnings = Vec::new();
 
@@ -21,7 +21,7 @@ pub(super) fn of(obj: &Value) -> Vec<String> {
         );
     }
     if !matches!(spec.text("clusterIP"), "" | "None") {
-        warnings.extend(unusual(&texts(spec, "clusterIPs"), "spec.clusterIPs"));
+        warnings.extend(ip_format_warnings(&strings(spec, "clusterIPs"), "spec.clusterIPs"));
     }
     if headless {
         if !spec.text("loadBalancerIP").is_empty() {
@@ -34,15 +34,15 @@ pub(super) fn of(obj: &Value) -> Vec<String> {
             warnings.push("spec.SessionAffinity is ignored for headless services".to_owned());
         }
     }
-    warnings.extend(unusual(&external_ips, "spec.externalIPs"));
+    warnings.extend(ip_format_warnings(&external_ips, "spec.externalIPs"));
     if !external_ips.is_empty() && !headless && kind != "ExternalName" {
         warnings.push(
             "spec.externalIPs is deprecated and may no longer be implemented in some clusters".to_owned(),
         );
     }
-    warnings.extend(ip::warning(spec.text("loadBalancerIP"), &Path::new("spec.loadBalancerIP")));
+    warnings.extend(ip::format_warning(spec.text("loadBalancerIP"), &Path::new("spec.loadBalancerIP")));
     let ranges = Path::new("spec.loadBalancerSourceRanges");
-    for (i, range) in texts(spec, "loadBalancerSourceRanges").iter().enumerate() {
+    for (i, range) in strings(spec, "loadBalancerSourceRanges").iter().enumerate() {
         warnings.extend(ip::cidr_warnings(range, &ranges.index(i)));
     }
     if kind == "ExternalName" && !external_ips.is_empty() {
@@ -59,7 +59,11 @@ pub(super) fn of(obj: &Value) -> Vec<String> {
     warnings
 }
 
-fn unusual(addresses: &[&str], path: &str) -> Vec<String> {
+fn ip_format_warnings(addresses: &[&str], path: &str) -> Vec<String> {
     let path = Path::new(path);
-    addresses.iter().enumerate().filter_map(|(i, address)| ip::warning(address, &path.index(i))).collect()
+    addresses
+        .iter()
+        .enumerate()
+        .filter_map(|(i, address)| ip::format_warning(address, &path.index(i)))
+        .collect()
 }

@@ -2,18 +2,18 @@ use expect_test::{Expect, expect};
 use serde_json::json;
 
 use super::*;
-use crate::admission::tests::Fake;
+use crate::admission::tests::FakeCluster;
 use crate::request::Target;
 
-fn cluster() -> Fake {
+fn cluster() -> FakeCluster {
     let namespace = |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}});
-    Fake::of(&[
+    FakeCluster::of(&[
         ("", "namespaces", namespace("plain", json!({}))),
         ("", "namespaces", namespace("marked", json!({ADMIN: "true"}))),
     ])
 }
 
-fn judged(request: &Request<'_>, object: &Value) -> String {
+fn validation_result(request: &Request<'_>, object: &Value) -> String {
     match validate(request, object, &cluster()) {
         Ok(()) => "ok".to_owned(),
         Err(status) => format!("{} {}", status.code, status.message),
@@ -22,29 +22,29 @@ fn judged(request: &Request<'_>, object: &Value) -> String {
 
 #[track_caller]
 fn check_new(plural: &str, namespace: &str, spec: Value, expected: Expect) {
-    let row = api::table::find(GROUP, "v1", plural).expect("a known kind");
+    let row = api::resource_table::find_resource(GROUP, "v1", plural).expect("a known kind");
     let object = json!({"metadata": {"name": "c", "namespace": namespace}, "spec": spec});
     let target = Target::collection(row, namespace);
     let request = Request::new(&target, Operation::Create, &object, None, None);
-    expected.assert_eq(&judged(&request, &object));
+    expected.assert_eq(&validation_result(&request, &object));
 }
 
 /// A change of a claim's status by somebody, whose pod is on node `a`.
 #[track_caller]
-fn check(who: &str, verb: &str, old: Value, new: Value, expected: Expect) {
-    let row = api::table::find(GROUP, "v1", CLAIMS).expect("a known kind");
+fn check(user_name: &str, verb: &str, old: Value, new: Value, expected: Expect) {
+    let row = api::resource_table::find_resource(GROUP, "v1", CLAIMS).expect("a known kind");
     let (new, old) = (json!({"status": new}), json!({"status": old}));
     let target =
         Target { name: "c".into(), subresource: "status".into(), ..Target::collection(row, "plain") };
     let extra = BTreeMap::from([(NODE_NAME.to_owned(), vec!["a".to_owned()])]);
-    let user = User { name: who.to_owned(), extra, ..User::default() };
+    let user = User { name: user_name.to_owned(), extra, ..User::default() };
     let mut request = Request::new(&target, Operation::Update, &new, Some(&old), Some(&user));
     request.is_patch = verb == "patch";
-    expected.assert_eq(&judged(&request, &new));
+    expected.assert_eq(&validation_result(&request, &new));
 }
 
 #[test]
-fn admin_access_is_for_marked_namespaces() {
+fn allows_admin_access_only_in_labeled_namespaces() {
     let spec = |is_admin: bool| {
         let requests = json!([
             {"name": "a", "firstAvailable": [{"name": "b"}]},
@@ -84,7 +84,7 @@ fn admin_access_is_for_marked_namespaces() {
 }
 
 #[test]
-fn claims_are_bound_by_who_may() {
+fn requires_binding_permission_to_allocate_claims() {
     let reserved = json!({"reservedFor": [{"resource": "pods", "name": "p", "uid": "1"}]});
     check("jo", "update", json!({}), reserved.clone(), expect!["ok"]);
     check("al", "update", json!({}), json!({"reservedFor": []}), expect!["ok"]);
@@ -100,7 +100,7 @@ fn claims_are_bound_by_who_may() {
 }
 
 #[test]
-fn devices_are_told_of_by_who_speaks_for_their_driver() {
+fn requires_driver_permission_to_update_device_status() {
     let field = json!({"key": "metadata.name", "operator": "In", "values": ["a"]});
     let status = |devices: Value| {
         let selector = json!({"nodeSelectorTerms": [{"matchFields": [field.clone()]}]});

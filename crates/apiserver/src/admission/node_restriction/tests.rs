@@ -4,13 +4,13 @@ use serde_json::json;
 
 use super::*;
 use crate::access::User;
-use crate::admission::tests::Fake;
+use crate::admission::tests::FakeCluster;
 use crate::request::Target;
 
 const NODES: (&str, &str) = ("", "nodes");
 const PODS: (&str, &str) = ("", "pods");
 
-fn cluster() -> Fake {
+fn cluster() -> FakeCluster {
     let pod = |name: &str, node: &str, volumes: Value| json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {"nodeName": node, "volumes": volumes}});
     let volumes = json!([
         {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"audience": "vault"}}]}},
@@ -22,7 +22,7 @@ fn cluster() -> Fake {
     let claim = |name: &str, volume: &str| json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"volumeName": volume}});
     let volume =
         |name: &str, driver: &str| json!({"metadata": {"name": name}, "spec": {"csi": {"driver": driver}}});
-    Fake::of(&[
+    FakeCluster::of(&[
         ("", "nodes", json!({"metadata": {"name": "a", "uid": "ua"}})),
         ("", "pods", pod("mine", "a", volumes)),
         ("", "pods", pod("other", "b", json!([]))),
@@ -46,14 +46,14 @@ fn cluster() -> Fake {
 fn run(
     user: &str,
     (group, what): (&str, &str),
-    place: (&str, &str),
+    namespaced_name: (&str, &str),
     new: Option<Value>,
     old: Option<Value>,
 ) -> String {
     let (plural, subresource) = what.split_once('/').unwrap_or((what, ""));
-    let row = api::table::find(group, "v1", plural).expect("a known kind");
-    let collection = Target::collection(row, place.0);
-    let target = Target { name: place.1.into(), subresource: subresource.into(), ..collection };
+    let row = api::resource_table::find_resource(group, "v1", plural).expect("a known kind");
+    let collection = Target::collection(row, namespaced_name.0);
+    let target = Target { name: namespaced_name.1.into(), subresource: subresource.into(), ..collection };
     let operation = match (&new, &old) {
         (None, _) => Operation::Delete,
         (_, None) => Operation::Create,
@@ -67,10 +67,16 @@ fn run(
 
 /// By node `a`; `why` is what comes after `... is forbidden: `.
 #[track_caller]
-fn check(kind: (&str, &str), place: (&str, &str), new: Option<Value>, old: Option<Value>, why: &str) {
-    let found = run("system:node:a", kind, place, new.clone(), old);
-    let found = found.split_once(" is forbidden: ").map_or(found.as_str(), |(_, why)| why);
-    assert_eq!(found, why, "{kind:?} {place:?} {new:?}");
+fn check(
+    kind: (&str, &str),
+    namespaced_name: (&str, &str),
+    new: Option<Value>,
+    old: Option<Value>,
+    reason: &str,
+) {
+    let found = run("system:node:a", kind, namespaced_name, new.clone(), old);
+    let found = found.split_once(" is forbidden: ").map_or(found.as_str(), |(_, reason)| reason);
+    assert_eq!(found, reason, "{kind:?} {namespaced_name:?} {new:?}");
 }
 
 #[test]
@@ -84,10 +90,10 @@ fn only_nodes_are_restricted() {
 }
 
 #[test]
-fn mirror_pods() {
+fn node_can_only_create_own_mirror_pods_without_references() {
     let mirror = || {
         let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "ua", "controller": true});
-        json!({"metadata": {"name": "p", "annotations": {MIRROR: "x"}, "ownerReferences": [owner]},
+        json!({"metadata": {"name": "p", "annotations": {MIRROR_ANNOTATION: "x"}, "ownerReferences": [owner]},
             "spec": {"nodeName": "a", "volumes": [{"name": "h", "hostPath": {}}, {"name": "d", "projected": {"sources": [{"downwardAPI": {}}]}}]}})
     };
     let changed = |path: &str, value: Value| {
@@ -101,7 +107,7 @@ fn mirror_pods() {
         }
         Some(pod)
     };
-    let check = |pod: Option<Value>, why: &str| check(PODS, ("n", ""), pod, None, why);
+    let check = |pod: Option<Value>, reason: &str| check(PODS, ("n", ""), pod, None, reason);
     let owner = "/metadata/ownerReferences/0";
     check(Some(mirror()), "");
     check(
@@ -135,12 +141,12 @@ fn mirror_pods() {
         r#"node "a" must not set blockOwnerDeletion on an owner reference"#,
     );
     check(changed(&format!("{owner}/uid"), json!("ub")), "node a UID mismatch: expected ub got ua");
-    let refers = |what: &str| format!("node \"a\" can not create pods that reference {what}");
-    check(changed("/spec/serviceAccountName", json!("x")), &refers("serviceaccounts"));
-    check(changed("/spec/imagePullSecrets", json!([{"name": "x"}])), &refers("secrets"));
+    let reference_error = |what: &str| format!("node \"a\" can not create pods that reference {what}");
+    check(changed("/spec/serviceAccountName", json!("x")), &reference_error("serviceaccounts"));
+    check(changed("/spec/imagePullSecrets", json!([{"name": "x"}])), &reference_error("secrets"));
     let env = json!([{"name": "c", "env": [{"valueFrom": {"configMapKeyRef": {"name": "x"}}}]}]);
-    check(changed("/spec/containers", env), &refers("configmaps"));
-    check(changed("/spec/resourceClaims", json!([{"name": "x"}])), &refers("resourceclaims"));
+    check(changed("/spec/containers", env), &reference_error("configmaps"));
+    check(changed("/spec/resourceClaims", json!([{"name": "x"}])), &reference_error("resourceclaims"));
     for (volume, what) in [
         (json!({"secret": {"secretName": "x"}}), "secrets"),
         (json!({"secret": {}}), "secrets (via secret volumes)"),
@@ -158,7 +164,7 @@ fn mirror_pods() {
         ),
         (json!({"projected": {"sources": [{"clusterTrustBundle": {}}]}}), "clustertrustbundles"),
     ] {
-        check(changed("/spec/volumes", json!([volume])), &refers(what));
+        check(changed("/spec/volumes", json!([volume])), &reference_error(what));
     }
     check(
         changed("/spec/volumes", json!([{"name": "v", "future": {}}])),
@@ -167,7 +173,7 @@ fn mirror_pods() {
 }
 
 #[test]
-fn pods() {
+fn node_can_only_write_pods_on_itself() {
     let on =
         |node: &str| json!({"metadata": {"name": "p", "labels": {"l": "1"}}, "spec": {"nodeName": node}});
     check(PODS, ("n", "p"), None, Some(on("a")), "");
@@ -232,7 +238,7 @@ fn pods() {
 }
 
 #[test]
-fn nodes() {
+fn node_can_only_write_its_own_node() {
     let node = |more: Value| {
         let mut node = json!({"metadata": {"name": "a"}, "spec": {}});
         for (part, fields) in more.as_object().expect("an object") {
@@ -291,7 +297,7 @@ fn nodes() {
     check(NODES, ("", "a"), node(json!({"spec": {"taints": []}})), plain(), "");
     let owned = || node(json!({"metadata": {"ownerReferences": [{"name": "x"}]}}));
     check(NODES, ("", "a"), owned(), plain(), r#"node "a" is not allowed to modify ownerReferences"#);
-    let fine = [
+    let allowed_labels = [
         "x",
         "example.com/x",
         "kubernetes.io/hostname",
@@ -299,9 +305,9 @@ fn nodes() {
         "node.kubernetes.io/x",
         "topology.kubernetes.io/zone",
     ];
-    check(NODES, ("", ""), labels(&fine), None, "");
-    check(NODES, ("", "a"), labels(&fine), plain(), "");
-    let bad = [
+    check(NODES, ("", ""), labels(&allowed_labels), None, "");
+    check(NODES, ("", "a"), labels(&allowed_labels), plain(), "");
+    let denied_labels = [
         "node-restriction.kubernetes.io/x",
         "a.node-restriction.kubernetes.io/x",
         "kubernetes.io/x",
@@ -309,7 +315,7 @@ fn nodes() {
         "a.k8s.io/x",
         "k8s.io/x",
     ];
-    for label in bad {
+    for label in denied_labels {
         check(
             NODES,
             ("", ""),
@@ -336,7 +342,7 @@ fn nodes() {
 }
 
 #[test]
-fn claims() {
+fn node_can_only_update_claim_status() {
     let claim = |capacity: &str, label: &str| {
         Some(
             json!({"metadata": {"name": "c", "labels": {"l": label}, "resourceVersion": capacity}, "spec": {"volumeName": "v"},
@@ -362,13 +368,13 @@ fn claims() {
 }
 
 #[test]
-fn tokens() {
+fn node_can_only_request_tokens_for_its_pods() {
     let kind = ("", "serviceaccounts/token");
     let token = |pod: &str, uid: &str, audiences: &[&str]| {
         let reference = json!({"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid});
         Some(json!({"spec": {"boundObjectRef": reference, "audiences": audiences}}))
     };
-    let check = |token: Option<Value>, why: &str| check(kind, ("n", "account"), token, None, why);
+    let check = |token: Option<Value>, reason: &str| check(kind, ("n", "account"), token, None, reason);
     for audience in ["vault", "i", "c", "m"] {
         check(token("mine", "mine", &[audience]), "");
     }
@@ -397,15 +403,21 @@ fn tokens() {
 }
 
 #[test]
-fn what_is_named_after_a_node() {
+fn node_can_only_write_leases_csi_nodes_and_slices_of_its_name() {
     let named = |name: &str| json!({"metadata": {"name": name}});
     let leases = ("coordination.k8s.io", "leases");
     let foreign = "can only access node lease with the same name as the requesting node";
-    check(leases, (LEASES, ""), Some(named("a")), None, "");
-    check(leases, (LEASES, ""), Some(named("b")), None, foreign);
-    check(leases, (LEASES, ""), Some(json!({"metadata": {"generateName": "a"}})), None, foreign);
-    check(leases, (LEASES, "b"), Some(named("b")), Some(named("b")), foreign);
-    check(leases, (LEASES, "b"), None, Some(named("b")), foreign);
+    check(leases, (NODE_LEASE_NAMESPACE, ""), Some(named("a")), None, "");
+    check(leases, (NODE_LEASE_NAMESPACE, ""), Some(named("b")), None, foreign);
+    check(
+        leases,
+        (NODE_LEASE_NAMESPACE, ""),
+        Some(json!({"metadata": {"generateName": "a"}})),
+        None,
+        foreign,
+    );
+    check(leases, (NODE_LEASE_NAMESPACE, "b"), Some(named("b")), Some(named("b")), foreign);
+    check(leases, (NODE_LEASE_NAMESPACE, "b"), None, Some(named("b")), foreign);
     check(
         leases,
         ("n", ""),
@@ -457,18 +469,18 @@ fn what_is_named_after_a_node() {
 }
 
 #[test]
-fn certificates() {
+fn node_can_only_request_certificates_for_its_name() {
     use base64::Engine as _;
     let csr = |pem: &str, signer: &str| {
         let request = base64::engine::general_purpose::STANDARD.encode(pem);
         Some(json!({"metadata": {"name": "c"}, "spec": {"request": request, "signerName": signer}}))
     };
-    let jane = include_str!("../tests/jane.csr");
+    let user_csr = include_str!("../tests/jane.csr");
     let kind = ("certificates.k8s.io", "certificatesigningrequests");
     let wrong = "can only create a node CSR with CN=system:node:a";
-    check(kind, ("", ""), csr(jane, "kubernetes.io/kubelet-serving"), None, wrong);
-    check(kind, ("", ""), csr(jane, "kubernetes.io/kube-apiserver-client-kubelet"), None, wrong);
-    check(kind, ("", ""), csr(jane, "example.com/x"), None, "");
+    check(kind, ("", ""), csr(user_csr, "kubernetes.io/kubelet-serving"), None, wrong);
+    check(kind, ("", ""), csr(user_csr, "kubernetes.io/kube-apiserver-client-kubelet"), None, wrong);
+    check(kind, ("", ""), csr(user_csr, "example.com/x"), None, "");
     check(
         kind,
         ("", ""),

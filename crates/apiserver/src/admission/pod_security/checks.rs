@@ -5,10 +5,10 @@ mod restricted;
 #[cfg(test)]
 mod tests;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
-use super::policy::{Level, Strictness, Version};
+use super::policy::{Level, LevelVersion, Version};
 use baseline::*;
 use restricted::*;
 
@@ -30,19 +30,23 @@ struct Check {
     name: &'static str,
     level: Level,
     /// The minor version since which each form applies.
-    since: &'static [(u32, Form)],
+    since: &'static [(u32, CheckPodFn)],
     /// The check of the level below that this one makes superfluous.
+    override_check: &'static str,
+}
+
+type CheckPodFn = fn(&Pod<'_>) -> Option<Violation>;
+
+const fn baseline(name: &'static str, since: &'static [(u32, CheckPodFn)]) -> Check {
+    Check { name, level: Level::Baseline, since, override_check: "" }
+}
+
+const fn restricted(
+    name: &'static str,
+    since: &'static [(u32, CheckPodFn)],
     instead_of: &'static str,
-}
-
-type Form = fn(&Pod<'_>) -> Option<Violation>;
-
-const fn baseline(name: &'static str, since: &'static [(u32, Form)]) -> Check {
-    Check { name, level: Level::Baseline, since, instead_of: "" }
-}
-
-const fn restricted(name: &'static str, since: &'static [(u32, Form)], instead_of: &'static str) -> Check {
-    Check { name, level: Level::Restricted, since, instead_of }
+) -> Check {
+    Check { name, level: Level::Restricted, since, override_check: instead_of }
 }
 
 /// By level and name, which is the order of the complaints.
@@ -52,9 +56,9 @@ const CHECKS: &[Check] = &[
     baseline("hostNamespaces", &[(0, host_namespaces)]),
     baseline("hostPathVolumes", &[(0, host_paths)]),
     baseline("hostPorts", &[(0, host_ports)]),
-    baseline("hostProbesAndHostLifecycle", &[(34, probed_hosts)]),
+    baseline("hostProbesAndHostLifecycle", &[(34, probe_hosts)]),
     baseline("privileged", &[(0, privileged)]),
-    baseline("procMount", &[(0, proc_mount), (35, |pod| pod.unless_own_users(proc_mount))]),
+    baseline("procMount", &[(0, proc_mount), (35, |pod| pod.skip_in_user_namespace(proc_mount))]),
     baseline(
         "seLinuxOptions",
         &[
@@ -75,37 +79,38 @@ const CHECKS: &[Check] = &[
     baseline("windowsHostProcess", &[(0, host_process)]),
     restricted(
         "allowPrivilegeEscalation",
-        &[(8, escalation), (25, |pod| pod.unless_windows(escalation))],
+        &[(8, escalation), (25, |pod| pod.skip_on_windows(escalation))],
         "",
     ),
     restricted(
         "capabilities_restricted",
-        &[(22, no_capabilities), (25, |pod| pod.unless_windows(no_capabilities))],
+        &[(22, no_capabilities), (25, |pod| pod.skip_on_windows(no_capabilities))],
         "capabilities_baseline",
     ),
     restricted("procMount_restricted", &[(35, proc_mount)], "procMount"),
     restricted("restrictedVolumes", &[(0, volume_types)], "hostPathVolumes"),
-    restricted("runAsNonRoot", &[(0, non_root), (35, |pod| pod.unless_own_users(non_root))], ""),
-    restricted("runAsUser", &[(23, user_zero), (35, |pod| pod.unless_own_users(user_zero))], ""),
+    restricted("runAsNonRoot", &[(0, non_root), (35, |pod| pod.skip_in_user_namespace(non_root))], ""),
+    restricted("runAsUser", &[(23, user_zero), (35, |pod| pod.skip_in_user_namespace(user_zero))], ""),
     restricted(
         "seccompProfile_restricted",
-        &[(19, seccomp_required), (25, |pod| pod.unless_windows(seccomp_required))],
+        &[(19, seccomp_required), (25, |pod| pod.skip_on_windows(seccomp_required))],
         "seccompProfile_baseline",
     ),
 ];
 
 /// All that a pod does against a level.
-pub fn violations(strictness: Strictness, pod: &Pod<'_>) -> Vec<Violation> {
-    let minor = match strictness.version {
+pub fn run_checks(level_version: LevelVersion, pod: &Pod<'_>) -> Vec<Violation> {
+    let minor = match level_version.version {
         Version::Latest => u32::MAX,
         Version::Minor(minor) => minor,
     };
-    let form =
-        |check: &Check| check.since.iter().rev().find(|(since, _)| *since <= minor).map(|(_, form)| *form);
-    let applies = |check: &&Check| check.level <= strictness.level && form(check).is_some();
-    let replaced: Vec<&str> = CHECKS.iter().filter(applies).map(|check| check.instead_of).collect();
+    let check_fn = |check: &Check| {
+        check.since.iter().rev().find(|(since, _)| *since <= minor).map(|(_, check_fn)| *check_fn)
+    };
+    let applies = |check: &&Check| check.level <= level_version.level && check_fn(check).is_some();
+    let replaced: Vec<&str> = CHECKS.iter().filter(applies).map(|check| check.override_check).collect();
     let checks = CHECKS.iter().filter(applies).filter(|check| !replaced.contains(&check.name));
-    checks.filter_map(|check| form(check)?(pod)).collect()
+    checks.filter_map(|check| check_fn(check)?(pod)).collect()
 }
 
 const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
@@ -131,13 +136,13 @@ impl<'a> Pod<'a> {
     }
 
     /// On Windows some settings do not exist.
-    fn unless_windows(&self, form: Form) -> Option<Violation> {
-        if self.spec.at("os").text("name") == "windows" { None } else { form(self) }
+    fn skip_on_windows(&self, check_fn: CheckPodFn) -> Option<Violation> {
+        if self.spec.at("os").text("name") == "windows" { None } else { check_fn(self) }
     }
 
     /// In a user namespace, root is nobody outside.
-    fn unless_own_users(&self, form: Form) -> Option<Violation> {
-        if self.spec.at("hostUsers").as_bool() == Some(false) { None } else { form(self) }
+    fn skip_in_user_namespace(&self, check_fn: CheckPodFn) -> Option<Violation> {
+        if self.spec.at("hostUsers").as_bool() == Some(false) { None } else { check_fn(self) }
     }
 }
 
@@ -160,13 +165,13 @@ fn containers(names: &[&str]) -> String {
 }
 
 /// `pod and container "a"`; `None` where nobody is to blame.
-fn setters(pod: bool, names: &[&str]) -> Option<String> {
-    let mut setters = Vec::new();
+fn format_subjects(pod: bool, names: &[&str]) -> Option<String> {
+    let mut subjects = Vec::new();
     if pod {
-        setters.push("pod".to_owned());
+        subjects.push("pod".to_owned());
     }
     if !names.is_empty() {
-        setters.push(containers(names));
+        subjects.push(containers(names));
     }
-    (!setters.is_empty()).then(|| setters.join(" and "))
+    (!subjects.is_empty()).then(|| subjects.join(" and "))
 }

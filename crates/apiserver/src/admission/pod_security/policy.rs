@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use api::{Errors, Path};
+use api::{ErrorList, Path};
 
 /// From the freest to the strictest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,7 +22,7 @@ pub enum Version {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strictness {
+pub struct LevelVersion {
     pub level: Level,
     pub version: Version,
 }
@@ -30,9 +30,9 @@ pub struct Strictness {
 /// What is refused, what is written into the audit log, and what the client is warned of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    pub enforce: Strictness,
-    pub audit: Strictness,
-    pub warn: Strictness,
+    pub enforce: LevelVersion,
+    pub audit: LevelVersion,
+    pub warn: LevelVersion,
 }
 
 /// What the labels and annotations begin with.
@@ -67,7 +67,7 @@ impl Version {
 
 impl Policy {
     /// The modes in the order of `MODES`.
-    pub fn modes(&self) -> [Strictness; 3] {
+    pub fn modes(&self) -> [LevelVersion; 3] {
         [self.enforce, self.audit, self.warn]
     }
 
@@ -77,36 +77,41 @@ impl Policy {
 
     /// Judges alike: the version of what is privileged does not matter.
     pub fn same_as(&self, other: &Policy) -> bool {
-        let free = |mode: &Strictness| mode.level == Level::Privileged;
-        self.modes().iter().zip(&other.modes()).all(|(a, b)| a == b || free(a) && free(b))
+        let is_privileged = |mode: &LevelVersion| mode.level == Level::Privileged;
+        self.modes().iter().zip(&other.modes()).all(|(a, b)| a == b || is_privileged(a) && is_privileged(b))
     }
 
     /// What the labels of a namespace say, and `self` where they are silent. What they say wrongly counts
     /// as the strictest when enforcing and as the freest otherwise.
-    pub fn labelled<'a>(mut self, label: impl Fn(&str) -> Option<&'a str>, errors: &mut Errors) -> Policy {
-        let mut read = |mode: &str, strictness: &mut Strictness, wrong: Level| -> (Option<bool>, bool) {
-            let mut bad = |name: &str, value: &str, why: &str| {
-                errors.invalid(&Path::new("metadata.labels").key(name), value, why);
+    pub fn with_namespace_labels<'a>(
+        mut self,
+        label: impl Fn(&str) -> Option<&'a str>,
+        errors: &mut ErrorList,
+    ) -> Policy {
+        let mut read =
+            |mode: &str, level_version: &mut LevelVersion, fallback: Level| -> (Option<bool>, bool) {
+                let mut bad = |name: &str, value: &str, reason: &str| {
+                    errors.invalid(&Path::new("metadata.labels").key(name), value, reason);
+                };
+                let name = format!("{PREFIX}{mode}");
+                let level = label(&name).map(|text| {
+                    let level = Level::parse(text);
+                    if let Err(reason) = level {
+                        bad(&name, text, reason);
+                    }
+                    level_version.level = level.unwrap_or(fallback);
+                    level.is_ok()
+                });
+                let name = format!("{name}-version");
+                let version = label(&name).map(|text| {
+                    let version = Version::parse(text);
+                    if let Err(reason) = version {
+                        bad(&name, text, reason);
+                    }
+                    level_version.version = version.unwrap_or_default();
+                });
+                (level, version.is_some())
             };
-            let name = format!("{PREFIX}{mode}");
-            let level = label(&name).map(|text| {
-                let level = Level::parse(text);
-                if let Err(why) = level {
-                    bad(&name, text, why);
-                }
-                strictness.level = level.unwrap_or(wrong);
-                level.is_ok()
-            });
-            let name = format!("{name}-version");
-            let version = label(&name).map(|text| {
-                let version = Version::parse(text);
-                if let Err(why) = version {
-                    bad(&name, text, why);
-                }
-                strictness.version = version.unwrap_or_default();
-            });
-            (level, version.is_some())
-        };
         let (enforced, _) = read("enforce", &mut self.enforce, Level::Restricted);
         read("audit", &mut self.audit, Level::Privileged);
         let (warned, version) = read("warn", &mut self.warn, Level::Privileged);
@@ -140,7 +145,7 @@ impl fmt::Display for Version {
     }
 }
 
-impl fmt::Display for Strictness {
+impl fmt::Display for LevelVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.level, self.version)
     }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::access::User;
-use crate::admission::tests::Fake;
+use crate::admission::tests::FakeCluster;
 use crate::request::Target;
 
 fn labels(text: &str) -> Value {
@@ -17,9 +17,9 @@ fn labels(text: &str) -> Value {
 }
 
 /// A namespace with these labels, and settings as in a file.
-fn cluster(text: &str, settings: Value) -> Fake {
+fn cluster(text: &str, settings: Value) -> FakeCluster {
     let namespace = json!({"metadata": {"name": "n", "labels": labels(text)}});
-    let mut cluster = Fake::of(&[("", "namespaces", namespace)]);
+    let mut cluster = FakeCluster::of(&[("", "namespaces", namespace)]);
     cluster.set_pod_security(settings_of(settings));
     cluster
 }
@@ -31,15 +31,21 @@ fn settings_of(mut file: Value) -> Settings {
 }
 
 /// What becomes of a write, and what is noted of it.
-fn run(cluster: &Fake, kind: (&str, &str), subresource: &str, new: Value, old: Option<&Value>) -> String {
-    let row = api::table::find(kind.0, "v1", kind.1).expect("a known kind");
+fn run(
+    cluster: &FakeCluster,
+    kind: (&str, &str),
+    subresource: &str,
+    new: Value,
+    old: Option<&Value>,
+) -> String {
+    let row = api::resource_table::find_resource(kind.0, "v1", kind.1).expect("a known kind");
     let namespace = if row.namespaced { "n" } else { "" };
     let target = Target { subresource: subresource.into(), ..Target::collection(row, namespace) };
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
     let user = User { name: "jo".into(), ..User::default() };
     let request = Request::new(&target, operation, &new, old, Some(&user));
     let answer = validate(&request, &new, cluster).map_or_else(|status| status.message, |()| "fine".into());
-    let (warnings, annotations) = (request.remarks.warnings(), request.remarks.annotations());
+    let (warnings, annotations) = (request.recorder.warnings(), request.recorder.annotations());
     let warnings = warnings.iter().map(|text| format!("warning: {text}"));
     let audit = annotations.iter().map(|(key, text)| format!("{}: {text}", key.replace(PREFIX, "")));
     std::iter::once(answer).chain(warnings).chain(audit).collect::<Vec<_>>().join("\n")
@@ -115,7 +121,7 @@ fn modes_and_defaults() {
 
 /// A label that makes no sense got there before the plugin was on.
 #[test]
-fn senseless_labels_are_the_strictest() {
+fn invalid_enforce_label_defaults_to_restricted() {
     check_pod(
         "enforce=strict audit=x warn=y warn-version=1",
         json!({}),
@@ -127,7 +133,7 @@ fn senseless_labels_are_the_strictest() {
 }
 
 #[test]
-fn exemptions() {
+fn skips_exempt_users_namespaces_and_runtime_classes() {
     let exempt = |what: &str, name: &str| json!({"exemptions": {what: [name]}});
     for (what, name) in [("usernames", "jo"), ("namespaces", "n")] {
         let found =
@@ -137,9 +143,9 @@ fn exemptions() {
     }
     let mut pod = privileged("i");
     pod["spec"]["runtimeClassName"] = json!("kata");
-    let kata = cluster("enforce=baseline", exempt("runtimeClasses", "kata"));
-    assert_eq!(run(&kata, ("", "pods"), "", pod, None), "fine\nexempt: runtimeClass");
-    assert!(run(&kata, ("", "pods"), "", privileged("i"), None).contains("forbidden"));
+    let exempt_runtime = cluster("enforce=baseline", exempt("runtimeClasses", "kata"));
+    assert_eq!(run(&exempt_runtime, ("", "pods"), "", pod, None), "fine\nexempt: runtimeClass");
+    assert!(run(&exempt_runtime, ("", "pods"), "", privileged("i"), None).contains("forbidden"));
     let namespace =
         json!({"metadata": {"name": "n", "labels": labels("enforce=baseline warn-version=v1.1")}});
     let old = json!({"metadata": {"name": "n"}});
@@ -151,25 +157,25 @@ fn exemptions() {
 }
 
 #[test]
-fn only_changes_that_matter_are_judged() {
+fn skips_updates_that_do_not_change_images() {
     let cluster = cluster("enforce=baseline", json!({}));
-    let check = |subresource: &str, new: &Value, refused: bool| {
+    let check = |subresource: &str, new: &Value, denied: bool| {
         let found = run(&cluster, ("", "pods"), subresource, new.clone(), Some(&privileged("old")));
-        assert_eq!(found.contains("forbidden"), refused, "{subresource} {new}");
+        assert_eq!(found.contains("forbidden"), denied, "{subresource} {new}");
     };
-    let mut debugged = privileged("old");
-    debugged["spec"]["ephemeralContainers"] = json!([{"name": "d", "image": "busybox"}]);
+    let mut with_ephemeral_container = privileged("old");
+    with_ephemeral_container["spec"]["ephemeralContainers"] = json!([{"name": "d", "image": "busybox"}]);
     check("", &privileged("old"), false);
     check("", &privileged("new"), true);
     check("status", &privileged("new"), false);
-    check("ephemeralcontainers", &debugged, true);
+    check("ephemeralcontainers", &with_ephemeral_container, true);
     check("resize", &privileged("old"), false);
 }
 
 #[test]
-fn workloads_are_warned_of() {
+fn adds_warnings_for_workload_templates() {
     let cluster = cluster("enforce=baseline audit=baseline", json!({}));
-    for (group, plural, path) in TEMPLATES {
+    for (group, plural, path) in POD_TEMPLATE_PATHS {
         let mut object = privileged("i");
         for name in path.rsplit('.') {
             object = json!({name: object});
@@ -185,7 +191,7 @@ fn workloads_are_warned_of() {
 }
 
 #[test]
-fn labels_of_namespaces_make_sense() {
+fn validates_namespace_labels() {
     let namespace = |text: &str| json!({"metadata": {"name": "n", "labels": labels(text)}});
     let check = |new: &str, old: Option<&str>, expected: &str| {
         let old = old.map(namespace);
@@ -202,14 +208,14 @@ fn labels_of_namespaces_make_sense() {
     for bad in ["v1.01", "1.2", "v1.", "v2.1", "v1.+1", "v1.99999999999", ""] {
         let expected = format!(
             "Namespace \"n\" is invalid: metadata.labels[pod-security.kubernetes.io/warn-version]: Invalid value: {}: must be \"latest\" or \"v1.x\"",
-            quoted(bad)
+            quote(bad)
         );
         check(&format!("warn-version={bad}"), None, &expected);
     }
 }
 
 #[test]
-fn a_stricter_namespace_tells_of_its_pods() {
+fn adds_warnings_for_existing_pods_when_enforce_level_changes() {
     let pod = |name: &str, image: &str, owner: &str| {
         let mut pod = privileged(image);
         pod["metadata"] =
@@ -220,7 +226,7 @@ fn a_stricter_namespace_tells_of_its_pods() {
     network["spec"] = json!({"hostNetwork": true, "containers": []});
     let good = json!({"metadata": {"name": "good", "namespace": "n"}, "spec": {"containers": []}});
     let pods = [pod("z", "i", "a"), pod("b", "i", "a"), pod("c", "i", ""), network, good];
-    let cluster = Fake::of(&pods.map(|pod| ("", "pods", pod)));
+    let cluster = FakeCluster::of(&pods.map(|pod| ("", "pods", pod)));
     let namespace = |text: &str| json!({"metadata": {"name": "n", "labels": labels(text)}});
     let check = |old: &str, new: &str, expected: Expect| {
         expected.assert_eq(&run(&cluster, ("", "namespaces"), "", namespace(new), Some(&namespace(old))));
@@ -256,16 +262,16 @@ fn a_stricter_namespace_tells_of_its_pods() {
 
 /// One pod of each workload comes first where there are too many to look at.
 #[test]
-fn pods_of_one_workload_are_looked_at_last() {
+fn checks_one_pod_of_each_controller_first() {
     let pod = |name: &str, owner: &str| json!({"metadata": {"name": name, "ownerReferences": [{"uid": owner, "controller": true}]}});
-    let alone = json!({"metadata": {"name": "alone"}});
-    let pods = vec![pod("a1", "a"), pod("a2", "a"), alone, pod("b1", "b")];
-    let ordered = Settings::default().in_order(pods);
+    let without_owner = json!({"metadata": {"name": "alone"}});
+    let pods = vec![pod("a1", "a"), pod("a2", "a"), without_owner, pod("b1", "b")];
+    let ordered = Settings::default().prioritize_pods(pods);
     let names: Vec<&str> = ordered.iter().map(|pod| pod.at("metadata").text("name")).collect();
     assert_eq!(names, ["a1", "alone", "b1", "a2"]);
     let many: Vec<Value> =
-        (0..PODS_CHECKED + 1).map(|i| json!({"metadata": {"name": i.to_string()}})).collect();
-    let warnings = Settings::default().shortcomings("n", Strictness::default(), many);
+        (0..NAMESPACE_MAX_PODS_TO_CHECK + 1).map(|i| json!({"metadata": {"name": i.to_string()}})).collect();
+    let warnings = Settings::default().evaluate_pods_in_namespace("n", LevelVersion::default(), many);
     assert_eq!(
         warnings,
         ["new PodSecurity enforce level only checked against the first 3000 of 3001 existing pods"]

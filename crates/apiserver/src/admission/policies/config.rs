@@ -1,7 +1,7 @@
 //! Policies and bindings, ready to be used.
 
-use api::admissionregistration::expressions::{self, Composed, Names, compile};
-use api::json::Json as _;
+use api::admissionregistration::expressions::{self, CompositionEnv, OptionalVariables, compile};
+use api::json::JsonExt as _;
 use api::selector::LabelSelector;
 use cel::{Program, Type};
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub type Expression = Result<Program, String>;
 pub struct Policy {
     pub name: String,
     pub fails_open: bool,
-    pub scope: Option<Scope>,
+    pub match_resources: Option<MatchResources>,
     /// The apiVersion and kind of its parameters.
     pub param_kind: Option<(String, String)>,
     pub conditions: Vec<Expression>,
@@ -43,7 +43,7 @@ pub struct Mutation {
 pub struct Binding {
     pub name: String,
     pub policy: String,
-    pub scope: Option<Scope>,
+    pub match_resources: Option<MatchResources>,
     pub params: Option<ParamRef>,
     pub actions: Vec<String>,
 }
@@ -57,7 +57,7 @@ pub struct ParamRef {
 }
 
 /// Which requests something is about.
-pub struct Scope {
+pub struct MatchResources {
     pub namespaces: LabelSelector,
     pub objects: LabelSelector,
     pub rules: Vec<NamedRule>,
@@ -76,39 +76,41 @@ impl Policy {
     pub fn compile(object: &Value) -> Policy {
         let spec = object.at("spec");
         let params = spec.has("paramKind");
-        let names = Names { params, authorizer: true, patches: false };
-        let env = expressions::env(names);
+        let names = OptionalVariables { params, authorizer: true, patches: false };
+        let env = expressions::base_env(names);
         let conditions = spec.items("matchConditions").iter();
         let conditions = conditions.map(|one| compile(&env, one.text("expression").trim(), &[Type::Bool]));
-        let mut composed = Composed::default();
+        let mut variables_env = CompositionEnv::default();
         let variables = spec.items("variables").iter().map(|variable| {
             let name = variable.text("name");
-            (name.to_owned(), composed.add(&env, name, variable.text("expression")))
+            (name.to_owned(), variables_env.add(&env, name, variable.text("expression")))
         });
         let variables = variables.collect();
-        let whole = composed.env(&env);
-        let silent = composed.env(&expressions::env(Names { authorizer: false, ..names }));
-        let patching = composed.env(&expressions::env(Names { patches: true, ..names }));
+        let full_env = variables_env.env(&env);
+        let message_env =
+            variables_env.env(&expressions::base_env(OptionalVariables { authorizer: false, ..names }));
+        let patch_env =
+            variables_env.env(&expressions::base_env(OptionalVariables { patches: true, ..names }));
         let validations = spec.items("validations").iter().map(|validation| Validation {
             source: validation.text("expression").to_owned(),
-            expression: compile(&whole, validation.text("expression"), &[Type::Bool]),
+            expression: compile(&full_env, validation.text("expression"), &[Type::Bool]),
             message: validation.text("message").to_owned(),
             message_expression: Some(validation.text("messageExpression"))
                 .filter(|text| !text.is_empty())
-                .map(|text| compile(&silent, text, &[Type::String])),
+                .map(|text| compile(&message_env, text, &[Type::String])),
             reason: validation.text("reason").to_owned(),
         });
         let annotations = spec.items("auditAnnotations").iter().map(|annotation| {
             let expression = annotation.text("valueExpression").trim();
-            let compiled = compile(&whole, expression, &[Type::String, Type::Null]);
-            (annotation.text("key").to_owned(), compiled)
+            let program = compile(&full_env, expression, &[Type::String, Type::Null]);
+            (annotation.text("key").to_owned(), program)
         });
         let mutations = spec.items("mutations").iter().map(|mutation| {
             let is_patch = mutation.text("patchType") == "JSONPatch";
             let field = if is_patch { "jsonPatch" } else { "applyConfiguration" };
-            let wanted = expressions::patch_type(mutation);
+            let expected_type = expressions::patch_type(mutation);
             Mutation {
-                expression: compile(&patching, mutation.at(field).text("expression"), &[wanted]),
+                expression: compile(&patch_env, mutation.at(field).text("expression"), &[expected_type]),
                 is_patch,
             }
         });
@@ -116,7 +118,7 @@ impl Policy {
         Policy {
             name: object.at("metadata").text("name").to_owned(),
             fails_open: spec.text("failurePolicy") == "Ignore",
-            scope: scope(spec.at("matchConstraints")),
+            match_resources: match_resources(spec.at("matchConstraints")),
             param_kind: params
                 .then(|| (param_kind.text("apiVersion").to_owned(), param_kind.text("kind").to_owned())),
             conditions: conditions.collect(),
@@ -143,14 +145,14 @@ impl Binding {
         Binding {
             name: object.at("metadata").text("name").to_owned(),
             policy: spec.text("policyName").to_owned(),
-            scope: scope(spec.at("matchResources")),
+            match_resources: match_resources(spec.at("matchResources")),
             params,
             actions: actions.collect(),
         }
     }
 }
 
-fn scope(value: &Value) -> Option<Scope> {
+fn match_resources(value: &Value) -> Option<MatchResources> {
     let rules = |field: &str| {
         let rules = value.items(field).iter().map(|named| {
             let names = named.items("resourceNames").iter().filter_map(Value::as_str).map(str::to_owned);
@@ -158,7 +160,7 @@ fn scope(value: &Value) -> Option<Scope> {
         });
         rules.collect()
     };
-    value.is_object().then(|| Scope {
+    value.is_object().then(|| MatchResources {
         namespaces: selector(value.at("namespaceSelector")),
         objects: selector(value.at("objectSelector")),
         rules: rules("resourceRules"),

@@ -3,28 +3,28 @@
 use api::Resource;
 use serde_json::Value;
 
-use super::config::{NamedRule, Scope};
+use super::config::{MatchResources, NamedRule};
 use crate::admission::Request;
-use crate::admission::webhooks::{equivalent_rows, in_namespace, selects};
+use crate::admission::webhooks::{equivalent_rows, in_namespace, matches_selector};
 use crate::server::Server;
 
 /// The row in whose version the request is seen; none where it is not concerned.
 pub fn matched(
     server: &Server,
-    scope: &Scope,
+    match_resources: &MatchResources,
     request: &Request<'_>,
     object: &Value,
 ) -> Result<Option<&'static Resource>, String> {
-    let namespace = in_namespace(server, &scope.namespaces, request, object);
-    if matches!(namespace, Ok(false)) || !selects(&scope.objects, request, object) {
+    let namespace = in_namespace(server, &match_resources.namespaces, request, object);
+    if matches!(namespace, Ok(false)) || !matches_selector(&match_resources.objects, request, object) {
         return Ok(None);
     }
-    if named(server, &scope.excluded, scope.exact, request).is_some() {
+    if matching_row(server, &match_resources.excluded, match_resources.exact, request).is_some() {
         return Ok(None);
     }
-    let row = match scope.rules.is_empty() {
-        true => Some(request.asked),
-        false => named(server, &scope.rules, scope.exact, request),
+    let row = match match_resources.rules.is_empty() {
+        true => Some(request.requested_row),
+        false => matching_row(server, &match_resources.rules, match_resources.exact, request),
     };
     // Only what is concerned otherwise has a namespace to miss.
     match (row, namespace) {
@@ -33,7 +33,7 @@ pub fn matched(
     }
 }
 
-fn named(
+fn matching_row(
     server: &Server,
     rules: &[NamedRule],
     exact: bool,
@@ -41,10 +41,10 @@ fn named(
 ) -> Option<&'static Resource> {
     let matches = |named: &NamedRule, row: &Resource| {
         named.rule.matches(request, row)
-            && (named.names.is_empty() || named.names.contains(&request.told_name))
+            && (named.names.is_empty() || named.names.contains(&request.review_name))
     };
-    if rules.iter().any(|rule| matches(rule, request.asked)) {
-        return Some(request.asked);
+    if rules.iter().any(|rule| matches(rule, request.requested_row)) {
+        return Some(request.requested_row);
     }
     if exact || rules.is_empty() {
         return None;

@@ -3,19 +3,19 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use api::json::Json as _;
-use api::status::{Cause, Details};
+use api::json::JsonExt as _;
+use api::status::{StatusCause, StatusDetails};
 use api::{Resource, Status};
 use cel::{Budget, RUNTIME_BUDGET};
 use serde_json::Value;
 
-use super::asking::Asking;
+use super::activation::{PolicyActivation, VersionedRequest};
+use super::authorizer::CelAuthorizer;
 use super::config::{Binding, Policy};
-use super::subject::{Sight, Subject};
-use super::tally::{COMPILE_ERROR, INVALID_ERROR, NO_ERROR};
-use super::validating::holds;
-use super::{Hook, MUTATING, Policies, Problem, matching, params, patches};
-use crate::admission::webhooks::{kind_of, taken};
+use super::metrics::{COMPILE_ERROR, INVALID_ERROR, NO_ERROR};
+use super::validating::match_conditions_hold;
+use super::{MUTATING, Policies, PolicyFailure, PolicyHook, matching, params, patches};
+use crate::admission::webhooks::{from_versioned, kind_of};
 use crate::admission::{Operation, Request};
 use crate::codec;
 use crate::server::Server;
@@ -23,33 +23,33 @@ use crate::server::Server;
 /// The two rounds in which a request may be changed: whoever changes it in the first gives those before, if
 /// they want, another look in the second.
 #[derive(Default)]
-pub struct Rounds {
-    second: bool,
+pub struct PolicyReinvokeContext {
+    is_reinvoke: bool,
     changed: bool,
     /// What policies made of the object in the first round.
-    made: Value,
-    asked: HashSet<String>,
-    again: HashSet<String>,
+    last_output: Value,
+    previously_invoked: HashSet<String>,
+    reinvoke_policies: HashSet<String>,
 }
 
-impl Rounds {
+impl PolicyReinvokeContext {
     /// Whether a mutation was made, which calls for a second round.
     pub fn changed(&self) -> bool {
         self.changed
     }
 
     /// The second round begins.
-    pub fn ask_again(&mut self) {
-        self.second = true;
+    pub fn start_reinvocation(&mut self) {
+        self.is_reinvoke = true;
     }
 
-    fn give_another_look(&mut self) {
-        self.again.extend(self.asked.drain());
+    fn require_reinvocation(&mut self) {
+        self.reinvoke_policies.extend(self.previously_invoked.drain());
     }
 }
 
 /// A policy that is to be applied, with a binding and its parameters.
-struct Invocation<'a> {
+struct PolicyInvocation<'a> {
     policy: &'a Policy,
     binding: &'a Binding,
     row: &'static Resource,
@@ -62,83 +62,83 @@ impl Policies {
         server: &Server,
         request: &Request<'_>,
         object: &mut Value,
-        rounds: &mut Rounds,
+        reinvocation: &mut PolicyReinvokeContext,
     ) -> Result<(), Status> {
         let hooks = self.hooks(MUTATING, request);
         if hooks.is_empty() || matches!(request.operation, Operation::Delete | Operation::Connect) {
             return Ok(());
         }
-        if rounds.second && *object != rounds.made {
-            rounds.give_another_look();
+        if reinvocation.is_reinvoke && *object != reinvocation.last_output {
+            reinvocation.require_reinvocation();
         }
-        let mut problems = Vec::new();
+        let mut failures = Vec::new();
         // Which policies are concerned is settled before the first of them changes anything.
         let mut invocations = Vec::new();
         for hook in hooks.iter() {
-            gather(server, hook, request, object, &mut invocations, &mut problems);
+            collect_invocations(server, hook, request, object, &mut invocations, &mut failures);
         }
         for invocation in &invocations {
-            invoke(server, invocation, request, object, rounds, &mut problems)?;
+            invoke(server, invocation, request, object, reinvocation, &mut failures)?;
         }
-        if rounds.changed {
+        if reinvocation.changed {
             // Whoever wants another look gets one, also at what it has changed itself.
-            rounds.give_another_look();
+            reinvocation.require_reinvocation();
         }
-        rounds.made = object.clone();
-        refused(request, problems)
+        reinvocation.last_output = object.clone();
+        deny_request(request, failures)
     }
 }
 
-fn gather<'a>(
+fn collect_invocations<'a>(
     server: &Server,
-    hook: &'a Hook,
+    hook: &'a PolicyHook,
     request: &Request<'_>,
     object: &Value,
-    invocations: &mut Vec<Invocation<'a>>,
-    problems: &mut Vec<Problem>,
+    invocations: &mut Vec<PolicyInvocation<'a>>,
+    failures: &mut Vec<PolicyFailure>,
 ) {
     let policy = &hook.policy;
-    let mut wrong = |binding: Option<&Binding>, why: &str| {
+    let mut record_failure = |binding: Option<&Binding>, reason: &str| {
         if !policy.fails_open {
-            problems.push(Problem::configuring(policy, binding, why));
+            failures.push(PolicyFailure::configuration_failure(policy, binding, reason));
         }
     };
-    let Some(scope) = &policy.scope else {
-        return wrong(None, "policy contained no match constraints, a required field");
+    let Some(match_resources) = &policy.match_resources else {
+        return record_failure(None, "policy contained no match constraints, a required field");
     };
-    let row = match matching::matched(server, scope, request, object) {
+    let row = match matching::matched(server, match_resources, request, object) {
         Ok(Some(row)) => row,
         Ok(None) => return,
-        Err(why) => return wrong(None, &why),
+        Err(reason) => return record_failure(None, &reason),
     };
     for binding in &hook.bindings {
-        let found = params::concerned(server, policy, binding, request, object);
+        let found = params::matching_params(server, policy, binding, request, object);
         match found {
-            Ok(found) => invocations.extend(found.into_iter().map(|params| Invocation {
+            Ok(found) => invocations.extend(found.into_iter().map(|params| PolicyInvocation {
                 policy,
                 binding,
                 row,
                 params,
             })),
-            Err(why) => wrong(Some(binding), &why),
+            Err(reason) => record_failure(Some(binding), &reason),
         }
     }
 }
 
 fn invoke(
     server: &Server,
-    invocation: &Invocation<'_>,
+    invocation: &PolicyInvocation<'_>,
     request: &Request<'_>,
     object: &mut Value,
-    rounds: &mut Rounds,
-    problems: &mut Vec<Problem>,
+    reinvocation: &mut PolicyReinvokeContext,
+    failures: &mut Vec<PolicyFailure>,
 ) -> Result<(), Status> {
-    let Invocation { policy, binding, row, params } = invocation;
+    let PolicyInvocation { policy, binding, row, params } = invocation;
     let Some(user) = request.user else { return Ok(()) };
-    let asking = Asking { server, user };
-    let mut wrong = |message: String| {
+    let authorizer = CelAuthorizer { server, user };
+    let mut record_failure = |message: String| {
         if !policy.fails_open {
-            problems.push(Problem {
+            failures.push(PolicyFailure {
                 policy: policy.name.clone(),
                 binding: Some(binding.name.clone()),
                 message,
@@ -148,54 +148,57 @@ fn invoke(
     };
     let metadata = params.at("metadata");
     let key = [&policy.name, &binding.name, metadata.text("namespace"), metadata.text("name")].join("/");
-    let mut subject = Subject::new(server, request, row, object)?;
-    match holds(policy, &Sight::new(policy, &subject, params, &asking)) {
+    let mut versioned_request = VersionedRequest::new(server, request, row, object)?;
+    match match_conditions_hold(
+        policy,
+        &PolicyActivation::new(policy, &versioned_request, params, &authorizer),
+    ) {
         Ok(true) => {}
         Ok(false) => return Ok(()),
-        Err(why) => {
-            wrong(why);
+        Err(reason) => {
+            record_failure(reason);
             return Ok(());
         }
     }
-    if rounds.second && !rounds.again.contains(&key) {
+    if reinvocation.is_reinvoke && !reinvocation.reinvoke_policies.contains(&key) {
         return Ok(());
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut error = NO_ERROR;
     for index in 0..policy.mutations.len() {
-        if subject.object.is_null() {
+        if versioned_request.object.is_null() {
             break;
         }
-        match mutated(policy, index, &subject, params, &asking, request, row) {
-            Ok(made) => {
-                rounds.changed = true;
-                if made != subject.object {
-                    *object = taken(request, row, object, made)?;
-                    subject = Subject::new(server, request, row, object)?;
+        match apply_mutation(policy, index, &versioned_request, params, &authorizer, request, row) {
+            Ok(new_object) => {
+                reinvocation.changed = true;
+                if new_object != versioned_request.object {
+                    *object = from_versioned(request, row, object, new_object)?;
+                    versioned_request = VersionedRequest::new(server, request, row, object)?;
                 }
             }
-            Err(why) => {
+            Err(reason) => {
                 error =
                     if policy.mutations[index].expression.is_err() { COMPILE_ERROR } else { INVALID_ERROR };
-                wrong(why);
+                record_failure(reason);
             }
         }
     }
     let action = if error == NO_ERROR { "allow" } else { "deny" };
-    server.policies.tally.asked(MUTATING, (policy, binding), begun.elapsed(), (error, action));
+    server.policies.metrics.observe(MUTATING, (policy, binding), started.elapsed(), (error, action));
     if policy.reinvoke {
-        rounds.asked.insert(key);
+        reinvocation.previously_invoked.insert(key);
     }
     Ok(())
 }
 
 /// The object, as the policy sees it, after one of its mutations.
-fn mutated(
+fn apply_mutation(
     policy: &Policy,
     index: usize,
-    subject: &Subject,
+    versioned_request: &VersionedRequest,
     params: &Value,
-    asking: &Asking<'_>,
+    authorizer: &CelAuthorizer<'_>,
     request: &Request<'_>,
     row: &'static Resource,
 ) -> Result<Value, String> {
@@ -203,41 +206,45 @@ fn mutated(
     if let Err(error) = &mutation.expression {
         return Err(error.clone());
     }
-    let sight = Sight::new(policy, subject, params, asking);
-    let value =
-        sight.see(&mutation.expression, &mut Budget::new(RUNTIME_BUDGET)).map_err(|blind| blind.message())?;
+    let activation = PolicyActivation::new(policy, versioned_request, params, authorizer);
+    let value = activation
+        .evaluate(&mutation.expression, &mut Budget::new(RUNTIME_BUDGET))
+        .map_err(|evaluation_error| evaluation_error.message())?;
     if mutation.is_patch {
-        return patches::patched(&subject.object, &value);
+        return patches::apply_json_patch(&versioned_request.object, &value);
     }
     let (group, version, kind) = kind_of(row, request.subresource);
     let applied = match row.custom.is_some() && kind == row.kind {
-        true => codec::with_type(row, |table, ty| patches::applied(&subject.object, &value, (table, ty))),
-        false => codec::type_of(group, version, kind)
-            .map(|ty| patches::applied(&subject.object, &value, (schema::kubernetes(), ty))),
+        true => codec::with_type(row, |table, ty| {
+            patches::apply_configuration(&versioned_request.object, &value, (table, ty))
+        }),
+        false => codec::type_of(group, version, kind).map(|ty| {
+            patches::apply_configuration(&versioned_request.object, &value, (schema::kubernetes(), ty))
+        }),
     };
     applied.map_err(|status| status.message)?
 }
 
 /// The answer where something went wrong.
-fn refused(request: &Request<'_>, problems: Vec<Problem>) -> Result<(), Status> {
-    let message = |problem: &Problem| match &problem.binding {
+fn deny_request(request: &Request<'_>, failures: Vec<PolicyFailure>) -> Result<(), Status> {
+    let message = |failure: &PolicyFailure| match &failure.binding {
         Some(binding) => {
             format!(
                 "policy '{}' with binding '{binding}' denied request: {}",
-                problem.policy, problem.message
+                failure.policy, failure.message
             )
         }
-        None => format!("policy {:?} denied request: {}", problem.policy, problem.message),
+        None => format!("policy {:?} denied request: {}", failure.policy, failure.message),
     };
-    let Some(first) = problems.first() else { return Ok(()) };
+    let Some(first) = failures.first() else { return Ok(()) };
     let mut status = request.forbidden("admission request denied by policy");
     status.message = message(first);
     if let Some(reason) = first.reason {
         status.reason = reason.into();
     }
-    let details = status.details.get_or_insert_with(Details::default);
-    details
-        .causes
-        .extend(problems.iter().map(|problem| Cause { message: message(problem), ..Cause::default() }));
+    let details = status.details.get_or_insert_with(StatusDetails::default);
+    details.causes.extend(
+        failures.iter().map(|failure| StatusCause { message: message(failure), ..StatusCause::default() }),
+    );
     Err(status)
 }

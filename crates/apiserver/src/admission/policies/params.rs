@@ -12,23 +12,23 @@ use crate::request::Target;
 use crate::server::Server;
 
 /// Those of a binding that has something to say about the request; without any where it has not.
-pub fn concerned(
+pub fn matching_params(
     server: &Server,
     policy: &Policy,
     binding: &Binding,
     request: &Request<'_>,
     object: &Value,
 ) -> Result<Vec<Value>, String> {
-    if let Some(scope) = &binding.scope
-        && matching::matched(server, scope, request, object)?.is_none()
+    if let Some(match_resources) = &binding.match_resources
+        && matching::matched(server, match_resources, request, object)?.is_none()
     {
         return Ok(Vec::new());
     }
-    params(server, policy, binding, request)
+    collect_params(server, policy, binding, request)
 }
 
 /// Once for each object found, or once without any where none is asked for.
-fn params(
+fn collect_params(
     server: &Server,
     policy: &Policy,
     binding: &Binding,
@@ -41,8 +41,10 @@ fn params(
     let is = |row: &&&'static Resource| row.group == group && row.version == version && row.kind == kind;
     let rows = server.registry.rows();
     let Some(row) = rows.iter().find(is).copied() else {
-        let shown = codec::api_version(group, version);
-        return Err(format!("failed to find resource referenced by paramKind: '{shown}, Kind={kind}'"));
+        let group_version = codec::api_version(group, version);
+        return Err(format!(
+            "failed to find resource referenced by paramKind: '{group_version}, Kind={kind}'"
+        ));
     };
     let namespace = match (row.namespaced, reference.namespace.as_str()) {
         (false, "") => "",

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use cel::Map;
 use patch::JsonPatchError;
 use schema::{Table, TypeId};
 use serde_json::{Map as Json, Value};
 
 /// The object after the operations; the same object if one of them tests for something that is not so.
-pub fn patched(object: &Value, operations: &cel::Value<'_>) -> Result<Value, String> {
+pub fn apply_json_patch(object: &Value, operations: &cel::Value<'_>) -> Result<Value, String> {
     let cel::Value::List(list) = operations else {
         return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
     };
@@ -46,7 +46,7 @@ fn operation(value: &cel::Value<'_>) -> Result<Value, String> {
 }
 
 /// The object with the configuration laid over it.
-pub fn applied(
+pub fn apply_configuration(
     object: &Value,
     configuration: &cel::Value<'_>,
     (table, ty): (&Table, TypeId),
@@ -65,32 +65,32 @@ pub fn applied(
 /// An `Object.spec{}` stands in the field `spec` of an `Object{}` and nowhere else.
 fn check_types(value: &cel::Value<'_>) -> Result<(), String> {
     let cel::Value::Map(Map::Message(name, _)) = value else { return Ok(()) };
-    let mut problems = String::new();
-    compare(value, name, &mut problems);
-    match problems.as_str() {
+    let mut errors = String::new();
+    check_type_names(value, name, &mut errors);
+    match errors.as_str() {
         "" => Ok(()),
-        problems => Err(format!("type mismatch: {}", problems.trim_end())),
+        errors => Err(format!("type mismatch: {}", errors.trim_end())),
     }
 }
 
-fn compare(value: &cel::Value<'_>, expected: &str, problems: &mut String) {
+fn check_type_names(value: &cel::Value<'_>, expected: &str, errors: &mut String) {
     match value {
         cel::Value::Map(Map::Message(name, entries)) => {
             if **name != *expected {
                 let _ = writeln!(
-                    problems,
+                    errors,
                     "unexpected type name {name:?}, expected {expected:?}, which matches field name path from root Object type"
                 );
             }
             for (key, value) in entries.iter() {
                 if let cel::Key::String(field) = key {
-                    compare(value, &format!("{expected}.{}", &**field), problems);
+                    check_type_names(value, &format!("{expected}.{}", &**field), errors);
                 }
             }
         }
-        cel::Value::List(list) => list.iter().for_each(|item| compare(&item, expected, problems)),
+        cel::Value::List(list) => list.iter().for_each(|item| check_type_names(&item, expected, errors)),
         cel::Value::Map(Map::Shared(entries)) => {
-            entries.values().for_each(|value| compare(value, expected, problems));
+            entries.values().for_each(|value| check_type_names(value, expected, errors));
         }
         _ => {}
     }

@@ -6,27 +6,27 @@ use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
 use crate::access::User;
-use crate::remarks::Remarks;
-use crate::tests::Rig;
+use crate::tests::TestServer;
+use crate::warning_recorder::WarningRecorder;
 
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const CONFIG_MAPS: &str = "POST /api/v1/namespaces/default/configmaps?dryRun=All";
 
-struct Stage {
-    rig: Rig,
+struct PolicyTest {
+    test_server: TestServer,
 }
 
-impl Stage {
-    async fn start() -> Stage {
-        Stage { rig: Rig::start().await }
+impl PolicyTest {
+    async fn start() -> PolicyTest {
+        PolicyTest { test_server: TestServer::start().await }
     }
 
     /// Puts a policy and its binding in the place of those before.
     async fn set(&self, kind: &str, spec: Value, binding: Value) -> Result<(), String> {
         let plural = format!("{kind}admissionpolicies").to_lowercase();
         let bindings = format!("{kind}admissionpolicybindings").to_lowercase();
-        self.rig.send(&format!("DELETE {GROUP}/{plural}/p"), json!({})).await;
-        self.rig.send(&format!("DELETE {GROUP}/{bindings}/b"), json!({})).await;
+        self.test_server.send(&format!("DELETE {GROUP}/{plural}/p"), json!({})).await;
+        self.test_server.send(&format!("DELETE {GROUP}/{bindings}/b"), json!({})).await;
         let mut whole = json!({
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [
@@ -35,7 +35,7 @@ impl Stage {
         });
         merge(&mut whole, &spec);
         let policy = json!({"metadata": {"name": "p"}, "spec": whole});
-        let (code, answer) = self.rig.send(&format!("POST {GROUP}/{plural}"), policy).await;
+        let (code, answer) = self.test_server.send(&format!("POST {GROUP}/{plural}"), policy).await;
         if code != 201 {
             return Err(answer["message"].as_str().unwrap_or_default().to_owned());
         }
@@ -45,40 +45,44 @@ impl Stage {
         }
         merge(&mut whole, &binding);
         let binding = json!({"metadata": {"name": "b"}, "spec": whole});
-        let (code, answer) = self.rig.send(&format!("POST {GROUP}/{bindings}"), binding).await;
+        let (code, answer) = self.test_server.send(&format!("POST {GROUP}/{bindings}"), binding).await;
         assert_eq!(code, 201, "{answer}");
-        self.settle().await;
+        self.wait_for_cache().await;
         Ok(())
     }
 
-    async fn settle(&self) {
-        self.rig.server.fresh(crate::options::Version::MostRecent).await.unwrap();
+    async fn wait_for_cache(&self) {
+        self.test_server
+            .server
+            .wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent)
+            .await
+            .unwrap();
     }
 
-    async fn send(&self, request: &str, body: Value) -> ((u16, Value), Arc<Remarks>) {
-        self.rig.call_remarked(alice(), request, "application/json", &body.to_string()).await
+    async fn send(&self, request: &str, body: Value) -> ((u16, Value), Arc<WarningRecorder>) {
+        self.test_server.call_with_recorder(alice(), request, "application/json", &body.to_string()).await
     }
 
     /// The code, and what is said about it.
-    async fn brief(&self, object: Value) -> String {
-        let ((code, answer), remarks) = self.send(CONFIG_MAPS, object).await;
+    async fn create_summary(&self, object: Value) -> String {
+        let ((code, answer), recorder) = self.send(CONFIG_MAPS, object).await;
         let mut lines = vec![format!("{code} {}", answer["message"].as_str().unwrap_or_default())];
         if code >= 400 {
             lines[0] += &format!(" ({})", answer["reason"].as_str().unwrap_or_default());
         }
-        lines.extend(remarks.warnings().into_iter().map(|warning| format!("warning: {warning}")));
-        let told = remarks
+        lines.extend(recorder.warnings().into_iter().map(|warning| format!("warning: {warning}")));
+        let audit_annotations = recorder
             .annotations()
             .into_iter()
             .filter(|(key, _)| key.contains("policy") || key.starts_with("p/"));
-        lines.extend(told.map(|(key, value)| format!("{key}: {value}")));
+        lines.extend(audit_annotations.map(|(key, value)| format!("{key}: {value}")));
         lines.join("\n")
     }
 
     /// What becomes of a ConfigMap under a validating policy.
     async fn check(&self, spec: Value, binding: Value, object: Value, expected: Expect) {
         let found = match self.set("Validating", spec, binding).await {
-            Ok(()) => self.brief(object).await,
+            Ok(()) => self.create_summary(object).await,
             Err(message) => message,
         };
         expected.assert_eq(&found);
@@ -125,26 +129,25 @@ fn validations(validations: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn policies_refuse_warn_and_note() {
-    let stage = Stage::start().await;
+async fn validating_policies_deny_warn_and_audit() {
+    let test = PolicyTest::start().await;
     let none = || json!({});
-    stage
-        .check(
-            validations(json!([{"expression": "object.metadata.name != 'x'"}])),
-            none(),
-            config_map("y"),
-            expect!["201 "],
-        )
-        .await;
-    stage.check(
+    test.check(
+        validations(json!([{"expression": "object.metadata.name != 'x'"}])),
+        none(),
+        config_map("y"),
+        expect!["201 "],
+    )
+    .await;
+    test.check(
         validations(json!([{"expression": "object.metadata.name != 'x'"}])), none(), config_map("x"),
         expect!["422 configmaps \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed expression: object.metadata.name != 'x' (Invalid)"],
     ).await;
-    stage.check(
+    test.check(
         validations(json!([{"expression": "false", "message": "never", "reason": "Forbidden"}])), none(), config_map("x"),
         expect!["403 configmaps \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: never (Forbidden)"],
     ).await;
-    stage.check(
+    test.check(
         validations(json!([{"expression": "false", "messageExpression": "'no ' + object.metadata.name + ' for ' + request.userInfo.username"}])),
         json!({"validationActions": ["Warn", "Audit"]}), config_map("x"),
         expect![[r#"
@@ -152,81 +155,81 @@ async fn policies_refuse_warn_and_note() {
             warning: Validation failed for ValidatingAdmissionPolicy 'p' with binding 'b': no x for alice
             validation.policy.admission.k8s.io/validation_failure: [{"binding":"b","expressionIndex":0,"message":"no x for alice","policy":"p","validationActions":["Warn","Audit"]}]"#]],
     ).await;
-    stage.check(
+    test.check(
         validations(json!([{"expression": "object.spec.x == 1"}])), none(), config_map("x"),
         expect!["422 configmaps \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: expression 'object.spec.x == 1' resulted in error: no such key: spec (Invalid)"],
     ).await;
-    let mut ignoring = validations(json!([{"expression": "object.spec.x == 1"}]));
-    ignoring["failurePolicy"] = json!("Ignore");
-    stage.check(ignoring, none(), config_map("x"), expect!["201 "]).await;
-    stage.check(
+    let mut fail_open = validations(json!([{"expression": "object.spec.x == 1"}]));
+    fail_open["failurePolicy"] = json!("Ignore");
+    test.check(fail_open, none(), config_map("x"), expect!["201 "]).await;
+    test.check(
         json!({"validations": [{"expression": "variables.twice == 'xx'", "messageExpression": "variables.twice"}],
             "variables": [{"name": "name", "expression": "object.metadata.name"}, {"name": "twice", "expression": "string(variables.name) + string(variables.name)"}]}),
         none(), config_map("y"),
         expect!["422 configmaps \"y\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: yy (Invalid)"],
     ).await;
-    stage.check(
+    test.check(
         json!({"validations": [{"expression": "false"}], "matchConditions": [{"name": "c", "expression": "object.metadata.name == 'z'"}]}),
         none(), config_map("y"), expect!["201 "],
     ).await;
-    stage.check(
+    test.check(
         json!({"auditAnnotations": [{"key": "who", "valueExpression": "'made by ' + request.userInfo.username"}, {"key": "not", "valueExpression": "null"}]}),
         none(), config_map("y"), expect![[r#"
             201 
             p/who: made by alice"#]],
     ).await;
-    stage.check(
+    test.check(
         validations(json!([{"expression": "namespaceObject.metadata.name == 'default' && authorizer.requestResource.check('create').allowed()"}])),
         none(), config_map("y"), expect!["201 "],
     ).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bindings_narrow_and_parameterise() {
-    let stage = Stage::start().await;
-    let refuse = validations(json!([{"expression": "false", "message": "no"}]));
-    let everywhere = json!({"matchResources": {"namespaceSelector": {"matchLabels": {"nope": "x"}}}});
-    stage.check(refuse.clone(), everywhere, config_map("x"), expect!["201 "]).await;
+async fn bindings_select_resources_and_params() {
+    let test = PolicyTest::start().await;
+    let deny = validations(json!([{"expression": "false", "message": "no"}]));
+    let other_namespace = json!({"matchResources": {"namespaceSelector": {"matchLabels": {"nope": "x"}}}});
+    test.check(deny.clone(), other_namespace, config_map("x"), expect!["201 "]).await;
     let excluded = json!({"matchResources": {"excludeResourceRules": [
         {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["*"], "resourceNames": ["x"]}
     ]}});
-    stage.check(refuse, excluded, config_map("x"), expect!["201 "]).await;
+    test.check(deny, excluded, config_map("x"), expect!["201 "]).await;
     let limits = json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
         "validations": [{"expression": "params != null && object.metadata.name.size() <= int(params.data.max)", "messageExpression": "'at most ' + string(params.data.max)"}]});
     let by_name = json!({"paramRef": {"name": "limits", "parameterNotFoundAction": "Deny"}});
-    stage.check(
+    test.check(
         limits.clone(), by_name.clone(), config_map("x"),
         expect!["422 configmaps \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction (Invalid)"],
     ).await;
-    let lenient = json!({"paramRef": {"name": "limits", "parameterNotFoundAction": "Allow"}});
-    stage.check(limits.clone(), lenient, config_map("x"), expect!["201 "]).await;
+    let allow_missing = json!({"paramRef": {"name": "limits", "parameterNotFoundAction": "Allow"}});
+    test.check(limits.clone(), allow_missing, config_map("x"), expect!["201 "]).await;
     let mut param = config_map("limits");
     param["data"] = json!({"max": "2"});
     param["metadata"]["labels"] = json!({"limits": "yes"});
-    let (code, answer) = stage.rig.send("POST /api/v1/namespaces/default/configmaps", param).await;
+    let (code, answer) = test.test_server.send("POST /api/v1/namespaces/default/configmaps", param).await;
     assert_eq!(code, 201, "{answer}");
-    stage.check(limits.clone(), by_name, config_map("xy"), expect!["201 "]).await;
+    test.check(limits.clone(), by_name, config_map("xy"), expect!["201 "]).await;
     let selected = json!({"paramRef": {"selector": {"matchLabels": {"limits": "yes"}}, "parameterNotFoundAction": "Deny"}});
-    stage.check(
+    test.check(
         limits, selected, config_map("xyz"),
         expect!["422 configmaps \"xyz\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: at most 2 (Invalid)"],
     ).await;
     let unknown = json!({"paramKind": {"apiVersion": "example.com/v1", "kind": "Limit"}, "validations": [{"expression": "true"}]});
-    stage.check(
+    test.check(
         unknown, json!({"paramRef": {"name": "x", "parameterNotFoundAction": "Deny"}}), config_map("x"),
         expect!["422 configmaps \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed to configure binding: failed to find resource referenced by paramKind: 'example.com/v1, Kind=Limit' (Invalid)"],
     ).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn expressions_are_checked_when_written() {
-    let stage = Stage::start().await;
+async fn rejects_policies_with_invalid_expressions() {
+    let test = PolicyTest::start().await;
     let none = || json!({});
-    stage.check(validations(json!([{"expression": "objekt.x"}])), none(), none(), expect![[r#"
+    test.check(validations(json!([{"expression": "objekt.x"}])), none(), none(), expect![[r#"
         ValidatingAdmissionPolicy.admissionregistration.k8s.io "p" is invalid: spec.validations[0].expression: Invalid value: "objekt.x": compilation failed: ERROR: <input>:1:1: undeclared reference to 'objekt' (in container '')
          | objekt.x
          | ^"#]]).await;
-    stage.check(
+    test.check(
         validations(json!([{"expression": "1"}, {"expression": "params.x == 1"}])), none(), none(),
         expect![[r#"
             ValidatingAdmissionPolicy.admissionregistration.k8s.io "p" is invalid: [spec.validations[0].expression: Invalid value: "1": must evaluate to bool but got int, spec.validations[1].expression: Invalid value: "params.x == 1": compilation failed: ERROR: <input>:1:1: undeclared reference to 'params' (in container '')
@@ -236,56 +239,55 @@ async fn expressions_are_checked_when_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn policies_change_objects() {
-    let stage = Stage::start().await;
+async fn mutating_policies_change_objects() {
+    let test = PolicyTest::start().await;
     let apply = |expression: &str| json!({"mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}]});
     let patch = |expression: &str| json!({"mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}]});
-    stage
-        .mutate(
-            apply("Object{data: {'c': object.metadata.name}, metadata: Object.metadata{labels: {'l': 'v'}}}"),
-            config_map("x"),
-            expect![[r#"data {"a":"b","c":"x"} labels {"l":"v"}"#]],
-        )
-        .await;
-    stage.mutate(
+    test.mutate(
+        apply("Object{data: {'c': object.metadata.name}, metadata: Object.metadata{labels: {'l': 'v'}}}"),
+        config_map("x"),
+        expect![[r#"data {"a":"b","c":"x"} labels {"l":"v"}"#]],
+    )
+    .await;
+    test.mutate(
         patch("[JSONPatch{op: 'test', path: '/data/a', value: 'b'}, JSONPatch{op: 'add', path: '/data/' + jsonpatch.escapeKey('x.y'), value: 'z'}]"),
         config_map("x"), expect![[r#"data {"a":"b","x.y":"z"} labels null"#]],
     ).await;
-    stage.mutate(
+    test.mutate(
         patch("[JSONPatch{op: 'test', path: '/data/a', value: 'other'}, JSONPatch{op: 'remove', path: '/data/a'}]"),
         config_map("x"), expect![[r#"data {"a":"b"} labels null"#]],
     ).await;
-    stage.mutate(
+    test.mutate(
         patch("[JSONPatch{op: 'remove', path: '/data/none'}]"), config_map("x"),
         expect![[r#"403 "Invalid" policy 'p' with binding 'b' denied request: JSON Patch: error in remove for path: '/data/none': Unable to remove nonexistent key: none: missing value"#]],
     ).await;
-    stage.mutate(
+    test.mutate(
         apply("Object{metadata: Object.spec{labels: {'l': 'v'}}}"), config_map("x"),
         expect![[r#"403 "Invalid" policy 'p' with binding 'b' denied request: type mismatch: unexpected type name "Object.spec", expected "Object.metadata", which matches field name path from root Object type"#]],
     ).await;
-    stage.mutate(
+    test.mutate(
         apply("1"), config_map("x"),
         expect![[r#"MutatingAdmissionPolicy.admissionregistration.k8s.io "p" is invalid: spec.mutations[0].applyConfiguration.expression: Invalid value: "1": must evaluate to Object but got int"#]],
     ).await;
     let mut twice = apply("Object{data: {'n': string(object.data.?n.orValue('')) + 'x'}}");
     twice["reinvocationPolicy"] = json!("IfNeeded");
-    stage.mutate(twice, config_map("x"), expect![[r#"data {"a":"b","n":"xx"} labels null"#]]).await;
+    test.mutate(twice, config_map("x"), expect![[r#"data {"a":"b","n":"xx"} labels null"#]]).await;
 }
 
 #[tokio::test]
-async fn what_policies_say_is_counted() {
-    let stage = Stage::start().await;
+async fn counts_policy_results() {
+    let test = PolicyTest::start().await;
     let spec = json!({"validations": [
         {"expression": "object.data.a == 'x'"}, {"expression": "object.data.missing == 'x'"},
     ]});
-    stage.set("Validating", spec, json!({"validationActions": ["Deny", "Audit"]})).await.unwrap();
-    stage.brief(json!({"metadata": {"name": "c"}, "data": {"a": "y"}})).await;
+    test.set("Validating", spec, json!({"validationActions": ["Deny", "Audit"]})).await.unwrap();
+    test.create_summary(json!({"metadata": {"name": "c"}, "data": {"a": "y"}})).await;
     let spec =
         json!({"failurePolicy": "Ignore", "validations": [{"expression": "object.data.missing == 'x'"}]});
-    stage.set("Validating", spec, json!({})).await.unwrap();
-    stage.brief(json!({"metadata": {"name": "c"}})).await;
+    test.set("Validating", spec, json!({})).await.unwrap();
+    test.create_summary(json!({"metadata": {"name": "c"}})).await;
     let mut out = String::new();
-    stage.rig.server.policies.print(&mut out);
+    test.test_server.server.policies.print(&mut out);
     let name = "apiserver_validating_admission_policy_check_total";
     let counted: Vec<&str> = out.lines().filter(|line| line.starts_with(&format!("{name}{{"))).collect();
     let labels = "policy=\"p\",policy_binding=\"b\"} 1";

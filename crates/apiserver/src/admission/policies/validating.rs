@@ -3,126 +3,130 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use api::status::{Cause, Details};
+use api::status::{StatusCause, StatusDetails};
 use api::{Resource, Status};
 use cel::{Budget, MATCH_CONDITIONS_BUDGET, RUNTIME_BUDGET};
 use serde_json::{Value, json};
 
-use super::asking::Asking;
+use super::activation::{EvaluationError, OUT_OF_BUDGET, PolicyActivation, VersionedRequest};
+use super::authorizer::CelAuthorizer;
 use super::config::{Binding, Policy, Validation};
-use super::subject::{Blind, OUT_OF_BUDGET, Sight, Subject};
-use super::tally::{self, COMPILE_ERROR, INVALID_ERROR, NO_ERROR};
-use super::{Hook, Policies, Problem, VALIDATING, matching, params};
+use super::metrics::{self, COMPILE_ERROR, INVALID_ERROR, NO_ERROR};
+use super::{Policies, PolicyFailure, PolicyHook, VALIDATING, matching, params};
 use crate::admission::Request;
 use crate::server::Server;
 
-const FAILURE: &str = "validation.policy.admission.k8s.io/validation_failure";
-const LONGEST_ANNOTATION: usize = 10 * 1024;
-const LONGEST_MESSAGE: usize = 5 * 1024;
+const VALIDATION_FAILURE_ANNOTATION: &str = "validation.policy.admission.k8s.io/validation_failure";
+const MAX_AUDIT_ANNOTATION_BYTES: usize = 10 * 1024;
+const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 
 /// What one of a policy's expressions makes of a request.
-struct Denial {
+struct DenyDecision {
     message: String,
     reason: &'static str,
     index: usize,
-    counted: Counted,
+    metric: EvaluationMetric,
 }
 
 /// What is counted of an evaluation: how long it took and what was wrong with it.
-type Counted = (Duration, &'static str);
+type EvaluationMetric = (Duration, &'static str);
 
 /// What a policy makes of a request with one set of parameters.
 #[derive(Default)]
-struct Judgement {
-    denials: Vec<Denial>,
+struct ValidateResult {
+    denied: Vec<DenyDecision>,
     annotations: Vec<(String, String)>,
     /// Of annotations; whatever the binding wants, these deny.
-    failures: Vec<(String, Counted)>,
+    failures: Vec<(String, EvaluationMetric)>,
     /// What could not be evaluated, which does not matter to a policy that fails open.
-    passed_over: Vec<Counted>,
+    ignored_failures: Vec<EvaluationMetric>,
 }
 
-impl Judgement {
+impl ValidateResult {
     /// What an expression that cannot be evaluated means.
-    fn failed(&mut self, policy: &Policy, message: String, index: usize, counted: Counted) {
+    fn record_failure(&mut self, policy: &Policy, message: String, index: usize, metric: EvaluationMetric) {
         match policy.fails_open {
-            true => self.passed_over.push(counted),
-            false => self.denials.push(Denial { message, reason: "Invalid", index, counted }),
+            true => self.ignored_failures.push(metric),
+            false => self.denied.push(DenyDecision { message, reason: "Invalid", index, metric }),
         }
     }
 }
 
 /// The request in the versions policies want to see it in, each made once.
-type Subjects = Vec<(&'static Resource, Subject)>;
+type VersionedRequests = Vec<(&'static Resource, VersionedRequest)>;
 
 /// The first thing that speaks against a request decides what the answer is.
 #[derive(Default)]
-struct Verdict {
+struct ValidationStatus {
     first: Option<Status>,
 }
 
 impl Policies {
     pub fn validate(&self, server: &Server, request: &Request<'_>, object: &Value) -> Result<(), Status> {
         let hooks = self.hooks(VALIDATING, request);
-        let mut verdict = Verdict::default();
-        let mut subjects = Subjects::new();
+        let mut validation_status = ValidationStatus::default();
+        let mut versioned_requests = VersionedRequests::new();
         for hook in hooks.iter() {
-            judge(server, hook, request, object, &mut subjects, &mut verdict)?;
+            evaluate_hook(server, hook, request, object, &mut versioned_requests, &mut validation_status)?;
         }
-        verdict.first.map_or(Ok(()), Err)
+        validation_status.first.map_or(Ok(()), Err)
     }
 }
 
-fn judge(
+fn evaluate_hook(
     server: &Server,
-    hook: &Hook,
+    hook: &PolicyHook,
     request: &Request<'_>,
     object: &Value,
-    subjects: &mut Subjects,
-    verdict: &mut Verdict,
+    versioned_requests: &mut VersionedRequests,
+    validation_status: &mut ValidationStatus,
 ) -> Result<(), Status> {
     let policy = &hook.policy;
-    let wrong = |verdict: &mut Verdict, binding: Option<&Binding>, why: &str| {
-        if !policy.fails_open {
-            verdict.problem(request, Problem::configuring(policy, binding, why));
-        }
-    };
-    let Some(scope) = &policy.scope else {
-        wrong(verdict, None, "policy contained no match constraints, a required field");
+    let record_wrong =
+        |validation_status: &mut ValidationStatus, binding: Option<&Binding>, error_message: &str| {
+            if !policy.fails_open {
+                validation_status.record_failure(
+                    request,
+                    PolicyFailure::configuration_failure(policy, binding, error_message),
+                );
+            }
+        };
+    let Some(match_resources) = &policy.match_resources else {
+        record_wrong(validation_status, None, "policy contained no match constraints, a required field");
         return Ok(());
     };
-    let row = match matching::matched(server, scope, request, object) {
+    let row = match matching::matched(server, match_resources, request, object) {
         Ok(Some(row)) => row,
         Ok(None) => return Ok(()),
-        Err(why) => {
-            wrong(verdict, None, &why);
+        Err(error_message) => {
+            record_wrong(validation_status, None, &error_message);
             return Ok(());
         }
     };
     let mut annotations: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for binding in &hook.bindings {
-        let found = params::concerned(server, policy, binding, request, object);
+        let found = params::matching_params(server, policy, binding, request, object);
         let found = match found {
             Ok(found) => found,
-            Err(why) => {
-                wrong(verdict, Some(binding), &why);
+            Err(error_message) => {
+                record_wrong(validation_status, Some(binding), &error_message);
                 continue;
             }
         };
         for params in &found {
             let Some(user) = request.user else { continue };
-            let known = subjects.iter().position(|(known, _)| std::ptr::eq(*known, row));
+            let known = versioned_requests.iter().position(|(known, _)| std::ptr::eq(*known, row));
             let index = match known {
                 Some(index) => index,
                 None => {
-                    subjects.push((row, Subject::new(server, request, row, object)?));
-                    subjects.len() - 1
+                    versioned_requests.push((row, VersionedRequest::new(server, request, row, object)?));
+                    versioned_requests.len() - 1
                 }
             };
-            let subject = &subjects[index].1;
-            let asking = Asking { server, user };
-            let judgement = evaluated(policy, subject, params, &asking);
-            act((server, policy, binding), judgement, request, &mut annotations, verdict);
+            let versioned_request = &versioned_requests[index].1;
+            let authorizer = CelAuthorizer { server, user };
+            let result = evaluate_policy(policy, versioned_request, params, &authorizer);
+            enforce_actions((server, policy, binding), result, request, &mut annotations, validation_status);
         }
     }
     for (key, values) in annotations {
@@ -132,126 +136,146 @@ fn judge(
 }
 
 /// Does what the binding wants done about a judgement.
-fn act(
+fn enforce_actions(
     (server, policy, binding): (&Server, &Policy, &Binding),
-    judgement: Judgement,
+    result: ValidateResult,
     request: &Request<'_>,
     annotations: &mut BTreeMap<String, Vec<String>>,
-    verdict: &mut Verdict,
+    validation_status: &mut ValidationStatus,
 ) {
-    let count = |(took, error): Counted, action: &str| {
-        server.policies.tally.asked(VALIDATING, (policy, binding), took, (error, action));
+    let count = |(elapsed, error): EvaluationMetric, action: &str| {
+        server.policies.metrics.observe(VALIDATING, (policy, binding), elapsed, (error, action));
     };
-    judgement.passed_over.iter().for_each(|counted| count(*counted, "allow"));
-    for denial in judgement.denials {
+    result.ignored_failures.iter().for_each(|metric| count(*metric, "allow"));
+    for decision in result.denied {
         for action in &binding.actions {
-            count(denial.counted, &action.to_ascii_lowercase());
+            count(decision.metric, &action.to_ascii_lowercase());
             match action.as_str() {
-                "Deny" => verdict.deny(request, policy, binding, &denial.message, denial.reason),
+                "Deny" => {
+                    validation_status.deny(request, policy, binding, &decision.message, decision.reason)
+                }
                 "Warn" => request.warn(format!(
                     "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
-                    policy.name, binding.name, denial.message
+                    policy.name, binding.name, decision.message
                 )),
                 "Audit" => {
                     let failure = json!([{
-                        "message": denial.message, "policy": policy.name, "binding": binding.name,
-                        "expressionIndex": denial.index, "validationActions": binding.actions,
+                        "message": decision.message, "policy": policy.name, "binding": binding.name,
+                        "expressionIndex": decision.index, "validationActions": binding.actions,
                     }]);
-                    request.annotate(FAILURE.to_owned(), failure.to_string());
+                    request.annotate(VALIDATION_FAILURE_ANNOTATION.to_owned(), failure.to_string());
                 }
                 _ => {}
             }
         }
     }
-    for (key, value) in judgement.annotations {
+    for (key, value) in result.annotations {
         let values = annotations.entry(key).or_default();
         if !values.contains(&value) {
             values.push(value);
         }
     }
-    for (message, counted) in judgement.failures {
-        count(counted, "deny");
-        verdict.deny(request, policy, binding, &message, "Invalid");
+    for (message, metric) in result.failures {
+        count(metric, "deny");
+        validation_status.deny(request, policy, binding, &message, "Invalid");
     }
 }
 
-fn evaluated(policy: &Policy, subject: &Subject, params: &Value, asking: &Asking<'_>) -> Judgement {
-    let sight = Sight::new(policy, subject, params, asking);
-    let mut judgement = Judgement::default();
-    let begun = Instant::now();
-    match holds(policy, &sight) {
+fn evaluate_policy(
+    policy: &Policy,
+    versioned_request: &VersionedRequest,
+    params: &Value,
+    authorizer: &CelAuthorizer<'_>,
+) -> ValidateResult {
+    let activation = PolicyActivation::new(policy, versioned_request, params, authorizer);
+    let mut result = ValidateResult::default();
+    let started = Instant::now();
+    match match_conditions_hold(policy, &activation) {
         Ok(true) => {}
-        Ok(false) => return judgement,
-        Err(why) => {
-            judgement.failed(policy, why, 0, (begun.elapsed(), INVALID_ERROR));
-            return judgement;
+        Ok(false) => return result,
+        Err(error_message) => {
+            result.record_failure(policy, error_message, 0, (started.elapsed(), INVALID_ERROR));
+            return result;
         }
     }
     let mut budget = Budget::new(RUNTIME_BUDGET);
     for (index, validation) in policy.validations.iter().enumerate() {
-        let begun = Instant::now();
-        let seen = sight.see(&validation.expression, &mut budget);
-        let took = begun.elapsed();
-        match seen {
+        let started = Instant::now();
+        let evaluation = activation.evaluate(&validation.expression, &mut budget);
+        let elapsed = started.elapsed();
+        match evaluation {
             Ok(value) if value.as_bool() == Some(true) => {}
             Ok(_) => {
-                let (message, spent) = message(validation, &sight, &mut budget);
-                match spent {
+                let (message, out_of_budget) = message(validation, &activation, &mut budget);
+                match out_of_budget {
                     true => {
-                        let why = format!("failed messageExpression: {OUT_OF_BUDGET}");
-                        judgement.failed(policy, why, index, (took, tally::OUT_OF_BUDGET));
+                        let error_message = format!("failed messageExpression: {OUT_OF_BUDGET}");
+                        result.record_failure(
+                            policy,
+                            error_message,
+                            index,
+                            (elapsed, metrics::OUT_OF_BUDGET),
+                        );
                     }
-                    false => judgement.denials.push(Denial {
+                    false => result.denied.push(DenyDecision {
                         message,
                         reason: reason(validation),
                         index,
-                        counted: (took, NO_ERROR),
+                        metric: (elapsed, NO_ERROR),
                     }),
                 }
             }
-            Err(Blind::Spent) => {
-                let mut spent = Judgement::default();
-                spent.failed(policy, OUT_OF_BUDGET.to_owned(), 0, (took, tally::OUT_OF_BUDGET));
-                return spent;
+            Err(EvaluationError::OutOfBudget) => {
+                let mut exhausted = ValidateResult::default();
+                exhausted.record_failure(
+                    policy,
+                    OUT_OF_BUDGET.to_owned(),
+                    0,
+                    (elapsed, metrics::OUT_OF_BUDGET),
+                );
+                return exhausted;
             }
-            Err(blind) => {
+            Err(evaluation_error) => {
                 let error = if validation.expression.is_err() { COMPILE_ERROR } else { INVALID_ERROR };
-                judgement.failed(policy, blind.message(), index, (took, error));
+                result.record_failure(policy, evaluation_error.message(), index, (elapsed, error));
             }
         }
     }
-    annotate(policy, &sight, &mut judgement);
-    judgement
+    annotate(policy, &activation, &mut result);
+    result
 }
 
 /// Whether all of the policy's conditions hold: one that does not is enough, whatever is wrong with the others.
-pub(super) fn holds<'a>(policy: &'a Policy, sight: &Sight<'a>) -> Result<bool, String> {
+pub(super) fn match_conditions_hold<'a>(
+    policy: &'a Policy,
+    activation: &PolicyActivation<'a>,
+) -> Result<bool, String> {
     let mut budget = Budget::new(MATCH_CONDITIONS_BUDGET);
-    let mut problems = Vec::new();
+    let mut errors = Vec::new();
     for condition in &policy.conditions {
-        match evaluate_condition(condition, sight, &mut budget) {
+        match evaluate_condition(condition, activation, &mut budget) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
-            Err(Blind::Spent) => {
-                problems = vec![OUT_OF_BUDGET.to_owned()];
+            Err(EvaluationError::OutOfBudget) => {
+                errors = vec![OUT_OF_BUDGET.to_owned()];
                 break;
             }
-            Err(blind) => problems.push(blind.message()),
+            Err(evaluation_error) => errors.push(evaluation_error.message()),
         }
     }
-    match problems.as_slice() {
+    match errors.as_slice() {
         [] => Ok(true),
         _ if policy.fails_open => Ok(false),
-        problems => Err(crate::rbac::together(problems)),
+        errors => Err(crate::rbac::aggregate_errors(errors)),
     }
 }
 
 fn evaluate_condition<'a>(
     condition: &'a super::config::Expression,
-    sight: &Sight<'a>,
+    activation: &PolicyActivation<'a>,
     budget: &mut Budget,
-) -> Result<bool, Blind> {
-    sight.see(condition, budget).map(|value| value.as_bool() != Some(false))
+) -> Result<bool, EvaluationError> {
+    activation.evaluate(condition, budget).map(|value| value.as_bool() != Some(false))
 }
 
 fn reason(validation: &Validation) -> &'static str {
@@ -264,17 +288,22 @@ fn reason(validation: &Validation) -> &'static str {
 }
 
 /// What the client is told, and whether nothing can be worked out any more.
-fn message<'a>(validation: &'a Validation, sight: &Sight<'a>, budget: &mut Budget) -> (String, bool) {
-    let computed = validation.message_expression.as_ref().map(|expression| sight.see(expression, budget));
-    if matches!(computed, Some(Err(Blind::Spent))) {
+fn message<'a>(
+    validation: &'a Validation,
+    activation: &PolicyActivation<'a>,
+    budget: &mut Budget,
+) -> (String, bool) {
+    let message_value =
+        validation.message_expression.as_ref().map(|expression| activation.evaluate(expression, budget));
+    if matches!(message_value, Some(Err(EvaluationError::OutOfBudget))) {
         return (String::new(), true);
     }
-    let usable = |text: &str| !text.is_empty() && text.len() <= LONGEST_MESSAGE && !text.contains('\n');
-    let computed = match &computed {
+    let usable = |text: &str| !text.is_empty() && text.len() <= MAX_MESSAGE_BYTES && !text.contains('\n');
+    let message_value = match &message_value {
         Some(Ok(value)) => value.as_str().map(str::trim).filter(|text| usable(text)),
         _ => None,
     };
-    let message = match (computed, validation.message.trim()) {
+    let message = match (message_value, validation.message.trim()) {
         (Some(text), _) => text.to_owned(),
         (None, "") => format!("failed expression: {}", validation.source.trim()),
         (None, text) => text.to_owned(),
@@ -282,38 +311,38 @@ fn message<'a>(validation: &'a Validation, sight: &Sight<'a>, budget: &mut Budge
     (message, false)
 }
 
-fn annotate<'a>(policy: &'a Policy, sight: &Sight<'a>, judgement: &mut Judgement) {
+fn annotate<'a>(policy: &'a Policy, activation: &PolicyActivation<'a>, result: &mut ValidateResult) {
     let mut budget = Budget::new(RUNTIME_BUDGET);
     for (key, expression) in &policy.annotations {
-        let begun = Instant::now();
-        match sight.see(expression, &mut budget) {
+        let started = Instant::now();
+        match activation.evaluate(expression, &mut budget) {
             Ok(value) => {
                 let text = value.as_str().unwrap_or_default().trim();
                 if !text.is_empty() {
-                    let end = text.floor_char_boundary(LONGEST_ANNOTATION.min(text.len()));
-                    judgement.annotations.push((key.clone(), text[..end].to_owned()));
+                    let end = text.floor_char_boundary(MAX_AUDIT_ANNOTATION_BYTES.min(text.len()));
+                    result.annotations.push((key.clone(), text[..end].to_owned()));
                 }
             }
-            Err(blind) if !policy.fails_open => {
-                judgement.failures.push((blind.message(), (begun.elapsed(), INVALID_ERROR)));
+            Err(evaluation_error) if !policy.fails_open => {
+                result.failures.push((evaluation_error.message(), (started.elapsed(), INVALID_ERROR)));
             }
             Err(_) => {}
         }
     }
 }
 
-impl Verdict {
-    fn problem(&mut self, request: &Request<'_>, problem: Problem) {
-        let message = match &problem.binding {
+impl ValidationStatus {
+    fn record_failure(&mut self, request: &Request<'_>, failure: PolicyFailure) {
+        let message = match &failure.binding {
             Some(binding) => format!(
                 "ValidatingAdmissionPolicy '{}' with binding '{binding}' denied request: {}",
-                problem.policy, problem.message
+                failure.policy, failure.message
             ),
             None => {
-                format!("ValidatingAdmissionPolicy '{}' denied request: {}", problem.policy, problem.message)
+                format!("ValidatingAdmissionPolicy '{}' denied request: {}", failure.policy, failure.message)
             }
         };
-        let reason = problem.reason.unwrap_or("Invalid");
+        let reason = failure.reason.unwrap_or("Invalid");
         let mut status = request.forbidden(&message);
         status.reason = reason.into();
         status.code = match reason {
@@ -322,8 +351,8 @@ impl Verdict {
             "RequestEntityTooLarge" => 413,
             _ => 422,
         };
-        let details = status.details.get_or_insert_with(Details::default);
-        details.causes.push(Cause { message, ..Cause::default() });
+        let details = status.details.get_or_insert_with(StatusDetails::default);
+        details.causes.push(StatusCause { message, ..StatusCause::default() });
         self.first.get_or_insert(status);
     }
 
@@ -335,9 +364,9 @@ impl Verdict {
         message: &str,
         reason: &'static str,
     ) {
-        self.problem(
+        self.record_failure(
             request,
-            Problem {
+            PolicyFailure {
                 policy: policy.name.clone(),
                 binding: Some(binding.name.clone()),
                 message: message.to_owned(),

@@ -10,15 +10,15 @@ fn with_resources(resources: Value) -> Value {
     pod(json!({"containers": [{"name": "c", "resources": resources}]}))
 }
 
-fn range(limit: Value) -> Fake {
+fn range(limit: Value) -> FakeCluster {
     let range = json!({"metadata": {"name": "l", "namespace": "n"}, "spec": {"limits": [limit]}});
     let other = json!({"metadata": {"name": "l", "namespace": "other"},
         "spec": {"limits": [{"type": "Pod", "min": {"cpu": "100"}}]}});
-    Fake::of(&[("", "limitranges", range), ("", "limitranges", other)])
+    FakeCluster::of(&[("", "limitranges", range), ("", "limitranges", other)])
 }
 
 #[test]
-fn limits_are_filled_in() {
+fn sets_default_limits_and_requests() {
     let cluster = range(json!({"type": "Container", "default": {"cpu": "200m", "memory": "64Mi"},
         "defaultRequest": {"cpu": "100m", "memory": "64Mi"}}));
     let check = |object, path: &str, expected| check("LimitRanger", PODS, object, &cluster, path, expected);
@@ -42,11 +42,11 @@ fn limits_are_filled_in() {
 }
 
 #[test]
-fn limits_are_kept() {
-    let check = |limit: Value, resources: Value, why: &str| {
-        let expected = match why {
+fn enforces_limit_range() {
+    let check = |limit: Value, resources: Value, reason: &str| {
+        let expected = match reason {
             "" => json!("p"),
-            why => json!(format!("403 pods \"p\" is forbidden: {why}")),
+            reason => json!(format!("403 pods \"p\" is forbidden: {reason}")),
         };
         check("LimitRanger", PODS, with_resources(resources), &range(limit), "/metadata/name", expected);
     };
@@ -87,18 +87,18 @@ fn limits_are_kept() {
 }
 
 #[test]
-fn pod_sums_take_sidecars_and_the_greediest_start() {
+fn pod_requests_include_sidecars_and_largest_init_container() {
     let cpu = |name: &str, cpu: &str, policy: &str| json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}});
     let spec = json!({
         "containers": [cpu("a", "1", ""), cpu("b", "500m", "")],
         "initContainers": [cpu("once", "2", ""), cpu("sidecar", "1", "Always"), cpu("late", "1500m", "")],
     });
-    let sum = api::resources::of_pod(&spec, "requests");
+    let sum = api::resources::pod_resources(&spec, "requests");
     assert_eq!(sum["cpu"].to_string(), "2500m");
 }
 
 #[test]
-fn claims_have_bounds_too() {
+fn enforces_limit_range_for_claims() {
     let cluster =
         range(json!({"type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}, "max": {"storage": "2Gi"}}));
     let claim = |size: &str| json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {"resources": {"requests": {"storage": size}}}});
@@ -124,20 +124,20 @@ fn claims_have_bounds_too() {
     }
 }
 
-fn account(more: Value) -> Fake {
+fn account(more: Value) -> FakeCluster {
     let mut account = json!({"metadata": {"name": "default", "namespace": "n"}});
     for (name, value) in more.as_object().unwrap() {
         account[name] = value.clone();
     }
-    Fake::of(&[("", "serviceaccounts", account)])
+    FakeCluster::of(&[("", "serviceaccounts", account)])
 }
 
 #[test]
-fn pods_run_as_an_account() {
+fn sets_service_account_and_mounts_token() {
     let cluster = account(json!({"imagePullSecrets": [{"name": "pull"}]}));
     let plain = pod(json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i"}]}));
-    let admitted = run("ServiceAccount", PODS, Operation::Create, plain.clone(), None, &cluster).unwrap();
-    let spec = admitted.at("spec");
+    let result = run("ServiceAccount", PODS, Operation::Create, plain.clone(), None, &cluster).unwrap();
+    let spec = result.at("spec");
     assert_eq!((spec.text("serviceAccountName"), spec.text("serviceAccount")), ("default", "default"));
     assert_eq!(spec.at("imagePullSecrets"), &json!([{"name": "pull"}]));
     let volume = &spec.items("volumes")[0];
@@ -154,8 +154,8 @@ fn pods_run_as_an_account() {
             {"downwardAPI": {"items": [{"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}, "path": "namespace"}]}},
         ]})
     );
-    let again = run("ServiceAccount", PODS, Operation::Create, admitted.clone(), None, &cluster).unwrap();
-    assert_eq!(again, admitted);
+    let again = run("ServiceAccount", PODS, Operation::Create, result.clone(), None, &cluster).unwrap();
+    assert_eq!(again, result);
     check(
         "ServiceAccount",
         PODS,
@@ -169,26 +169,30 @@ fn pods_run_as_an_account() {
 }
 
 #[test]
-fn tokens_can_be_declined() {
-    let volumes = |cluster: &Fake, spec: Value| {
+fn token_automount_can_be_disabled() {
+    let volumes = |cluster: &FakeCluster, spec: Value| {
         let pod = run("ServiceAccount", PODS, Operation::Create, pod(spec), None, cluster).unwrap();
         pod.at("spec").items("volumes").len()
     };
     let container = json!([{"name": "c"}]);
     let mounted = json!([{"name": "c", "volumeMounts": [{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}]}]);
-    let (willing, unwilling) = (account(json!({})), account(json!({"automountServiceAccountToken": false})));
-    assert_eq!(volumes(&willing, json!({"containers": container})), 1);
-    assert_eq!(volumes(&unwilling, json!({"containers": container})), 0);
-    assert_eq!(volumes(&willing, json!({"containers": container, "automountServiceAccountToken": false})), 0);
+    let (automount, no_automount) =
+        (account(json!({})), account(json!({"automountServiceAccountToken": false})));
+    assert_eq!(volumes(&automount, json!({"containers": container})), 1);
+    assert_eq!(volumes(&no_automount, json!({"containers": container})), 0);
     assert_eq!(
-        volumes(&unwilling, json!({"containers": container, "automountServiceAccountToken": true})),
+        volumes(&automount, json!({"containers": container, "automountServiceAccountToken": false})),
+        0
+    );
+    assert_eq!(
+        volumes(&no_automount, json!({"containers": container, "automountServiceAccountToken": true})),
         1
     );
-    assert_eq!(volumes(&willing, json!({"containers": mounted})), 0);
+    assert_eq!(volumes(&automount, json!({"containers": mounted})), 0);
 }
 
 #[test]
-fn secrets_of_pods_can_be_limited() {
+fn enforces_mountable_secrets() {
     let cluster = account(json!({"secrets": [{"name": "good"}], "imagePullSecrets": [{"name": "pull"}],
         "metadata": {"name": "default", "namespace": "n", "annotations": {"kubernetes.io/enforce-mountable-secrets": "true"}}}));
     let env = |secret: &str| json!([{"name": "c", "env": [{"name": "E", "valueFrom": {"secretKeyRef": {"name": secret}}}]}]);
@@ -207,17 +211,17 @@ fn secrets_of_pods_can_be_limited() {
             "imagePullSecrets[0].name=\"bad\" is not allowed because service account default does not reference that imagePullSecret",
         ),
     ];
-    for (spec, why) in cases {
-        let expected = match why {
+    for (spec, reason) in cases {
+        let expected = match reason {
             "" => json!("p"),
-            why => json!(format!("403 pods \"p\" is forbidden: {why}")),
+            reason => json!(format!("403 pods \"p\" is forbidden: {reason}")),
         };
         check("ServiceAccount", PODS, pod(spec), &cluster, "/metadata/name", expected);
     }
 }
 
 #[test]
-fn mirror_pods_have_no_secrets() {
+fn mirror_pods_must_not_reference_secrets() {
     let mirror = |spec: Value| json!({"metadata": {"name": "p", "namespace": "n", "annotations": {"kubernetes.io/config.mirror": "x"}}, "spec": spec});
     let cases = [
         (json!({}), json!(null)),
@@ -243,14 +247,14 @@ fn mirror_pods_have_no_secrets() {
 }
 
 #[test]
-fn priorities_come_from_classes() {
+fn sets_priority_from_class() {
     let class = |name: &str, value: i64, default: bool| {
         let class = json!({"metadata": {"name": name}, "value": value, "globalDefault": default, "preemptionPolicy": "Never"});
         ("scheduling.k8s.io", "priorityclasses", class)
     };
-    let plain = Fake::of(&[class("high", 10, false)]);
-    let defaulted = Fake::of(&[class("high", 10, false), class("usual", 5, true)]);
-    let check = |spec: Value, cluster: &Fake, expected: Value| {
+    let plain = FakeCluster::of(&[class("high", 10, false)]);
+    let defaulted = FakeCluster::of(&[class("high", 10, false), class("usual", 5, true)]);
+    let check = |spec: Value, cluster: &FakeCluster, expected: Value| {
         check("Priority", PODS, pod(spec), cluster, "/spec", expected)
     };
     check(json!({}), &plain, json!({"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}));
@@ -264,19 +268,19 @@ fn priorities_come_from_classes() {
         &defaulted,
         json!({"priority": 10, "preemptionPolicy": "Never", "priorityClassName": "high"}),
     );
-    let refused = |why: &str| json!(format!("403 pods \"p\" is forbidden: {why}"));
-    check(json!({"priorityClassName": "x"}), &plain, refused("no PriorityClass with name x was found"));
+    let forbidden = |reason: &str| json!(format!("403 pods \"p\" is forbidden: {reason}"));
+    check(json!({"priorityClassName": "x"}), &plain, forbidden("no PriorityClass with name x was found"));
     check(
         json!({"priority": 7}),
         &plain,
-        refused(
+        forbidden(
             "the integer value of priority (7) must not be provided in pod spec; priority admission controller computed 0 from the given PriorityClass name",
         ),
     );
     check(
         json!({"preemptionPolicy": "Never"}),
         &plain,
-        refused(
+        forbidden(
             "the string value of PreemptionPolicy (Never) must not be provided in pod spec; priority admission controller computed PreemptLowerPriority from the given PriorityClass name",
         ),
     );
@@ -294,11 +298,18 @@ fn priorities_come_from_classes() {
 }
 
 #[test]
-fn tolerations_last_five_minutes() {
+fn adds_default_tolerations_for_five_minutes() {
     let seconds = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
     let (ready, reach) = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable");
     let check = |spec: Value, expected: Value| {
-        check("DefaultTolerationSeconds", PODS, pod(spec), &Fake::default(), "/spec/tolerations", expected);
+        check(
+            "DefaultTolerationSeconds",
+            PODS,
+            pod(spec),
+            &FakeCluster::default(),
+            "/spec/tolerations",
+            expected,
+        );
     };
     check(json!({}), json!([seconds(ready), seconds(reach)]));
     let own = json!({"key": ready, "operator": "Exists", "effect": "NoExecute"});
@@ -307,41 +318,41 @@ fn tolerations_last_five_minutes() {
 }
 
 #[test]
-fn runtimes_have_overhead_and_places() {
+fn applies_runtime_class_overhead_and_scheduling() {
     let class = json!({"metadata": {"name": "vm"}, "handler": "vm", "overhead": {"podFixed": {"cpu": "250m"}},
         "scheduling": {"nodeSelector": {"vm": "yes"}, "tolerations": [{"key": "vm", "operator": "Exists"}]}});
-    let cluster = Fake::of(&[("node.k8s.io", "runtimeclasses", class)]);
+    let cluster = FakeCluster::of(&[("node.k8s.io", "runtimeclasses", class)]);
     let check = |spec: Value, path: &str, expected: Value| {
         check("RuntimeClass", PODS, pod(spec), &cluster, path, expected)
     };
-    let refused = |why: &str| json!(format!("403 pods \"p\" is forbidden: {why}"));
+    let forbidden = |reason: &str| json!(format!("403 pods \"p\" is forbidden: {reason}"));
     let vm = json!({"runtimeClassName": "vm"});
     check(vm.clone(), "/spec/overhead", json!({"cpu": "250m"}));
     check(vm.clone(), "/spec/nodeSelector", json!({"vm": "yes"}));
     check(vm, "/spec/tolerations", json!([{"key": "vm", "operator": "Exists"}]));
-    let narrow = json!({"runtimeClassName": "vm", "tolerations": [{"key": "vm", "operator": "Equal", "value": "a"}, {"key": "b"}]});
-    check(narrow, "/spec/tolerations", json!([{"key": "b"}, {"key": "vm", "operator": "Exists"}]));
-    check(json!({"runtimeClassName": "x"}), "", refused("pod rejected: RuntimeClass \"x\" not found"));
+    let with_tolerations = json!({"runtimeClassName": "vm", "tolerations": [{"key": "vm", "operator": "Equal", "value": "a"}, {"key": "b"}]});
+    check(with_tolerations, "/spec/tolerations", json!([{"key": "b"}, {"key": "vm", "operator": "Exists"}]));
+    check(json!({"runtimeClassName": "x"}), "", forbidden("pod rejected: RuntimeClass \"x\" not found"));
     check(
         json!({"runtimeClassName": "vm", "overhead": {"cpu": "1"}}),
         "",
-        refused("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead"),
+        forbidden("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead"),
     );
     check(
         json!({"overhead": {"cpu": "1"}}),
         "",
-        refused("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"),
+        forbidden("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"),
     );
     check(
         json!({"runtimeClassName": "vm", "nodeSelector": {"vm": "no"}}),
         "",
-        refused("conflict: runtimeClass.scheduling.nodeSelector[vm] = yes; pod.spec.nodeSelector[vm] = no"),
+        forbidden("conflict: runtimeClass.scheduling.nodeSelector[vm] = yes; pod.spec.nodeSelector[vm] = no"),
     );
 }
 
 #[test]
-fn plugins_that_are_off() {
-    let none = Fake::default();
+fn optional_plugins() {
+    let none = FakeCluster::default();
     let image = json!({"containers": [{"name": "c", "image": "i", "imagePullPolicy": "Never"}]});
     check("AlwaysPullImages", PODS, pod(image), &none, "/spec/containers/0/imagePullPolicy", json!("Always"));
     let device = json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1", "cpu": "1"}}}]});
@@ -353,17 +364,17 @@ fn plugins_that_are_off() {
         "/spec/tolerations",
         json!([{"key": "example.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]),
     );
-    let apart = |key: &str| {
+    let anti_affinity = |key: &str| {
         pod(
             json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": key}]}}}),
         )
     };
     let name = "LimitPodHardAntiAffinityTopology";
-    check(name, PODS, apart("kubernetes.io/hostname"), &none, "/metadata/name", json!("p"));
+    check(name, PODS, anti_affinity("kubernetes.io/hostname"), &none, "/metadata/name", json!("p"));
     check(
         name,
         PODS,
-        apart("zone"),
+        anti_affinity("zone"),
         &none,
         "",
         json!(

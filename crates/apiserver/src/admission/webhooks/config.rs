@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::selector::LabelSelector;
 use serde_json::Value;
 
-use crate::admission::expressions::Condition;
-use crate::callout::Callout;
-use crate::https::Users;
+use crate::admission::expressions::MatchCondition;
+use crate::https::AuthInfoResolver;
+use crate::webhook_client::WebhookClient;
 
 /// One webhook.
 pub struct Hook {
@@ -24,22 +24,22 @@ pub struct Hook {
     pub exact: bool,
     pub namespaces: LabelSelector,
     pub objects: LabelSelector,
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<MatchCondition>,
     pub fails_open: bool,
     pub timeout: Duration,
     /// `None`: it does not say whether it has any.
     pub side_effects: Option<bool>,
     pub reinvoke: bool,
     /// The version of AdmissionReview it is asked in; `None` where it knows none that we know.
-    pub version: Option<Version>,
-    client: Value,
-    callout: OnceLock<Result<Callout, String>>,
+    pub version: Option<ReviewVersion>,
+    client_config: Value,
+    webhook_client: OnceLock<Result<WebhookClient, String>>,
 }
 
 impl Hook {
     /// How to call it, which is worked out the first time.
-    pub fn callout(&self, users: Option<&Users>) -> Result<&Callout, &String> {
-        self.callout.get_or_init(|| Callout::new(&self.client, users)).as_ref()
+    pub fn webhook_client(&self, users: Option<&AuthInfoResolver>) -> Result<&WebhookClient, &String> {
+        self.webhook_client.get_or_init(|| WebhookClient::new(&self.client_config, users)).as_ref()
     }
 }
 
@@ -55,16 +55,16 @@ pub struct Rule {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum ReviewVersion {
     V1,
     V1Beta1,
 }
 
-impl Version {
+impl ReviewVersion {
     pub fn name(self) -> &'static str {
         match self {
-            Version::V1 => "admission.k8s.io/v1",
-            Version::V1Beta1 => "admission.k8s.io/v1beta1",
+            ReviewVersion::V1 => "admission.k8s.io/v1",
+            ReviewVersion::V1Beta1 => "admission.k8s.io/v1beta1",
         }
     }
 }
@@ -72,9 +72,9 @@ impl Version {
 /// The webhooks of a configuration, in their order.
 pub fn compile(configuration: &Value) -> Vec<Arc<Hook>> {
     let name = configuration.at("metadata").text("name");
-    let mut same: HashMap<&str, usize> = HashMap::new();
+    let mut name_counts: HashMap<&str, usize> = HashMap::new();
     let hooks = configuration.items("webhooks").iter().map(|hook| {
-        let count = same.entry(hook.text("name")).or_default();
+        let count = name_counts.entry(hook.text("name")).or_default();
         *count += 1;
         Arc::new(self::hook(name, *count - 1, hook))
     });
@@ -88,11 +88,13 @@ fn hook(configuration: &str, count: usize, hook: &Value) -> Hook {
         Value::Null => LabelSelector::everything(),
         given => LabelSelector::from_value(given).unwrap_or_else(|_| LabelSelector::nothing()),
     };
-    let conditions =
-        hook.items("matchConditions").iter().map(|condition| Condition::new(condition.text("expression")));
+    let conditions = hook
+        .items("matchConditions")
+        .iter()
+        .map(|condition| MatchCondition::new(condition.text("expression")));
     let version = hook.items("admissionReviewVersions").iter().find_map(|version| match version.as_str() {
-        Some("v1") => Some(Version::V1),
-        Some("v1beta1") => Some(Version::V1Beta1),
+        Some("v1") => Some(ReviewVersion::V1),
+        Some("v1beta1") => Some(ReviewVersion::V1Beta1),
         _ => None,
     });
     let seconds = hook.int("timeoutSeconds").and_then(|seconds| u64::try_from(seconds).ok());
@@ -107,26 +109,29 @@ fn hook(configuration: &str, count: usize, hook: &Value) -> Hook {
         conditions: conditions.collect(),
         fails_open: hook.text("failurePolicy") == "Ignore",
         timeout: Duration::from_secs(seconds.unwrap_or(10)),
-        side_effects: hook.at("sideEffects").as_str().map(|said| !matches!(said, "None" | "NoneOnDryRun")),
+        side_effects: hook
+            .at("sideEffects")
+            .as_str()
+            .map(|side_effects| !matches!(side_effects, "None" | "NoneOnDryRun")),
         reinvoke: hook.text("reinvocationPolicy") == "IfNeeded",
         version,
-        client: hook.at("clientConfig").clone(),
-        callout: OnceLock::new(),
+        client_config: hook.at("clientConfig").clone(),
+        webhook_client: OnceLock::new(),
     }
 }
 
 pub fn rule(rule: &Value) -> Rule {
-    let texts = |field: &str| {
+    let string_list = |field: &str| {
         rule.items(field).iter().filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
     };
-    let resources = texts("resources").into_iter().map(|text| match text.split_once('/') {
+    let resources = string_list("resources").into_iter().map(|text| match text.split_once('/') {
         Some((resource, subresource)) => (resource.to_owned(), subresource.to_owned()),
         None => (text, String::new()),
     });
     Rule {
-        operations: texts("operations"),
-        groups: texts("apiGroups"),
-        versions: texts("apiVersions"),
+        operations: string_list("operations"),
+        groups: string_list("apiGroups"),
+        versions: string_list("apiVersions"),
         resources: resources.collect(),
         scope: rule.text("scope").to_owned(),
     }

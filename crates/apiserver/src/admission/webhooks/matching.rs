@@ -1,50 +1,50 @@
 //! Whether a webhook is asked about a request, and about which version of it.
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use api::selector::LabelSelector;
 use api::{Resource, Status};
 use serde_json::Value;
 
 use super::config::{Hook, Rule};
-use super::tally::Tally;
-use super::{form, review};
+use super::metrics::WebhookMetrics;
+use super::{conversion, review};
 use crate::admission::{Cluster as _, Operation, Request};
 use crate::registry::stored_as;
 use crate::server::Server;
 
 /// The row in whose version the webhook wants to see the request; `None` where it does not care.
-pub fn wanted(
+pub fn matching_row(
     server: &Server,
     hook: &Hook,
     request: &Request<'_>,
     object: &Value,
-    tally: &Tally,
+    metrics: &WebhookMetrics,
     step: &'static str,
 ) -> Result<Option<&'static Resource>, Status> {
     let namespace = in_namespace(server, &hook.namespaces, request, object);
-    if matches!(namespace, Ok(false)) || !selects(&hook.objects, request, object) {
+    if matches!(namespace, Ok(false)) || !matches_selector(&hook.objects, request, object) {
         return Ok(None);
     }
-    let Some(row) = version(server, hook, request) else { return Ok(None) };
+    let Some(row) = rule_row(server, hook, request) else { return Ok(None) };
     // Only whoever is concerned by the rules has a namespace to miss.
     namespace?;
     if hook.conditions.is_empty() {
         return Ok(Some(row));
     }
-    let told = form::told(request, row, object);
-    match review::conditions(server, hook, request, row, &told) {
+    let versioned_object = conversion::to_versioned(request, row, object);
+    match review::conditions_match(server, hook, request, row, &versioned_object) {
         Ok(true) => Ok(Some(row)),
         Ok(false) => {
-            tally.excluded(hook, step, request.operation);
+            metrics.record_excluded(hook, step, request.operation);
             Ok(None)
         }
-        Err(why) => {
-            tally.undecided(hook, step, request.operation);
+        Err(reason) => {
+            metrics.record_condition_error(hook, step, request.operation);
             match hook.fails_open {
                 true => Ok(None),
                 false => {
-                    let (group, plural) = (request.asked.group, request.asked.plural);
-                    Err(Status::forbidden(group, plural, &request.told_name, &why))
+                    let (group, plural) = (request.requested_row.group, request.requested_row.plural);
+                    Err(Status::forbidden(group, plural, &request.review_name, &reason))
                 }
             }
         }
@@ -62,8 +62,8 @@ pub fn in_namespace(
     if selector.is_everything() || namespace.is_empty() && request.row.plural != "namespaces" {
         return Ok(true);
     }
-    let itself = request.row.plural == "namespaces" && request.subresource.is_empty();
-    if itself && matches!(request.operation, Operation::Create | Operation::Update) {
+    let is_namespace = request.row.plural == "namespaces" && request.subresource.is_empty();
+    if is_namespace && matches!(request.operation, Operation::Create | Operation::Update) {
         return Ok(selector.matches_labels(object.at("metadata").at("labels")));
     }
     match server.get("", "namespaces", "", namespace) {
@@ -75,13 +75,13 @@ pub fn in_namespace(
 /// The namespace of a request; a Namespace is in itself.
 pub fn namespace<'a>(request: &'a Request<'_>) -> &'a str {
     match (request.row.group, request.row.plural) {
-        ("", "namespaces") => &request.told_name,
+        ("", "namespaces") => &request.review_name,
         _ => request.namespace,
     }
 }
 
 /// Whether the object is selected, or was.
-pub fn selects(selector: &LabelSelector, request: &Request<'_>, object: &Value) -> bool {
+pub fn matches_selector(selector: &LabelSelector, request: &Request<'_>, object: &Value) -> bool {
     let selected = |object: &Value| {
         object.has("metadata") && selector.matches_labels(object.at("metadata").at("labels"))
     };
@@ -89,9 +89,9 @@ pub fn selects(selector: &LabelSelector, request: &Request<'_>, object: &Value) 
 }
 
 /// The version asked for, if a rule names it, or another of the same objects for which one does.
-fn version(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'static Resource> {
-    if hook.rules.iter().any(|rule| rule.matches(request, request.asked)) {
-        return Some(request.asked);
+fn rule_row(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'static Resource> {
+    if hook.rules.iter().any(|rule| rule.matches(request, request.requested_row)) {
+        return Some(request.requested_row);
     }
     if hook.exact {
         return None;
@@ -103,7 +103,7 @@ fn version(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'stat
 /// The other versions in which the same objects are served.
 pub fn equivalent_rows(server: &Server, request: &Request<'_>) -> Vec<&'static Resource> {
     let equivalent = |row: &&'static Resource| {
-        !std::ptr::eq(*row, request.asked)
+        !std::ptr::eq(*row, request.requested_row)
             && same_objects(row, request.row)
             && (request.subresource.is_empty()
                 || row.subresources.iter().any(|sub| sub.name == request.subresource))
@@ -131,7 +131,7 @@ impl Rule {
                 && (subresource == "*" || subresource == request.subresource)
         };
         scope
-            && listed(&self.operations, request.operation.word())
+            && listed(&self.operations, request.operation.as_str())
             && listed(&self.groups, row.group)
             && listed(&self.versions, row.version)
             && self.resources.iter().any(named)

@@ -9,25 +9,25 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use testkit::{Asked, Webhook};
+use testkit::{Webhook, WebhookRequest};
 
 use crate::access::User;
-use crate::remarks::Remarks;
-use crate::tests::Rig;
+use crate::tests::TestServer;
+use crate::warning_recorder::WarningRecorder;
 
 /// A server and a webhook.
-struct Stage {
-    rig: Rig,
+struct WebhookTest {
+    test_server: TestServer,
     hook: Webhook,
     bundle: String,
     _dir: tempfile::TempDir,
 }
 
-impl Stage {
-    async fn start(answer: impl Fn(&Asked) -> (u16, Value) + Send + Sync + 'static) -> Stage {
+impl WebhookTest {
+    async fn start(answer: impl Fn(&WebhookRequest) -> (u16, Value) + Send + Sync + 'static) -> WebhookTest {
         let dir = tempfile::tempdir().unwrap();
         let (hook, ca) = crate::https::tests::webhook(dir.path(), answer);
-        Stage { rig: Rig::start().await, hook, bundle: STANDARD.encode(ca), _dir: dir }
+        WebhookTest { test_server: TestServer::start().await, hook, bundle: STANDARD.encode(ca), _dir: dir }
     }
 
     /// One webhook of a configuration, reached by its URL.
@@ -42,27 +42,31 @@ impl Stage {
         let path =
             format!("/apis/admissionregistration.k8s.io/v1/{}webhookconfigurations", kind.to_lowercase());
         let config = json!({"metadata": {"name": name}, "webhooks": webhooks});
-        let (code, answer) = self.rig.send(&format!("POST {path}"), config).await;
+        let (code, answer) = self.test_server.send(&format!("POST {path}"), config).await;
         assert_eq!(code, 201, "{answer}");
-        self.settle().await;
+        self.wait_for_cache().await;
     }
 
     /// Waits until the server knows what it has been told.
-    async fn settle(&self) {
-        self.rig.server.fresh(crate::options::Version::MostRecent).await.unwrap();
+    async fn wait_for_cache(&self) {
+        self.test_server
+            .server
+            .wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent)
+            .await
+            .unwrap();
     }
 
-    async fn send(&self, request: &str, body: Value) -> ((u16, Value), Arc<Remarks>) {
+    async fn send(&self, request: &str, body: Value) -> ((u16, Value), Arc<WarningRecorder>) {
         let content_type = match request.starts_with("PATCH") {
             true => "application/merge-patch+json",
             false => "application/json",
         };
-        self.rig.call_remarked(alice(), request, content_type, &body.to_string()).await
+        self.test_server.call_with_recorder(alice(), request, content_type, &body.to_string()).await
     }
 
     /// The code and the message, or nothing but the code.
-    async fn brief(&self, request: &str, body: Value) -> String {
-        crate::tests::brief(&self.send(request, body).await.0, &[])
+    async fn send_summary(&self, request: &str, body: Value) -> String {
+        crate::tests::summary(&self.send(request, body).await.0, &[])
     }
 }
 
@@ -75,7 +79,7 @@ fn alice() -> User {
     }
 }
 
-fn everything() -> Value {
+fn match_all_rule() -> Value {
     rule("*", "*", "*", "*")
 }
 
@@ -89,12 +93,12 @@ fn rule(operations: &str, groups: &str, versions: &str, resources: &str) -> Valu
 }
 
 /// The answer to a review, with more fields.
-fn answer(asked: &Asked, more: Value) -> (u16, Value) {
-    let mut response = json!({"uid": asked.body["request"]["uid"], "allowed": true});
+fn answer(received: &WebhookRequest, more: Value) -> (u16, Value) {
+    let mut response = json!({"uid": received.body["request"]["uid"], "allowed": true});
     for (key, value) in more.as_object().unwrap() {
         response[key] = value.clone();
     }
-    (200, json!({"kind": "AdmissionReview", "apiVersion": asked.body["apiVersion"], "response": response}))
+    (200, json!({"kind": "AdmissionReview", "apiVersion": received.body["apiVersion"], "response": response}))
 }
 
 fn patch(operations: Value) -> Value {

@@ -15,16 +15,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
-use super::Behind;
+use super::AggregatorTest;
 use crate::access::User;
 use crate::authentication::Peer;
 
-const LONG: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const FIRST: &str = r#"{"type":"ADDED","object":{}}"#;
 const SECOND: &str = r#"{"type":"DELETED","object":{}}"#;
 
 /// A server whose answers go on; it says the second part of one only when told to.
-async fn other(dir: &std::path::Path, go_on: Arc<Notify>) -> (u16, String) {
+async fn start_backend(dir: &std::path::Path, resume: Arc<Notify>) -> (u16, String) {
     let now = Timestamp::now();
     let ca = pki::Authority::load_or_create(dir, "streams", now).unwrap();
     let leaf = pki::Leaf {
@@ -33,9 +33,9 @@ async fn other(dir: &std::path::Path, go_on: Arc<Notify>) -> (u16, String) {
         dns_names: vec!["hook.default.svc".into()],
         ips: vec!["127.0.0.1".parse().unwrap()],
         usage: pki::Usage::Server,
-        lifetime: LONG,
+        lifetime: TEST_TIMEOUT,
     };
-    let serving = pki::Serving::new(&ca.issue(&leaf, now).unwrap()).unwrap();
+    let serving = pki::ServingCertificate::new(&ca.issue(&leaf, now).unwrap()).unwrap();
     let mut tls = pki::server_config(serving, &[]).unwrap();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(tls));
@@ -43,14 +43,14 @@ async fn other(dir: &std::path::Path, go_on: Arc<Notify>) -> (u16, String) {
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
-            tokio::spawn(serve(acceptor.clone(), socket, go_on.clone()));
+            tokio::spawn(serve(acceptor.clone(), socket, resume.clone()));
         }
     });
     (port, ca.pem().to_owned())
 }
 
 /// One request on a connection.
-async fn serve(acceptor: TlsAcceptor, socket: TcpStream, go_on: Arc<Notify>) -> Option<()> {
+async fn serve(acceptor: TlsAcceptor, socket: TcpStream, resume: Arc<Notify>) -> Option<()> {
     let mut stream = acceptor.accept(socket).await.ok()?;
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -62,7 +62,7 @@ async fn serve(acceptor: TlsAcceptor, socket: TcpStream, go_on: Arc<Notify>) -> 
         let begin = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
         stream.write_all(format!("{begin}{}", chunk(FIRST)).as_bytes()).await.ok()?;
         stream.flush().await.ok()?;
-        go_on.notified().await;
+        resume.notified().await;
         stream.write_all(format!("{}0\r\n\r\n", chunk(SECOND)).as_bytes()).await.ok()?;
     } else if head.contains("upgrade: echo") {
         let begin = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: echo\r\n\r\n";
@@ -78,13 +78,13 @@ async fn serve(acceptor: TlsAcceptor, socket: TcpStream, go_on: Arc<Notify>) -> 
 }
 
 /// A client of the server in this process.
-async fn connect(behind: &Behind) -> hyper::client::conn::http1::SendRequest<Empty<bytes::Bytes>> {
+async fn connect(test: &AggregatorTest) -> hyper::client::conn::http1::SendRequest<Empty<bytes::Bytes>> {
     let (here, there) = tokio::io::duplex(1 << 16);
-    let server = behind.rig.server.clone();
+    let server = test.test_server.server.clone();
     let service = service_fn(move |request: Request<hyper::body::Incoming>| {
         let server = server.clone();
         let user = User { name: "bob".into(), groups: vec!["system:masters".into()], ..User::default() };
-        async move { Ok::<_, Infallible>(server.answer(request, Peer::known(user)).await) }
+        async move { Ok::<_, Infallible>(server.handle_request(request, Peer::known(user)).await) }
     });
     let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(there), service);
     tokio::spawn(serving.with_upgrades());
@@ -93,65 +93,65 @@ async fn connect(behind: &Behind) -> hyper::client::conn::http1::SendRequest<Emp
     sender
 }
 
-async fn start() -> (Behind, Arc<Notify>, tempfile::TempDir) {
+async fn start() -> (AggregatorTest, Arc<Notify>, tempfile::TempDir) {
     use base64::Engine as _;
     let dir = tempfile::tempdir().unwrap();
-    let go_on = Arc::new(Notify::new());
-    let (port, ca) = other(dir.path(), go_on.clone()).await;
-    let behind = Behind::start().await;
-    behind.serve().await;
+    let resume = Arc::new(Notify::new());
+    let (port, ca) = start_backend(dir.path(), resume.clone()).await;
+    let test = AggregatorTest::start().await;
+    test.create_service().await;
     let bundle = base64::engine::general_purpose::STANDARD.encode(ca);
     let service = json!({"namespace": "default", "name": "hook", "port": port});
-    behind.register(json!({"service": service, "caBundle": bundle})).await;
-    behind.reason("Passed").await;
-    (behind, go_on, dir)
+    test.register(json!({"service": service, "caBundle": bundle})).await;
+    test.wait_for_reason("Passed").await;
+    (test, resume, dir)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_comes_through_as_it_is_told() {
-    let (behind, go_on, _dir) = start().await;
-    let mut sender = connect(&behind).await;
+async fn streams_watch_events_through_proxy() {
+    let (test, resume, _dir) = start().await;
+    let mut sender = connect(&test).await;
     let path = "/apis/wardle.example.com/v1/flunders?watch=true";
     let request = Request::get(path).header("host", "x").body(Empty::new()).unwrap();
-    let answer = tokio::time::timeout(LONG, sender.send_request(request)).await.unwrap().unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, sender.send_request(request)).await.unwrap().unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
     let mut body = answer.into_body();
     let mut next = async || {
-        let frame = tokio::time::timeout(LONG, body.frame()).await.unwrap();
+        let frame = tokio::time::timeout(TEST_TIMEOUT, body.frame()).await.unwrap();
         frame.map(|frame| String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
     };
     // The first event is there while the server behind has not said the second.
     assert_eq!(next().await.as_deref(), Some(&*format!("{FIRST}\n")));
-    go_on.notify_one();
+    resume.notify_one();
     assert_eq!(next().await.as_deref(), Some(&*format!("{SECOND}\n")));
     assert_eq!(next().await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_may_change_to_another_protocol() {
-    let (behind, _, _dir) = start().await;
-    let mut sender = connect(&behind).await;
+async fn proxies_protocol_upgrades() {
+    let (test, _, _dir) = start().await;
+    let mut sender = connect(&test).await;
     let request = Request::get("/apis/wardle.example.com/v1/namespaces/n/flunders/f/exec")
         .header("host", "x")
         .header("connection", "Upgrade")
         .header("upgrade", "echo")
         .body(Empty::new())
         .unwrap();
-    let answer = tokio::time::timeout(LONG, sender.send_request(request)).await.unwrap().unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, sender.send_request(request)).await.unwrap().unwrap();
     assert_eq!(answer.status(), StatusCode::SWITCHING_PROTOCOLS);
     assert_eq!(answer.headers()["upgrade"], "echo");
     let mut stream = TokioIo::new(hyper::upgrade::on(answer).await.unwrap());
-    let talk = async {
+    let echo = async {
         for word in ["there", "and back"] {
             stream.write_all(word.as_bytes()).await.unwrap();
-            let mut heard = vec![0; word.len()];
-            stream.read_exact(&mut heard).await.unwrap();
-            assert_eq!(heard, word.as_bytes());
+            let mut received = vec![0; word.len()];
+            stream.read_exact(&mut received).await.unwrap();
+            assert_eq!(received, word.as_bytes());
         }
         stream.shutdown().await.unwrap();
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await.unwrap();
         assert!(rest.is_empty());
     };
-    tokio::time::timeout(LONG, talk).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, echo).await.unwrap();
 }

@@ -1,32 +1,36 @@
 //! What a verified token's claims mean: a user.
 
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
 use super::super::configuration::{Jwt, Prefixed};
-use super::expressions::{self, Programs};
+use super::expressions::{self, ClaimExpressions};
 use crate::access::User;
 
-pub fn user(jwt: &Jwt, programs: &Programs, claims: &Value) -> Result<User, String> {
+pub fn user_from_claims(
+    jwt: &Jwt,
+    claim_expressions: &ClaimExpressions,
+    claims: &Value,
+) -> Result<User, String> {
     let mappings = &jwt.claim_mappings;
-    let name = match &programs.username {
-        Some(program) => named(program, claims)?,
+    let name = match &claim_expressions.username {
+        Some(program) => username_from_expression(program, claims)?,
         None => username(&mappings.username, claims)?,
     };
     let mut user = User { name, ..User::default() };
-    user.groups = match &programs.groups {
-        Some(program) => expressions::texts(program, claims)
-            .map_err(|why| format!("oidc: error evaluating group claim expression: {why}"))?,
+    user.groups = match &claim_expressions.groups {
+        Some(program) => expressions::evaluate_strings(program, claims)
+            .map_err(|reason| format!("oidc: error evaluating group claim expression: {reason}"))?,
         None => groups(&mappings.groups, claims)?,
     };
-    if let Some(program) = &programs.uid {
-        user.uid = expressions::text(program, claims, "uid")
-            .map_err(|why| format!("oidc: error evaluating uid claim expression: {why}"))?;
+    if let Some(program) = &claim_expressions.uid {
+        user.uid = expressions::evaluate_string(program, claims, "uid")
+            .map_err(|reason| format!("oidc: error evaluating uid claim expression: {reason}"))?;
     } else if !mappings.uid.claim.is_empty() {
         let name = &mappings.uid.claim;
-        let uid =
-            text(claims, name).map_err(|why| format!("oidc: parse uid claim {}: {why}", quoted(name)))?;
+        let uid = text(claims, name)
+            .map_err(|reason| format!("oidc: parse uid claim {}: {reason}", quote(name)))?;
         user.uid = uid.to_owned();
     }
     if let Ok(id) = text(claims, "jti")
@@ -40,22 +44,22 @@ pub fn user(jwt: &Jwt, programs: &Programs, claims: &Value) -> Result<User, Stri
         if claims.get(claim).is_none() {
             return Err(format!("oidc: required claim {claim} not present in ID token"));
         }
-        let value = text(claims, claim).map_err(|why| format!("oidc: parse claim {claim}: {why}"))?;
+        let value = text(claims, claim).map_err(|reason| format!("oidc: parse claim {claim}: {reason}"))?;
         if value != rule.required_value {
-            let wanted = &rule.required_value;
+            let expected = &rule.required_value;
             return Err(format!(
-                "oidc: required claim {claim} value does not match. Got = {value}, want = {wanted}"
+                "oidc: required claim {claim} value does not match. Got = {value}, want = {expected}"
             ));
         }
     }
-    programs.judge(claims, &mut user)?;
+    claim_expressions.apply_rules(claims, &mut user)?;
     Ok(user)
 }
 
 /// A name by an expression, which nobody may go without.
-fn named(program: &cel::Program, claims: &Value) -> Result<String, String> {
-    let name = expressions::text(program, claims, "username")
-        .map_err(|why| format!("oidc: error evaluating username claim expression: {why}"))?;
+fn username_from_expression(program: &cel::Program, claims: &Value) -> Result<String, String> {
+    let name = expressions::evaluate_string(program, claims, "username")
+        .map_err(|reason| format!("oidc: error evaluating username claim expression: {reason}"))?;
     match name.is_empty() {
         true => Err("oidc: empty username via CEL expression is not allowed".to_owned()),
         false => Ok(name),
@@ -64,18 +68,18 @@ fn named(program: &cel::Program, claims: &Value) -> Result<String, String> {
 
 fn username(mapping: &Prefixed, claims: &Value) -> Result<String, String> {
     let claim = &mapping.claim;
-    let name =
-        text(claims, claim).map_err(|why| format!("oidc: parse username claims {}: {why}", quoted(claim)))?;
+    let name = text(claims, claim)
+        .map_err(|reason| format!("oidc: parse username claims {}: {reason}", quote(claim)))?;
     if name.is_empty() {
-        return Err(format!("oidc: username claim {} is empty", quoted(claim)));
+        return Err(format!("oidc: username claim {} is empty", quote(claim)));
     }
     if claim == "email" {
         match claims.get("email_verified") {
             None | Some(Value::Bool(true)) => {}
             Some(Value::Bool(false)) => return Err("oidc: email not verified".to_owned()),
             Some(other) => {
-                let why = wrong(other, "bool");
-                return Err(format!("oidc: parse 'email_verified' claim: {why}"));
+                let reason = type_error(other, "bool");
+                return Err(format!("oidc: parse 'email_verified' claim: {reason}"));
             }
         }
     }
@@ -88,7 +92,7 @@ fn groups(mapping: &Prefixed, claims: &Value) -> Result<Vec<String>, String> {
     let prefix = mapping.prefix.as_deref().unwrap_or("");
     let prefixed = |value: &Value| match value {
         Value::String(group) => Ok(format!("{prefix}{group}")),
-        other => Err(format!("oidc: parse groups claim {}: {}", quoted(claim), wrong(other, "string"))),
+        other => Err(format!("oidc: parse groups claim {}: {}", quote(claim), type_error(other, "string"))),
     };
     match claims.get(claim).filter(|_| !claim.is_empty()) {
         None | Some(Value::Null) => Ok(Vec::new()),
@@ -103,11 +107,11 @@ fn text<'a>(claims: &'a Value, name: &str) -> Result<&'a str, String> {
         Value::Null if claims.get(name).is_none() => Err("claim not present".to_owned()),
         // As Go reads it.
         Value::Null => Ok(""),
-        other => Err(wrong(other, "string")),
+        other => Err(type_error(other, "string")),
     }
 }
 
-fn wrong(value: &Value, wanted: &str) -> String {
+fn type_error(value: &Value, expected: &str) -> String {
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -116,5 +120,5 @@ fn wrong(value: &Value, wanted: &str) -> String {
         Value::Array(_) => "array",
         Value::Object(_) => "object",
     };
-    format!("json: cannot unmarshal {kind} into Go value of type {wanted}")
+    format!("json: cannot unmarshal {kind} into Go value of type {expected}")
 }

@@ -22,9 +22,9 @@ impl Provider {
         let keys = pki::token::Keys::load_or_create(&dir.path().join("keys")).unwrap();
         let served = Arc::new(StdMutex::new(keys.key_set().0));
         let key_set = served.clone();
-        let (webhook, ca) = webhook(dir.path(), move |asked| {
-            let url = format!("https://{}", asked.header("host").unwrap());
-            match asked.path.as_str() {
+        let (webhook, ca) = webhook(dir.path(), move |received| {
+            let url = format!("https://{}", received.header("host").unwrap());
+            match received.path.as_str() {
                 WELL_KNOWN => (200, json!({"issuer": url, "jwks_uri": format!("{url}/keys")})),
                 "/keys" => (200, serde_json::from_str(&key_set.lock().unwrap()).unwrap()),
                 _ => (404, json!({})),
@@ -58,21 +58,21 @@ impl Provider {
     }
 }
 
-async fn whose(issuer: &Issuer, token: &str) -> String {
-    match issuer.owner(token, Timestamp::now()).await {
+async fn authenticate(issuer: &Issuer, token: &str) -> String {
+    match issuer.authenticate_token(token, Timestamp::now()).await {
         Ok(None) => "nobody".to_owned(),
         Ok(Some(user)) => format!("{} {:?} {:?}", user.name, user.groups, user.uid),
-        Err(why) => why,
+        Err(reason) => reason,
     }
 }
 
 #[tokio::test]
-async fn claims_become_users() {
+async fn maps_claims_to_users() {
     let provider = Provider::start();
     let plain = provider.issuer(|_| {});
     let check = async |issuer: &Issuer, more: Value, expected: &str| {
         let token = provider.token(more.clone());
-        assert_eq!(whose(issuer, &token).await, expected, "{more}");
+        assert_eq!(authenticate(issuer, &token).await, expected, "{more}");
     };
     check(&plain, json!({}), "oidc:ann [] \"\"").await;
     check(&plain, json!({"groups": ["a", "b"]}), "oidc:ann [\"g:a\", \"g:b\"] \"\"").await;
@@ -96,7 +96,10 @@ async fn claims_become_users() {
     .await;
     check(&plain, json!({"iss": "https://other"}), "nobody").await;
     let later = plain
-        .owner(&provider.token(json!({"nbf": Timestamp::now().as_second() + 900})), Timestamp::now())
+        .authenticate_token(
+            &provider.token(json!({"nbf": Timestamp::now().as_second() + 900})),
+            Timestamp::now(),
+        )
         .await;
     assert!(later.unwrap_err().contains("before the nbf (not before) time"));
 
@@ -132,57 +135,63 @@ async fn claims_become_users() {
 }
 
 #[tokio::test]
-async fn only_the_issuers_signature_counts() {
+async fn rejects_tokens_signed_by_other_keys() {
     let provider = Provider::start();
     let issuer = provider.issuer(|_| {});
     let other = pki::token::Keys::load_or_create(&provider.dir.path().join("other")).unwrap();
-    let forged = other.sign(&provider.claims(json!({}))).unwrap();
-    let refused = "oidc: verify token: failed to verify signature: failed to verify id token signature";
-    assert_eq!(whose(&issuer, &forged).await, refused);
-    assert_eq!(whose(&issuer, &provider.token(json!({}))).await, "oidc:ann [] \"\"");
+    let other_token = other.sign(&provider.claims(json!({}))).unwrap();
+    let signature_error =
+        "oidc: verify token: failed to verify signature: failed to verify id token signature";
+    assert_eq!(authenticate(&issuer, &other_token).await, signature_error);
+    assert_eq!(authenticate(&issuer, &provider.token(json!({}))).await, "oidc:ann [] \"\"");
     for _ in 0..5 {
-        assert_eq!(whose(&issuer, &forged).await, refused);
+        assert_eq!(authenticate(&issuer, &other_token).await, signature_error);
     }
-    let asked: Vec<String> = provider.webhook.asked().into_iter().map(|asked| asked.path).collect();
-    assert_eq!(asked, [WELL_KNOWN, "/keys"], "strangers do not keep the issuer busy");
+    let received: Vec<String> =
+        provider.webhook.requests().into_iter().map(|received| received.path).collect();
+    assert_eq!(received, [WELL_KNOWN, "/keys"], "strangers do not keep the issuer busy");
     let strict = Issuer::new(issuer.jwt.clone(), algorithms(&[]).unwrap()).unwrap();
     assert_eq!(
-        whose(&strict, &provider.token(json!({}))).await,
+        authenticate(&strict, &provider.token(json!({}))).await,
         "oidc: verify token: oidc: id token signed with unsupported algorithm, expected [\"RS256\"] got \"ES256\""
     );
 }
 
 #[tokio::test]
-async fn new_keys_are_fetched() {
+async fn loads_rotated_keys() {
     let provider = Provider::start();
     let issuer = provider.issuer(|_| {});
-    assert_eq!(whose(&issuer, &provider.token(json!({}))).await, "oidc:ann [] \"\"");
+    assert_eq!(authenticate(&issuer, &provider.token(json!({}))).await, "oidc:ann [] \"\"");
     let new = pki::token::Keys::load_or_create(&provider.dir.path().join("new")).unwrap();
     *provider.served.lock().unwrap() = new.key_set().0;
     let token = new.sign(&provider.claims(json!({}))).unwrap();
-    assert!(whose(&issuer, &token).await.contains("failed to verify"), "too early to ask again");
-    issuer.fetching.lock().await.last = None;
-    assert_eq!(whose(&issuer, &token).await, "oidc:ann [] \"\"");
-    assert_eq!(provider.webhook.asked().len(), 3, "discovery is not repeated");
+    assert!(authenticate(&issuer, &token).await.contains("failed to verify"), "too early to ask again");
+    issuer.fetch_state.lock().await.last = None;
+    assert_eq!(authenticate(&issuer, &token).await, "oidc:ann [] \"\"");
+    assert_eq!(provider.webhook.requests().len(), 3, "discovery is not repeated");
 }
 
 #[tokio::test]
-async fn an_issuer_that_cannot_be_asked_lets_nobody_in() {
+async fn rejects_tokens_if_issuer_is_unreachable() {
     let provider = Provider::start();
-    let impostor = provider.issuer(|jwt| jwt.issuer.discovery_url = Some(format!("{}/lost", jwt.issuer.url)));
-    assert_eq!(whose(&impostor, &provider.token(json!({}))).await, "oidc: authenticator not initialized");
+    let invalid_issuer =
+        provider.issuer(|jwt| jwt.issuer.discovery_url = Some(format!("{}/lost", jwt.issuer.url)));
+    assert_eq!(
+        authenticate(&invalid_issuer, &provider.token(json!({}))).await,
+        "oidc: authenticator not initialized"
+    );
     let url = format!("{}{WELL_KNOWN}", provider.webhook.url());
     let other = provider.issuer(|jwt| {
         jwt.issuer.url = "https://other".to_owned();
         jwt.issuer.discovery_url = Some(url);
     });
     let token = provider.token(json!({"iss": "https://other"}));
-    assert_eq!(whose(&other, &token).await, "oidc: authenticator not initialized");
+    assert_eq!(authenticate(&other, &token).await, "oidc: authenticator not initialized");
     assert!(algorithms(&["HS256".to_owned()]).is_err());
 }
 
 #[tokio::test]
-async fn claims_become_users_by_expressions() {
+async fn maps_claims_with_cel_expressions() {
     let provider = Provider::start();
     let issuer = provider.issuer(|jwt| {
         let mappings = &mut jwt.claim_mappings;
@@ -206,11 +215,11 @@ async fn claims_become_users_by_expressions() {
         jwt.user_validation_rules = vec![rule];
     });
     let check = async |more: Value, expected: &str| {
-        let found = match issuer.owner(&provider.token(more.clone()), Timestamp::now()).await {
+        let found = match issuer.authenticate_token(&provider.token(more.clone()), Timestamp::now()).await {
             Ok(user) => user.map_or("nobody".to_owned(), |user| {
                 format!("{} {:?} {:?} {:?}", user.name, user.groups, user.uid, user.extra)
             }),
-            Err(why) => why,
+            Err(reason) => reason,
         };
         assert_eq!(found, expected, "{more}");
     };

@@ -2,7 +2,7 @@
 
 use expect_test::{Expect, expect};
 
-use super::{now, objects, rbac, user};
+use super::{objects, poll_now, rbac, user};
 use crate::rbac::{escalation, row};
 use crate::request::Target;
 
@@ -57,7 +57,7 @@ RoleBinding a missing of:^gone
 
 /// Lets `who` store an object, in place of `before` where that is not empty; `^name` is a change by name.
 #[track_caller]
-fn check(who: &str, before: &str, object: &str, expected: Expect) {
+fn check(subject: &str, before: &str, object: &str, expected: Expect) {
     let object = objects(object).remove(0);
     let before = if before.is_empty() { None } else { Some(objects(before).remove(0)) };
     let plural = format!("{}s", object["kind"].as_str().unwrap().to_ascii_lowercase());
@@ -66,7 +66,8 @@ fn check(who: &str, before: &str, object: &str, expected: Expect) {
     if before.is_some() {
         target.name = object["metadata"]["name"].as_str().unwrap().to_owned();
     }
-    let result = now(escalation::check(&rbac(POLICY), &user(who), &target, &object, before.as_ref()));
+    let result =
+        poll_now(escalation::check(&rbac(POLICY), &user(subject), &target, &object, before.as_ref()));
     let text = match result {
         Ok(()) => "may".to_owned(),
         Err(status) => format!("{} {}", status.code, status.message),
@@ -75,7 +76,7 @@ fn check(who: &str, before: &str, object: &str, expected: Expect) {
 }
 
 #[test]
-fn roles_hold_only_what_their_author_holds() {
+fn role_cannot_grant_more_than_its_author_has() {
     check("ann", "", "ClusterRole x\n  get: pods @ core\n", expect!["may"]);
     check("ann", "", "Role a x\n  get: pods @ core\n", expect!["may"]);
     check("bob readers", "", "Role a x\n  list: pods @ core\n", expect!["may"]);
@@ -197,7 +198,7 @@ fn roles_hold_only_what_their_author_holds() {
 }
 
 #[test]
-fn escalating_needs_its_verb() {
+fn escalate_verb_allows_any_rule() {
     check("esc", "", "Role a x\n  *: * @ *\n", expect!["may"]);
     check(
         "esc",
@@ -228,7 +229,7 @@ fn escalating_needs_its_verb() {
 }
 
 #[test]
-fn changing_a_role_needs_all_of_it() {
+fn role_update_checks_all_rules() {
     let big = "ClusterRole x\n  get: secrets @ core\n";
     check("ann", big, big, expect!["may"]);
     check("ann", big, "ClusterRole x\n  get: pods @ core\n", expect!["may"]);
@@ -243,7 +244,7 @@ fn changing_a_role_needs_all_of_it() {
 }
 
 #[test]
-fn aggregating_needs_everything() {
+fn aggregation_rule_requires_cluster_admin() {
     check(
         "ann",
         "",
@@ -264,7 +265,7 @@ fn aggregating_needs_everything() {
 }
 
 #[test]
-fn bindings_give_only_what_their_author_holds() {
+fn binding_cannot_grant_more_than_its_author_has() {
     check("ann", "", "ClusterRoleBinding x of:reader\n  User eve\n", expect!["may"]);
     check("ann", "", "RoleBinding a x of:^reader\n  User eve\n", expect!["may"]);
     check("ann", "", "RoleBinding a x of:^secrets\n  User ann\n", expect!["may"]);
@@ -326,7 +327,7 @@ fn bindings_give_only_what_their_author_holds() {
 }
 
 #[test]
-fn binding_needs_its_verb() {
+fn bind_verb_allows_binding_of_any_role() {
     check("bind", "", "ClusterRoleBinding x of:secrets\n  User bind\n", expect!["may"]);
     check("bind", "", "RoleBinding a x of:^secrets\n  User bind\n", expect!["may"]);
     check(
@@ -360,7 +361,7 @@ fn binding_needs_its_verb() {
 
 /// Lists that multiply to more than memory holds are refused, not multiplied out.
 #[test]
-fn huge_rules_are_refused_quickly() {
+fn rejects_huge_rules_without_expansion() {
     let many = |prefix: &str, separator: &str| {
         (0..3_000).map(|i| format!("{prefix}{i}")).collect::<Vec<_>>().join(separator)
     };
@@ -368,6 +369,6 @@ fn huge_rules_are_refused_quickly() {
     let object = objects(&text).remove(0);
     let target = Target::collection(row("clusterroles"), "");
     let rbac = rbac(POLICY);
-    assert!(now(escalation::check(&rbac, &user("ann"), &target, &object, None)).is_err());
-    assert!(now(escalation::check(&rbac, &user("root"), &target, &object, None)).is_ok());
+    assert!(poll_now(escalation::check(&rbac, &user("ann"), &target, &object, None)).is_err());
+    assert!(poll_now(escalation::check(&rbac, &user("root"), &target, &object, None)).is_ok());
 }

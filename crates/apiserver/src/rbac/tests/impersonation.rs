@@ -3,8 +3,8 @@
 use expect_test::{Expect, expect};
 use http::HeaderMap;
 
-use super::{now, rbac, user};
-use crate::access::{Asks, impersonate};
+use super::{poll_now, rbac, user};
+use crate::access::{RequestInfo, impersonate};
 use crate::rbac::row;
 use crate::request::Target;
 
@@ -29,16 +29,21 @@ ClusterRoleBinding agent
 
 /// What `who` is when they `verb` roles with these headers.
 #[track_caller]
-fn check(who: &str, verb: &'static str, headers: &[(&str, &str)], expected: Expect) {
+fn check(subject: &str, verb: &'static str, headers: &[(&str, &str)], expected: Expect) {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let name = format!("impersonate-{name}");
         map.append(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
     }
-    let mut user = user(who);
+    let mut user = user(subject);
     user.extra.insert("authentication.kubernetes.io/node-name".into(), vec!["n1".into()]);
     let target = Target::collection(row("roles"), "x");
-    let found = match now(impersonate(&rbac(POLICY), user, &map, &Asks::Resource(verb, &target, "", None))) {
+    let found = match poll_now(impersonate(
+        &rbac(POLICY),
+        user,
+        &map,
+        &RequestInfo::Resource(verb, &target, "", None),
+    )) {
         Ok(user) => format!("{} {:?} {} {:?}", user.name, user.groups, user.uid, user.extra),
         Err(status) => format!("{} {}", status.code, status.message),
     };
@@ -46,7 +51,7 @@ fn check(who: &str, verb: &'static str, headers: &[(&str, &str)], expected: Expe
 }
 
 #[test]
-fn masters_may_act_as_anybody() {
+fn admin_can_impersonate_any_user() {
     let ann = ("user", "ann");
     let root = "root system:masters";
     check(root, "list", &[ann], expect![[r#"ann ["system:authenticated"]  {}"#]]);
@@ -107,7 +112,7 @@ fn masters_may_act_as_anybody() {
 }
 
 #[test]
-fn others_need_permission_for_every_part() {
+fn impersonation_requires_permission_for_each_attribute() {
     let ann = ("user", "ann");
     check(
         "jo",
@@ -184,7 +189,7 @@ fn others_need_permission_for_every_part() {
 }
 
 #[test]
-fn constrained_users_act_as_others_only_in_what_they_may() {
+fn constrained_impersonation_checks_verb_and_target() {
     let ann = ("user", "ann");
     check("narrow", "list", &[ann], expect![[r#"ann ["system:authenticated"]  {}"#]]);
     check(

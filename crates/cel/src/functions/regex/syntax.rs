@@ -18,7 +18,7 @@ const MAX_SIZE: u64 = (128 << 20) / 40;
 
 const INVALID_ESCAPE: &str = "invalid escape sequence";
 const INVALID_REPEAT_SIZE: &str = "invalid repeat count";
-const LARGE: &str = "expression too large";
+const TOO_LARGE: &str = "expression too large";
 const NESTING_DEPTH: &str = "expression nests too deeply";
 
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -35,8 +35,8 @@ pub(super) fn parse(pattern: &str) -> Result<String, SyntaxError> {
         pattern,
         at: 0,
         groups: vec![Group::default()],
-        repeatable: false,
-        repeated: None,
+        has_operand: false,
+        last_repeat_start: None,
         out: String::new(),
     };
     match parser.run() {
@@ -45,7 +45,7 @@ pub(super) fn parse(pattern: &str) -> Result<String, SyntaxError> {
     }
 }
 
-type Failure<'p> = (&'static str, &'p str);
+type ParseFailure<'p> = (&'static str, &'p str);
 
 struct Parser<'p> {
     pattern: &'p str,
@@ -53,9 +53,9 @@ struct Parser<'p> {
     /// The groups that are open; the first is the whole pattern.
     groups: Vec<Group>,
     /// There is something before that can be repeated.
-    repeatable: bool,
+    has_operand: bool,
     /// Where the repetition just before begins.
-    repeated: Option<usize>,
+    last_repeat_start: Option<usize>,
     out: String,
 }
 
@@ -74,11 +74,11 @@ impl<'p> Parser<'p> {
         Some(next)
     }
 
-    fn since(&self, start: usize) -> &'p str {
+    fn text_since(&self, start: usize) -> &'p str {
         &self.pattern[start..self.at]
     }
 
-    fn run(&mut self) -> Result<(), Failure<'p>> {
+    fn run(&mut self) -> Result<(), ParseFailure<'p>> {
         while let Some(next) = self.peek() {
             let start = self.at;
             let mut repeated = None;
@@ -92,7 +92,7 @@ impl<'p> Parser<'p> {
                     self.next();
                     self.out.push('|');
                     self.top().end_branch();
-                    self.repeatable = false;
+                    self.has_operand = false;
                 }
                 '[' => {
                     self.class()?;
@@ -109,12 +109,12 @@ impl<'p> Parser<'p> {
                     self.repeat(start, None, if next == '*' { 2 } else { 1 })?;
                     repeated = Some(start);
                 }
-                '{' => match self.counts() {
+                '{' => match self.parse_repeat_count() {
                     Some((min, max)) => {
                         if min > MAX_REPEAT || max.is_some_and(|max| max > MAX_REPEAT || max < min) {
-                            return Err((INVALID_REPEAT_SIZE, self.since(start)));
+                            return Err((INVALID_REPEAT_SIZE, self.text_since(start)));
                         }
-                        self.out.push_str(self.since(start));
+                        self.out.push_str(self.text_since(start));
                         self.repeat(start, Some((min, max)), 0)?;
                         repeated = Some(start);
                     }
@@ -123,7 +123,7 @@ impl<'p> Parser<'p> {
                 '\\' => self.escaped()?,
                 _ => self.literal()?,
             }
-            self.repeated = repeated;
+            self.last_repeat_start = repeated;
         }
         if self.groups.len() > 1 {
             return Err(("missing closing )", self.pattern));
@@ -136,16 +136,16 @@ impl<'p> Parser<'p> {
         self.groups.last_mut().expect("the group of the whole pattern stays open")
     }
 
-    fn push(&mut self, node: Node) -> Result<(), Failure<'p>> {
+    fn push(&mut self, node: Node) -> Result<(), ParseFailure<'p>> {
         self.check_limits(&node)?;
         self.top().push(node);
-        self.repeatable = true;
+        self.has_operand = true;
         Ok(())
     }
 
-    fn check_limits(&self, node: &Node) -> Result<(), Failure<'p>> {
+    fn check_limits(&self, node: &Node) -> Result<(), ParseFailure<'p>> {
         if node.size > MAX_SIZE {
-            return Err((LARGE, self.pattern));
+            return Err((TOO_LARGE, self.pattern));
         }
         if node.height > MAX_HEIGHT {
             return Err((NESTING_DEPTH, self.pattern));
@@ -153,17 +153,17 @@ impl<'p> Parser<'p> {
         Ok(())
     }
 
-    fn literal(&mut self) -> Result<(), Failure<'p>> {
+    fn literal(&mut self) -> Result<(), ParseFailure<'p>> {
         let Some(next) = self.next() else { return Ok(()) };
         self.push_literal(next)
     }
 
-    fn push_literal(&mut self, literal: char) -> Result<(), Failure<'p>> {
+    fn push_literal(&mut self, literal: char) -> Result<(), ParseFailure<'p>> {
         push_escaped(&mut self.out, literal);
         self.push(Node::literal())
     }
 
-    fn close_group(&mut self) -> Result<(), Failure<'p>> {
+    fn close_group(&mut self) -> Result<(), ParseFailure<'p>> {
         if self.groups.len() == 1 {
             return Err(("unexpected )", self.pattern));
         }
@@ -178,39 +178,39 @@ impl<'p> Parser<'p> {
         start: usize,
         counts: Option<(u32, Option<u32>)>,
         extra: u64,
-    ) -> Result<(), Failure<'p>> {
+    ) -> Result<(), ParseFailure<'p>> {
         if self.peek() == Some('?') {
             self.next();
             self.out.push('?');
         }
-        if let Some(first) = self.repeated {
-            return Err(("invalid nested repetition operator", self.since(first)));
+        if let Some(first) = self.last_repeat_start {
+            return Err(("invalid nested repetition operator", self.text_since(first)));
         }
-        let node = match self.repeatable {
+        let node = match self.has_operand {
             true => self.top().pop(),
             false => None,
         };
         let Some(node) = node else {
-            return Err(("missing argument to repetition operator", self.since(start)));
+            return Err(("missing argument to repetition operator", self.text_since(start)));
         };
         let node = match counts {
-            None => node.repeated(extra),
-            Some((min, max)) => node.counted(min, max),
+            None => node.with_repeat_operator(extra),
+            Some((min, max)) => node.with_repeat_count(min, max),
         };
         self.check_limits(&node)?;
-        if node.repeats > MAX_REPEAT && counts.is_some_and(|(min, max)| min.max(max.unwrap_or(0)) >= 2) {
-            return Err((INVALID_REPEAT_SIZE, self.since(start)));
+        if node.repeat_count > MAX_REPEAT && counts.is_some_and(|(min, max)| min.max(max.unwrap_or(0)) >= 2) {
+            return Err((INVALID_REPEAT_SIZE, self.text_since(start)));
         }
         self.push(node)
     }
 
-    fn open_group(&mut self) -> Result<(), Failure<'p>> {
+    fn open_group(&mut self) -> Result<(), ParseFailure<'p>> {
         let start = self.at;
         self.next();
-        self.repeatable = false;
+        self.has_operand = false;
         if self.peek() != Some('?') {
             self.out.push_str("(?:");
-            self.groups.push(Group::capturing());
+            self.groups.push(Group::capture());
             return Ok(());
         }
         self.next();
@@ -223,10 +223,10 @@ impl<'p> Parser<'p> {
             let name = &self.rest()[begin.len()..end];
             self.at += end + 1;
             if name.is_empty() || !name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric()) {
-                return Err(("invalid named capture", self.since(start)));
+                return Err(("invalid named capture", self.text_since(start)));
             }
             self.out.push_str("(?:");
-            self.groups.push(Group::capturing());
+            self.groups.push(Group::capture());
             return Ok(());
         }
         let (mut negative, mut flags) = (false, false);
@@ -236,7 +236,7 @@ impl<'p> Parser<'p> {
                 '-' if !negative => (negative, flags) = (true, false),
                 ':' | ')' if !negative || flags => {
                     // `(?)` sets nothing, and the other syntax has no such group.
-                    if self.since(start) != "(?)" {
+                    if self.text_since(start) != "(?)" {
                         self.push_flags(start);
                     }
                     if next == ':' {
@@ -244,7 +244,7 @@ impl<'p> Parser<'p> {
                     }
                     return Ok(());
                 }
-                _ => return Err(("invalid or unsupported Perl syntax", self.since(start))),
+                _ => return Err(("invalid or unsupported Perl syntax", self.text_since(start))),
             }
         }
         Err(("invalid or unsupported Perl syntax", &self.pattern[start..]))
@@ -253,7 +253,7 @@ impl<'p> Parser<'p> {
     /// Writes a group of flags. Go lets a flag stand twice.
     fn push_flags(&mut self, start: usize) {
         let (mut on, mut off, mut negative) = (String::new(), String::new(), false);
-        for flag in self.since(start).chars().filter(|c| matches!(c, 'i' | 'm' | 's' | 'U' | '-')) {
+        for flag in self.text_since(start).chars().filter(|c| matches!(c, 'i' | 'm' | 's' | 'U' | '-')) {
             match flag {
                 '-' => negative = true,
                 // What is switched off stays off, wherever it stands.
@@ -265,12 +265,12 @@ impl<'p> Parser<'p> {
         let on: String = flags(&on).chars().filter(|flag| !off.contains(*flag)).collect();
         let off = flags(&off);
         let dash = if off.is_empty() { "" } else { "-" };
-        let end = if self.since(start).ends_with(':') { ':' } else { ')' };
+        let end = if self.text_since(start).ends_with(':') { ':' } else { ')' };
         let _ = write!(self.out, "(?{on}{dash}{off}{end}");
     }
 
     /// `{2}`, `{2,}` or `{2,4}`, past which this goes; anything else stands for itself.
-    fn counts(&mut self) -> Option<(u32, Option<u32>)> {
+    fn parse_repeat_count(&mut self) -> Option<(u32, Option<u32>)> {
         let (inner, _) = self.rest().strip_prefix('{')?.split_once('}')?;
         let number = |text: &str| {
             let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());

@@ -2,57 +2,58 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use client::{Connection, Feed};
+use client::{Connection, Watch};
 use http::{Request, Response};
 use serde_json::{Value as Json, json};
 
 use super::*;
 
 /// Answers like a server with these paths and no others.
-struct Served(Vec<(&'static str, Json)>);
+struct FakeServer(Vec<(&'static str, Json)>);
 
 #[async_trait]
-impl Connection for Served {
+impl Connection for FakeServer {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
         let path = request.uri().to_string();
         let (code, body) = match self.0.iter().find(|(known, _)| *known == path) {
             Some((_, body)) => (200, body.clone()),
-            None => (404, json!({"kind": "Status", "reason": "NotFound", "message": NO_PATH})),
+            None => (404, json!({"kind": "Status", "reason": "NotFound", "message": NOT_FOUND_MESSAGE})),
         };
         Ok(Response::builder().status(code).body(Bytes::from(body.to_string())).expect("a response"))
     }
 
-    async fn follow(&self, _: &str) -> Result<Box<dyn Feed>, Error> {
+    async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
         unreachable!("nothing is followed here")
     }
 
-    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+    fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
         None
     }
 }
 
 #[track_caller]
 fn check(served: Vec<(&'static str, Json)>, metric: Json, expected: Result<&str, &str>) {
-    let client = Client::new(Arc::new(Served(served)), "test");
+    let client = Client::new(Arc::new(FakeServer(served)), "test");
     let metric: MetricSpec = serde_json::from_value(metric).expect("a metric");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let shown = runtime.block_on(read(&client, "d", "app=web", &metric)).map(|reading| match reading {
-        Reading::Total(total) => format!("total {total}"),
-        Reading::Pods(pods) => {
-            let shown = |(name, sample): (&String, &Sample)| {
-                format!("{name} {} over {}s", sample.value, sample.window.as_secs())
-            };
-            pods.iter().map(shown).collect::<Vec<_>>().join(", ")
-        }
-    });
-    assert_eq!(shown, expected.map(str::to_owned).map_err(str::to_owned));
+    let rendered =
+        runtime.block_on(fetch_metric(&client, "d", "app=web", &metric)).map(|reading| match reading {
+            MetricValues::Total(total) => format!("total {total}"),
+            MetricValues::Pods(pods) => {
+                let rendered = |(name, sample): (&String, &PodMetric)| {
+                    format!("{name} {} over {}s", sample.value, sample.window.as_secs())
+                };
+                pods.iter().map(rendered).collect::<Vec<_>>().join(", ")
+            }
+        });
+    assert_eq!(rendered, expected.map(str::to_owned).map_err(str::to_owned));
 }
 
 const AT: &str = "2026-01-01T12:00:00Z";
 const TARGET: &str = "1";
 
 #[test]
-fn resource_metrics_are_sums_of_containers() {
+fn resource_metric_is_sum_of_container_usage() {
     let cpu = json!({"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization"}}});
     let path = "/apis/metrics.k8s.io/v1beta1/namespaces/d/pods?labelSelector=app%3Dweb";
     let container = |name: &str, cpu: &str| json!({"name": name, "usage": {"cpu": cpu, "memory": "1Ki"}});
@@ -75,7 +76,7 @@ fn resource_metrics_are_sums_of_containers() {
 }
 
 #[test]
-fn custom_metrics_are_asked_for_in_the_version_there_is() {
+fn requests_custom_metrics_in_served_version() {
     let group = ("/apis/custom.metrics.k8s.io", json!({"versions": [{"version": "v1beta1"}]}));
     let value = |name: &str, value: &str| json!({"describedObject": {"name": name}, "timestamp": AT, "window": 30, "value": value});
     let metric = json!({"name": "load", "selector": {"matchLabels": {"verb": "GET"}}});
@@ -106,7 +107,7 @@ fn custom_metrics_are_asked_for_in_the_version_there_is() {
 }
 
 #[test]
-fn external_metrics_are_added_up() {
+fn external_metric_is_sum_of_values() {
     let path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/d/queue";
     let value = |value: &str| json!({"metricName": "queue", "timestamp": AT, "value": value});
     let target = json!({"type": "Value", "value": TARGET});
@@ -119,8 +120,8 @@ fn external_metrics_are_added_up() {
 }
 
 #[test]
-fn durations_are_read_as_go_writes_them() {
-    let read = |text| go_duration(text).map(|duration| duration.as_millis());
+fn parse_go_duration_format() {
+    let read = |text| parse_go_duration(text).map(|duration| duration.as_millis());
     assert_eq!(read("30s"), Some(30_000));
     assert_eq!(read("1m30.5s"), Some(90_500));
     assert_eq!(read("1h0m0s"), Some(3_600_000));
@@ -130,15 +131,15 @@ fn durations_are_read_as_go_writes_them() {
 }
 
 #[test]
-fn selectors_go_into_queries() {
+fn encodes_selectors_in_query() {
     let selector =
         serde_json::from_value(serde_json::json!({"matchLabels": {"a": "b"}, "matchExpressions": [
         {"key": "c", "operator": "In", "values": ["d", "e"]}, {"key": "f", "operator": "DoesNotExist"}]}));
     let text = metric_selector(selector.ok().as_ref());
     assert_eq!(text, "a=b,c in (d,e),!f");
     assert_eq!(
-        query(&[("x", ""), ("labelSelector", &text)]),
+        encode_query(&[("x", ""), ("labelSelector", &text)]),
         "?labelSelector=a%3Db%2Cc%20in%20%28d%2Ce%29%2C%21f"
     );
-    assert_eq!(query(&[]), "");
+    assert_eq!(encode_query(&[]), "");
 }

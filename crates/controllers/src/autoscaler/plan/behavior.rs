@@ -3,97 +3,99 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscalerSpec};
 
-use super::{ABLE, Decision, LIMITED, fewest};
+use super::{Decision, SCALING_ALLOWED, SCALING_LIMITED, min_replicas};
 
 /// How long a smaller size must be enough before it is taken (upstream's default of
 /// `--horizontal-pod-autoscaler-downscale-stabilization`).
-const DOWNSCALE_WINDOW: i32 = 300;
+const DOWNSCALE_STABILIZATION_SECONDS: i32 = 300;
 /// The longest window and period the API allows.
-const LONGEST: SignedDuration = SignedDuration::from_secs(3600);
+const MAX_BEHAVIOR_PERIOD: SignedDuration = SignedDuration::from_secs(3600);
 
 /// What an autoscaler has wanted and done lately.
 #[derive(Debug, Default)]
 pub struct History {
     /// Sizes that metrics asked for.
-    wanted: Vec<(Timestamp, i32)>,
+    recommendations: Vec<(Timestamp, i32)>,
     /// By how much the target was changed, up and down.
-    added: Vec<(Timestamp, i32)>,
-    removed: Vec<(Timestamp, i32)>,
+    scale_up_events: Vec<(Timestamp, i32)>,
+    scale_down_events: Vec<(Timestamp, i32)>,
 }
 
 impl History {
     /// The size it had when it was first looked at counts as wanted, so that nothing shrinks at once.
-    pub(super) fn begin(&mut self, replicas: i32, now: Timestamp) {
-        if self.wanted.is_empty() {
-            self.wanted.push((now, replicas));
+    pub(super) fn record_initial(&mut self, replicas: i32, now: Timestamp) {
+        if self.recommendations.is_empty() {
+            self.recommendations.push((now, replicas));
         }
     }
 
-    pub(super) fn scaled(&mut self, from: i32, to: i32, now: Timestamp) {
+    pub(super) fn record_scale_event(&mut self, from: i32, to: i32, now: Timestamp) {
         match to > from {
-            true => self.added.push((now, to - from)),
-            false => self.removed.push((now, from - to)),
+            true => self.scale_up_events.push((now, to - from)),
+            false => self.scale_down_events.push((now, from - to)),
         }
     }
 
-    fn forget(&mut self, now: Timestamp) {
-        let is_recent = |(at, _): &(Timestamp, i32)| now.duration_since(*at) <= LONGEST;
-        self.wanted.retain(is_recent);
-        self.added.retain(is_recent);
-        self.removed.retain(is_recent);
+    fn remove_old_entries(&mut self, now: Timestamp) {
+        let is_recent = |(at, _): &(Timestamp, i32)| now.duration_since(*at) <= MAX_BEHAVIOR_PERIOD;
+        self.recommendations.retain(is_recent);
+        self.scale_up_events.retain(is_recent);
+        self.scale_down_events.retain(is_recent);
     }
 
     /// The size at the beginning of a period.
-    fn at_begin(&self, current: i32, period: i32, now: Timestamp) -> i32 {
+    fn replicas_at_period_start(&self, current: i32, period: i32, now: Timestamp) -> i32 {
         let sum = |changes: &[(Timestamp, i32)]| {
             let recent = changes.iter().filter(|(at, _)| now.duration_since(*at) < seconds(period));
             recent.fold(0_i32, |sum, (_, change)| sum.saturating_add(*change))
         };
-        current.saturating_sub(sum(&self.added)).saturating_add(sum(&self.removed))
+        current.saturating_sub(sum(&self.scale_up_events)).saturating_add(sum(&self.scale_down_events))
     }
 }
 
 /// The proposed size, brought within what is allowed by now.
-pub(super) fn within_limits(
+pub(super) fn normalize_desired_replicas(
     decision: &mut Decision,
     spec: &HorizontalPodAutoscalerSpec,
     history: &mut History,
     current: i32,
-    proposed: i32,
+    recommended: i32,
     now: Timestamp,
 ) -> i32 {
-    history.forget(now);
+    history.remove_old_entries(now);
     let rules = spec.behavior.as_ref().map(|behavior| {
-        let up = behavior.scale_up.clone().unwrap_or_else(default_up);
-        (up, behavior.scale_down.clone().unwrap_or_else(default_down))
+        let up = behavior.scale_up.clone().unwrap_or_else(default_scale_up_rules);
+        (up, behavior.scale_down.clone().unwrap_or_else(default_scale_down_rules))
     });
     let (stable, reason, message) = match &rules {
-        Some(rules) => stabilize(rules, history, current, proposed, now),
+        Some(rules) => stabilize(rules, history, current, recommended, now),
         None => {
-            let recent =
-                history.wanted.iter().filter(|(at, _)| now.duration_since(*at) <= seconds(DOWNSCALE_WINDOW));
-            let stable = recent.map(|(_, wanted)| *wanted).max().unwrap_or(proposed).max(proposed);
-            (stable, "ScaleDownStabilized", HIGHER)
+            let recent = history
+                .recommendations
+                .iter()
+                .filter(|(at, _)| now.duration_since(*at) <= seconds(DOWNSCALE_STABILIZATION_SECONDS));
+            let stable = recent.map(|(_, value)| *value).max().unwrap_or(recommended).max(recommended);
+            (stable, "ScaleDownStabilized", STABILIZE_DOWN_MESSAGE)
         }
     };
-    history.wanted.push((now, proposed));
-    if stable == proposed {
+    history.recommendations.push((now, recommended));
+    if stable == recommended {
         let message = "recommended size matches current size";
-        decision.set(ABLE, true, "ReadyForNewScale", message.to_owned(), now);
+        decision.set_condition(SCALING_ALLOWED, true, "ReadyForNewScale", message.to_owned(), now);
     } else {
-        decision.set(ABLE, true, reason, message.to_owned(), now);
+        decision.set_condition(SCALING_ALLOWED, true, reason, message.to_owned(), now);
     }
     let (desired, reason, message) = match &rules {
-        Some(rules) => limit_rate(rules, spec, history, current, stable, now),
-        None => limit(spec, current, stable),
+        Some(rules) => apply_behavior_limits(rules, spec, history, current, stable, now),
+        None => apply_default_limits(spec, current, stable),
     };
-    decision.set(LIMITED, desired != stable, reason, message.to_owned(), now);
+    decision.set_condition(SCALING_LIMITED, desired != stable, reason, message.to_owned(), now);
     desired
 }
 
-const HIGHER: &str =
+const STABILIZE_DOWN_MESSAGE: &str =
     "recent recommendations were higher than current one, applying the highest recent recommendation";
-const LOWER: &str =
+const STABILIZE_UP_MESSAGE: &str =
     "recent recommendations were lower than current one, applying the lowest recent recommendation";
 
 /// Nothing changes before all wishes of its window agree with it.
@@ -101,55 +103,55 @@ fn stabilize(
     (up, down): &(HPAScalingRules, HPAScalingRules),
     history: &History,
     current: i32,
-    proposed: i32,
+    recommended: i32,
     now: Timestamp,
 ) -> (i32, &'static str, &'static str) {
     let recent = |window: i32| {
         let is_recent = move |(at, _): &&(Timestamp, i32)| now.duration_since(*at) < seconds(window);
-        history.wanted.iter().filter(is_recent).map(|(_, wanted)| *wanted).chain([proposed])
+        history.recommendations.iter().filter(is_recent).map(|(_, value)| *value).chain([recommended])
     };
-    let lowest = recent(up.stabilization_window_seconds.unwrap_or(0)).min().unwrap_or(proposed);
-    let window = down.stabilization_window_seconds.unwrap_or(DOWNSCALE_WINDOW);
-    let highest = recent(window).max().unwrap_or(proposed);
-    let stable = current.max(lowest).min(highest);
-    match proposed >= current {
-        true => (stable, "ScaleUpStabilized", LOWER),
-        false => (stable, "ScaleDownStabilized", HIGHER),
+    let min_recent = recent(up.stabilization_window_seconds.unwrap_or(0)).min().unwrap_or(recommended);
+    let window = down.stabilization_window_seconds.unwrap_or(DOWNSCALE_STABILIZATION_SECONDS);
+    let max_recent = recent(window).max().unwrap_or(recommended);
+    let stable = current.max(min_recent).min(max_recent);
+    match recommended >= current {
+        true => (stable, "ScaleUpStabilized", STABILIZE_UP_MESSAGE),
+        false => (stable, "ScaleDownStabilized", STABILIZE_DOWN_MESSAGE),
     }
 }
 
-const WITHIN: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
-const TOO_FEW: (&str, &str) =
+const WITHIN_RANGE: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
+const BELOW_MIN_REPLICAS: (&str, &str) =
     ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
-const TOO_MANY: (&str, &str) =
+const ABOVE_MAX_REPLICAS: (&str, &str) =
     ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
-const TOO_FAST: (&str, &str) =
+const SCALE_UP_LIMIT: (&str, &str) =
     ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate");
-const TOO_FAST_DOWN: (&str, &str) =
+const SCALE_DOWN_LIMIT: (&str, &str) =
     ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
 
 /// Without rules: at most twice as many, or four.
-fn limit(
+fn apply_default_limits(
     spec: &HorizontalPodAutoscalerSpec,
     current: i32,
     desired: i32,
 ) -> (i32, &'static str, &'static str) {
-    let fastest = current.saturating_mul(2).max(4);
-    let (most, why) = match spec.max_replicas > fastest {
-        true => (fastest, TOO_FAST),
-        false => (spec.max_replicas, TOO_MANY),
+    let rate_limit = current.saturating_mul(2).max(4);
+    let (max_allowed, reason_message) = match spec.max_replicas > rate_limit {
+        true => (rate_limit, SCALE_UP_LIMIT),
+        false => (spec.max_replicas, ABOVE_MAX_REPLICAS),
     };
-    let (desired, (reason, message)) = if desired < fewest(spec) {
-        (fewest(spec), TOO_FEW)
-    } else if desired > most {
-        (most, why)
+    let (desired, (reason, message)) = if desired < min_replicas(spec) {
+        (min_replicas(spec), BELOW_MIN_REPLICAS)
+    } else if desired > max_allowed {
+        (max_allowed, reason_message)
     } else {
-        (desired, WITHIN)
+        (desired, WITHIN_RANGE)
     };
     (desired, reason, message)
 }
 
-fn limit_rate(
+fn apply_behavior_limits(
     (up, down): &(HPAScalingRules, HPAScalingRules),
     spec: &HorizontalPodAutoscalerSpec,
     history: &History,
@@ -158,53 +160,57 @@ fn limit_rate(
     now: Timestamp,
 ) -> (i32, &'static str, &'static str) {
     let (desired, (reason, message)) = if desired > current {
-        let fastest = bound(up, history, current, now, grown, i32::max, i32::min).max(current);
-        let (most, why) = match spec.max_replicas > fastest {
-            true => (fastest, TOO_FAST),
-            false => (spec.max_replicas, TOO_MANY),
+        let rate_limit =
+            policy_limit(up, history, current, now, scale_up_by_policy, i32::max, i32::min).max(current);
+        let (max_allowed, reason_message) = match spec.max_replicas > rate_limit {
+            true => (rate_limit, SCALE_UP_LIMIT),
+            false => (spec.max_replicas, ABOVE_MAX_REPLICAS),
         };
-        if desired > most { (most, why) } else { (desired, WITHIN) }
+        if desired > max_allowed { (max_allowed, reason_message) } else { (desired, WITHIN_RANGE) }
     } else if desired < current {
-        let fastest = bound(down, history, current, now, shrunk, i32::min, i32::max).min(current);
-        let (least, why) = match fewest(spec) < fastest {
-            true => (fastest, TOO_FAST_DOWN),
-            false => (fewest(spec), TOO_FEW),
+        let rate_limit =
+            policy_limit(down, history, current, now, scale_down_by_policy, i32::min, i32::max).min(current);
+        let (min_allowed, reason_message) = match min_replicas(spec) < rate_limit {
+            true => (rate_limit, SCALE_DOWN_LIMIT),
+            false => (min_replicas(spec), BELOW_MIN_REPLICAS),
         };
-        if desired < least { (least, why) } else { (desired, WITHIN) }
+        if desired < min_allowed { (min_allowed, reason_message) } else { (desired, WITHIN_RANGE) }
     } else {
-        (desired, WITHIN)
+        (desired, WITHIN_RANGE)
     };
     (desired, reason, message)
 }
 
 /// The farthest size that the policies allow, by the one of them that counts.
-fn bound(
+fn policy_limit(
     rules: &HPAScalingRules,
     history: &History,
     current: i32,
     now: Timestamp,
-    moved: fn(&HPAScalingPolicy, i32) -> i32,
-    farthest: fn(i32, i32) -> i32,
-    nearest: fn(i32, i32) -> i32,
+    apply_policy: fn(&HPAScalingPolicy, i32) -> i32,
+    select_max: fn(i32, i32) -> i32,
+    select_min: fn(i32, i32) -> i32,
 ) -> i32 {
     let pick = match rules.select_policy.as_deref() {
         Some("Disabled") => return current,
-        Some("Min") => nearest,
-        _ => farthest,
+        Some("Min") => select_min,
+        _ => select_max,
     };
     let policies = rules.policies.iter().flatten();
-    let bounds = policies.map(|policy| moved(policy, history.at_begin(current, policy.period_seconds, now)));
+    let bounds = policies.map(|policy| {
+        apply_policy(policy, history.replicas_at_period_start(current, policy.period_seconds, now))
+    });
     bounds.reduce(pick).unwrap_or(current)
 }
 
-fn grown(policy: &HPAScalingPolicy, from: i32) -> i32 {
+fn scale_up_by_policy(policy: &HPAScalingPolicy, from: i32) -> i32 {
     match policy.type_.as_str() {
         "Percent" => (f64::from(from) * (1.0 + f64::from(policy.value) / 100.0)).ceil() as i32,
         _ => from.saturating_add(policy.value),
     }
 }
 
-fn shrunk(policy: &HPAScalingPolicy, from: i32) -> i32 {
+fn scale_down_by_policy(policy: &HPAScalingPolicy, from: i32) -> i32 {
     match policy.type_.as_str() {
         "Percent" => (f64::from(from) * (1.0 - f64::from(policy.value) / 100.0)) as i32,
         _ => from.saturating_sub(policy.value),
@@ -212,7 +218,7 @@ fn shrunk(policy: &HPAScalingPolicy, from: i32) -> i32 {
 }
 
 /// What the API fills in where a rule is left out.
-fn default_up() -> HPAScalingRules {
+fn default_scale_up_rules() -> HPAScalingRules {
     let policy = |type_: &str, value| HPAScalingPolicy { type_: type_.to_owned(), value, period_seconds: 15 };
     HPAScalingRules {
         policies: Some(vec![policy("Pods", 4), policy("Percent", 100)]),
@@ -222,9 +228,13 @@ fn default_up() -> HPAScalingRules {
     }
 }
 
-fn default_down() -> HPAScalingRules {
+fn default_scale_down_rules() -> HPAScalingRules {
     let all = HPAScalingPolicy { type_: "Percent".to_owned(), value: 100, period_seconds: 15 };
-    HPAScalingRules { policies: Some(vec![all]), stabilization_window_seconds: None, ..default_up() }
+    HPAScalingRules {
+        policies: Some(vec![all]),
+        stabilization_window_seconds: None,
+        ..default_scale_up_rules()
+    }
 }
 
 fn seconds(seconds: i32) -> SignedDuration {

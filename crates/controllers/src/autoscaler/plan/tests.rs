@@ -24,7 +24,7 @@ fn cpu(percent: i32) -> Value {
 
 /// `name word...`: `use=MILLI` (without one, it tells nothing), `pending`, `failed`, `unready`, `new` (started
 /// just now).
-fn pods(text: &str) -> (Vec<Arc<Pod>>, BTreeMap<String, Sample>) {
+fn pods(text: &str) -> (Vec<Arc<Pod>>, BTreeMap<String, PodMetric>) {
     let (mut pods, mut samples) = (Vec::new(), BTreeMap::new());
     for text in text.split('|').filter(|text| !text.trim().is_empty()) {
         let mut words = text.split_whitespace();
@@ -37,7 +37,7 @@ fn pods(text: &str) -> (Vec<Arc<Pod>>, BTreeMap<String, Sample>) {
             match word.split_once('=') {
                 Some(("use", milli)) => {
                     let value = milli.parse().expect("a number");
-                    let sample = Sample { value, at: now(), window: SignedDuration::from_secs(30) };
+                    let sample = PodMetric { value, at: now(), window: SignedDuration::from_secs(30) };
                     samples.insert(name.to_owned(), sample);
                 }
                 None if word == "pending" => value["status"]["phase"] = json!("Pending"),
@@ -59,7 +59,7 @@ struct Case {
     hpa: HorizontalPodAutoscaler,
     replicas: i32,
     pods: Vec<Arc<Pod>>,
-    readings: Vec<Result<Reading, String>>,
+    metric_values: Vec<Result<MetricValues, String>>,
     history: History,
     at: Timestamp,
 }
@@ -67,28 +67,29 @@ struct Case {
 impl Case {
     fn new(spec: Value, replicas: i32, text: &str) -> Case {
         let (pods, samples) = pods(text);
-        let readings = vec![Ok(Reading::Pods(samples))];
-        Case { hpa: autoscaler(spec), replicas, pods, readings, history: History::default(), at: now() }
+        let metric_values = vec![Ok(MetricValues::Pods(samples))];
+        Case { hpa: autoscaler(spec), replicas, pods, metric_values, history: History::default(), at: now() }
     }
 
     fn total(spec: Value, replicas: i32, total: i64) -> Case {
         let text: Vec<String> = (0..replicas).map(|i| format!("p{i} use=1")).collect();
         let mut case = Case::new(spec, replicas, &text.join("|"));
-        case.readings = vec![Ok(Reading::Total(total))];
+        case.metric_values = vec![Ok(MetricValues::Total(total))];
         case
     }
 
     fn step(&mut self) -> Decision {
-        let target = Target {
+        let target = ScaleTarget {
             replicas: self.replicas,
             running: self.replicas,
             selector: "app=web",
             pods: Ok(self.pods.clone()),
             autoscalers: vec![Key::new("d", "web")],
         };
-        let mut decision = decide(&self.hpa, &target, self.readings.clone(), &mut self.history, self.at);
+        let mut decision =
+            compute_decision(&self.hpa, &target, self.metric_values.clone(), &mut self.history, self.at);
         if let Some(rescale) = decision.rescale.clone() {
-            decision.scaled(&self.hpa, &rescale, Ok(()), &mut self.history, self.at);
+            decision.record_rescale(&self.hpa, &rescale, Ok(()), &mut self.history, self.at);
             self.replicas = rescale.to;
         }
         self.hpa.status = Some(decision.status.clone());
@@ -99,10 +100,10 @@ impl Case {
 #[track_caller]
 fn check(case: &mut Case, expected: Expect) {
     let decision = case.step();
-    let mut told = format!("desired={}\n", decision.status.desired_replicas);
+    let mut output = format!("desired={}\n", decision.status.desired_replicas);
     for condition in decision.status.conditions.iter().flatten() {
         let reason = condition.reason.as_deref().unwrap_or_default();
-        told += &format!(
+        output += &format!(
             "{}={} {reason}: {}\n",
             condition.type_,
             condition.status,
@@ -110,17 +111,17 @@ fn check(case: &mut Case, expected: Expect) {
         );
     }
     for metric in decision.status.current_metrics.iter().flatten() {
-        told += &format!("metric {}\n", serde_json::to_string(metric).expect("a metric"));
+        output += &format!("metric {}\n", serde_json::to_string(metric).expect("a metric"));
     }
-    for (severity, reason, message) in &decision.told {
-        told += &format!("{} {reason} {message}\n", severity.as_str());
+    for (severity, reason, message) in &decision.events {
+        output += &format!("{} {reason} {message}\n", severity.as_str());
     }
-    expected.assert_eq(&told);
+    expected.assert_eq(&output);
 }
 
 /// The size the metrics ask for, without rules about how fast.
 #[track_caller]
-fn size(spec: Value, replicas: i32, text: &str, expected: i32) {
+fn check_desired_replicas(spec: Value, replicas: i32, text: &str, expected: i32) {
     let mut spec = spec;
     let fast = json!({"policies": [{"type": "Percent", "value": 1000, "periodSeconds": 1}], "stabilizationWindowSeconds": 0});
     spec["behavior"] = json!({"scaleUp": fast, "scaleDown": fast});
@@ -128,31 +129,31 @@ fn size(spec: Value, replicas: i32, text: &str, expected: i32) {
 }
 
 #[test]
-fn use_relative_to_requests_decides() {
+fn replicas_follow_utilization_of_requests() {
     let three = |milli: i32| format!("a use={milli} | b use={milli} | c use={milli}");
-    size(cpu(50), 3, &three(50), 3);
-    size(cpu(50), 3, &three(100), 6);
-    size(cpu(50), 3, &three(20), 2);
+    check_desired_replicas(cpu(50), 3, &three(50), 3);
+    check_desired_replicas(cpu(50), 3, &three(100), 6);
+    check_desired_replicas(cpu(50), 3, &three(20), 2);
     // Within the tolerance.
-    size(cpu(50), 3, &three(54), 3);
-    size(cpu(50), 3, &three(46), 3);
+    check_desired_replicas(cpu(50), 3, &three(54), 3);
+    check_desired_replicas(cpu(50), 3, &three(46), 3);
     // A failed pod does not count, a pending one damps growth.
-    size(cpu(50), 3, "a use=100 | b use=100 | c failed use=900", 4);
-    size(cpu(50), 3, "a use=100 | b use=100 | c pending", 4);
-    size(cpu(50), 3, "a use=100 | b use=100 | c unready new use=900", 4);
+    check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c failed use=900", 4);
+    check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c pending", 4);
+    check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c unready new use=900", 4);
     // One that tells nothing counts as idle when growing and as busy when shrinking.
-    size(cpu(50), 3, "a use=100 | b use=100 | c", 4);
-    size(cpu(50), 3, "a use=10 | b use=10 | c", 3);
-    size(cpu(50), 4, "a use=10 | b use=10 | c use=10 | d", 3);
+    check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c", 4);
+    check_desired_replicas(cpu(50), 3, "a use=10 | b use=10 | c", 3);
+    check_desired_replicas(cpu(50), 4, "a use=10 | b use=10 | c use=10 | d", 3);
     // Values instead of shares.
     let target = json!({"type": "AverageValue", "averageValue": "40m"});
     let average = json!({"metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}]});
-    size(average.clone(), 3, &three(80), 6);
-    size(average, 3, "a use=80 | b use=80 | c", 4);
+    check_desired_replicas(average.clone(), 3, &three(80), 6);
+    check_desired_replicas(average, 3, "a use=80 | b use=80 | c", 4);
 }
 
 #[test]
-fn totals_decide() {
+fn replicas_follow_object_and_external_metrics() {
     let metric = json!({"name": "queue"});
     let external = |target: Value| json!({"metrics": [{"type": "External", "external": {"metric": metric, "target": target}}]});
     let check = |spec: Value, replicas, total, expected| {
@@ -171,7 +172,7 @@ fn totals_decide() {
 }
 
 #[test]
-fn what_is_said_of_a_rescale() {
+fn status_and_events_after_successful_rescale() {
     check(
         &mut Case::new(cpu(50), 2, "a use=100 | b use=100"),
         expect![[r#"
@@ -186,9 +187,9 @@ fn what_is_said_of_a_rescale() {
 }
 
 #[test]
-fn what_is_said_of_metrics_that_fail() {
+fn status_and_events_after_metric_failure() {
     let mut case = Case::new(cpu(50), 1, "a");
-    case.readings = vec![Err("unable to fetch metrics from resource metrics API: the server could not find the requested resource (get pods.metrics.k8s.io)".to_owned())];
+    case.metric_values = vec![Err("unable to fetch metrics from resource metrics API: the server could not find the requested resource (get pods.metrics.k8s.io)".to_owned())];
     check(
         &mut case,
         expect![[r#"
@@ -203,7 +204,7 @@ fn what_is_said_of_metrics_that_fail() {
 }
 
 #[test]
-fn sizes_outside_of_the_limits_are_corrected_without_metrics() {
+fn replicas_outside_limits_are_corrected_without_metrics() {
     let mut spec = cpu(50);
     (spec["minReplicas"], spec["maxReplicas"]) = (json!(2), json!(4));
     check(
@@ -233,7 +234,7 @@ fn sizes_outside_of_the_limits_are_corrected_without_metrics() {
 }
 
 #[test]
-fn shrinking_waits_for_its_window() {
+fn scale_down_waits_for_stabilization_window() {
     let mut case = Case::new(cpu(50), 4, "a use=10 | b use=10 | c use=10 | d use=10");
     assert_eq!(case.step().status.desired_replicas, 4);
     case.at = now() + SignedDuration::from_secs(299);
@@ -243,7 +244,7 @@ fn shrinking_waits_for_its_window() {
 }
 
 #[test]
-fn growth_keeps_to_its_policies() {
+fn scale_up_respects_policies() {
     let mut spec = cpu(50);
     spec["behavior"] = json!({"scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max",
         "policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}});
@@ -257,17 +258,18 @@ fn growth_keeps_to_its_policies() {
 }
 
 #[test]
-fn pods_of_two_autoscalers_are_nobodys() {
+fn rejects_pods_selected_by_multiple_autoscalers() {
     let mut case = Case::new(cpu(50), 1, "a use=100");
-    let target = Target {
+    let target = ScaleTarget {
         replicas: 1,
         running: 1,
         selector: "app=web",
         pods: Ok(case.pods.clone()),
         autoscalers: vec![Key::new("d", "other"), Key::new("d", "web")],
     };
-    let decision = decide(&case.hpa, &target, case.readings.clone(), &mut case.history, now());
-    let condition = decision.status.conditions.iter().flatten().find(|condition| condition.type_ == ACTIVE);
+    let decision = compute_decision(&case.hpa, &target, case.metric_values.clone(), &mut case.history, now());
+    let condition =
+        decision.status.conditions.iter().flatten().find(|condition| condition.type_ == SCALING_ACTIVE);
     let message = condition.and_then(|condition| condition.message.as_deref());
     assert_eq!(message, Some("pods by selector app=web are controlled by multiple HPAs: [d/other d/web]"));
 }
@@ -275,7 +277,7 @@ fn pods_of_two_autoscalers_are_nobodys() {
 proptest! {
     /// Whatever metrics say, the size stays within its limits, and steady metrics lead to a steady size.
     #[test]
-    fn sizes_stay_within_limits_and_settle(
+    fn replicas_stay_within_limits_and_stabilize(
         least in 1..5_i32, span in 0..20_i32, replicas in 0..40_i32,
         usage in prop::collection::vec(prop::option::of(0..5_000_i64), 0..12), target in 1..200_i32, with_rules: bool,
     ) {

@@ -9,22 +9,22 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use reconcile::Object as _;
 
-use super::Sample;
-use super::replicas::{World, milli};
+use super::PodMetric;
+use super::replicas::{ReplicaCalculator, milli};
 use crate::pod;
 
 /// How long after its start a pod's CPU use may be that of starting (upstream's default of
 /// `--horizontal-pod-autoscaler-cpu-initialization-period`).
-const CPU_INITIALIZATION: SignedDuration = SignedDuration::from_mins(5);
+const CPU_INITIALIZATION_PERIOD: SignedDuration = SignedDuration::from_mins(5);
 /// How long after its start a pod that is not ready was never ready (`…-initial-readiness-delay`).
-const INITIAL_READINESS: SignedDuration = SignedDuration::from_secs(30);
+const INITIAL_READINESS_DELAY: SignedDuration = SignedDuration::from_secs(30);
 /// How far the use may be off the target before anything is done (`…-tolerance`).
-const TOLERANCE: f64 = 0.1;
+const DEFAULT_TOLERANCE: f64 = 0.1;
 
-impl World<'_> {
+impl ReplicaCalculator<'_> {
     /// For a total that shrinks as there are more pods.
-    pub fn of_total(&self, total: i64, wanted: i64) -> Result<(i32, i64), String> {
-        let (ratio, current) = (total as f64 / wanted as f64, self.target.replicas);
+    pub fn total_replicas(&self, total: i64, target_value: i64) -> Result<(i32, i64), String> {
+        let (ratio, current) = (total as f64 / target_value as f64, self.target.replicas);
         if current != 0 && self.tolerates(ratio) {
             return Ok((current, total));
         }
@@ -32,8 +32,8 @@ impl World<'_> {
             return Ok((ratio.ceil() as i32, total));
         }
         if self.pods.is_empty() {
-            let why = "no pods returned by selector while calculating replica count";
-            return Err(format!("unable to calculate ready pods: {why}"));
+            let reason = "no pods returned by selector while calculating replica count";
+            return Err(format!("unable to calculate ready pods: {reason}"));
         }
         let is_ready = |pod: &&Arc<Pod>| pod::phase(pod) == "Running" && pod::is_ready(pod);
         let ready = self.pods.iter().filter(is_ready).count();
@@ -41,47 +41,48 @@ impl World<'_> {
     }
 
     /// For a total of which each pod takes a share.
-    pub fn of_total_per_pod(&self, total: i64, wanted: i64) -> (i32, i64) {
+    pub fn total_per_pod_replicas(&self, total: i64, target_value: i64) -> (i32, i64) {
         let running = self.target.running;
-        let ratio = total as f64 / (wanted as f64 * f64::from(running));
+        let ratio = total as f64 / (target_value as f64 * f64::from(running));
         let replicas = match self.tolerates(ratio) {
             true => running,
-            false => (total as f64 / wanted as f64).ceil() as i32,
+            false => (total as f64 / target_value as f64).ceil() as i32,
         };
         (replicas, (total as f64 / f64::from(running)).ceil() as i64)
     }
 
     /// For amounts per pod: the size, and what a pod uses on average.
-    pub fn plain(
+    pub fn raw_resource_replicas(
         &self,
-        samples: BTreeMap<String, Sample>,
-        wanted: i64,
+        samples: BTreeMap<String, PodMetric>,
+        target_value: i64,
         resource: &str,
     ) -> Result<(i32, i64), String> {
-        let groups = self.group(samples, resource)?;
+        let groups = self.group_pods(samples, resource)?;
         let usage_of = |values: &BTreeMap<String, i64>| {
             let total: i128 = values.values().map(|value| i128::from(*value)).sum();
             let usage = total / values.len().max(1) as i128;
-            (usage as f64 / wanted as f64, i64::try_from(usage).unwrap_or(i64::MAX))
+            (usage as f64 / target_value as f64, i64::try_from(usage).unwrap_or(i64::MAX))
         };
         let (ratio, usage) = usage_of(&groups.values);
-        let replicas = self.weigh(&groups, ratio, |_| wanted, |values| Ok(usage_of(values).0))?;
+        let replicas =
+            self.replicas_for_usage_ratio(&groups, ratio, |_| target_value, |values| Ok(usage_of(values).0))?;
         Ok((replicas, usage))
     }
 
     /// For shares of what pods request: the size, the share in percent, and what a pod uses on average.
-    pub fn utilization(
+    pub fn resource_utilization_replicas(
         &self,
-        samples: BTreeMap<String, Sample>,
-        wanted: i32,
+        samples: BTreeMap<String, PodMetric>,
+        target_value: i32,
         resource: &str,
         container: Option<&str>,
     ) -> Result<(i32, i32, i64), String> {
-        let groups = self.group(samples, resource)?;
+        let groups = self.group_pods(samples, resource)?;
         let requests: BTreeMap<&str, i64> = self
             .pods
             .iter()
-            .map(|pod| request(pod, resource, container).map(|request| (pod.name(), request)))
+            .map(|pod| resource_request(pod, resource, container).map(|request| (pod.name(), request)))
             .collect::<Result<_, String>>()?;
         let share_of = |values: &BTreeMap<String, i64>| {
             let (mut used, mut requested, mut count) = (0_i128, 0_i128, 0_i128);
@@ -97,28 +98,28 @@ impl World<'_> {
             }
             let percent = i32::try_from(used * 100 / requested).unwrap_or(i32::MAX);
             let average = i64::try_from(used / count).unwrap_or(i64::MAX);
-            Ok((f64::from(percent) / f64::from(wanted), percent, average))
+            Ok((f64::from(percent) / f64::from(target_value), percent, average))
         };
         let (ratio, percent, average) = share_of(&groups.values)?;
         // Pods that tell nothing are taken to use all they request before any pod is taken away.
-        let all = i128::from(wanted.max(100));
+        let all = i128::from(target_value.max(100));
         let fallback = |name: &str| {
             let request = requests.get(name).copied().unwrap_or(0);
             i64::try_from(i128::from(request) * all / 100).unwrap_or(i64::MAX)
         };
-        let again = |values: &BTreeMap<String, i64>| share_of(values).map(|(ratio, ..)| ratio);
-        let replicas = self.weigh(&groups, ratio, fallback, again)?;
+        let compute_ratio = |values: &BTreeMap<String, i64>| share_of(values).map(|(ratio, ..)| ratio);
+        let replicas = self.replicas_for_usage_ratio(&groups, ratio, fallback, compute_ratio)?;
         Ok((replicas, percent, average))
     }
 
     /// The size by the ratio of use to target. Pods that tell nothing, or not yet, count so that they damp the
     /// change and never turn it round.
-    fn weigh(
+    fn replicas_for_usage_ratio(
         &self,
-        groups: &Groups,
+        groups: &PodGroups,
         ratio: f64,
         fallback: impl Fn(&str) -> i64,
-        again: impl Fn(&BTreeMap<String, i64>) -> Result<f64, String>,
+        compute_ratio: impl Fn(&BTreeMap<String, i64>) -> Result<f64, String>,
     ) -> Result<i32, String> {
         let current = self.target.replicas;
         let grow_over_unready = !groups.unready.is_empty() && ratio > 1.0;
@@ -139,33 +140,35 @@ impl World<'_> {
         if grow_over_unready {
             values.extend(groups.unready.iter().map(|name| (name.clone(), 0)));
         }
-        let damped = again(&values)?;
-        let turned = (ratio < 1.0 && damped > 1.0) || (ratio > 1.0 && damped < 1.0);
-        if self.tolerates(damped) || turned {
+        let new_usage_ratio = compute_ratio(&values)?;
+        let direction_changed =
+            (ratio < 1.0 && new_usage_ratio > 1.0) || (ratio > 1.0 && new_usage_ratio < 1.0);
+        if self.tolerates(new_usage_ratio) || direction_changed {
             return Ok(current);
         }
-        let replicas = (damped * values.len() as f64).ceil() as i32;
-        let turned = (damped < 1.0 && replicas > current) || (damped > 1.0 && replicas < current);
-        Ok(if turned { current } else { replicas })
+        let replicas = (new_usage_ratio * values.len() as f64).ceil() as i32;
+        let direction_changed =
+            (new_usage_ratio < 1.0 && replicas > current) || (new_usage_ratio > 1.0 && replicas < current);
+        Ok(if direction_changed { current } else { replicas })
     }
 
     fn tolerates(&self, ratio: f64) -> bool {
         let behavior = self.spec.behavior.as_ref();
         let tolerance = |quantity: Option<&Quantity>| {
             let amount = quantity.and_then(|quantity| Amount::parse(&quantity.0).ok());
-            amount.map_or(TOLERANCE, |amount| amount.to_f64())
+            amount.map_or(DEFAULT_TOLERANCE, |amount| amount.to_f64())
         };
         let down = behavior.and_then(|behavior| behavior.scale_down.as_ref()?.tolerance.as_ref());
         let up = behavior.and_then(|behavior| behavior.scale_up.as_ref()?.tolerance.as_ref());
         (1.0 - tolerance(down)..=1.0 + tolerance(up)).contains(&ratio)
     }
 
-    fn group(&self, samples: BTreeMap<String, Sample>, resource: &str) -> Result<Groups, String> {
+    fn group_pods(&self, samples: BTreeMap<String, PodMetric>, resource: &str) -> Result<PodGroups, String> {
         if self.pods.is_empty() {
             return Err("no pods returned by selector while calculating replica count".to_owned());
         }
         let values = samples.iter().map(|(name, sample)| (name.clone(), sample.value)).collect();
-        let mut groups = Groups { values, ..Groups::default() };
+        let mut groups = PodGroups { values, ..PodGroups::default() };
         for pod in self.pods {
             let name = pod.name();
             if pod.is_deleting() || pod::phase(pod) == "Failed" {
@@ -191,23 +194,23 @@ impl World<'_> {
     }
 
     /// What a pod uses while it starts says nothing about its load.
-    fn is_starting(&self, pod: &Pod, sample: &Sample) -> bool {
+    fn is_starting(&self, pod: &Pod, sample: &PodMetric) -> bool {
         let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
         let (Some(started), Some(ready)) = (started, pod::condition(pod, "Ready")) else { return true };
         let changed = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
         let later = |time: Timestamp, pause| time.checked_add(pause).unwrap_or(Timestamp::MAX);
         let is_unready = ready.status == "False";
-        if later(started.0, CPU_INITIALIZATION) > self.now {
+        if later(started.0, CPU_INITIALIZATION_PERIOD) > self.now {
             is_unready || sample.at < later(changed, sample.window)
         } else {
-            is_unready && later(started.0, INITIAL_READINESS) > changed
+            is_unready && later(started.0, INITIAL_READINESS_DELAY) > changed
         }
     }
 }
 
 /// The target's pods by what can be said of them.
 #[derive(Default)]
-struct Groups {
+struct PodGroups {
     /// What pods use whose word counts.
     values: BTreeMap<String, i64>,
     ready: usize,
@@ -216,7 +219,7 @@ struct Groups {
 }
 
 /// What a pod, or one container of it, requests.
-fn request(pod: &Pod, resource: &str, container: Option<&str>) -> Result<i64, String> {
+fn resource_request(pod: &Pod, resource: &str, container: Option<&str>) -> Result<i64, String> {
     let name = pod.name();
     let spec = pod.spec.as_ref();
     let of_pod = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
@@ -228,9 +231,9 @@ fn request(pod: &Pod, resource: &str, container: Option<&str>) -> Result<i64, St
     let init = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let sidecars = init.filter(|container| container.restart_policy.as_deref() == Some("Always"));
     let containers = spec.iter().flat_map(|spec| spec.containers.iter()).chain(sidecars);
-    let wanted = |other: &&Container| container.is_none_or(|wanted| wanted == other.name);
+    let selected = |other: &&Container| container.is_none_or(|selected| selected == other.name);
     let (mut total, mut found) = (0_i64, false);
-    for container in containers.filter(wanted) {
+    for container in containers.filter(selected) {
         let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
         let Some(request) = requests.and_then(|requests| requests.get(resource)) else {
             return Err(format!(

@@ -2,17 +2,17 @@
 
 use std::cmp::Reverse;
 
-use api::intstr::Round;
+use api::intstr::RoundingMode;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use reconcile::Object as _;
 
-use super::sets::{DESIRED, MAX, Set, Sets, by_creation};
+use super::sets::{DESIRED_REPLICAS, MAX_REPLICAS, ReplicaSetState, ReplicaSets, by_creation};
 use crate::percent;
 
 /// What a Deployment asks for, in numbers.
-pub(super) struct Limits {
+pub(super) struct RolloutLimits {
     pub replicas: i32,
     pub surge: i32,
     pub unavailable: i32,
@@ -24,31 +24,32 @@ pub(super) struct Limits {
 
 /// What a step of a rollout came to.
 #[derive(Debug, PartialEq)]
-pub(super) enum Outcome {
+pub(super) enum RolloutResult {
     /// No rollout: only the sizes are looked at, not the progress.
-    Observe,
+    NoRollout,
     /// Some set changes; the next step waits for it.
     Scaled,
     /// Nothing to scale now.
-    Settled,
+    Unchanged,
 }
 
-impl Limits {
-    pub fn of(deployment: &Deployment) -> Limits {
+impl RolloutLimits {
+    pub fn of(deployment: &Deployment) -> RolloutLimits {
         let spec = deployment.spec.as_ref();
         let replicas = spec.and_then(|spec| spec.replicas).unwrap_or(1).max(0);
         let strategy = spec.and_then(|spec| spec.strategy.as_ref());
         let rolling = strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate");
         let rollout = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
         let share = |value: Option<&IntOrString>, round| {
-            value.and_then(|value| percent::of(value, replicas, round)).unwrap_or(0).max(0)
+            value.and_then(|value| percent::scaled_value(value, replicas, round)).unwrap_or(0).max(0)
         };
-        let surge = share(rollout.and_then(|rollout| rollout.max_surge.as_ref()), Round::Up);
-        let unavailable = share(rollout.and_then(|rollout| rollout.max_unavailable.as_ref()), Round::Down);
+        let surge = share(rollout.and_then(|rollout| rollout.max_surge.as_ref()), RoundingMode::Up);
+        let unavailable =
+            share(rollout.and_then(|rollout| rollout.max_unavailable.as_ref()), RoundingMode::Down);
         // Rounding may leave no room to move at all. Then one pod may be missing, since one too many could
         // exceed a quota.
         let unavailable = if surge == 0 && unavailable == 0 { 1 } else { unavailable };
-        Limits {
+        RolloutLimits {
             replicas,
             surge: if rolling { surge } else { 0 },
             unavailable: if rolling { unavailable.min(replicas) } else { 0 },
@@ -59,26 +60,26 @@ impl Limits {
     }
 
     /// The most replicas of all sets together.
-    pub fn most(&self) -> i32 {
+    pub fn max_total_pods(&self) -> i32 {
         self.replicas.saturating_add(self.surge)
     }
 
     /// The fewest pods that must be available.
-    pub fn fewest(&self) -> i32 {
+    pub fn min_available(&self) -> i32 {
         self.replicas - self.unavailable
     }
 
     /// The size a new set of size `has` may grow to beside the others.
-    pub fn room(&self, sets: &Sets, has: i32) -> i32 {
+    pub fn new_set_replicas(&self, sets: &ReplicaSets, has: i32) -> i32 {
         if !self.rolling {
             return self.replicas;
         }
-        let free = self.most().saturating_sub(sets.replicas()).max(0);
+        let free = self.max_total_pods().saturating_sub(sets.replicas()).max(0);
         has.saturating_add(free.min(self.replicas - has))
     }
 }
 
-impl Sets {
+impl ReplicaSets {
     pub fn replicas(&self) -> i32 {
         self.0.iter().fold(0, |sum, set| sum.saturating_add(set.replicas()))
     }
@@ -88,14 +89,16 @@ impl Sets {
     }
 
     /// Whether the Deployment's size has changed since its sets were last told.
-    pub fn was_scaled(&self, limits: &Limits) -> bool {
+    pub fn is_scaling_event(&self, limits: &RolloutLimits) -> bool {
         let active = self.0.iter().filter(|set| set.replicas() > 0);
-        active.filter_map(|set| number(&set.now, DESIRED)).any(|desired| desired != limits.replicas)
+        active
+            .filter_map(|set| annotation_count(&set.desired, DESIRED_REPLICAS))
+            .any(|desired| desired != limits.replicas)
     }
 
     /// Follows the Deployment's size without furthering a rollout: the sets that have pods keep their
     /// proportions.
-    pub fn scale(&mut self, limits: &Limits) {
+    pub fn scale(&mut self, limits: &RolloutLimits) {
         let active: Vec<usize> = (0..self.0.len()).filter(|i| self.0[*i].replicas() > 0).collect();
         if active.len() <= 1 {
             // The only one with pods, or else the new one, or else the newest.
@@ -103,52 +106,60 @@ impl Sets {
             if let Some(only) = only {
                 self.0[only].scale(limits.replicas, limits);
             }
-        } else if self.new_one().is_some_and(|set| set.is_saturated(limits)) {
+        } else if self.new_set().is_some_and(|set| set.is_saturated(limits)) {
             for set in self.0.iter_mut().filter(|set| !set.is_new && set.replicas() > 0) {
                 set.scale(0, limits);
             }
         } else if limits.rolling {
-            self.scale_proportionally(limits);
+            self.proportional_scale(limits);
         }
     }
 
     /// One step of a rolling update.
-    pub fn roll(&mut self, told: &mut Deployment, limits: &Limits, now: Timestamp) -> Outcome {
-        if self.new_one().is_none() {
-            self.create(told, limits, now);
+    pub fn rolling_update(
+        &mut self,
+        updated: &mut Deployment,
+        limits: &RolloutLimits,
+        now: Timestamp,
+    ) -> RolloutResult {
+        if self.new_set().is_none() {
+            self.create(updated, limits, now);
         }
-        let has = self.new_one().map_or(0, Set::replicas);
-        let wanted = if has > limits.replicas { limits.replicas } else { limits.room(self, has) };
-        if let Some(set) = self.new_one_mut().filter(|_| wanted != has) {
-            set.scale(wanted, limits);
-            return Outcome::Scaled;
+        let has = self.new_set().map_or(0, ReplicaSetState::replicas);
+        let desired =
+            if has > limits.replicas { limits.replicas } else { limits.new_set_replicas(self, has) };
+        if let Some(set) = self.new_set_mut().filter(|_| desired != has) {
+            set.scale(desired, limits);
+            return RolloutResult::Scaled;
         }
-        if self.shrink_old(limits) { Outcome::Scaled } else { Outcome::Settled }
+        if self.scale_down_old_sets(limits) { RolloutResult::Scaled } else { RolloutResult::Unchanged }
     }
 
     /// One step of replacing everything at once: the new set appears when no old pod is left.
     pub fn recreate(
         &mut self,
-        told: &mut Deployment,
-        limits: &Limits,
+        updated: &mut Deployment,
+        limits: &RolloutLimits,
         runs_pods: impl Fn(&ReplicaSet) -> bool,
         now: Timestamp,
-    ) -> Outcome {
-        let mut outcome = Outcome::Settled;
+    ) -> RolloutResult {
+        let mut result = RolloutResult::Unchanged;
         for set in self.0.iter_mut().filter(|set| !set.is_new && set.replicas() > 0) {
             set.scale(0, limits);
-            outcome = Outcome::Scaled;
+            result = RolloutResult::Scaled;
         }
-        if outcome == Outcome::Scaled || self.old().any(|set| set.running() > 0 || runs_pods(&set.now)) {
-            return Outcome::Scaled;
+        if result == RolloutResult::Scaled
+            || self.old_sets().any(|set| set.reported_replicas() > 0 || runs_pods(&set.desired))
+        {
+            return RolloutResult::Scaled;
         }
-        if self.new_one().is_none() {
-            self.create(told, limits, now);
+        if self.new_set().is_none() {
+            self.create(updated, limits, now);
         }
-        if let Some(set) = self.new_one_mut().filter(|set| set.replicas() != limits.replicas) {
+        if let Some(set) = self.new_set_mut().filter(|set| set.replicas() != limits.replicas) {
             set.scale(limits.replicas, limits);
         }
-        Outcome::Settled
+        RolloutResult::Unchanged
     }
 
     /// Takes replicas from old sets: first those that are not available anyway, then as many as may be
@@ -157,50 +168,52 @@ impl Sets {
     /// A set that has just shrunk may still report the pods it has lost, so none counts for more than its
     /// size. (Upstream takes the reports as they are, and may take one pod too many when a rollout follows
     /// upon another.)
-    fn shrink_old(&mut self, limits: &Limits) -> bool {
-        let missing = self.new_one().map_or(0, |set| set.replicas().saturating_sub(set.surely_available()));
-        let mut spare = self.replicas().saturating_sub(limits.fewest()).saturating_sub(missing);
-        let mut shrunk = false;
+    fn scale_down_old_sets(&mut self, limits: &RolloutLimits) -> bool {
+        let missing =
+            self.new_set().map_or(0, |set| set.replicas().saturating_sub(set.available_within_replicas()));
+        let mut spare = self.replicas().saturating_sub(limits.min_available()).saturating_sub(missing);
+        let mut scaled_down = false;
         for set in self.0.iter_mut().filter(|set| !set.is_new && set.replicas() > 0) {
             let broken = set.replicas().saturating_sub(set.available()).clamp(0, spare.max(0));
             if broken > 0 {
                 set.scale(set.replicas() - broken, limits);
                 spare -= broken;
-                shrunk = true;
+                scaled_down = true;
             }
         }
-        if spare <= 0 && !shrunk {
+        if spare <= 0 && !scaled_down {
             return false;
         }
-        let available = self.0.iter().map(Set::surely_available).fold(0, i32::saturating_add);
-        let mut spare = available.saturating_sub(limits.fewest());
+        let available =
+            self.0.iter().map(ReplicaSetState::available_within_replicas).fold(0, i32::saturating_add);
+        let mut spare = available.saturating_sub(limits.min_available());
         for set in self.0.iter_mut().filter(|set| !set.is_new && set.replicas() > 0) {
             let count = set.replicas().min(spare).max(0);
             if count > 0 {
                 set.scale(set.replicas() - count, limits);
                 spare -= count;
-                shrunk = true;
+                scaled_down = true;
             }
         }
-        shrunk
+        scaled_down
     }
 
-    fn scale_proportionally(&mut self, limits: &Limits) {
-        let allowed = if limits.replicas > 0 { limits.most() } else { 0 };
+    fn proportional_scale(&mut self, limits: &RolloutLimits) {
+        let allowed = if limits.replicas > 0 { limits.max_total_pods() } else { 0 };
         let to_add = allowed.saturating_sub(self.replicas());
         // The largest first; of like ones the newer grow first and the older shrink first.
         self.0.sort_by(|a, b| {
-            let age = by_creation(&a.now, &b.now);
+            let age = by_creation(&a.desired, &b.desired);
             let age = if to_add > 0 { age.reverse() } else { age };
             Reverse(a.replicas()).cmp(&Reverse(b.replicas())).then(age)
         });
-        let active: Vec<&mut Set> = self.0.iter_mut().filter(|set| set.replicas() > 0).collect();
+        let active: Vec<&mut ReplicaSetState> = self.0.iter_mut().filter(|set| set.replicas() > 0).collect();
         let (mut sizes, mut added) = (Vec::new(), 0);
         for set in &active {
             let part = match to_add.saturating_sub(added) {
                 0 => 0,
-                left if to_add > 0 => set.fraction(limits).min(left),
-                left => set.fraction(limits).max(left),
+                left if to_add > 0 => set.proportional_change(limits).min(left),
+                left => set.proportional_change(limits).max(left),
             };
             added += part;
             sizes.push(set.replicas().saturating_add(part));
@@ -216,18 +229,18 @@ impl Sets {
 
     fn latest(&self) -> Option<usize> {
         let new = self.0.iter().position(|set| set.is_new);
-        new.or_else(|| (0..self.0.len()).max_by(|a, b| by_creation(&self.0[*a].now, &self.0[*b].now)))
+        new.or_else(|| (0..self.0.len()).max_by(|a, b| by_creation(&self.0[*a].desired, &self.0[*b].desired)))
     }
 }
 
-impl Set {
-    fn surely_available(&self) -> i32 {
+impl ReplicaSetState {
+    fn available_within_replicas(&self) -> i32 {
         self.available().min(self.replicas())
     }
 
     /// Whether the set alone is all the Deployment wants, and all of it is available.
-    fn is_saturated(&self, limits: &Limits) -> bool {
-        let desired = number(&self.now, DESIRED);
+    fn is_saturated(&self, limits: &RolloutLimits) -> bool {
+        let desired = annotation_count(&self.desired, DESIRED_REPLICAS);
         [Some(self.replicas()), desired, Some(self.available())]
             .iter()
             .all(|number| *number == Some(limits.replicas))
@@ -235,23 +248,25 @@ impl Set {
 
     /// By how much the set grows or shrinks when the whole goes from the size it last knew to the present
     /// one.
-    fn fraction(&self, limits: &Limits) -> i32 {
+    fn proportional_change(&self, limits: &RolloutLimits) -> i32 {
         let has = self.replicas();
         if limits.replicas == 0 {
             return -has;
         }
-        let before = number(&self.now, MAX).filter(|before| *before > 0).unwrap_or(limits.reported);
+        let before = annotation_count(&self.desired, MAX_REPLICAS)
+            .filter(|before| *before > 0)
+            .unwrap_or(limits.reported);
         if before <= 0 {
             return 0;
         }
-        let size = f64::from(has) * f64::from(limits.most()) / f64::from(before);
+        let size = f64::from(has) * f64::from(limits.max_total_pods()) / f64::from(before);
         // Rounds half away from zero, and stays within the numbers there are.
         (size.round() as i32).saturating_sub(has)
     }
 }
 
 /// A count that an annotation tells.
-fn number(set: &ReplicaSet, annotation: &str) -> Option<i32> {
+fn annotation_count(set: &ReplicaSet, annotation: &str) -> Option<i32> {
     let text = set.annotation(annotation)?;
     text.parse().ok().filter(|number| *number >= 0 && !text.starts_with('+'))
 }

@@ -9,90 +9,99 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use reconcile::Object as _;
 
-use super::scale::Limits;
+use super::scale::RolloutLimits;
 use super::{Action, rollback, status};
 use crate::{hash, template};
 
 pub(super) const REVISION: &str = "deployment.kubernetes.io/revision";
-pub(super) const DESIRED: &str = "deployment.kubernetes.io/desired-replicas";
-pub(super) const MAX: &str = "deployment.kubernetes.io/max-replicas";
-const HISTORY: &str = "deployment.kubernetes.io/revision-history";
+pub(super) const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
+pub(super) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
+const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// Annotations that each object has for itself.
-const OWN_ANNOTATIONS: &[&str] =
-    &["kubectl.kubernetes.io/last-applied-configuration", REVISION, HISTORY, DESIRED, MAX, rollback::WANTED];
+const OWN_ANNOTATIONS: &[&str] = &[
+    "kubectl.kubernetes.io/last-applied-configuration",
+    REVISION,
+    REVISION_HISTORY,
+    DESIRED_REPLICAS,
+    MAX_REPLICAS,
+    rollback::ROLLBACK_TO,
+];
 
 /// How long the list of past revisions may be.
-const LONGEST_HISTORY: usize = 2000;
-const LONGEST_NAME: usize = 253;
+const MAX_REVISION_HISTORY_BYTES: usize = 2000;
+const MAX_NAME_BYTES: usize = 253;
 
 /// A ReplicaSet as it is and as it shall be.
-pub(super) struct Set {
+pub(super) struct ReplicaSetState {
     pub is_new: bool,
     /// `None` for one that is to be created.
-    before: Option<Arc<ReplicaSet>>,
-    pub now: Arc<ReplicaSet>,
+    existing: Option<Arc<ReplicaSet>>,
+    pub desired: Arc<ReplicaSet>,
 }
 
 /// All ReplicaSets of a Deployment, in the order in which they are written.
-pub(super) struct Sets(pub Vec<Set>);
+pub(super) struct ReplicaSets(pub Vec<ReplicaSetState>);
 
-impl Sets {
+impl ReplicaSets {
     /// The one whose template is the Deployment's comes first, then the others from oldest to newest.
-    pub fn new(deployment: &Deployment, owned: &[Arc<ReplicaSet>]) -> Sets {
+    pub fn new(deployment: &Deployment, owned: &[Arc<ReplicaSet>]) -> ReplicaSets {
         let mut owned = owned.to_vec();
         owned.sort_by(|a, b| by_creation(a, b));
         let new = owned.iter().position(|set| is_new(deployment, set));
         let new = new.map(|i| owned.remove(i));
-        let set = |is_new| move |set: Arc<ReplicaSet>| Set { is_new, before: Some(set.clone()), now: set };
-        Sets(new.into_iter().map(set(true)).chain(owned.into_iter().map(set(false))).collect())
+        let set = |is_new| {
+            move |set: Arc<ReplicaSet>| ReplicaSetState { is_new, existing: Some(set.clone()), desired: set }
+        };
+        ReplicaSets(new.into_iter().map(set(true)).chain(owned.into_iter().map(set(false))).collect())
     }
 
     /// How many replicas the sets had before this step, and the one it creates has.
-    pub fn known_replicas(&self) -> i32 {
-        let known = |set: &Set| {
-            let known = set.before.as_ref().unwrap_or(&set.now);
+    pub fn existing_replicas(&self) -> i32 {
+        let known = |set: &ReplicaSetState| {
+            let known = set.existing.as_ref().unwrap_or(&set.desired);
             known.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
         };
         self.0.iter().map(known).fold(0, i32::saturating_add)
     }
 
-    pub fn new_one(&self) -> Option<&Set> {
+    pub fn new_set(&self) -> Option<&ReplicaSetState> {
         self.0.iter().find(|set| set.is_new)
     }
 
-    pub fn new_one_mut(&mut self) -> Option<&mut Set> {
+    pub fn new_set_mut(&mut self) -> Option<&mut ReplicaSetState> {
         self.0.iter_mut().find(|set| set.is_new)
     }
 
-    pub fn old(&self) -> impl Iterator<Item = &Set> {
+    pub fn old_sets(&self) -> impl Iterator<Item = &ReplicaSetState> {
         self.0.iter().filter(|set| !set.is_new)
     }
 
     /// Brings the annotations of the new set up to date with the Deployment, and the Deployment's revision
     /// with the set's.
-    pub fn follow(&mut self, told: &mut Deployment, now: Timestamp) {
+    pub fn sync_annotations(&mut self, updated: &mut Deployment, now: Timestamp) {
         let revision = self.next_revision();
-        let Some(set) = self.new_one_mut() else { return };
-        set.annotate(told, revision);
-        let min_ready_seconds = told.spec.as_ref().and_then(|spec| spec.min_ready_seconds);
-        if set.now.spec.as_ref().is_some_and(|spec| spec.min_ready_seconds != min_ready_seconds) {
-            let set = Arc::make_mut(&mut set.now);
+        let Some(set) = self.new_set_mut() else { return };
+        set.annotate(updated, revision);
+        let min_ready_seconds = updated.spec.as_ref().and_then(|spec| spec.min_ready_seconds);
+        if set.desired.spec.as_ref().is_some_and(|spec| spec.min_ready_seconds != min_ready_seconds) {
+            let set = Arc::make_mut(&mut set.desired);
             set.spec.get_or_insert_default().min_ready_seconds = min_ready_seconds;
         }
-        copy_revision(set, told);
-        status::found(told, set.now.name(), now);
+        copy_revision(set, updated);
+        status::record_found_set(updated, set.desired.name(), now);
     }
 
     /// Makes the set for the Deployment's template, with as many replicas as there is room for.
-    pub fn create(&mut self, told: &mut Deployment, limits: &Limits, now: Timestamp) {
+    pub fn create(&mut self, updated: &mut Deployment, limits: &RolloutLimits, now: Timestamp) {
         let revision = self.next_revision();
-        let mut set = Set { is_new: true, before: None, now: Arc::new(from_template(told)) };
-        set.annotate(told, revision);
-        set.scale(limits.room(self, 0), limits);
-        copy_revision(&set, told);
-        status::created(told, set.now.name(), now);
+        let mut set =
+            ReplicaSetState { is_new: true, existing: None, desired: Arc::new(new_replica_set(updated)) };
+        set.annotate(updated, revision);
+        set.scale(limits.new_set_replicas(self, 0), limits);
+        copy_revision(&set, updated);
+        status::record_created_set(updated, set.desired.name(), now);
         self.0.insert(0, set);
     }
 
@@ -100,26 +109,29 @@ impl Sets {
     pub fn surplus(&self, deployment: &Deployment) -> Vec<Arc<ReplicaSet>> {
         let limit = deployment.spec.as_ref().and_then(|spec| spec.revision_history_limit);
         let Some(limit) = limit.filter(|limit| *limit != i32::MAX) else { return Vec::new() };
-        let mut sets: Vec<&Set> = self.old().filter(|set| !set.now.is_deleting()).collect();
+        let mut sets: Vec<&ReplicaSetState> =
+            self.old_sets().filter(|set| !set.desired.is_deleting()).collect();
         let count = sets.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
-        sets.sort_by(|a, b| revision(&a.now).cmp(&revision(&b.now)).then(by_creation(&a.now, &b.now)));
-        let ended = |set: &&&Set| {
-            let observed = set.now.status.as_ref().and_then(|status| status.observed_generation);
-            let is_seen = set.now.metadata.generation.unwrap_or(0) <= observed.unwrap_or(0);
-            set.replicas() == 0 && set.running() == 0 && is_seen
+        sets.sort_by(|a, b| {
+            revision(&a.desired).cmp(&revision(&b.desired)).then(by_creation(&a.desired, &b.desired))
+        });
+        let ended = |set: &&&ReplicaSetState| {
+            let observed = set.desired.status.as_ref().and_then(|status| status.observed_generation);
+            let is_seen = set.desired.metadata.generation.unwrap_or(0) <= observed.unwrap_or(0);
+            set.replicas() == 0 && set.reported_replicas() == 0 && is_seen
         };
-        sets[..count].iter().filter(ended).map(|set| set.now.clone()).collect()
+        sets[..count].iter().filter(ended).map(|set| set.desired.clone()).collect()
     }
 
     pub fn into_actions(self) -> Vec<Action> {
         let mut actions = Vec::new();
         for set in self.0 {
-            match set.before {
-                None => actions.push(Action::CreateSet(Box::new(Arc::unwrap_or_clone(set.now)))),
-                Some(before) if Arc::ptr_eq(&before, &set.now) => {}
+            match set.existing {
+                None => actions.push(Action::CreateSet(Box::new(Arc::unwrap_or_clone(set.desired)))),
+                Some(before) if Arc::ptr_eq(&before, &set.desired) => {}
                 Some(before) => {
                     let from = before.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
-                    actions.push(Action::UpdateSet { set: set.now, from });
+                    actions.push(Action::UpdateSet { set: set.desired, from });
                 }
             }
         }
@@ -127,27 +139,27 @@ impl Sets {
     }
 
     fn next_revision(&self) -> i64 {
-        self.old().map(|set| revision(&set.now)).max().unwrap_or(0).max(0).saturating_add(1)
+        self.old_sets().map(|set| revision(&set.desired)).max().unwrap_or(0).max(0).saturating_add(1)
     }
 }
 
-impl Set {
+impl ReplicaSetState {
     /// Sets the size, and tells it what the Deployment's sizes are.
-    pub fn scale(&mut self, replicas: i32, limits: &Limits) {
+    pub fn scale(&mut self, replicas: i32, limits: &RolloutLimits) {
         if self.replicas() != replicas {
-            Arc::make_mut(&mut self.now).spec.get_or_insert_default().replicas = Some(replicas);
+            Arc::make_mut(&mut self.desired).spec.get_or_insert_default().replicas = Some(replicas);
         }
-        self.put(DESIRED, limits.replicas.to_string());
-        self.put(MAX, limits.most().to_string());
+        self.set_annotation(DESIRED_REPLICAS, limits.replicas.to_string());
+        self.set_annotation(MAX_REPLICAS, limits.max_total_pods().to_string());
     }
 
     fn annotate(&mut self, deployment: &Deployment, revision: i64) {
         for (name, value) in deployment.metadata.annotations.iter().flatten() {
             if !OWN_ANNOTATIONS.contains(&name.as_str()) {
-                self.put(name, value.clone());
+                self.set_annotation(name, value.clone());
             }
         }
-        let last = self.now.annotation(REVISION).unwrap_or_default().to_owned();
+        let last = self.desired.annotation(REVISION).unwrap_or_default().to_owned();
         let newer = match last.as_str() {
             "" => true,
             // What is no number is left alone.
@@ -156,16 +168,17 @@ impl Set {
         if newer {
             if !last.is_empty() {
                 // It had its turn before: this is a way back.
-                let history = lengthen(self.now.annotation(HISTORY).unwrap_or_default(), &last);
-                self.put(HISTORY, history);
+                let history =
+                    append_revision(self.desired.annotation(REVISION_HISTORY).unwrap_or_default(), &last);
+                self.set_annotation(REVISION_HISTORY, history);
             }
-            self.put(REVISION, revision.to_string());
+            self.set_annotation(REVISION, revision.to_string());
         }
     }
 
-    fn put(&mut self, name: &str, value: String) {
-        if self.now.annotation(name) != Some(&value) {
-            let metadata = &mut Arc::make_mut(&mut self.now).metadata;
+    fn set_annotation(&mut self, name: &str, value: String) {
+        if self.desired.annotation(name) != Some(&value) {
+            let metadata = &mut Arc::make_mut(&mut self.desired).metadata;
             metadata.annotations.get_or_insert_default().insert(name.to_owned(), value);
         }
     }
@@ -173,11 +186,11 @@ impl Set {
 
 /// Whether the set has the Deployment's template, apart from the label that tells sets apart.
 pub fn is_new(deployment: &Deployment, set: &ReplicaSet) -> bool {
-    let wanted = deployment.spec.as_ref().map(|spec| &spec.template);
+    let desired = deployment.spec.as_ref().map(|spec| &spec.template);
     let has = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
-    match (wanted, has) {
-        (Some(wanted), Some(has)) => {
-            wanted.spec == has.spec && without_hash(wanted).metadata == without_hash(has).metadata
+    match (desired, has) {
+        (Some(desired), Some(has)) => {
+            desired.spec == has.spec && without_hash(desired).metadata == without_hash(has).metadata
         }
         _ => false,
     }
@@ -200,7 +213,7 @@ pub(super) fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
     PodTemplateSpec { metadata: Some(metadata), spec: None }
 }
 
-pub(super) fn own_annotation(name: &str) -> bool {
+pub(super) fn is_own_annotation(name: &str) -> bool {
     OWN_ANNOTATIONS.contains(&name)
 }
 
@@ -209,21 +222,21 @@ pub(super) fn by_creation(a: &ReplicaSet, b: &ReplicaSet) -> std::cmp::Ordering 
     created(a).cmp(&created(b)).then_with(|| a.name().cmp(b.name()))
 }
 
-fn copy_revision(set: &Set, told: &mut Deployment) {
-    if let Some(revision) = set.now.annotation(REVISION)
-        && told.annotation(REVISION) != Some(revision)
+fn copy_revision(set: &ReplicaSetState, updated: &mut Deployment) {
+    if let Some(revision) = set.desired.annotation(REVISION)
+        && updated.annotation(REVISION) != Some(revision)
     {
-        let annotations = told.metadata.annotations.get_or_insert_default();
+        let annotations = updated.metadata.annotations.get_or_insert_default();
         annotations.insert(REVISION.to_owned(), revision.to_owned());
     }
 }
 
 /// A set of the Deployment's template without replicas. Its name follows from the template, so that creating
 /// it twice is noticed.
-fn from_template(deployment: &Deployment) -> ReplicaSet {
+fn new_replica_set(deployment: &Deployment) -> ReplicaSet {
     let spec = deployment.spec.clone().unwrap_or_default();
     let collisions = deployment.status.as_ref().and_then(|status| status.collision_count);
-    let hash = hash::of(&spec.template, collisions);
+    let hash = hash::hash_object(&spec.template, collisions);
     let mut template = spec.template;
     let labels = template.metadata.get_or_insert_default().labels.get_or_insert_default();
     labels.insert(TEMPLATE_HASH.to_owned(), hash.clone());
@@ -232,13 +245,13 @@ fn from_template(deployment: &Deployment) -> ReplicaSet {
     match_labels.insert(TEMPLATE_HASH.to_owned(), hash.clone());
 
     let mut name = deployment.name();
-    while name.len() + 1 + hash.len() > LONGEST_NAME && !name.is_empty() {
+    while name.len() + 1 + hash.len() > MAX_NAME_BYTES && !name.is_empty() {
         name = &name[..name.len() - 1];
     }
     let metadata = ObjectMeta {
         name: Some(format!("{name}-{hash}")),
         namespace: Some(deployment.namespace().to_owned()),
-        owner_references: Some(vec![template::controlled_by(deployment)]),
+        owner_references: Some(vec![template::new_controller_ref(deployment)]),
         labels: Some(labels),
         ..ObjectMeta::default()
     };
@@ -253,9 +266,9 @@ fn from_template(deployment: &Deployment) -> ReplicaSet {
 }
 
 /// The past revisions and one more, without the oldest where they get too many.
-fn lengthen(history: &str, revision: &str) -> String {
+fn append_revision(history: &str, revision: &str) -> String {
     let mut history = history;
-    while !history.is_empty() && history.len() + 1 + revision.len() > LONGEST_HISTORY {
+    while !history.is_empty() && history.len() + 1 + revision.len() > MAX_REVISION_HISTORY_BYTES {
         history = history.split_once(',').map_or("", |(_, rest)| rest);
     }
     if history.is_empty() { revision.to_owned() } else { format!("{history},{revision}") }

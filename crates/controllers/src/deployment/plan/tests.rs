@@ -1,20 +1,20 @@
-mod world;
+mod fake_cluster;
 
 use expect_test::{Expect, expect};
+use fake_cluster::FakeCluster;
 use proptest::prelude::*;
-use world::World;
 
 #[track_caller]
-fn check(world: &World, expected: Expect) {
-    expected.assert_eq(&world.told);
+fn check(cluster: &FakeCluster, expected: Expect) {
+    expected.assert_eq(&cluster.log);
 }
 
 #[test]
-fn a_rolling_update_goes_step_by_step() {
-    let mut world = World::new(4, "1", "1");
-    world.settle();
+fn rolling_update_stays_within_surge_and_unavailable() {
+    let mut cluster = FakeCluster::new(4, "1", "1");
+    cluster.run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
             create a 0->4 revision=1
             status replicas=0 updated=0 available=0 unavailable=4 Progressing=True/NewReplicaSetCreated Available=False/MinimumReplicasUnavailable
@@ -25,9 +25,9 @@ fn a_rolling_update_goes_step_by_step() {
             status replicas=4 updated=4 available=4 unavailable=0 Available=True/MinimumReplicasAvailable Progressing=True/NewReplicaSetAvailable
         "#]],
     );
-    world.quiet().template("b").settle();
+    cluster.log_without_status().template("b").run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
             create b 0->1 revision=2
             scale a 4->3
@@ -40,18 +40,18 @@ fn a_rolling_update_goes_step_by_step() {
         "#]],
     );
     // Back again: the first set has its second turn.
-    world.template("a").settle();
-    assert_eq!(world.annotation("a", "revision"), "3");
-    assert_eq!(world.annotation("a", "revision-history"), "1");
-    assert_eq!(world.annotation("", "revision"), "3");
+    cluster.template("a").run_until_stable();
+    assert_eq!(cluster.annotation("a", "revision"), "3");
+    assert_eq!(cluster.annotation("a", "revision-history"), "1");
+    assert_eq!(cluster.annotation("", "revision"), "3");
 }
 
 #[test]
-fn without_surge_old_pods_go_first() {
-    let mut world = World::new(3, "0", "1");
-    world.settle().quiet().template("b").settle();
+fn old_set_is_scaled_down_first_without_surge() {
+    let mut cluster = FakeCluster::new(3, "0", "1");
+    cluster.run_until_stable().log_without_status().template("b").run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         create b 0->0 revision=2
         scale a 3->2
@@ -65,11 +65,11 @@ fn without_surge_old_pods_go_first() {
 }
 
 #[test]
-fn percentages_that_come_to_nothing_still_leave_room() {
-    let mut world = World::new(1, "0%", "10%");
-    world.settle().quiet().template("b").settle();
+fn zero_percentages_allow_one_unavailable() {
+    let mut cluster = FakeCluster::new(1, "0%", "10%");
+    cluster.run_until_stable().log_without_status().template("b").run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         create b 0->0 revision=2
         scale a 1->0
@@ -79,20 +79,20 @@ fn percentages_that_come_to_nothing_still_leave_room() {
 }
 
 #[test]
-fn a_broken_template_stops_the_rollout_and_is_rolled_over() {
-    let mut world = World::new(4, "25%", "25%");
-    world.settle().quiet().template("bad").settle();
+fn broken_template_blocks_rollout_until_replaced() {
+    let mut cluster = FakeCluster::new(4, "25%", "25%");
+    cluster.run_until_stable().log_without_status().template("bad").run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         create bad 0->1 revision=2
         scale a 4->3
         scale bad 1->2
     "#]],
     );
-    world.quiet().template("b").settle();
+    cluster.log_without_status().template("b").run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
             create b 0->0 revision=3
             scale bad 2->0
@@ -107,20 +107,20 @@ fn a_broken_template_stops_the_rollout_and_is_rolled_over() {
 }
 
 #[test]
-fn recreating_waits_for_the_last_old_pod() {
-    let mut world = World::new(2, "0", "0");
-    world.recreate().settle().quiet().template("b");
-    world.control();
-    world.control();
+fn recreate_waits_for_last_old_pod() {
+    let mut cluster = FakeCluster::new(2, "0", "0");
+    cluster.recreate().run_until_stable().log_without_status().template("b");
+    cluster.sync();
+    cluster.sync();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         scale a 2->0
     "#]],
     );
-    world.settle();
+    cluster.run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         scale a 2->0
         create b 0->2 revision=2
@@ -129,80 +129,80 @@ fn recreating_waits_for_the_last_old_pod() {
 }
 
 #[test]
-fn scaling_keeps_proportions_in_the_middle_of_a_rollout() {
-    let mut world = World::new(10, "3", "2");
-    world.settle().template("bad").settle().quiet();
-    assert_eq!(world.sizes(), "bad=5 a=8");
-    world.replicas(15).settle();
+fn proportional_scaling_during_rollout() {
+    let mut cluster = FakeCluster::new(10, "3", "2");
+    cluster.run_until_stable().template("bad").run_until_stable().log_without_status();
+    assert_eq!(cluster.sizes(), "bad=5 a=8");
+    cluster.replicas(15).run_until_stable();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         scale a 8->11
         scale bad 5->7
     "#]],
     );
-    world.quiet().replicas(5).control();
-    assert_eq!(world.sizes(), "bad=3 a=5");
-    world.settle();
-    world.replicas(0).settle();
-    assert_eq!(world.sizes(), "bad=0 a=0");
+    cluster.log_without_status().replicas(5).sync();
+    assert_eq!(cluster.sizes(), "bad=3 a=5");
+    cluster.run_until_stable();
+    cluster.replicas(0).run_until_stable();
+    assert_eq!(cluster.sizes(), "bad=0 a=0");
 }
 
 #[test]
-fn a_paused_deployment_scales_but_does_not_roll_out() {
-    let mut world = World::new(2, "1", "0");
-    world.settle().paused(true).template("b").settle();
-    assert_eq!(world.sizes(), "a=2");
-    assert_eq!(world.condition("Progressing"), "Unknown/DeploymentPaused Deployment is paused");
-    world.replicas(3).settle();
-    assert_eq!(world.sizes(), "a=3");
-    world.paused(false).control();
-    assert_eq!(world.sizes(), "b=1 a=3");
-    world.settle();
-    assert_eq!(world.sizes(), "b=3 a=0");
+fn paused_deployment_is_scaled_without_rollout() {
+    let mut cluster = FakeCluster::new(2, "1", "0");
+    cluster.run_until_stable().paused(true).template("b").run_until_stable();
+    assert_eq!(cluster.sizes(), "a=2");
+    assert_eq!(cluster.condition("Progressing"), "Unknown/DeploymentPaused Deployment is paused");
+    cluster.replicas(3).run_until_stable();
+    assert_eq!(cluster.sizes(), "a=3");
+    cluster.paused(false).sync();
+    assert_eq!(cluster.sizes(), "b=1 a=3");
+    cluster.run_until_stable();
+    assert_eq!(cluster.sizes(), "b=3 a=0");
 }
 
 #[test]
-fn only_so_many_old_sets_are_kept() {
-    let mut world = World::new(1, "1", "0");
-    world.history(2).settle();
+fn deletes_old_sets_over_history_limit() {
+    let mut cluster = FakeCluster::new(1, "1", "0");
+    cluster.history(2).run_until_stable();
     for template in ["b", "c", "d", "e"] {
-        world.template(template).settle();
+        cluster.template(template).run_until_stable();
     }
-    assert_eq!(world.sizes(), "e=1 c=0 d=0");
-    world.history(0).settle();
-    assert_eq!(world.sizes(), "e=1");
+    assert_eq!(cluster.sizes(), "e=1 c=0 d=0");
+    cluster.history(0).run_until_stable();
+    assert_eq!(cluster.sizes(), "e=1");
 }
 
 #[test]
-fn a_lack_of_progress_is_told_once() {
-    let mut world = World::new(1, "1", "0");
-    world.settle().template("bad").settle().quiet();
-    assert!(world.condition("Progressing").starts_with("True/ReplicaSetUpdated ReplicaSet \"web-"));
+fn reports_progress_deadline_exceeded_once() {
+    let mut cluster = FakeCluster::new(1, "1", "0");
+    cluster.run_until_stable().template("bad").run_until_stable().log_without_status();
+    assert!(cluster.condition("Progressing").starts_with("True/ReplicaSetUpdated ReplicaSet \"web-"));
     assert_eq!(
-        world.next.expect("a deadline"),
-        world.now.checked_add(jiff::SignedDuration::from_secs(600)).expect("a time")
+        cluster.next.expect("a deadline"),
+        cluster.now.checked_add(jiff::SignedDuration::from_secs(600)).expect("a time")
     );
-    world.pass(601).settle();
-    let told = world.condition("Progressing");
-    assert!(told.starts_with("False/ProgressDeadlineExceeded ReplicaSet \"web-"), "{told}");
-    assert!(told.ends_with("has timed out progressing."), "{told}");
-    assert_eq!(world.next, None);
-    world.template("b").settle();
-    assert!(world.condition("Progressing").starts_with("True/NewReplicaSetAvailable"));
+    cluster.advance(601).run_until_stable();
+    let condition = cluster.condition("Progressing");
+    assert!(condition.starts_with("False/ProgressDeadlineExceeded ReplicaSet \"web-"), "{condition}");
+    assert!(condition.ends_with("has timed out progressing."), "{condition}");
+    assert_eq!(cluster.next, None);
+    cluster.template("b").run_until_stable();
+    assert!(cluster.condition("Progressing").starts_with("True/NewReplicaSetAvailable"));
 }
 
 #[test]
-fn a_rollback_is_carried_out_and_forgotten() {
-    let mut world = World::new(1, "1", "0");
-    world.settle().template("b").settle();
-    world.annotate("deprecated.deployment.rollback.to", "0").settle();
-    assert_eq!(world.sizes(), "a=1 b=0");
-    assert_eq!(world.annotation("", "revision"), "3");
-    world.quiet().annotate("deprecated.deployment.rollback.to", "7").control();
-    world.annotate("deprecated.deployment.rollback.to", "3").control();
+fn rollback_annotation_is_applied_and_removed() {
+    let mut cluster = FakeCluster::new(1, "1", "0");
+    cluster.run_until_stable().template("b").run_until_stable();
+    cluster.annotate("deprecated.deployment.rollback.to", "0").run_until_stable();
+    assert_eq!(cluster.sizes(), "a=1 b=0");
+    assert_eq!(cluster.annotation("", "revision"), "3");
+    cluster.log_without_status().annotate("deprecated.deployment.rollback.to", "7").sync();
+    cluster.annotate("deprecated.deployment.rollback.to", "3").sync();
     check(
-        &world,
+        &cluster,
         expect![[r#"
         tell DeploymentRollbackRevisionNotFound Unable to find the revision to rollback to.
         write a
@@ -214,16 +214,16 @@ fn a_rollback_is_carried_out_and_forgotten() {
 
 #[test]
 fn annotations_follow_the_deployment() {
-    let mut world = World::new(1, "1", "0");
-    world.settle().annotate("kubernetes.io/change-cause", "why").settle();
-    assert_eq!(world.annotation("a", "change-cause"), "why");
-    assert_eq!(world.annotation("a", "desired-replicas"), "1");
-    assert_eq!(world.annotation("a", "max-replicas"), "2");
+    let mut cluster = FakeCluster::new(1, "1", "0");
+    cluster.run_until_stable().annotate("kubernetes.io/change-cause", "why").run_until_stable();
+    assert_eq!(cluster.annotation("a", "change-cause"), "why");
+    assert_eq!(cluster.annotation("a", "desired-replicas"), "1");
+    assert_eq!(cluster.annotation("a", "max-replicas"), "2");
 }
 
 #[test]
-fn names_fit_and_differ_after_a_collision() {
-    let mut deployment = World::new(1, "1", "0").deployment;
+fn set_name_fits_limit_and_changes_after_collision() {
+    let mut deployment = FakeCluster::new(1, "1", "0").deployment;
     let name = |deployment: &super::Deployment| match &super::plan(
         deployment,
         &[],
@@ -235,7 +235,7 @@ fn names_fit_and_differ_after_a_collision() {
         other => panic!("{other:?}"),
     };
     let before = name(&deployment);
-    assert_ne!(before, name(&super::collided(&deployment)));
+    assert_ne!(before, name(&super::increment_collision_count(&deployment)));
     assert!(before.strip_prefix("web-").is_some_and(|hash| (5..=10).contains(&hash.len())));
     deployment.metadata.name = Some("x".repeat(253));
     assert_eq!(name(&deployment).len(), 253);
@@ -243,7 +243,7 @@ fn names_fit_and_differ_after_a_collision() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Control,
+    Sync,
     Sets(usize),
     Pod(usize),
     Break(usize),
@@ -254,7 +254,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        12 => Just(Step::Control),
+        12 => Just(Step::Sync),
         6 => (0..4_usize).prop_map(Step::Sets),
         6 => (0..4_usize).prop_map(Step::Pod),
         1 => (0..4_usize).prop_map(Step::Break),
@@ -270,37 +270,37 @@ proptest! {
     /// Whatever happens and in whatever order, no step makes more pods than the surge allows or takes away
     /// more than may be missing, and in the end all pods are new and nothing is left to do.
     #[test]
-    fn rollouts_stay_within_their_limits_and_end(
+    fn rollout_stays_within_limits_and_completes(
         replicas in 0..12_i32,
         surge in prop_oneof![Just("0"), Just("1"), Just("3"), Just("25%"), Just("100%")],
         unavailable in prop_oneof![Just("0"), Just("1"), Just("2"), Just("25%"), Just("50%")],
         recreate in prop::bool::weighted(0.2),
         steps in prop::collection::vec(step(), 0..120),
     ) {
-        let mut world = World::new(replicas, surge, unavailable);
+        let mut cluster = FakeCluster::new(replicas, surge, unavailable);
         if recreate {
-            world.recreate();
+            cluster.recreate();
         }
         for step in steps {
             match step {
-                Step::Control => world.control_checked(),
-                Step::Sets(i) => world.keep_set(i),
-                Step::Pod(i) => world.start_pod(i),
-                Step::Break(i) => world.break_pod(i),
-                Step::Template(i) => _ = world.template(["a", "b", "bad", "c"][i]),
-                Step::Replicas(replicas) => _ = world.replicas(replicas),
-                Step::Paused(paused) => _ = world.paused(paused),
+                Step::Sync => cluster.sync_checked(),
+                Step::Sets(i) => cluster.sync_replica_set(i),
+                Step::Pod(i) => cluster.make_pod_available(i),
+                Step::Break(i) => cluster.break_pod(i),
+                Step::Template(i) => _ = cluster.template(["a", "b", "bad", "c"][i]),
+                Step::Replicas(replicas) => _ = cluster.replicas(replicas),
+                Step::Paused(paused) => _ = cluster.paused(paused),
             }
         }
-        world.paused(false).template("end").settle();
-        let replicas = world.limits().replicas;
-        for (template, size) in world.sizes().split(' ').filter_map(|word| word.split_once('=')) {
+        cluster.paused(false).template("end").run_until_stable();
+        let replicas = cluster.limits().replicas;
+        for (template, size) in cluster.sizes().split(' ').filter_map(|word| word.split_once('=')) {
             prop_assert_eq!(size, if template == "end" { replicas.to_string() } else { "0".to_owned() });
         }
-        prop_assert!(super::status::is_complete(&world.deployment, world.deployment.status.as_ref()));
-        world.quiet();
-        world.told.clear();
-        world.control();
-        prop_assert_eq!(&world.told, "");
+        prop_assert!(super::status::is_complete(&cluster.deployment, cluster.deployment.status.as_ref()));
+        cluster.log_without_status();
+        cluster.log.clear();
+        cluster.sync();
+        prop_assert_eq!(&cluster.log, "");
     }
 }

@@ -40,19 +40,20 @@ fn pods(text: &str) -> Vec<Arc<Pod>> {
 }
 
 #[track_caller]
-fn check(budget: &PodDisruptionBudget, text: &str, scales: Result<i32, &str>, expected: Expect) {
-    let scales = scales.map(|size| Scales::from([("s".to_owned(), size)])).map_err(str::to_owned);
-    let mut told = String::new();
-    for action in plan(budget, &pods(text), scales, now()) {
+fn check(budget: &PodDisruptionBudget, text: &str, controller_scale: Result<i32, &str>, expected: Expect) {
+    let controller_scale =
+        controller_scale.map(|size| ControllerScale::from([("s".to_owned(), size)])).map_err(str::to_owned);
+    let mut output = String::new();
+    for action in plan(budget, &pods(text), controller_scale, now()) {
         match action {
-            Action::Normal(reason, message) => _ = writeln!(told, "normal {reason} {message}"),
-            Action::Warn(reason, message) => _ = writeln!(told, "warn {reason} {message}"),
-            Action::WarnPod(pod, message) => _ = writeln!(told, "warn {} {message}", pod.name()),
-            Action::LookAt(at) => _ = writeln!(told, "look at {at}"),
+            Action::Normal(reason, message) => _ = writeln!(output, "normal {reason} {message}"),
+            Action::Warn(reason, message) => _ = writeln!(output, "warn {reason} {message}"),
+            Action::WarnPod(pod, message) => _ = writeln!(output, "warn {} {message}", pod.name()),
+            Action::RequeueAt(at) => _ = writeln!(output, "look at {at}"),
             Action::WriteStatus(status) => {
                 let number = |number: Option<i32>| number.unwrap_or(-1);
                 let _ = writeln!(
-                    told,
+                    output,
                     "expected={} desired={} healthy={} allowed={} disrupted={:?}",
                     number(status.expected_pods),
                     number(status.desired_healthy),
@@ -62,16 +63,16 @@ fn check(budget: &PodDisruptionBudget, text: &str, scales: Result<i32, &str>, ex
                 );
                 for condition in status.conditions.iter().flatten() {
                     let Condition { type_, status, reason, message, .. } = condition;
-                    let _ = writeln!(told, "{type_}={status} {reason} {message:?}");
+                    let _ = writeln!(output, "{type_}={status} {reason} {message:?}");
                 }
             }
         }
     }
-    expected.assert_eq(&told);
+    expected.assert_eq(&output);
 }
 
 #[test]
-fn what_may_be_missing_follows_from_the_budget() {
+fn allowed_disruptions_follow_budget() {
     let none = Value::Null;
     let web = "a ready | b ready | c | d ready ending";
     check(
@@ -133,7 +134,7 @@ fn what_may_be_missing_follows_from_the_budget() {
 }
 
 #[test]
-fn evictions_under_way_count_as_missing_for_a_while() {
+fn pending_evictions_count_until_timeout() {
     let status = json!({"disruptedPods": {
         "a": "2026-01-01T11:59:00Z", "b": "2026-01-01T11:57:59Z", "c": "2026-01-01T11:59:30Z", "gone": "2026-01-01T11:59:30Z"}});
     let budget = budget(json!({"minAvailable": 1}), status);
@@ -151,7 +152,7 @@ fn evictions_under_way_count_as_missing_for_a_while() {
 }
 
 #[test]
-fn what_cannot_be_known_allows_nothing() {
+fn unknown_scale_allows_no_disruption() {
     let status = json!({"expectedPods": 3, "desiredHealthy": 1, "currentHealthy": 3, "disruptionsAllowed": 2, "observedGeneration": 1});
     let budget = budget(json!({"maxUnavailable": 1}), status);
     check(
@@ -167,25 +168,25 @@ fn what_cannot_be_known_allows_nothing() {
 }
 
 #[test]
-fn marks_end_unless_the_pod_does() {
-    let marked = |reason: &str, phase: &str| {
-        let mark = json!({"type": MARK, "status": "True", "reason": reason, "lastTransitionTime": "2026-01-01T12:00:00Z"});
+fn stale_disruption_condition_expires() {
+    let pod_with_condition = |reason: &str, phase: &str| {
+        let mark = json!({"type": DISRUPTION_TARGET, "status": "True", "reason": reason, "lastTransitionTime": "2026-01-01T12:00:00Z"});
         serde_json::from_value::<Pod>(
             json!({"metadata": {}, "status": {"phase": phase, "conditions": [mark]}}),
         )
         .expect("a pod")
     };
     let until = now() + DELETION_TIMEOUT;
-    assert_eq!(mark_ends(&marked("EvictionByEvictionAPI", "Running")), Some(until));
-    assert_eq!(mark_ends(&marked("TerminationByKubelet", "Running")), None);
-    assert_eq!(mark_ends(&marked("EvictionByEvictionAPI", "Failed")), None);
-    assert_eq!(mark_ends(&pod("a ready")), None);
+    assert_eq!(stale_at(&pod_with_condition("EvictionByEvictionAPI", "Running")), Some(until));
+    assert_eq!(stale_at(&pod_with_condition("TerminationByKubelet", "Running")), None);
+    assert_eq!(stale_at(&pod_with_condition("EvictionByEvictionAPI", "Failed")), None);
+    assert_eq!(stale_at(&pod("a ready")), None);
 }
 
 proptest! {
     /// What is allowed never leaves fewer healthy pods than desired, and a status once written stays.
     #[test]
-    fn evictions_leave_enough(
+    fn allowed_disruptions_keep_desired_healthy(
         words in prop::collection::vec(prop_oneof![Just("ready"), Just(""), Just("ending"), Just("bare ready")], 0..8),
         size in 0..8_i32,
         spec in prop_oneof![
@@ -197,8 +198,8 @@ proptest! {
     ) {
         let pods: Vec<_> = words.iter().enumerate().map(|(i, word)| pod(&format!("p{i} {word}"))).collect();
         let mut budget = budget(spec, Value::Null);
-        let scales = || Ok(Scales::from([("s".to_owned(), size)]));
-        for action in plan(&budget.clone(), &pods, scales(), now()) {
+        let controller_scale = || Ok(ControllerScale::from([("s".to_owned(), size)]));
+        for action in plan(&budget.clone(), &pods, controller_scale(), now()) {
             if let Action::WriteStatus(status) = action {
                 budget.status = Some(*status);
             }
@@ -207,7 +208,7 @@ proptest! {
         let allowed = status.disruptions_allowed.expect("a number");
         let (healthy, desired) = (status.current_healthy.expect("a number"), status.desired_healthy.expect("a number"));
         prop_assert!(allowed >= 0 && (allowed == 0 || healthy - allowed >= desired));
-        let again = plan(&budget, &pods, scales(), now());
+        let again = plan(&budget, &pods, controller_scale(), now());
         prop_assert!(!again.iter().any(|action| matches!(action, Action::WriteStatus(_))));
     }
 }

@@ -10,9 +10,9 @@ use super::*;
 
 /// What happens next; the numbers choose among what is there.
 #[derive(Clone, Copy, Debug)]
-enum Happens {
+enum Operation {
     /// The controller looks, and is stopped after so many of its actions.
-    Look(usize),
+    Sync(usize),
     /// A pod gets a step further.
     Run(usize),
     Fail(usize),
@@ -22,37 +22,37 @@ enum Happens {
     Wait(i64),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn operations() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        6 => (0usize..9).prop_map(Happens::Look),
-        4 => (0usize..9).prop_map(Happens::Run),
-        2 => (0usize..9).prop_map(Happens::Fail),
-        1 => (0usize..9).prop_map(Happens::Delete),
-        1 => any::<bool>().prop_map(Happens::Suspend),
-        2 => (0i64..700).prop_map(Happens::Wait),
+        6 => (0usize..9).prop_map(Operation::Sync),
+        4 => (0usize..9).prop_map(Operation::Run),
+        2 => (0usize..9).prop_map(Operation::Fail),
+        1 => (0usize..9).prop_map(Operation::Delete),
+        1 => any::<bool>().prop_map(Operation::Suspend),
+        2 => (0i64..700).prop_map(Operation::Wait),
     ]
 }
 
 struct Model {
     job: Job,
     pods: Vec<Pod>,
-    born: usize,
+    created_count: usize,
     /// Only in memory: lost when the controller is stopped.
     backoff: Option<Backoff>,
     now: Timestamp,
     /// Pods that had ended, or had to, when they lost their finalizer by being counted.
-    let_go: BTreeSet<String>,
+    untracked: BTreeSet<String>,
     /// Those of them that had ended by themselves.
-    owed: BTreeSet<String>,
+    must_be_counted: BTreeSet<String>,
     /// Pods that have ended or were deleted.
     ended: BTreeSet<String>,
 }
 
-enum Act {
+enum ModelAction {
     Status(Box<JobStatus>),
     Untrack { uid: String, counts: bool },
     Delete(String),
-    Create(Birth),
+    Create(NewPod),
 }
 
 impl Model {
@@ -61,56 +61,56 @@ impl Model {
         Model {
             job,
             pods: vec![],
-            born: 0,
+            created_count: 0,
             backoff: None,
             now: now(),
-            let_go: BTreeSet::new(),
-            owed: BTreeSet::new(),
+            untracked: BTreeSet::new(),
+            must_be_counted: BTreeSet::new(),
             ended: BTreeSet::new(),
         }
     }
 
-    fn plan(&self, manage: bool) -> Plan {
+    fn plan(&self, may_change_pods: bool) -> Plan {
         let pods: Vec<Arc<Pod>> = self.pods.iter().cloned().map(Arc::new).collect();
-        let backoff = self.backoff.unwrap_or_else(|| told_by(&pods));
-        plan(&Sight { job: &self.job, pods: &pods, backoff, now: self.now }, manage)
+        let backoff = self.backoff.unwrap_or_else(|| backoff_from_counted_pods(&pods));
+        plan(&JobSnapshot { job: &self.job, pods: &pods, backoff, now: self.now }, may_change_pods)
     }
 
     /// One look, of which the first `limit` actions happen. Tells whether there was anything to do.
-    fn look(&mut self, limit: usize) -> bool {
+    fn sync(&mut self, limit: usize) -> bool {
         let plan = self.plan(true);
-        let acts = acts(&plan);
-        let (all, busy) = (acts.len() <= limit, !acts.is_empty());
-        for act in acts.into_iter().take(limit) {
-            self.act(act);
+        let actions = model_actions(&plan);
+        let (all, busy) = (actions.len() <= limit, !actions.is_empty());
+        for act in actions.into_iter().take(limit) {
+            self.apply(act);
         }
         self.backoff = all.then_some(plan.backoff);
         self.check();
         busy
     }
 
-    fn act(&mut self, act: Act) {
+    fn apply(&mut self, act: ModelAction) {
         match act {
-            Act::Status(status) => self.job.status = Some(*status),
-            Act::Create(birth) => {
-                self.born += 1;
-                let mut pod = pods::pod(&self.job, &birth);
-                let uid = format!("pod-{:03}", self.born);
+            ModelAction::Status(status) => self.job.status = Some(*status),
+            ModelAction::Create(new_pod) => {
+                self.created_count += 1;
+                let mut pod = pods::pod(&self.job, &new_pod);
+                let uid = format!("pod-{:03}", self.created_count);
                 pod.metadata.name = Some(uid.clone());
                 pod.metadata.uid = Some(uid);
                 pod.metadata.creation_timestamp = Some(time(self.now));
                 pod.status = Some(Default::default());
                 self.pods.push(pod);
             }
-            Act::Delete(uid) => self.delete(&uid),
-            Act::Untrack { uid, counts } => {
+            ModelAction::Delete(uid) => self.delete(&uid),
+            ModelAction::Untrack { uid, counts } => {
                 if let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid() == uid) {
                     pod.metadata.finalizers = None;
                     if counts && pod::is_terminal(pod) {
-                        self.owed.insert(uid.clone());
+                        self.must_be_counted.insert(uid.clone());
                     }
                     if counts {
-                        assert!(self.let_go.insert(uid), "let go twice");
+                        assert!(self.untracked.insert(uid), "let go twice");
                     }
                 }
             }
@@ -129,9 +129,9 @@ impl Model {
 
     fn end(&mut self, choice: usize, phase: &str) {
         let now = self.now;
-        let mut living: Vec<&mut Pod> = self.pods.iter_mut().filter(|pod| !pod::is_terminal(pod)).collect();
-        let count = living.len().max(1);
-        if let Some(pod) = living.get_mut(choice % count) {
+        let mut running: Vec<&mut Pod> = self.pods.iter_mut().filter(|pod| !pod::is_terminal(pod)).collect();
+        let count = running.len().max(1);
+        if let Some(pod) = running.get_mut(choice % count) {
             let status = json!({"phase": phase, "conditions": [{"type": "Ready", "status": "False",
                 "lastTransitionTime": now.to_string()}]});
             pod.status = Some(serde_json::from_value(status).expect("a status"));
@@ -139,21 +139,21 @@ impl Model {
         }
     }
 
-    fn happen(&mut self, what: Happens) {
+    fn execute(&mut self, what: Operation) {
         match what {
-            Happens::Look(limit) => _ = self.look(limit),
-            Happens::Run(choice) => self.end(choice, "Succeeded"),
-            Happens::Fail(choice) => self.end(choice, "Failed"),
-            Happens::Delete(choice) => {
+            Operation::Sync(limit) => _ = self.sync(limit),
+            Operation::Run(choice) => self.end(choice, "Succeeded"),
+            Operation::Fail(choice) => self.end(choice, "Failed"),
+            Operation::Delete(choice) => {
                 let uid = self.pods.get(choice % self.pods.len().max(1)).map(|pod| pod.uid().to_owned());
                 uid.iter().for_each(|uid| self.delete(uid));
                 self.pods.retain(|pod| is_tracked(pod) || !pod.is_deleting());
             }
-            Happens::Suspend(suspend) if !is_finished(&self.job) => {
+            Operation::Suspend(suspend) if !is_finished(&self.job) => {
                 self.job.spec.as_mut().expect("a spec").suspend = Some(suspend)
             }
-            Happens::Suspend(_) => {}
-            Happens::Wait(seconds) => self.now += SignedDuration::from_secs(seconds),
+            Operation::Suspend(_) => {}
+            Operation::Wait(seconds) => self.now += SignedDuration::from_secs(seconds),
         }
     }
 
@@ -166,7 +166,7 @@ impl Model {
     fn check(&self) {
         // Indexes are counted when they are seen: nothing can be counted twice in a set.
         let indexed = self.job.spec.as_ref().is_some_and(|spec| spec.completion_mode.is_some());
-        let most = if indexed { &self.ended } else { &self.let_go };
+        let most = if indexed { &self.ended } else { &self.untracked };
         assert!(self.counted() <= most.len(), "{} counted of {most:?}", self.counted());
         let parallelism = self.job.spec.as_ref().and_then(|spec| spec.parallelism).unwrap_or(1);
         let active = self.pods.iter().filter(|pod| pod::is_active(pod)).count();
@@ -179,25 +179,26 @@ fn time(at: Timestamp) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
 }
 
 /// The actions of a step, one by one and in order.
-fn acts(plan: &Plan) -> Vec<Act> {
-    let untrack = |pod: &Arc<Pod>, counts| Act::Untrack { uid: pod.uid().to_owned(), counts };
-    let mut acts = Vec::new();
+fn model_actions(plan: &Plan) -> Vec<ModelAction> {
+    let untrack = |pod: &Arc<Pod>, counts| ModelAction::Untrack { uid: pod.uid().to_owned(), counts };
+    let mut actions = Vec::new();
     match &plan.step {
-        Step::Rest => {}
+        Step::Done => {}
         Step::Pods { remove, create } => {
             for pod in remove {
-                acts.extend(is_tracked(pod).then(|| untrack(pod, false)));
-                acts.push(Act::Delete(pod.uid().to_owned()));
+                actions.extend(is_tracked(pod).then(|| untrack(pod, false)));
+                actions.push(ModelAction::Delete(pod.uid().to_owned()));
             }
-            acts.extend(create.iter().cloned().map(Act::Create));
+            actions.extend(create.iter().cloned().map(ModelAction::Create));
         }
         Step::Track(tracking) => {
-            acts.extend(tracking.status.iter().map(|status| Act::Status(Box::new(status.clone()))));
-            acts.extend(tracking.delete.iter().map(|pod| Act::Delete(pod.uid().to_owned())));
-            acts.extend(tracking.untrack.iter().map(|pod| untrack(pod, true)));
+            actions
+                .extend(tracking.status.iter().map(|status| ModelAction::Status(Box::new(status.clone()))));
+            actions.extend(tracking.delete.iter().map(|pod| ModelAction::Delete(pod.uid().to_owned())));
+            actions.extend(tracking.untrack.iter().map(|pod| untrack(pod, true)));
         }
     }
-    acts
+    actions
 }
 
 fn specs() -> impl Strategy<Value = Value> {
@@ -222,15 +223,15 @@ proptest! {
 
     /// Whatever happens and wherever the controller is stopped, each pod is counted once, and the Job ends.
     #[test]
-    fn every_pod_is_counted_once(spec in specs(), story in prop::collection::vec(happens(), 0..60)) {
+    fn every_pod_is_counted_once(spec in specs(), steps in prop::collection::vec(operations(), 0..60)) {
         let indexed = spec["completionMode"] == "Indexed";
         let mut model = Model::new(spec);
-        for what in story {
-            model.happen(what);
+        for what in steps {
+            model.execute(what);
         }
-        model.happen(Happens::Suspend(false));
+        model.execute(Operation::Suspend(false));
         for _ in 0..200 {
-            while model.look(usize::MAX) {}
+            while model.sync(usize::MAX) {}
             if is_finished(&model.job) {
                 break;
             }
@@ -238,12 +239,12 @@ proptest! {
             model.end(0, "Succeeded");
         }
         prop_assert!(is_finished(&model.job), "never ends: {:?} {:?}", model.job.status, model.pods);
-        prop_assert_eq!(told(&model.plan(true)), "rest\n");
+        prop_assert_eq!(render(&model.plan(true)), "rest\n");
         let left: Vec<&str> = model.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
         prop_assert!(left.is_empty(), "still tracked: {:?}", left);
         // Two pods of one index count once, as may happen to what is deleted while it succeeds.
         if !indexed {
-            prop_assert!(model.counted() >= model.owed.len(), "{:?} of {:?}", model.job.status, model.owed);
+            prop_assert!(model.counted() >= model.must_be_counted.len(), "{:?} of {:?}", model.job.status, model.must_be_counted);
         }
     }
 }

@@ -72,28 +72,28 @@ fn names(pods: &[Arc<Pod>]) -> String {
 fn check(set: &ReplicaSet, pods: &[Arc<Pod>], failure: Option<&str>, expected: Expect) {
     let selector = LabelSelector::parse("app=web").expect("a selector");
     let claim = claim(set, &selector, pods);
-    let own = own(set, &selector, pods);
-    let mut told = String::new();
-    if !claim.is_settled() {
-        told += &format!("adopt [{}] release [{}]\n", names(&claim.adopt), names(&claim.release));
+    let own = owned_pods(set, &selector, pods);
+    let mut output = String::new();
+    if !claim.has_no_changes() {
+        output += &format!("adopt [{}] release [{}]\n", names(&claim.adopt), names(&claim.release));
     }
-    match change(set, &own.active, || own.active.clone(), now()) {
-        Change::None => {}
-        Change::Create(count) => told += &format!("create {count}\n"),
-        Change::Delete(pods) => told += &format!("delete {}\n", names(&pods)),
+    match pod_change(set, &own.active, || own.active.clone(), now()) {
+        PodChange::None => {}
+        PodChange::Create(count) => output += &format!("create {count}\n"),
+        PodChange::Delete(pods) => output += &format!("delete {}\n", names(&pods)),
     }
     let status = status(set, &own, failure, now());
     if set.status.as_ref() != Some(&status) {
-        told += &format!("status {}\n", serde_json::to_string(&status).expect("a status"));
+        output += &format!("status {}\n", serde_json::to_string(&status).expect("a status"));
     }
-    if let Some(at) = next_look(set, &own, now()) {
-        told += &format!("look at {at}\n");
+    if let Some(at) = requeue_at(set, &own, now()) {
+        output += &format!("look at {at}\n");
     }
-    expected.assert_eq(&told);
+    expected.assert_eq(&output);
 }
 
 #[test]
-fn pods_are_counted_created_and_deleted() {
+fn creates_and_deletes_pods_to_match_replicas() {
     check(
         &set(2, json!({})),
         &[],
@@ -133,7 +133,7 @@ fn pods_are_counted_created_and_deleted() {
 }
 
 #[test]
-fn orphans_are_adopted_and_strays_released() {
+fn matching_orphans_and_mismatched_pods_change_owner() {
     let all = pods("a | b orphan | c stray | d orphan stray | e orphan failed | f orphan ending");
     check(
         &set(1, json!({})),
@@ -156,7 +156,7 @@ fn orphans_are_adopted_and_strays_released() {
 }
 
 #[test]
-fn a_failure_is_told_once_and_forgotten_when_over() {
+fn failure_condition_is_set_once_and_removed() {
     let failing = json!({"status": {"replicas": 0, "observedGeneration": 3, "terminatingReplicas": 0,
         "conditions": [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "no"}]}});
     check(
@@ -196,7 +196,7 @@ fn a_failure_is_told_once_and_forgotten_when_over() {
 }
 
 #[test]
-fn pods_become_available_later() {
+fn requeues_until_pod_is_available() {
     check(
         &set(1, json!({"spec": {"minReadySeconds": 10}})),
         &pods("a ready"),
@@ -215,7 +215,7 @@ proptest! {
     /// From any pods, a few rounds lead to the wanted number and then to nothing more to do, and a pod that is
     /// somebody else's is never touched.
     #[test]
-    fn converges(replicas in 0..6_i32, words in prop::collection::vec(0..WORDS.len(), 0..8)) {
+    fn plan_is_stable_at_desired_replicas(replicas in 0..6_i32, words in prop::collection::vec(0..WORDS.len(), 0..8)) {
         let mut set = set(replicas, json!({}));
         let selector = LabelSelector::parse("app=web").expect("a selector");
         let mut all: Vec<Arc<Pod>> =
@@ -227,27 +227,27 @@ proptest! {
             let claim = claim(&set, &selector, &all);
             for pod in &mut all {
                 if claim.adopt.contains(pod) {
-                    let adopted = super::tests::pod(pod.name());
-                    Arc::make_mut(pod).metadata.owner_references = adopted.metadata.owner_references.clone();
+                    let owned = super::tests::pod(pod.name());
+                    Arc::make_mut(pod).metadata.owner_references = owned.metadata.owner_references.clone();
                 } else if claim.release.contains(pod) {
                     Arc::make_mut(pod).metadata.owner_references = None;
                 }
             }
-            let own = own(&set, &selector, &all);
-            let change = change(&set, &own.active, Vec::new, now());
+            let own = owned_pods(&set, &selector, &all);
+            let change = pod_change(&set, &own.active, Vec::new, now());
             match &change {
-                Change::None => {}
-                Change::Create(count) => all.extend((0..*count).map(|i| pod(&format!("new{round}-{i} ready")))),
-                Change::Delete(pods) => all.retain(|pod| !pods.contains(pod)),
+                PodChange::None => {}
+                PodChange::Create(count) => all.extend((0..*count).map(|i| pod(&format!("new{round}-{i} ready")))),
+                PodChange::Delete(pods) => all.retain(|pod| !pods.contains(pod)),
             }
-            let own = super::own(&set, &selector, &all);
+            let own = super::owned_pods(&set, &selector, &all);
             let status = status(&set, &own, None, now());
-            if claim.is_settled() && change == Change::None && set.status.as_ref() == Some(&status) {
+            if claim.has_no_changes() && change == PodChange::None && set.status.as_ref() == Some(&status) {
                 break;
             }
             set.status = Some(status);
         }
-        prop_assert_eq!(own(&set, &selector, &all).active.len(), replicas as usize);
+        prop_assert_eq!(owned_pods(&set, &selector, &all).active.len(), replicas as usize);
         prop_assert_eq!(others(&all), before);
     }
 }

@@ -9,9 +9,9 @@ use crate::pod::{is_ready, is_terminal};
 
 /// What happens next; the numbers choose among what is there.
 #[derive(Clone, Copy, Debug)]
-enum Happens {
+enum Operation {
     /// The controller looks, and is stopped after so many of its actions.
-    Look(usize),
+    Sync(usize),
     /// A pod gets a step further: it becomes ready unless its image is broken, or is gone if it goes away.
     Run(usize),
     Fail(usize),
@@ -23,15 +23,15 @@ enum Happens {
     Partition(i32),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn operations() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        8 => (0usize..4).prop_map(Happens::Look),
-        8 => (0usize..9).prop_map(Happens::Run),
-        1 => (0usize..9).prop_map(Happens::Fail),
-        1 => (0usize..9).prop_map(Happens::Delete),
-        1 => (0u8..4).prop_map(Happens::Image),
-        1 => (0i32..5).prop_map(Happens::Scale),
-        1 => (0i32..4).prop_map(Happens::Partition),
+        8 => (0usize..4).prop_map(Operation::Sync),
+        8 => (0usize..9).prop_map(Operation::Run),
+        1 => (0usize..9).prop_map(Operation::Fail),
+        1 => (0usize..9).prop_map(Operation::Delete),
+        1 => (0u8..4).prop_map(Operation::Image),
+        1 => (0i32..5).prop_map(Operation::Scale),
+        1 => (0i32..4).prop_map(Operation::Partition),
     ]
 }
 
@@ -40,7 +40,7 @@ struct Model {
     pods: BTreeMap<String, Pod>,
     claims: BTreeMap<String, PersistentVolumeClaim>,
     revisions: Vec<Arc<ControllerRevision>>,
-    born: usize,
+    created_count: usize,
 }
 
 impl Model {
@@ -63,34 +63,43 @@ impl Model {
         let spec = self.set.spec.as_ref().expect("a spec");
         let history = History::of(&spec.template, self.revisions.clone());
         plan(
-            &Sight { set: &self.set, spec, pods: &pods, claims: &claims, history: &history, now: now() },
+            &StatefulSetSnapshot {
+                set: &self.set,
+                spec,
+                pods: &pods,
+                claims: &claims,
+                history: &history,
+                now: now(),
+            },
             true,
         )
     }
 
     /// One look, of which the first `limit` actions happen. Tells whether there was anything to do.
-    fn look(&mut self, limit: usize) -> bool {
+    fn sync(&mut self, limit: usize) -> bool {
         match self.plan().step {
-            Step::Rest => return false,
+            Step::Done => return false,
             _ if limit == 0 => {}
-            Step::Revise(Revise::Remember { number }) => self.revisions.push(revision(&self.set, number)),
-            Step::Revise(Revise::Renumber { revision, number }) => {
+            Step::Revise(MissingRevision::Create { number }) => {
+                self.revisions.push(revision(&self.set, number))
+            }
+            Step::Revise(MissingRevision::SetNumber { revision, number }) => {
                 self.revisions.retain(|known| known.name() != revision.name());
                 self.revisions.push(Arc::new(ControllerRevision { revision: number, ..(*revision).clone() }));
             }
-            Step::Trim(old) => self.revisions.retain(|known| !old.contains(known)),
+            Step::TruncateHistory(old) => self.revisions.retain(|known| !old.contains(known)),
             Step::Status(status) => self.set.status = Some(status),
-            Step::Act(actions) => actions.into_iter().take(limit).for_each(|action| self.act(action)),
+            Step::Apply(actions) => actions.into_iter().take(limit).for_each(|action| self.apply(action)),
         }
         true
     }
 
-    fn act(&mut self, action: Action) {
+    fn apply(&mut self, action: Action) {
         match action {
             Action::CreateClaim { claim, .. } => {
                 assert!(self.claims.insert(claim.name().to_owned(), claim).is_none(), "a claim is made once");
             }
-            Action::OwnClaim(claim) => _ = self.claims.insert(claim.name().to_owned(), claim),
+            Action::UpdateClaimOwners(claim) => _ = self.claims.insert(claim.name().to_owned(), claim),
             Action::CreatePod(mut pod) => {
                 let ordinal = pods::ordinal(&self.set, &pod).expect("an ordinal");
                 assert!(ordinal < self.replicas(), "{ordinal} is not wanted");
@@ -99,17 +108,21 @@ impl Model {
                     assert!(below.is_some_and(is_ready), "{ordinal} comes before {lower} is well");
                 }
                 assert!(self.claims.contains_key(&format!("data-{}", pod.name())), "a pod needs its claim");
-                self.born += 1;
-                pod.metadata.uid = Some(format!("uid-{}", self.born));
+                self.created_count += 1;
+                pod.metadata.uid = Some(format!("uid-{}", self.created_count));
                 pod.status = serde_json::from_value(json!({"phase": "Pending"})).expect("a status");
-                let former = self.pods.insert(pod.name().to_owned(), *pod);
-                assert!(former.is_none(), "two pods of one ordinal");
+                let previous = self.pods.insert(pod.name().to_owned(), *pod);
+                assert!(previous.is_none(), "two pods of one ordinal");
             }
             Action::DeletePod(pod) => {
                 let ordinal = pods::ordinal(&self.set, &pod).expect("an ordinal");
-                let higher = self.pods.keys().any(|name| *name > pods::pod_name(&self.set, ordinal));
+                let has_greater_ordinal =
+                    self.pods.keys().any(|name| *name > pods::pod_name(&self.set, ordinal));
                 let surplus = ordinal >= self.replicas();
-                assert!(!(surplus && higher && self.is_ordered()), "{ordinal} goes before those above");
+                assert!(
+                    !(surplus && has_greater_ordinal && self.is_ordered()),
+                    "{ordinal} goes before those above"
+                );
                 self.delete(pod.name());
             }
             Action::LabelPod { .. } | Action::Wait { .. } => {}
@@ -122,7 +135,7 @@ impl Model {
         }
     }
 
-    fn chosen(&self, choice: usize) -> Option<String> {
+    fn pod_at(&self, choice: usize) -> Option<String> {
         self.pods.keys().nth(choice % self.pods.len().max(1)).cloned()
     }
 
@@ -138,40 +151,40 @@ impl Model {
         }
     }
 
-    fn happen(&mut self, what: Happens) {
+    fn execute(&mut self, what: Operation) {
         match what {
-            Happens::Look(limit) => _ = self.look(limit),
-            Happens::Run(choice) => {
-                if let Some(name) = self.chosen(choice) {
+            Operation::Sync(limit) => _ = self.sync(limit),
+            Operation::Run(choice) => {
+                if let Some(name) = self.pod_at(choice) {
                     self.run(&name);
                 }
             }
-            Happens::Fail(choice) => {
-                let name = self.chosen(choice);
+            Operation::Fail(choice) => {
+                let name = self.pod_at(choice);
                 if let Some(pod) = name.and_then(|name| self.pods.get_mut(&name)) {
                     pod.status = serde_json::from_value(json!({"phase": "Failed"})).expect("a status");
                 }
             }
-            Happens::Delete(choice) => {
-                if let Some(name) = self.chosen(choice) {
+            Operation::Delete(choice) => {
+                if let Some(name) = self.pod_at(choice) {
                     self.delete(&name);
                 }
             }
-            Happens::Image(image) => {
+            Operation::Image(image) => {
                 let template = self.spec().template.spec.as_mut().expect("a pod");
                 template.containers[0].image = Some(format!("image-{image}"));
             }
-            Happens::Scale(replicas) => self.spec().replicas = Some(replicas),
-            Happens::Partition(partition) => {
+            Operation::Scale(replicas) => self.spec().replicas = Some(replicas),
+            Operation::Partition(partition) => {
                 let strategy = self.spec().update_strategy.as_mut().expect("a strategy");
                 strategy.rolling_update.get_or_insert_default().partition = Some(partition);
             }
         }
     }
 
-    fn settle(&mut self) {
+    fn run_until_stable(&mut self) {
         for _ in 0..300 {
-            while self.look(usize::MAX) {}
+            while self.sync(usize::MAX) {}
             let names: Vec<String> = self.pods.keys().cloned().collect();
             let waiting = |pod: &Pod| pod.is_deleting() || !is_ready(pod);
             if !self.pods.values().any(waiting) {
@@ -179,7 +192,7 @@ impl Model {
             }
             names.iter().for_each(|name| self.run(name));
         }
-        panic!("does not come to rest: {} {:?}", told(&self.plan()), self.pods.keys());
+        panic!("does not come to rest: {} {:?}", render(&self.plan()), self.pods.keys());
     }
 }
 
@@ -189,20 +202,20 @@ proptest! {
     /// Whatever happens and wherever the controller is stopped, there is never a second pod of an ordinal, pods
     /// come and go in order, and once the template is one that works all of them are made from it.
     #[test]
-    fn sets_recover(parallel in any::<bool>(), story in prop::collection::vec(happens(), 0..80)) {
+    fn state_is_consistent_after_interrupted_sync(parallel in any::<bool>(), steps in prop::collection::vec(operations(), 0..80)) {
         let policy = if parallel { "Parallel" } else { "OrderedReady" };
         let spec = json!({"replicas": 3, "podManagementPolicy": policy,
             "volumeClaimTemplates": [{"metadata": {"name": "data"}}], "revisionHistoryLimit": 2,
             "persistentVolumeClaimRetentionPolicy": {"whenScaled": "Retain", "whenDeleted": "Delete"}});
         let set = set(spec, "image-1");
-        let mut model = Model { set, pods: BTreeMap::new(), claims: BTreeMap::new(), revisions: vec![], born: 0 };
-        for what in story {
-            model.happen(what);
+        let mut model = Model { set, pods: BTreeMap::new(), claims: BTreeMap::new(), revisions: vec![], created_count: 0 };
+        for what in steps {
+            model.execute(what);
         }
-        model.happen(Happens::Image(9));
-        model.happen(Happens::Partition(0));
-        model.settle();
-        prop_assert_eq!(told(&model.plan()), "rest\n");
+        model.execute(Operation::Image(9));
+        model.execute(Operation::Partition(0));
+        model.run_until_stable();
+        prop_assert_eq!(render(&model.plan()), "rest\n");
         let replicas = usize::try_from(model.replicas()).expect("a count");
         prop_assert_eq!(model.pods.len(), replicas);
         for pod in model.pods.values() {

@@ -5,82 +5,83 @@
 use super::*;
 
 /// What a failed test has not deleted.
-struct Swept(PathBuf, PathBuf);
+struct CleanupGuard(PathBuf, PathBuf);
 
-impl Drop for Swept {
+impl Drop for CleanupGuard {
     fn drop(&mut self) {
-        testkit::sweep(&self.0, &self.1);
+        testkit::cleanup_node(&self.0, &self.1);
     }
 }
 
-fn config(rig: &Rig) -> crate::Config {
-    for dir in [&rig.settings.pods, &rig.settings.logs.own] {
+fn config(cluster: &TestCluster) -> crate::Config {
+    for dir in [&cluster.settings.pods, &cluster.settings.logs.own] {
         std::fs::create_dir_all(dir).expect("a directory");
     }
     // However full the disk of whoever tests this is.
-    let keeping = crate::Keeping {
-        limits: crate::Limits::NONE,
-        images: crate::ImagePolicy { high: 100, ..crate::ImagePolicy::default() },
-        republish: jiff::SignedDuration::from_millis(200),
-        ..crate::Keeping::default()
+    let kubelet_config = crate::KubeletConfig {
+        hard_eviction: crate::EvictionThresholds::NONE,
+        image_gc: crate::ImagePolicy { high_threshold_percent: 100, ..crate::ImagePolicy::default() },
+        republish_interval: jiff::SignedDuration::from_millis(200),
+        ..crate::KubeletConfig::default()
     };
     crate::Config {
-        settings: Settings { keeping, memory: 8 << 30, ..rig.settings.clone() },
-        presentation: crate::Presentation { max_pods: 110, port: 10250, ..Default::default() },
+        settings: Settings { kubelet_config, memory: 8 << 30, ..cluster.settings.clone() },
+        presentation: crate::NodeRegistration { max_pods: 110, port: 10250, ..Default::default() },
         api: None,
-        referred: None,
+        object_manager: None,
         host_shutdown: crate::HostShutdown::default(),
     }
 }
 
 /// What a pod and its volume need beside them.
-async fn prepare(rig: &Rig) {
+async fn prepare(cluster: &TestCluster) {
     let metadata = |name: &str| json!({"name": name, "namespace": "default"});
-    rig.create::<ServiceAccount>(json!({"metadata": metadata("default")})).await;
+    cluster.create::<ServiceAccount>(json!({"metadata": metadata("default")})).await;
     let roots = json!({"metadata": metadata("kube-root-ca.crt"), "data": {"ca.crt": "certificates"}});
-    rig.create::<ConfigMap>(roots).await;
+    cluster.create::<ConfigMap>(roots).await;
     let spec = json!({"attachRequired": false, "fsGroupPolicy": "File", "requiresRepublish": true});
-    rig.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
-    rig.create::<PersistentVolume>(persistent()).await;
+    cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
+    cluster.create::<PersistentVolume>(persistent()).await;
     let spec = json!({
         "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}, "volumeName": "pv-1",
     });
-    rig.create::<PersistentVolumeClaim>(json!({"metadata": metadata("data"), "spec": spec})).await;
+    cluster.create::<PersistentVolumeClaim>(json!({"metadata": metadata("data"), "spec": spec})).await;
     let status = json!({"status": {"phase": "Bound", "capacity": {"storage": "2Gi"}}});
     let key = Key::new("default", "data");
     let patch = reconcile::Patch::Merge(status);
-    rig.client.patch_status::<PersistentVolumeClaim>(&key, &patch).await.expect("bound");
+    cluster.client.patch_status::<PersistentVolumeClaim>(&key, &patch).await.expect("bound");
 }
 
-async fn until<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
-    let looking = async {
+async fn wait_for<T>(what: &str, check: impl AsyncFn() -> Option<T>) -> T {
+    let checking = async {
         loop {
-            if let Some(found) = look().await {
+            if let Some(found) = check().await {
                 return found;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(DEADLINE, looking).await.unwrap_or_else(|_| panic!("never came: {what}"))
+    tokio::time::timeout(DEADLINE, checking).await.unwrap_or_else(|_| panic!("never came: {what}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_writes_to_its_volume_and_leaves_nothing() {
+async fn pod_uses_csi_volume_and_leaves_no_directories() {
     let has_containerd = std::process::Command::new("containerd").arg("--version").output().is_ok();
     if !rustix::process::geteuid().is_root() || !has_containerd {
         return eprintln!("skipped: needs root and containerd");
     }
-    let rig = Rig::start().await;
-    let containerd = testkit::Containerd::start(&rig.dir.path().join("containerd")).expect("a containerd");
-    let _swept = Swept(rig.dir.path().to_owned(), rig.settings.pods.clone());
-    prepare(&rig).await;
-    let fake = Fake::start(&rig.root());
+    let cluster = TestCluster::start().await;
+    let containerd =
+        testkit::Containerd::start(&cluster.dir.path().join("containerd")).expect("a containerd");
+    let _cleanup = CleanupGuard(cluster.dir.path().to_owned(), cluster.settings.pods.clone());
+    prepare(&cluster).await;
+    let fake = FakeDriver::start(&cluster.root());
     let (stop, shutdown) = watch::channel(false);
     let runtime = Arc::new(runtime::Remote::new(&containerd.socket().display().to_string()));
-    let ctx = Ctx::new(rig.client.clone(), Clock::default(), shutdown);
-    let node = tokio::spawn(crate::run(ctx, runtime, config(&rig)));
-    until("the driver is known", async || {
-        let node: CSINode = rig.client.get(&Key::new("", "here")).await.ok()?;
+    let ctx = Ctx::new(cluster.client.clone(), Clock::default(), shutdown);
+    let node = tokio::spawn(crate::run(ctx, runtime, config(&cluster)));
+    wait_for("the driver is known", async || {
+        let node: CSINode = cluster.client.get(&Key::new("", "here")).await.ok()?;
         (!node.spec.drivers.is_empty()).then_some(())
     })
     .await;
@@ -96,51 +97,51 @@ async fn a_pod_writes_to_its_volume_and_leaves_nothing() {
         }],
     });
     let pod: Pod =
-        rig.create(json!({"metadata": {"name": "web", "namespace": "default"}, "spec": spec})).await;
+        cluster.create(json!({"metadata": {"name": "web", "namespace": "default"}, "spec": spec})).await;
     let key = Key::new("default", "web");
     // Nothing happens to the pod, but its driver is asked again and again.
-    let is_published = |line: &&String| line.starts_with("publish");
-    until("it is published often", async || {
-        (fake.asked.0.lock().iter().filter(is_published).count() > 2).then_some(())
+    let is_publish_call = |line: &&String| line.starts_with("publish");
+    wait_for("it is published often", async || {
+        (fake.calls.0.lock().iter().filter(is_publish_call).count() > 2).then_some(())
     })
     .await;
     let uid = pod.metadata.uid.expect("a uid");
     let place = format!("/pods/{uid}/volumes/kubernetes.io~csi/pv-1/mount");
-    let volume = format!("{}{place}", rig.root().display());
-    until("it writes to the driver's volume", async || {
+    let volume = format!("{}{place}", cluster.root().display());
+    wait_for("it writes to the driver's volume", async || {
         std::fs::read_to_string(format!("{volume}/file")).is_ok_and(|text| text == "hello\n").then_some(())
     })
     .await;
     std::fs::write(format!("{volume}/end"), "").expect("written");
-    let said = until("the pod has ended", async || {
-        let status = rig.client.get::<Pod>(&key).await.ok()?.status?;
+    let message = wait_for("the pod has ended", async || {
+        let status = cluster.client.get::<Pod>(&key).await.ok()?.status?;
         let state = status.container_statuses?.into_iter().next()?.state?;
         state.terminated?.message
     })
     .await;
-    assert_eq!(said, "2000\n2000\n");
-    rig.client.delete::<Pod>(&key, &reconcile::Delete::uid(&uid)).await.expect("deleted");
-    until("the pod is gone", async || rig.client.get::<Pod>(&key).await.is_err().then_some(())).await;
+    assert_eq!(message, "2000\n2000\n");
+    cluster.client.delete::<Pod>(&key, &reconcile::DeleteOptions::uid(&uid)).await.expect("deleted");
+    wait_for("the pod is gone", async || cluster.client.get::<Pod>(&key).await.is_err().then_some(())).await;
     // Its volume is unstaged once nobody on the node has it.
-    until("the volume is let go", async || {
-        fake.asked.0.lock().iter().any(|line| line == "unstage vol-1").then_some(())
+    wait_for("the volume is let go", async || {
+        fake.calls.0.lock().iter().any(|line| line == "unstage vol-1").then_some(())
     })
     .await;
-    let asked = fake
-        .asked
+    let calls = fake
+        .calls
         .0
         .lock()
         .iter()
         .filter(|line| line.contains("stage") || line.contains("publish"))
         .cloned()
         .collect::<Vec<_>>();
-    let mut first_words: Vec<&str> = asked.iter().filter_map(|line| line.split(' ').next()).collect();
+    let mut first_words: Vec<&str> = calls.iter().filter_map(|line| line.split(' ').next()).collect();
     first_words.dedup();
-    assert_eq!(first_words, ["stage", "publish", "unpublish", "unstage"], "{asked:#?}");
-    let unpublished = &asked[asked.len() - 2];
-    assert!(asked[1].contains(&place) && unpublished.ends_with(&place), "{asked:#?}");
-    let dirs = [rig.settings.pods.clone(), rig.root().join("pods")];
-    until("its directories are gone", async || {
+    assert_eq!(first_words, ["stage", "publish", "unpublish", "unstage"], "{calls:#?}");
+    let unpublish_call = &calls[calls.len() - 2];
+    assert!(calls[1].contains(&place) && unpublish_call.ends_with(&place), "{calls:#?}");
+    let dirs = [cluster.settings.pods.clone(), cluster.root().join("pods")];
+    wait_for("its directories are gone", async || {
         let left = dirs.iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten()).count();
         (left == 0).then_some(())
     })

@@ -3,11 +3,11 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::allocation::Record;
-use crate::memory::{Failure, Health};
-use crate::observed::{MadeOf, Sandbox};
-use crate::pod::back_off::LONGEST;
-use crate::pod::resize::{Amounts, Whole};
+use crate::allocation::AllocationRecord;
+use crate::observed::{CreatedFrom, Sandbox};
+use crate::pod::back_off::MAX_BACK_OFF;
+use crate::pod::resize::{ComputeResources, PodResources};
+use crate::worker_state::{ContainerHealth, StartFailure};
 
 fn time(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).expect("a time")
@@ -15,16 +15,18 @@ fn time(second: i64) -> Timestamp {
 
 /// `init a b | main c | side d | Never`: names after what they are; the last word is the policy.
 fn pod(text: &str) -> Pod {
-    let mut inits = Vec::new();
-    let mut mains = Vec::new();
+    let mut init_containers = Vec::new();
+    let mut main_containers = Vec::new();
     let mut policy = "Always";
     let mut deleting = false;
     for part in text.split('|').map(str::trim) {
         let mut words = part.split_whitespace();
         match words.next() {
-            Some("init") => inits.extend(words.map(|name| json!({"name": name}))),
-            Some("side") => inits.extend(words.map(|name| json!({"name": name, "restartPolicy": "Always"}))),
-            Some("main") => mains.extend(words.map(|name| json!({"name": name}))),
+            Some("init") => init_containers.extend(words.map(|name| json!({"name": name}))),
+            Some("side") => {
+                init_containers.extend(words.map(|name| json!({"name": name, "restartPolicy": "Always"})))
+            }
+            Some("main") => main_containers.extend(words.map(|name| json!({"name": name}))),
             Some("deleting") => deleting = true,
             Some(word) => policy = if word == "Never" { "Never" } else { "OnFailure" },
             None => {}
@@ -34,21 +36,28 @@ fn pod(text: &str) -> Pod {
         true => json!({"name": "web", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
         false => json!({"name": "web"}),
     };
-    let spec = json!({"initContainers": inits, "containers": mains, "restartPolicy": policy});
+    let spec =
+        json!({"initContainers": init_containers, "containers": main_containers, "restartPolicy": policy});
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
 /// `s0 ready | s1 ready alone | a#0 running | b#1 exit 3 at 5 | c#1 running since 6 | d#2 running in s0`. What does not say
 /// where it is is in the newest sandbox.
-fn seen(text: &str) -> Observed {
-    let mut observed = Observed::default();
+fn seen(text: &str) -> ObservedPod {
+    let mut observed = ObservedPod::default();
     for part in text.split('|').map(str::trim).filter(|part| !part.is_empty()) {
         let words: Vec<&str> = part.split_whitespace().collect();
         if let Some(attempt) = words[0].strip_prefix('s').and_then(|number| number.parse().ok()) {
             let id = words[0].to_owned();
             let is_cut_off = words.contains(&"alone");
             let ready = words[1] == "ready";
-            observed.sandboxes.push(Sandbox { id, attempt, ready, ips: Vec::new(), is_cut_off });
+            observed.sandboxes.push(Sandbox {
+                id,
+                attempt,
+                ready,
+                ips: Vec::new(),
+                has_lost_network: is_cut_off,
+            });
             continue;
         }
         let (name, attempt) = words[0].split_once('#').expect("name#attempt");
@@ -65,7 +74,7 @@ fn seen(text: &str) -> Observed {
                 code: words[2].parse().expect("a code"),
             },
         };
-        observed.containers.push(Ran {
+        observed.containers.push(ContainerRun {
             id: words[0].to_owned(),
             sandbox: words.iter().skip_while(|word| **word != "in").nth(1).copied().unwrap_or("").to_owned(),
             name: name.to_owned(),
@@ -76,30 +85,32 @@ fn seen(text: &str) -> Observed {
             reason: String::new(),
             message: String::new(),
             user: None,
-            made_of: MadeOf { image: None, resources: None },
+            created_from: CreatedFrom { image: None, resources: None },
             resources: None,
         });
     }
     observed.sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.attempt));
     observed.containers.sort_by_key(|run| std::cmp::Reverse(run.attempt));
-    let newest = observed.sandboxes.first().map(|sandbox| sandbox.id.clone()).unwrap_or_default();
-    let somewhere = observed.containers.iter_mut().filter(|run| run.sandbox.is_empty());
-    somewhere.for_each(|run| run.sandbox.clone_from(&newest));
+    let latest_sandbox = observed.sandboxes.first().map(|sandbox| sandbox.id.clone()).unwrap_or_default();
+    let without_sandbox = observed.containers.iter_mut().filter(|run| run.sandbox.is_empty());
+    without_sandbox.for_each(|run| run.sandbox.clone_from(&latest_sandbox));
     observed
 }
 
-fn shown(actions: &[Action]) -> String {
+fn describe(actions: &[Action]) -> String {
     let line = |action: &Action| match action {
-        Action::MakeSandbox { attempt } => format!("sandbox #{attempt}\n"),
+        Action::CreateSandbox { attempt } => format!("sandbox #{attempt}\n"),
         Action::Start { container, attempt } => format!("start {container}#{attempt}\n"),
-        Action::Stop(Stop { id, why, after, .. }) if after.is_empty() => format!("stop {id} {why:?}\n"),
-        Action::Stop(Stop { id, why, after, .. }) => format!("stop {id} {why:?} after {}\n", after.join(" ")),
+        Action::Stop(Stop { id, reason, after, .. }) if after.is_empty() => format!("stop {id} {reason:?}\n"),
+        Action::Stop(Stop { id, reason, after, .. }) => {
+            format!("stop {id} {reason:?} after {}\n", after.join(" "))
+        }
         Action::Resize(resize) => {
             let ids: Vec<&str> = resize.updates.iter().map(|update| update.id.as_str()).collect();
             format!("resize {}\n", ids.join(" "))
         }
         Action::StopSandbox { id } => format!("stop sandbox {id}\n"),
-        Action::Clear => "clear\n".to_owned(),
+        Action::Cleanup => "clear\n".to_owned(),
         Action::Recheck(at) => format!("recheck at {}\n", at.as_second() - 1_000_000),
     };
     actions.iter().map(line).collect()
@@ -107,11 +118,16 @@ fn shown(actions: &[Action]) -> String {
 
 #[track_caller]
 fn check(spec: &str, observed: &str, now: i64, expected: Expect) {
-    expected.assert_eq(&shown(&plan(&pod(spec), &seen(observed), &Memory::default(), time(now))));
+    expected.assert_eq(&describe(&compute_pod_actions(
+        &pod(spec),
+        &seen(observed),
+        &PodWorkerState::default(),
+        time(now),
+    )));
 }
 
 #[test]
-fn a_pod_begins_with_a_sandbox_then_inits_in_order_then_all_others_at_once() {
+fn starts_sandbox_then_init_containers_in_order_then_main_containers() {
     check("init i j | main a b", "", 0, expect![["sandbox #0\n"]]);
     check("init i j | main a b", "s0 ready", 0, expect![["start i#0\n"]]);
     check("init i j | main a b", "s0 ready | i#0 running", 0, expect![[""]]);
@@ -127,7 +143,7 @@ fn a_pod_begins_with_a_sandbox_then_inits_in_order_then_all_others_at_once() {
 }
 
 #[test]
-fn companions_run_before_and_after_the_others() {
+fn sidecars_start_before_and_stop_after_main_containers() {
     check("side d | main a", "s0 ready", 0, expect![["start d#0\n"]]);
     check("side d | main a", "s0 ready | d#0 running", 0, expect![["start a#0\n"]]);
     check("side d | main a", "s0 ready | d#0 exit 0 at 5 | a#0 running", 6, expect![["start d#1\n"]]);
@@ -157,13 +173,13 @@ fn companions_run_before_and_after_the_others() {
 }
 
 #[test]
-fn companions_that_are_down_hold_nobody_up_who_has_begun() {
+fn stopped_sidecars_do_not_block_started_containers() {
     let spec = "side d | init i | side e | main a b";
     let check = |text: &str, expected: Expect| {
-        let mut memory = after(1, "d");
-        memory.back_offs.extend(after(1, "e").back_offs);
+        let mut worker_state = state_after_restarts(1, "d");
+        worker_state.back_offs.extend(state_after_restarts(1, "e").back_offs);
         let seen = seen(&format!("s0 ready | {text}"));
-        expected.assert_eq(&shown(&plan(&pod(spec), &seen, &memory, time(50))));
+        expected.assert_eq(&describe(&compute_pod_actions(&pod(spec), &seen, &worker_state, time(50))));
     };
     check(
         "d#1 exit 1 at 45 | i#0 exit 0 | e#0 running | a#0 exit 1 at 40 | b#0 running",
@@ -180,17 +196,18 @@ fn companions_that_are_down_hold_nobody_up_who_has_begun() {
     // Those that have yet to begin wait.
     check("d#1 exit 1 at 45", expect![["recheck at 55\n"]]);
     check("d#0 running | i#0 exit 0 | e#1 exit 1 at 45", expect![["recheck at 55\n"]]);
-    let mut memory = Memory::default();
-    memory.health.insert("d#0".into(), Health { started: false, ready: false, dead: true });
-    memory.health.insert("a#0".into(), Health { started: true, ready: false, dead: true });
+    let mut worker_state = PodWorkerState::default();
+    worker_state.health.insert("d#0".into(), ContainerHealth { started: false, ready: false, dead: true });
+    worker_state.health.insert("a#0".into(), ContainerHealth { started: true, ready: false, dead: true });
     let seen = seen("s0 ready | d#0 running | a#0 running");
-    let shown = |text: &str| shown(&plan(&pod(text), &seen, &memory, time(50)));
-    assert_eq!(shown("side d | main a"), "stop d#0 Unhealthy\nstop a#0 Unhealthy\n");
-    assert_eq!(shown("side d | main c"), "stop d#0 Unhealthy\n");
+    let describe_plan =
+        |text: &str| describe(&compute_pod_actions(&pod(text), &seen, &worker_state, time(50)));
+    assert_eq!(describe_plan("side d | main a"), "stop d#0 Unhealthy\nstop a#0 Unhealthy\n");
+    assert_eq!(describe_plan("side d | main c"), "stop d#0 Unhealthy\n");
 }
 
 #[test]
-fn all_containers_end_at_once() {
+fn all_containers_are_stopped_at_once() {
     let all = "s0 ready | a#0 running | b#0 running | c#1 running";
     check(
         "main a b c | deleting",
@@ -224,20 +241,25 @@ fn all_containers_end_at_once() {
 }
 
 /// What is remembered of a container that was started again after so many short runs.
-fn after(runs: u32, container: &str) -> Memory {
-    let mut memory = Memory::default();
+fn state_after_restarts(runs: u32, container: &str) -> PodWorkerState {
+    let mut worker_state = PodWorkerState::default();
     for attempt in 0..runs {
         let ended = seen(&format!("{container}#{attempt} exit 1"));
-        memory.start_again(&ended.containers[0], time(0), LONGEST);
+        worker_state.record_restart(&ended.containers[0], time(0), MAX_BACK_OFF);
     }
-    memory
+    worker_state
 }
 
 #[test]
-fn a_failing_container_is_started_again_less_and_less_often() {
+fn failing_container_has_restart_back_off() {
     let check = |runs: u32, text: &str, now: i64, expected: Expect| {
         let seen = seen(&format!("s0 ready | {text}"));
-        expected.assert_eq(&shown(&plan(&pod("main a"), &seen, &after(runs, "a"), time(now))));
+        expected.assert_eq(&describe(&compute_pod_actions(
+            &pod("main a"),
+            &seen,
+            &state_after_restarts(runs, "a"),
+            time(now),
+        )));
     };
     check(0, "a#0 exit 1 at 5", 5, expect![["start a#1\n"]]);
     check(1, "a#1 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
@@ -252,12 +274,14 @@ fn a_failing_container_is_started_again_less_and_less_often() {
 }
 
 #[test]
-fn one_that_cannot_be_started_is_one_that_has_ended() {
+fn start_failure_counts_as_an_exit() {
     let check = |reason: &str, runs: u32, text: &str, expected: Expect| {
-        let mut memory = after(runs, "a");
-        memory.failures.insert("a".into(), Failure::again(None, reason, String::new(), time(8)));
+        let mut worker_state = state_after_restarts(runs, "a");
+        worker_state
+            .failures
+            .insert("a".into(), StartFailure::with_back_off(None, reason, String::new(), time(8)));
         let seen = seen(&format!("s0 ready | {text}"));
-        expected.assert_eq(&shown(&plan(&pod("main a"), &seen, &memory, time(9))));
+        expected.assert_eq(&describe(&compute_pod_actions(&pod("main a"), &seen, &worker_state, time(9))));
     };
     for reason in ["RunContainerError", "PostStartHookError"] {
         check(reason, 0, "a#0 exit 128 at 8", expect![["start a#1\n"]]);
@@ -272,7 +296,7 @@ fn one_that_cannot_be_started_is_one_that_has_ended() {
 }
 
 #[test]
-fn what_is_over_stays_over() {
+fn finished_pod_does_not_restart() {
     check("main a | OnFailure", "s0 ready | a#0 exit 0 at 5", 9, expect![["stop sandbox s0\n"]]);
     check("main a | Never", "s0 gone | a#0 exit 7 at 5", 9, expect![[""]]);
     check("main a b | Never", "s0 ready | a#0 exit 7 at 5 | b#0 running", 9, expect![[""]]);
@@ -280,7 +304,7 @@ fn what_is_over_stays_over() {
 }
 
 #[test]
-fn a_lost_sandbox_is_replaced_once_nothing_runs_any_more() {
+fn lost_sandbox_is_replaced_after_all_containers_stop() {
     check("main a", "s0 gone | a#0 running", 0, expect![["stop a#0 SandboxGone\n"]]);
     check("main a", "s0 gone | a#0 exit 137", 0, expect![["sandbox #1\n"]]);
     check("main a", "s0 gone | s1 ready | a#0 exit 137", 0, expect![["start a#1\n"]]);
@@ -292,7 +316,7 @@ fn a_lost_sandbox_is_replaced_once_nothing_runs_any_more() {
 }
 
 #[test]
-fn a_new_sandbox_is_a_new_beginning() {
+fn new_sandbox_runs_init_containers_again() {
     let spec = "init i | side s | main a";
     let before = "i#0 exit 0 in s0 | s#0 exit 137 in s0 | a#0 exit 137 in s0";
     let check = |text: &str, expected: Expect| check(spec, &format!("{text} | {before}"), 50, expected);
@@ -305,25 +329,26 @@ fn a_new_sandbox_is_a_new_beginning() {
 }
 
 #[test]
-fn the_unhealthy_are_stopped_and_the_impossible_waits() {
-    let mut memory = Memory::default();
-    memory.health.insert("a#0".into(), Health { started: true, ready: false, dead: true });
-    let failure = Failure {
+fn unhealthy_containers_stop_and_failed_starts_wait() {
+    let mut worker_state = PodWorkerState::default();
+    worker_state.health.insert("a#0".into(), ContainerHealth { started: true, ready: false, dead: true });
+    let failure = StartFailure {
         reason: "ErrImagePull".into(),
         message: String::new(),
-        times: 1,
-        at: time(-9),
-        again: time(30),
+        attempts: 1,
+        failed_at: time(-9),
+        retry_at: time(30),
     };
-    memory.failures.insert("b".into(), failure);
-    let actions = plan(&pod("main a b"), &seen("s0 ready | a#0 running"), &memory, time(9));
-    assert_eq!(shown(&actions), "stop a#0 Unhealthy\nrecheck at 30\n");
+    worker_state.failures.insert("b".into(), failure);
+    let actions =
+        compute_pod_actions(&pod("main a b"), &seen("s0 ready | a#0 running"), &worker_state, time(9));
+    assert_eq!(describe(&actions), "stop a#0 Unhealthy\nrecheck at 30\n");
 }
 
 proptest! {
     /// Whatever has happened, doing what the plan says leads to a pod that runs, or is gone when it is to go.
     #[test]
-    fn every_plan_leads_somewhere(
+    fn every_plan_ends_in_the_desired_state(
         ready in any::<bool>(),
         again in any::<bool>(),
         runs in prop::collection::vec((0..3usize, 0..3u8, 0..2i32), 0..6),
@@ -340,27 +365,27 @@ proptest! {
             text += &format!(" | {}#{attempt} {state} in s0", ["i", "a", "b"][*name]);
         }
         let mut observed = seen(&text);
-        let mut memory = Memory::default();
+        let mut worker_state = PodWorkerState::default();
         let mut now = 0;
         for _ in 0..60 {
             // Steps that are under way come to their end.
             let steps = observed.containers.iter_mut().filter(|run| run.name == "i" && run.state.is_running());
             steps.for_each(|run| run.state = State::Exited { since: time(now), at: time(now), code: 0 });
-            let actions = plan(&pod, &observed, &memory, time(now));
-            if actions.is_empty() || actions == [Action::Clear] {
+            let actions = compute_pod_actions(&pod, &observed, &worker_state, time(now));
+            if actions.is_empty() || actions == [Action::Cleanup] {
                 break;
             }
             for action in actions {
                 if let Action::Start { container, .. } = &action && let Some(run) = observed.latest(container) {
-                    memory.start_again(run, time(now), LONGEST);
+                    worker_state.record_restart(run, time(now), MAX_BACK_OFF);
                 }
                 now = apply(&mut observed, action, now);
             }
         }
-        let end = plan(&pod, &observed, &memory, time(now));
+        let end = compute_pod_actions(&pod, &observed, &worker_state, time(now));
         if deleting {
-            prop_assert!(observed.is_gone(), "{observed:?}");
-            prop_assert_eq!(end, [Action::Clear]);
+            prop_assert!(observed.is_terminated(), "{observed:?}");
+            prop_assert_eq!(end, [Action::Cleanup]);
         } else {
             prop_assert!(["a", "b"].iter().all(|name| observed.latest(name).is_some_and(|run| run.state.is_running())));
             prop_assert_eq!(end, []);
@@ -369,14 +394,14 @@ proptest! {
 }
 
 /// A runtime in which everything works and init containers end well at once.
-fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
+fn apply(observed: &mut ObservedPod, action: Action, now: i64) -> i64 {
     let ended = |code| State::Exited { since: time(now), at: time(now), code };
     match action {
-        Action::MakeSandbox { attempt } => {
+        Action::CreateSandbox { attempt } => {
             let id = format!("s{attempt}");
             observed
                 .sandboxes
-                .insert(0, Sandbox { id, attempt, ready: true, ips: Vec::new(), is_cut_off: false });
+                .insert(0, Sandbox { id, attempt, ready: true, ips: Vec::new(), has_lost_network: false });
         }
         Action::Start { container, attempt } => {
             let state = if container == "i" { ended(0) } else { State::Running { since: time(now) } };
@@ -397,13 +422,13 @@ fn apply(observed: &mut Observed, action: Action, now: i64) -> i64 {
                 .for_each(|sandbox| sandbox.ready = false);
         }
         Action::Recheck(at) => return at.as_second() - 1_000_000,
-        Action::Clear | Action::Resize(_) => {}
+        Action::Cleanup | Action::Resize(_) => {}
     }
     now
 }
 
 #[test]
-fn what_a_container_is_made_from_may_change() {
+fn changed_image_or_resources_restart_or_resize_the_container() {
     let spec = |image: &str, cpu: &str, policy: &str| -> Pod {
         let resources = json!({"requests": {"cpu": cpu}});
         let policies = json!([{"resourceName": "cpu", "restartPolicy": policy}]);
@@ -413,42 +438,52 @@ fn what_a_container_is_made_from_may_change() {
     };
     let mut observed = seen("s0 ready | a#0 running");
     let resources = Some(r#"{"limits":null,"requests":{"cpu":"1"}}"#.to_owned());
-    observed.containers[0].made_of = MadeOf { image: Some("web:1".into()), resources };
-    let check = |pod: &Pod, memory: &Memory, expected: &str| {
-        assert_eq!(shown(&plan(pod, &observed, memory, time(9))), expected);
+    observed.containers[0].created_from = CreatedFrom { image: Some("web:1".into()), resources };
+    let check = |pod: &Pod, worker_state: &PodWorkerState, expected: &str| {
+        assert_eq!(describe(&compute_pod_actions(pod, &observed, worker_state, time(9))), expected);
     };
-    let mut memory = Memory::default();
-    check(&spec("web:1", "1", "NotRequired"), &memory, "");
-    check(&spec("web:2", "1", "NotRequired"), &memory, "stop a#0 Changed\n");
-    check(&spec("web:1", "2", "RestartContainer"), &memory, "stop a#0 Resized\n");
-    check(&spec("web:1", "2", "NotRequired"), &memory, "resize a#0\n");
-    check(&spec("web:1", "1000m", "NotRequired"), &memory, "");
+    let mut worker_state = PodWorkerState::default();
+    check(&spec("web:1", "1", "NotRequired"), &worker_state, "");
+    check(&spec("web:2", "1", "NotRequired"), &worker_state, "stop a#0 Changed\n");
+    check(&spec("web:1", "2", "RestartContainer"), &worker_state, "stop a#0 Resized\n");
+    check(&spec("web:1", "2", "NotRequired"), &worker_state, "resize a#0\n");
+    check(&spec("web:1", "1000m", "NotRequired"), &worker_state, "");
     let given = |pod: &Pod| {
-        let amounts = Amounts { cpu_request: 2000, ..Amounts::default() };
-        Record { given: [("a#0".to_owned(), amounts)].into(), whole: Whole::of(pod), ..Record::default() }
+        let container_resources = ComputeResources { cpu_request: 2000, ..ComputeResources::default() };
+        AllocationRecord {
+            given: [("a#0".to_owned(), container_resources)].into(),
+            whole: PodResources::of(pod),
+            ..AllocationRecord::default()
+        }
     };
-    memory.record = Some(given(&spec("web:1", "2", "NotRequired")));
-    check(&spec("web:1", "2", "NotRequired"), &memory, "");
+    worker_state.record = Some(given(&spec("web:1", "2", "NotRequired")));
+    check(&spec("web:1", "2", "NotRequired"), &worker_state, "");
     // The pod as a whole has too little; nobody in it has to do anything for that.
-    memory.record = Some(given(&spec("web:1", "1", "NotRequired")));
-    check(&spec("web:1", "2", "NotRequired"), &memory, "resize \n");
+    worker_state.record = Some(given(&spec("web:1", "1", "NotRequired")));
+    check(&spec("web:1", "2", "NotRequired"), &worker_state, "resize \n");
     // What failed is left alone for a while.
-    memory.resizing.fail("no", None, time(5));
-    check(&spec("web:1", "2", "NotRequired"), &memory, "recheck at 15\n");
+    worker_state.resize_status.record_error("no", None, time(5));
+    check(&spec("web:1", "2", "NotRequired"), &worker_state, "recheck at 15\n");
 }
 
 #[test]
-fn container_stopped_for_a_resize_is_started_again_at_once() {
+fn container_stopped_for_a_resize_starts_immediately() {
     let check = |policy: &str, observed: &str, is_resized: bool, expected: &str| {
-        let mut memory = Memory::default();
+        let mut worker_state = PodWorkerState::default();
         let observed = seen(observed);
         let before = observed.previous("a").cloned();
         // It was restarted before, so that it would have to wait now.
-        before.iter().for_each(|run| memory.start_again(run, time(1), LONGEST));
-        memory.resized.extend(is_resized.then(|| observed.latest("a").expect("a run").id.clone()));
+        before.iter().for_each(|run| worker_state.record_restart(run, time(1), MAX_BACK_OFF));
+        worker_state
+            .stopped_for_resize
+            .extend(is_resized.then(|| observed.latest("a").expect("a run").id.clone()));
         let pod = pod(&format!("main a | {policy}"));
-        assert_eq!(is_finished(&pod, &observed, &memory), expected.starts_with("stop"));
-        assert_eq!(shown(&plan(&pod, &observed, &memory, time(3))), expected, "{policy} {is_resized}");
+        assert_eq!(is_finished(&pod, &observed, &worker_state), expected.starts_with("stop"));
+        assert_eq!(
+            describe(&compute_pod_actions(&pod, &observed, &worker_state, time(3))),
+            expected,
+            "{policy} {is_resized}"
+        );
     };
     check("OnFailure", "s0 ready | a#0 exit 0 at 2", true, "start a#1\n");
     check("OnFailure", "s0 ready | a#0 exit 0 at 2", false, "stop sandbox s0\n");
@@ -457,19 +492,24 @@ fn container_stopped_for_a_resize_is_started_again_at_once() {
 }
 
 #[test]
-fn the_whole_is_resized_before_anybody_starts_in_it_and_whoever_runs_with_it() {
+fn pod_is_resized_before_containers_start() {
     let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
     let main = |name: &str| json!({"name": name, "resources": resources("2")});
     let init = json!({"name": "i", "resources": resources("2")});
     let spec = json!({"containers": [main("a"), main("b")], "initContainers": [init]});
     let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).expect("a pod");
-    let memory = Memory { record: Some(Record::default()), ..Memory::default() };
+    let worker_state =
+        PodWorkerState { record: Some(AllocationRecord::default()), ..PodWorkerState::default() };
     let check = |observed: &str, expected: &str| {
         let mut observed = seen(observed);
         for run in &mut observed.containers {
-            run.made_of.resources = Some(json!({"requests": {"cpu": "1"}}).to_string());
+            run.created_from.resources = Some(json!({"requests": {"cpu": "1"}}).to_string());
         }
-        assert_eq!(shown(&plan(&pod, &observed, &memory, time(9))), expected, "{observed:?}");
+        assert_eq!(
+            describe(&compute_pod_actions(&pod, &observed, &worker_state, time(9))),
+            expected,
+            "{observed:?}"
+        );
     };
     check("", "sandbox #0\n");
     check("s0 ready", "resize \nstart i#0\n");
@@ -478,14 +518,14 @@ fn the_whole_is_resized_before_anybody_starts_in_it_and_whoever_runs_with_it() {
 }
 
 #[test]
-fn containers_with_rules_of_their_own() {
+fn container_restart_rules_override_the_pod_policy() {
     let check = |pod_policy: &str, own: serde_json::Value, code: i32, expected: bool| {
         let mut container = json!({"name": "c"});
         container.as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
         let pod = json!({"metadata": {}, "spec": {"restartPolicy": pod_policy, "containers": [container]}});
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let container = &pod.spec.as_ref().expect("a spec").containers[0];
-        assert_eq!(restarts(&pod, container, code), expected, "{pod_policy} {own} {code}");
+        assert_eq!(should_restart(&pod, container, code), expected, "{pod_policy} {own} {code}");
     };
     let rule = |operator: &str, codes: [i32; 2]| {
         let codes = json!({"operator": operator, "values": codes});
@@ -503,17 +543,17 @@ fn containers_with_rules_of_their_own() {
 }
 
 #[test]
-fn a_pod_is_over_when_none_of_its_containers_comes_back() {
+fn pod_is_finished_when_no_container_will_restart() {
     let mut pod = pod("main a b");
     let containers = &mut pod.spec.as_mut().expect("a spec").containers;
     containers.iter_mut().for_each(|container| container.restart_policy = Some("Never".to_owned()));
-    let over = |text: &str| is_finished(&pod, &seen(text), &Memory::default());
+    let over = |text: &str| is_finished(&pod, &seen(text), &PodWorkerState::default());
     assert!(!over("s0 ready | a#0 exit 1 at 1 | b#0 running"));
     assert!(over("s0 ready | a#0 exit 1 at 1 | b#0 exit 0 at 2"));
 }
 
 #[test]
-fn all_begin_anew_when_one_says_so() {
+fn exit_code_rule_restarts_all_containers() {
     let mut pod = pod("init i | side s | main a b | Never");
     let codes = json!({"operator": "In", "values": [42]});
     let rule = json!({"action": "RestartAllContainers", "exitCodes": codes});
@@ -521,9 +561,9 @@ fn all_begin_anew_when_one_says_so() {
     spec.containers[0].restart_policy = Some("Never".to_owned());
     spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
     let check = |text: &str, expected: Expect| {
-        let (seen, memory) = (seen(text), Memory::default());
-        assert!(!is_finished(&pod, &seen, &memory), "{text}");
-        expected.assert_eq(&shown(&plan(&pod, &seen, &memory, time(50))));
+        let (seen, worker_state) = (seen(text), PodWorkerState::default());
+        assert!(!is_finished(&pod, &seen, &worker_state), "{text}");
+        expected.assert_eq(&describe(&compute_pod_actions(&pod, &seen, &worker_state, time(50))));
     };
     // Another end is no such thing.
     check("s0 ready | i#0 exit 0 | s#0 running | a#0 exit 1 at 9 | b#0 running", expect![""]);
@@ -548,19 +588,19 @@ fn all_begin_anew_when_one_says_so() {
         "#]],
     );
     check(&format!("{past} | i#1 running since 11"), expect![""]);
-    let began = format!("{past} | i#1 exit 0 at 12 since 11 | s#1 running since 13");
+    let init_done = format!("{past} | i#1 exit 0 at 12 since 11 | s#1 running since 13");
     check(
-        &began,
+        &init_done,
         expect![[r#"
             start a#1
             start b#1
         "#]],
     );
-    let ran = format!("{began} | a#1 running since 14 | b#1 running since 14");
-    check(&ran, expect![""]);
+    let all_running = format!("{init_done} | a#1 running since 14 | b#1 running since 14");
+    check(&all_running, expect![""]);
     // And again, without any pause.
     check(
-        &ran.replace("a#1 running since 14", "a#1 exit 42 at 15 since 14"),
+        &all_running.replace("a#1 running since 14", "a#1 exit 42 at 15 since 14"),
         expect![[r#"
             stop b#1 AllBeginAnew
             stop s#1 AllBeginAnew
@@ -590,13 +630,18 @@ fn all_begin_anew_when_one_says_so() {
 }
 
 #[test]
-fn a_companion_that_begins_by_itself_is_no_new_beginning() {
+fn sidecar_restart_does_not_restart_all_containers() {
     let mut pod = pod("side s | init i | main a b");
     let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
     let spec = pod.spec.as_mut().expect("a spec");
     spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
     let check = |text: &str, expected: Expect| {
-        expected.assert_eq(&shown(&plan(&pod, &seen(text), &Memory::default(), time(50))));
+        expected.assert_eq(&describe(&compute_pod_actions(
+            &pod,
+            &seen(text),
+            &PodWorkerState::default(),
+            time(50),
+        )));
     };
     let past = "s0 ready | i#0 exit 0 | a#0 exit 42 at 9 | b#0 exit 137 at 11 since 10";
     check(
@@ -605,12 +650,12 @@ fn a_companion_that_begins_by_itself_is_no_new_beginning() {
             start i#1
         "#]],
     );
-    let began = "i#1 exit 0 at 14 since 13 | a#1 running since 15 | b#1 running since 15";
-    check(&format!("{past} | s#2 exit 1 at 29 since 20 | s#3 running since 30 | {began}"), expect![""]);
+    let init_done = "i#1 exit 0 at 14 since 13 | a#1 running since 15 | b#1 running since 15";
+    check(&format!("{past} | s#2 exit 1 at 29 since 20 | s#3 running since 30 | {init_done}"), expect![""]);
 }
 
 #[test]
-fn main_containers_begin_anew_without_waiting_for_each_other() {
+fn main_containers_restart_without_waiting_for_each_other() {
     let mut pod = pod("main a b | Never");
     let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
     let spec = pod.spec.as_mut().expect("a spec");
@@ -620,11 +665,11 @@ fn main_containers_begin_anew_without_waiting_for_each_other() {
     expect![[r#"
         start a#1
     "#]]
-    .assert_eq(&shown(&plan(&pod, &seen, &Memory::default(), time(50))));
+    .assert_eq(&describe(&compute_pod_actions(&pod, &seen, &PodWorkerState::default(), time(50))));
 }
 
 #[test]
-fn one_that_could_not_be_started_has_begun_anew() {
+fn failed_start_counts_as_a_restart() {
     let mut pod = pod("main a b");
     let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
     let spec = pod.spec.as_mut().expect("a spec");
@@ -638,19 +683,24 @@ fn one_that_could_not_be_started_has_begun_anew() {
     expect![[r#"
         recheck at 21
     "#]]
-    .assert_eq(&shown(&plan(&pod, &seen, &after(1, "b"), time(12))));
+    .assert_eq(&describe(&compute_pod_actions(&pod, &seen, &state_after_restarts(1, "b"), time(12))));
 }
 
 #[test]
-fn a_clock_that_was_set_back_makes_nothing_begin_anew() {
+fn clock_set_back_does_not_restart_containers() {
     let mut pod = pod("init i | main a b");
     let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
     let spec = pod.spec.as_mut().expect("a spec");
     spec.containers[0].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
     let check = |at: i64, expected: Expect| {
         let text = "s0 ready | i#0 exit 0 | a#0 exit 42 at 99 | a#1 running since 20 | b#0 running since 20";
-        let seen = Observed { at: Some(time(at)), ..seen(text) };
-        expected.assert_eq(&shown(&plan(&pod, &seen, &Memory::default(), time(at))));
+        let seen = ObservedPod { at: Some(time(at)), ..seen(text) };
+        expected.assert_eq(&describe(&compute_pod_actions(
+            &pod,
+            &seen,
+            &PodWorkerState::default(),
+            time(at),
+        )));
     };
     check(98, expect![""]);
     check(
@@ -663,12 +713,12 @@ fn a_clock_that_was_set_back_makes_nothing_begin_anew() {
 }
 
 #[test]
-fn a_suspended_pod_ends_and_is_not_started_again() {
+fn suspended_pod_is_stopped_and_does_not_restart() {
     let check = |spec: &str, observed: &str, expected: Expect| {
-        let memory = Memory { is_suspended: true, ..Memory::default() };
+        let worker_state = PodWorkerState { is_suspended: true, ..PodWorkerState::default() };
         let (pod, seen) = (pod(spec), seen(observed));
-        expected.assert_eq(&shown(&plan(&pod, &seen, &memory, time(9))));
-        assert!(!is_finished(&pod, &seen, &memory), "it goes on after the reboot");
+        expected.assert_eq(&describe(&compute_pod_actions(&pod, &seen, &worker_state, time(9))));
+        assert!(!is_finished(&pod, &seen, &worker_state), "it goes on after the reboot");
     };
     check(
         "side d | main a",
@@ -682,6 +732,11 @@ fn a_suspended_pod_ends_and_is_not_started_again() {
     check("main a", "s0 gone | a#0 exit 143 at 5", expect![[""]]);
     check("main a", "", expect![[""]]);
     // Without it, the same pod is started again.
-    let again = plan(&pod("main a"), &seen("s0 gone | a#0 exit 143 at 5"), &Memory::default(), time(9));
-    assert_eq!(shown(&again), "sandbox #1\n");
+    let again = compute_pod_actions(
+        &pod("main a"),
+        &seen("s0 gone | a#0 exit 143 at 5"),
+        &PodWorkerState::default(),
+        time(9),
+    );
+    assert_eq!(describe(&again), "sandbox #1\n");
 }

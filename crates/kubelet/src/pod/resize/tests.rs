@@ -2,32 +2,37 @@ use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pod::resize::said::summary;
+use crate::pod::resize::status::resize_event_message;
 
 /// `memory/request cpu/request`.
-fn amounts(text: &str) -> Amounts {
+fn container_resources(text: &str) -> ComputeResources {
     let numbers: Vec<i64> = text.split(['/', ' ']).map(|number| number.parse().expect("a number")).collect();
     let [memory_limit, memory_request, cpu_limit, cpu_request] = numbers[..] else { panic!("{text}") };
-    Amounts { memory_limit, memory_request, cpu_limit, cpu_request }
+    ComputeResources { memory_limit, memory_request, cpu_limit, cpu_request }
 }
 
-fn update(name: &str, from: &str, to: &str) -> Update {
-    Update { id: format!("{name}#0"), container: name.to_owned(), from: amounts(from), to: amounts(to) }
+fn update(name: &str, from: &str, to: &str) -> ContainerUpdate {
+    ContainerUpdate {
+        id: format!("{name}#0"),
+        container: name.to_owned(),
+        from: container_resources(from),
+        to: container_resources(to),
+    }
 }
 
-fn whole([memory, cpu_quota, cpu_shares]: [i64; 3]) -> Whole {
-    Whole { memory, cpu_quota, cpu_shares }
+fn pod_resources([memory, cpu_quota, cpu_shares]: [i64; 3]) -> PodResources {
+    PodResources { memory, cpu_quota, cpu_shares }
 }
 
 #[track_caller]
-fn check(from: [i64; 3], to: [i64; 3], updates: Vec<Update>, expected: Expect) {
-    let resize = Resize { from: whole(from), to: whole(to), updates };
-    let line = |step: &Step| match step {
-        Step::Memory(memory) => format!("memory {memory}\n"),
-        Step::Quota(quota) => format!("quota {quota}\n"),
-        Step::Shares(shares) => format!("shares {shares}\n"),
-        Step::Run { id, amounts, .. } => {
-            let Amounts { memory_limit, memory_request, cpu_limit, cpu_request } = amounts;
+fn check(from: [i64; 3], to: [i64; 3], updates: Vec<ContainerUpdate>, expected: Expect) {
+    let resize = Resize { from: pod_resources(from), to: pod_resources(to), updates };
+    let line = |step: &ResizeStep| match step {
+        ResizeStep::PodMemory(memory) => format!("memory {memory}\n"),
+        ResizeStep::PodCpuQuota(quota) => format!("quota {quota}\n"),
+        ResizeStep::PodCpuShares(shares) => format!("shares {shares}\n"),
+        ResizeStep::Container { id, resources, .. } => {
+            let ComputeResources { memory_limit, memory_request, cpu_limit, cpu_request } = resources;
             format!("{id} {memory_limit}/{memory_request} {cpu_limit}/{cpu_request}\n")
         }
     };
@@ -36,7 +41,7 @@ fn check(from: [i64; 3], to: [i64; 3], updates: Vec<Update>, expected: Expect) {
 }
 
 #[test]
-fn the_whole_is_never_less_than_its_parts() {
+fn pod_limits_are_never_below_container_limits() {
     check(
         [10, 10, 10],
         [20, 20, 20],
@@ -77,7 +82,7 @@ fn the_whole_is_never_less_than_its_parts() {
 }
 
 #[test]
-fn who_gives_back_is_before_who_gets_more() {
+fn runs_that_shrink_are_updated_before_runs_that_grow() {
     let updates = vec![
         update("a", "1/1 5/5", "2/2 4/4"),
         update("b", "5/5 1/1", "4/4 2/2"),
@@ -99,7 +104,7 @@ fn who_gives_back_is_before_who_gets_more() {
 }
 
 #[test]
-fn limits_come_but_do_not_go() {
+fn pod_limits_are_added_but_never_removed() {
     check(
         [0, 0, 2],
         [10, 10, 20],
@@ -116,14 +121,17 @@ fn limits_come_but_do_not_go() {
 }
 
 #[test]
-fn nobody_is_given_less_memory_than_is_in_use() {
-    let check =
-        |from: [i64; 3], to: [i64; 3], updates: Vec<Update>, used: [u64; 2], expected: Option<&str>| {
-            let resize = Resize { from: whole(from), to: whole(to), updates };
-            let problem = resize.too_low(used[0], |id| (id == "a#0").then_some(used[1]));
-            assert_eq!(problem.as_deref(), expected);
-            assert!(problem.is_none() || resize.takes_memory());
-        };
+fn rejects_memory_limits_below_usage() {
+    let check = |from: [i64; 3],
+                 to: [i64; 3],
+                 updates: Vec<ContainerUpdate>,
+                 used: [u64; 2],
+                 expected: Option<&str>| {
+        let resize = Resize { from: pod_resources(from), to: pod_resources(to), updates };
+        let error = resize.check_memory_usage(used[0], |id| (id == "a#0").then_some(used[1]));
+        assert_eq!(error.as_deref(), expected);
+        assert!(error.is_none() || resize.has_lower_memory_limit());
+    };
     let lower = |name: &str| vec![update(name, "20/20 0/0", "10/10 0/0")];
     check([20, 0, 0], [10, 0, 0], lower("a"), [9, 9], None);
     let one = "cannot decrease memory limits: attempting to set container \"a\" memory limit (10) below current usage (10)";
@@ -140,21 +148,21 @@ fn nobody_is_given_less_memory_than_is_in_use() {
 }
 
 #[test]
-fn a_container_is_limited_by_its_pod_where_it_says_nothing() {
+fn container_without_limits_gets_pod_limits() {
     let check = |of_pod: Value, own: Value, expected: &str| {
         let spec = json!({"containers": [{"name": "a", "resources": own}], "resources": of_pod});
         let pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
         let container = &pod.spec.as_ref().expect("a spec").containers[0];
-        let found = Amounts::of(&pod, container);
-        assert_eq!(found, amounts(expected));
+        let found = ComputeResources::of(&pod, container);
+        assert_eq!(found, container_resources(expected));
         // What is put in is there, and nothing else is lost.
         let mut other = container.clone();
         let limits = other.resources.get_or_insert_default().limits.get_or_insert_default();
         limits.insert("hugepages-2Mi".to_owned(), Text("4Mi".to_owned()));
-        let other = amounts("9/8 7/0").put_into(&other);
+        let other = container_resources("9/8 7/0").apply_to(&other);
         let limits = other.resources.clone().and_then(|resources| resources.limits).expect("limits");
         assert_eq!(limits["hugepages-2Mi"].0, "4Mi");
-        assert_eq!(Amounts::of(&Pod::default(), &other), amounts("9/8 7/0"));
+        assert_eq!(ComputeResources::of(&Pod::default(), &other), container_resources("9/8 7/0"));
     };
     check(Value::Null, json!({}), "0/0 0/0");
     check(Value::Null, json!({"limits": {"cpu": "1", "memory": "1Ki"}}), "1024/0 1000/0");
@@ -164,11 +172,11 @@ fn a_container_is_limited_by_its_pod_where_it_says_nothing() {
 }
 
 #[test]
-fn what_events_tell() {
+fn event_message_lists_container_resources() {
     let main = json!({"name": "a", "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}});
     let pod = json!({"metadata": {}, "spec": {"containers": [main, {"name": "b"}], "initContainers": [{"name": "i"}]}});
     let pod: Pod = serde_json::from_value(pod).expect("a pod");
-    let summary = |error: &str| summary("Pod resize started", &pod, 3, error);
+    let summary = |error: &str| resize_event_message("Pod resize started", &pod, 3, error);
     let all = concat!(
         r#"Pod resize started: {"initContainers":[{"name":"i","resources":{}}],"containers":["#,
         r#"{"name":"a","resources":{"limits":{"memory":"1Gi"},"requests":{"cpu":"1"}}},"#,

@@ -2,123 +2,147 @@
 
 use std::collections::BTreeMap;
 
-use api::resources::{ResourceList, add, list, of_pod as sum};
+use api::resources::{ResourceList, add_resources, pod_resources as sum, resource_list};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use runtime::cri::LinuxContainerResources;
 use schema::quantity::{Format, Quantity};
 
-use crate::config::resources::{LEAST_SHARES, PERIOD};
-use crate::memory::Memory;
-use crate::observed::Ran;
-use crate::pod::needs;
-use crate::pod::resize::{self, Amounts, Whole};
+use crate::config::resources::{CFS_PERIOD_MICROS, MIN_CPU_SHARES};
+use crate::observed::ContainerRun;
+use crate::pod::resize::{self, ComputeResources, PodResources};
+use crate::pod::resource_spec;
+use crate::worker_state::PodWorkerState;
 
-type Amount = BTreeMap<String, Text>;
+type ResourceMap = BTreeMap<String, Text>;
 
 /// Limits up to this many thousandths of a processor are all the same to the kernel.
-const LEAST_MILLI: i64 = 10;
+const MIN_CPU_MILLI: i64 = 10;
 
 /// What a container has that was agreed to have this. `before` is what was said last of the same container, if it ran.
-pub fn of_container(
+pub fn container_resources(
     container: &Container,
-    run: &Ran,
-    memory: &Memory,
+    run: &ContainerRun,
+    worker_state: &PodWorkerState,
     before: Option<&ContainerStatus>,
 ) -> ResourceRequirements {
     let mut resources = container.resources.clone().unwrap_or_default();
     if !run.state.is_running() {
         return resources;
     }
-    let is_same = |told: &&ContainerStatus| {
-        let id = told.container_id.as_deref().and_then(|id| id.rsplit("://").next());
-        id == Some(&run.id) && told.state.as_ref().is_some_and(|state| state.running.is_some())
+    let is_same = |reported: &&ContainerStatus| {
+        let id = reported.container_id.as_deref().and_then(|id| id.rsplit("://").next());
+        id == Some(&run.id) && reported.state.as_ref().is_some_and(|state| state.running.is_some())
     };
-    let before = before.filter(is_same).and_then(|told| told.resources.clone()).unwrap_or_default();
-    let actual = actual(run, memory);
+    let before = before.filter(is_same).and_then(|reported| reported.resources.clone()).unwrap_or_default();
+    let actual = actual(run, worker_state);
     if let Some(limits) = &mut resources.limits {
-        set(limits, "cpu", cpu(actual.cpu_limit), LEAST_MILLI, before.limits.as_ref());
-        set(limits, "memory", bytes(actual.memory_limit), 0, before.limits.as_ref());
+        set_actual(limits, "cpu", cpu(actual.cpu_limit), MIN_CPU_MILLI, before.limits.as_ref());
+        set_actual(limits, "memory", bytes(actual.memory_limit), 0, before.limits.as_ref());
     }
     if let Some(requests) = &mut resources.requests {
-        set(requests, "cpu", cpu(actual.cpu_request), LEAST_SHARES, before.requests.as_ref());
-        set(requests, "memory", bytes(actual.memory_request), 0, before.requests.as_ref());
+        set_actual(requests, "cpu", cpu(actual.cpu_request), MIN_CPU_SHARES, before.requests.as_ref());
+        set_actual(requests, "memory", bytes(actual.memory_request), 0, before.requests.as_ref());
     }
     resources
 }
 
 /// Puts in what there is, or what was there where nobody knows. What is too little to be told apart, as `least` of the
 /// kernel's measure is, stays as it was agreed to.
-fn set(list: &mut Amount, name: &str, actual: Quantity, least: i64, before: Option<&Amount>) {
+fn set_actual(
+    list: &mut ResourceMap,
+    name: &str,
+    actual: Quantity,
+    minimum: i64,
+    before: Option<&ResourceMap>,
+) {
     if actual.is_zero() {
         let known = before.and_then(|before| before.get(name));
         list.extend(known.map(|known| (name.to_owned(), known.clone())));
         return;
     }
-    let agreed = list.get(name).and_then(|text| Quantity::parse(&text.0).ok()).unwrap_or(Quantity::ZERO);
-    let is_more = |amount: Quantity| least == 0 || amount.milli() > least;
-    if agreed != actual && (is_more(actual) || is_more(agreed)) {
+    let allocated = list.get(name).and_then(|text| Quantity::parse(&text.0).ok()).unwrap_or(Quantity::ZERO);
+    let is_more = |amount: Quantity| minimum == 0 || amount.milli() > minimum;
+    if allocated != actual && (is_more(actual) || is_more(allocated)) {
         list.insert(name.to_owned(), Text(actual.to_string()));
     }
 }
 
 /// What a run has as the runtime tells; what it does not tell, as it was given.
-fn actual(run: &Ran, memory: &Memory) -> Amounts {
-    let given = resize::present(run, memory).unwrap_or_default();
-    match run.resources.as_ref().map(told).filter(|told| *told != Amounts::default()) {
-        Some(told) => Amounts { memory_request: given.memory_request, ..told },
+fn actual(run: &ContainerRun, worker_state: &PodWorkerState) -> ComputeResources {
+    let given = resize::current_resources(run, worker_state).unwrap_or_default();
+    match run.resources.as_ref().map(from_runtime).filter(|reported| *reported != ComputeResources::default())
+    {
+        Some(reported) => ComputeResources { memory_request: given.memory_request, ..reported },
         None => given,
     }
 }
 
-fn told(resources: &LinuxContainerResources) -> Amounts {
+fn from_runtime(resources: &LinuxContainerResources) -> ComputeResources {
     let (quota, period) = (resources.cpu_quota, resources.cpu_period);
-    Amounts {
+    ComputeResources {
         memory_limit: resources.memory_limit_in_bytes.max(0),
         memory_request: 0,
         cpu_limit: if quota > 0 && period > 0 { quota.saturating_mul(1000) / period } else { 0 },
-        cpu_request: of_shares(resources.cpu_shares),
+        cpu_request: shares_to_milli(resources.cpu_shares),
     }
 }
 
-fn of_shares(shares: i64) -> i64 {
-    if shares < LEAST_SHARES { 0 } else { shares.saturating_mul(1000).saturating_add(1023) / 1024 }
+fn shares_to_milli(shares: i64) -> i64 {
+    if shares < MIN_CPU_SHARES { 0 } else { shares.saturating_mul(1000).saturating_add(1023) / 1024 }
 }
 
 /// What a pod as a whole has, and what was agreed to.
-pub fn of_pod(pod: &Pod, memory: &Memory, is_running: bool) -> (ResourceRequirements, Amount) {
-    let spec = needs(pod);
+pub fn pod_resources(
+    pod: &Pod,
+    worker_state: &PodWorkerState,
+    is_running: bool,
+) -> (ResourceRequirements, ResourceMap) {
+    let spec = resource_spec(pod);
     let (mut requests, mut limits) = (sum(&spec, "requests"), sum(&spec, "limits"));
-    let overhead = list(&spec, "overhead");
-    add(&mut requests, &overhead);
+    let overhead = resource_list(&spec, "overhead");
+    add_resources(&mut requests, &overhead);
     for (name, more) in &overhead {
         limits.entry(name.clone()).and_modify(|limit| *limit = *limit + *more);
     }
-    let texts = |list: &ResourceList| -> Amount {
+    let to_list = |list: &ResourceList| -> ResourceMap {
         list.iter().map(|(name, amount)| (name.clone(), Text(amount.to_string()))).collect()
     };
-    let allocated = texts(&requests);
+    let allocated = to_list(&requests);
     if !is_running {
-        return (of(allocated.clone(), texts(&limits)), allocated);
+        return (requirements(allocated.clone(), to_list(&limits)), allocated);
     }
     let own = pod.spec.as_ref().and_then(|spec| spec.resources.clone()).unwrap_or_default();
-    let (mut has, mut may) = (own.requests.unwrap_or_default(), own.limits.unwrap_or_default());
+    let (mut actual_requests, mut actual_limits) =
+        (own.requests.unwrap_or_default(), own.limits.unwrap_or_default());
     for name in ["cpu", "memory"] {
-        has.extend(allocated.get(name).map(|amount| (name.to_owned(), amount.clone())));
+        actual_requests.extend(allocated.get(name).map(|amount| (name.to_owned(), amount.clone())));
     }
-    let wanted = Whole::of(pod);
-    let whole = memory.record.as_ref().map_or(wanted, |record| record.whole);
+    let desired = PodResources::of(pod);
+    let current = worker_state.record.as_ref().map_or(desired, |record| record.whole);
     // What is as it was agreed to is said so, since the kernel's measure is a coarse one.
-    if whole.cpu_shares != wanted.cpu_shares {
-        set(&mut has, "cpu", cpu(of_shares(whole.cpu_shares)), LEAST_SHARES, None);
+    if current.cpu_shares != desired.cpu_shares {
+        set_actual(
+            &mut actual_requests,
+            "cpu",
+            cpu(shares_to_milli(current.cpu_shares)),
+            MIN_CPU_SHARES,
+            None,
+        );
     }
-    set(&mut may, "cpu", cpu(whole.cpu_quota.saturating_mul(1000) / PERIOD), LEAST_MILLI, None);
-    set(&mut may, "memory", bytes(whole.memory), 0, None);
-    (of(has, may), allocated)
+    set_actual(
+        &mut actual_limits,
+        "cpu",
+        cpu(current.cpu_quota.saturating_mul(1000) / CFS_PERIOD_MICROS),
+        MIN_CPU_MILLI,
+        None,
+    );
+    set_actual(&mut actual_limits, "memory", bytes(current.memory), 0, None);
+    (requirements(actual_requests, actual_limits), allocated)
 }
 
-fn of(requests: Amount, limits: Amount) -> ResourceRequirements {
-    let some = |list: Amount| (!list.is_empty()).then_some(list);
+fn requirements(requests: ResourceMap, limits: ResourceMap) -> ResourceRequirements {
+    let some = |list: ResourceMap| (!list.is_empty()).then_some(list);
     ResourceRequirements { requests: some(requests), limits: some(limits), claims: None }
 }
 

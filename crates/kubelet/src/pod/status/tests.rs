@@ -3,27 +3,28 @@ use k8s_openapi::api::core::v1::LinuxContainerUser;
 use serde_json::json;
 
 use super::*;
-use crate::memory::{Failure, Health};
 use crate::observed::Sandbox;
-use crate::pod::back_off::LONGEST;
+use crate::pod::back_off::MAX_BACK_OFF;
+use crate::worker_state::{ContainerHealth, StartFailure};
 
 fn time(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).expect("a time")
 }
 
-fn pod(policy: &str, inits: &[&str]) -> Pod {
-    let inits: Vec<_> = inits.iter().map(|name| json!({"name": name, "image": "init"})).collect();
+fn pod(policy: &str, init_containers: &[&str]) -> Pod {
+    let init_containers: Vec<_> =
+        init_containers.iter().map(|name| json!({"name": name, "image": "init"})).collect();
     let spec = json!({
         "restartPolicy": policy,
-        "initContainers": inits,
+        "initContainers": init_containers,
         "containers": [{"name": "main", "image": "web:1"}]
     });
     let metadata = json!({"name": "crash", "namespace": "default", "uid": "1234"});
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-fn run(name: &str, attempt: u32, state: State) -> Ran {
-    Ran {
+fn run(name: &str, attempt: u32, state: State) -> ContainerRun {
+    ContainerRun {
         id: format!("{name}{attempt}"),
         sandbox: "s".into(),
         name: name.to_owned(),
@@ -34,7 +35,7 @@ fn run(name: &str, attempt: u32, state: State) -> Ran {
         reason: String::new(),
         message: String::new(),
         user: None,
-        made_of: crate::observed::MadeOf::default(),
+        created_from: crate::observed::CreatedFrom::default(),
         resources: None,
     }
 }
@@ -43,20 +44,25 @@ fn exited(code: i32, at: i64) -> State {
     State::Exited { since: time(0), at: time(at), code }
 }
 
-fn seen(containers: Vec<Ran>) -> Observed {
-    let sandbox =
-        Sandbox { id: "s".into(), attempt: 0, ready: true, ips: vec!["10.42.0.7".into()], is_cut_off: false };
-    Observed { sandboxes: vec![sandbox], containers, at: None }
+fn seen(containers: Vec<ContainerRun>) -> ObservedPod {
+    let sandbox = Sandbox {
+        id: "s".into(),
+        attempt: 0,
+        ready: true,
+        ips: vec!["10.42.0.7".into()],
+        has_lost_network: false,
+    };
+    ObservedPod { sandboxes: vec![sandbox], containers, at: None }
 }
 
 #[track_caller]
-fn check(pod: &Pod, seen: &Observed, memory: &Memory, now: i64, expected: Expect) {
-    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
-    let status = status(pod, seen, memory, &host, time(now));
+fn check(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, now: i64, expected: Expect) {
+    let host = HostInfo { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive_read_only: true };
+    let status = generate_pod_status(pod, seen, worker_state, &host, time(now));
     let mut text = format!("{} {}\n", status.phase.unwrap_or_default(), status.pod_ip.unwrap_or_default());
     for container in status.init_container_statuses.iter().chain(&status.container_statuses).flatten() {
         let state = container.state.clone().unwrap_or_default();
-        let told = |state: &ContainerState| match (&state.waiting, &state.running, &state.terminated) {
+        let describe = |state: &ContainerState| match (&state.waiting, &state.running, &state.terminated) {
             (Some(waiting), ..) => {
                 let message = waiting.message.as_deref().map(|message| format!(" ({message})"));
                 format!("{}{}", waiting.reason.as_deref().unwrap_or(""), message.unwrap_or_default())
@@ -65,9 +71,9 @@ fn check(pod: &Pod, seen: &Observed, memory: &Memory, now: i64, expected: Expect
             (.., Some(end)) => format!("{} {}", end.reason.as_deref().unwrap_or(""), end.exit_code),
             _ => "-".to_owned(),
         };
-        let last = told(&container.last_state.clone().unwrap_or_default());
+        let last = describe(&container.last_state.clone().unwrap_or_default());
         let (name, ready, restarts) = (&container.name, container.ready, container.restart_count);
-        text += &format!("{name}: {}, last {last}, ready {ready}, restarts {restarts}\n", told(&state));
+        text += &format!("{name}: {}, last {last}, ready {ready}, restarts {restarts}\n", describe(&state));
     }
     for condition in status.conditions.iter().flatten() {
         text += &format!(
@@ -82,11 +88,11 @@ fn check(pod: &Pod, seen: &Observed, memory: &Memory, now: i64, expected: Expect
 }
 
 #[test]
-fn a_pod_that_has_just_come() {
+fn new_pod_is_pending() {
     check(
         &pod("Always", &[]),
-        &Observed::default(),
-        &Memory::default(),
+        &ObservedPod::default(),
+        &PodWorkerState::default(),
         0,
         expect![[r#"
         Pending
@@ -101,12 +107,12 @@ fn a_pod_that_has_just_come() {
 }
 
 #[test]
-fn a_pod_that_runs() {
+fn running_pod_is_ready() {
     let since = State::Running { since: time(1) };
     check(
         &pod("Always", &[]),
         &seen(vec![run("main", 0, since)]),
-        &Memory::default(),
+        &PodWorkerState::default(),
         2,
         expect![[r#"
         Running 10.42.0.7
@@ -121,12 +127,12 @@ fn a_pod_that_runs() {
 }
 
 #[test]
-fn a_pod_whose_first_steps_are_under_way() {
+fn pod_is_pending_while_init_containers_run() {
     let running = seen(vec![run("prepare", 0, State::Running { since: time(1) })]);
     check(
         &pod("Always", &["prepare"]),
         &running,
-        &Memory::default(),
+        &PodWorkerState::default(),
         2,
         expect![[r#"
         Pending 10.42.0.7
@@ -144,19 +150,19 @@ fn a_pod_whose_first_steps_are_under_way() {
 #[test]
 fn pod_is_not_ready_before_its_sidecars_are() {
     let mut pod = pod("Always", &["beside"]);
-    let beside = &mut pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("containers")[0];
-    beside.restart_policy = Some("Always".to_owned());
-    beside.readiness_probe = Some(Default::default());
+    let sidecar = &mut pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("containers")[0];
+    sidecar.restart_policy = Some("Always".to_owned());
+    sidecar.readiness_probe = Some(Default::default());
     let running = |name: &str| run(name, 0, State::Running { since: time(1) });
     let seen = seen(vec![running("beside"), running("main")]);
-    let mut memory = Memory::default();
-    let health = Health { started: true, ready: false, dead: false };
-    memory.health.insert("beside0".to_owned(), health);
-    memory.health.insert("main0".to_owned(), Health { ready: true, ..health });
+    let mut worker_state = PodWorkerState::default();
+    let health = ContainerHealth { started: true, ready: false, dead: false };
+    worker_state.health.insert("beside0".to_owned(), health);
+    worker_state.health.insert("main0".to_owned(), ContainerHealth { ready: true, ..health });
     check(
         &pod,
         &seen,
-        &memory,
+        &worker_state,
         2,
         expect![[r#"
         Running 10.42.0.7
@@ -169,11 +175,11 @@ fn pod_is_not_ready_before_its_sidecars_are() {
         PodScheduled=True
     "#]],
     );
-    memory.health.insert("beside0".to_owned(), Health { ready: true, ..health });
+    worker_state.health.insert("beside0".to_owned(), ContainerHealth { ready: true, ..health });
     check(
         &pod,
         &seen,
-        &memory,
+        &worker_state,
         2,
         expect![[r#"
         Running 10.42.0.7
@@ -189,10 +195,10 @@ fn pod_is_not_ready_before_its_sidecars_are() {
 }
 
 #[test]
-fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
-    let before = |mut ran: Ran| {
-        ran.sandbox = "another".into();
-        ran
+fn pod_is_pending_while_init_containers_run_again_in_a_new_sandbox() {
+    let before = |mut container_run: ContainerRun| {
+        container_run.sandbox = "another".into();
+        container_run
     };
     let lost = before(run("main", 0, exited(137, 5)));
     let again = seen(vec![
@@ -203,7 +209,7 @@ fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
     check(
         &pod("Always", &["prepare"]),
         &again,
-        &Memory::default(),
+        &PodWorkerState::default(),
         10,
         expect![[r#"
             Pending 10.42.0.7
@@ -219,17 +225,17 @@ fn a_pod_whose_first_steps_are_taken_again_in_another_sandbox() {
 }
 
 #[test]
-fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
-    let crashed = seen(vec![run("main", 2, exited(1, 5)), run("main", 1, exited(1, 3))]);
-    let mut memory = Memory::default();
+fn crash_loop_and_missing_probe_results_are_not_ready() {
+    let crash_loop = seen(vec![run("main", 2, exited(1, 5)), run("main", 1, exited(1, 3))]);
+    let mut worker_state = PodWorkerState::default();
     for attempt in 0..2 {
-        memory.start_again(&run("main", attempt, exited(1, 3)), time(4), LONGEST);
+        worker_state.record_restart(&run("main", attempt, exited(1, 3)), time(4), MAX_BACK_OFF);
     }
     // What is told first is how it ended; that it has to wait is told when somebody looks again.
     check(
         &pod("Always", &[]),
-        &crashed,
-        &memory,
+        &crash_loop,
+        &worker_state,
         6,
         expect![[r#"
         Running 10.42.0.7
@@ -243,8 +249,8 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
     );
     check(
         &pod("Always", &[]),
-        &crashed,
-        &memory,
+        &crash_loop,
+        &worker_state,
         25,
         expect![[r#"
         Running 10.42.0.7
@@ -256,12 +262,12 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
         PodScheduled=True
     "#]],
     );
-    let mut memory = Memory::default();
-    memory.health.insert("main0".into(), Health { started: true, ready: false, dead: false });
+    let mut worker_state = PodWorkerState::default();
+    worker_state.health.insert("main0".into(), ContainerHealth { started: true, ready: false, dead: false });
     check(
         &pod("Always", &[]),
         &seen(vec![run("main", 0, State::Running { since: time(1) })]),
-        &memory,
+        &worker_state,
         6,
         expect![[r#"
             Running 10.42.0.7
@@ -276,16 +282,18 @@ fn a_container_that_keeps_failing_and_one_that_waits_for_its_probe() {
 }
 
 #[test]
-fn a_container_that_cannot_be_started() {
+fn start_error_and_crash_loop_back_off_are_reported() {
     let of = |policy: &str, attempt: u32, now: i64, expected: Expect| {
-        let mut memory = Memory::default();
+        let mut worker_state = PodWorkerState::default();
         for before in 0..attempt {
-            memory.start_again(&run("main", before, exited(128, 4)), time(4), LONGEST);
+            worker_state.record_restart(&run("main", before, exited(128, 4)), time(4), MAX_BACK_OFF);
         }
         let message = "exec: \"nope\": executable file not found in $PATH".to_owned();
-        memory.failures.insert("main".into(), Failure::again(None, "RunContainerError", message, time(5)));
-        let failed = Ran { reason: "StartError".into(), ..run("main", attempt, exited(128, 5)) };
-        check(&pod(policy, &[]), &seen(vec![failed]), &memory, now, expected);
+        worker_state
+            .failures
+            .insert("main".into(), StartFailure::with_back_off(None, "RunContainerError", message, time(5)));
+        let failed = ContainerRun { reason: "StartError".into(), ..run("main", attempt, exited(128, 5)) };
+        check(&pod(policy, &[]), &seen(vec![failed]), &worker_state, now, expected);
     };
     // Right after the try.
     of(
@@ -334,11 +342,11 @@ fn a_container_that_cannot_be_started() {
 }
 
 #[test]
-fn pods_that_are_over() {
+fn finished_pods_are_failed_or_succeeded() {
     check(
         &pod("Never", &[]),
         &seen(vec![run("main", 0, exited(2, 5))]),
-        &Memory::default(),
+        &PodWorkerState::default(),
         6,
         expect![[r#"
             Failed 10.42.0.7
@@ -353,7 +361,7 @@ fn pods_that_are_over() {
     check(
         &pod("OnFailure", &[]),
         &seen(vec![run("main", 0, exited(0, 5))]),
-        &Memory::default(),
+        &PodWorkerState::default(),
         6,
         expect![[r#"
             Succeeded 10.42.0.7
@@ -377,7 +385,7 @@ fn pod_succeeds_once_its_sidecars_have_stopped() {
     check(
         &pod,
         &mesh(State::Running { since: time(1) }),
-        &Memory::default(),
+        &PodWorkerState::default(),
         6,
         expect![[r#"
             Running 10.42.0.7
@@ -393,7 +401,7 @@ fn pod_succeeds_once_its_sidecars_have_stopped() {
     check(
         &pod,
         &mesh(exited(137, 6)),
-        &Memory::default(),
+        &PodWorkerState::default(),
         7,
         expect![[r#"
             Succeeded 10.42.0.7
@@ -409,20 +417,20 @@ fn pod_succeeds_once_its_sidecars_have_stopped() {
 }
 
 #[test]
-fn an_image_that_cannot_be_had() {
-    let mut memory = Memory::default();
-    let failure = Failure {
+fn image_pull_back_off_is_reported() {
+    let mut worker_state = PodWorkerState::default();
+    let failure = StartFailure {
         reason: "ErrImagePull".into(),
         message: "no such host".into(),
-        times: 1,
-        at: time(-9),
-        again: time(60),
+        attempts: 1,
+        failed_at: time(-9),
+        retry_at: time(60),
     };
-    memory.failures.insert("main".into(), failure);
+    worker_state.failures.insert("main".into(), failure);
     check(
         &pod("Always", &[]),
         &seen(Vec::new()),
-        &memory,
+        &worker_state,
         6,
         expect![[r#"
             Pending 10.42.0.7
@@ -437,15 +445,20 @@ fn an_image_that_cannot_be_had() {
 }
 
 #[test]
-fn what_has_ended_stays_so_when_nothing_is_left_of_it() {
-    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
+fn terminated_status_remains_after_containers_are_removed() {
+    let host = HostInfo { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive_read_only: true };
     for (mut pod, state) in [(pod("Never", &["init"]), exited(3, 5)), (pod("Always", &[]), exited(0, 5))] {
-        let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-        let ran = inits.map(|init| run(&init.name, 0, exited(0, 1))).chain([run("main", 2, state)]).collect();
+        let init_containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        let container_run = init_containers
+            .map(|init| run(&init.name, 0, exited(0, 1)))
+            .chain([run("main", 2, state)])
+            .collect();
         pod.metadata.deletion_timestamp = Some(Time(time(6)));
-        let before = status(&pod, &seen(ran), &Memory::default(), &host, time(7));
+        let before =
+            generate_pod_status(&pod, &seen(container_run), &PodWorkerState::default(), &host, time(7));
         pod.status = Some(before.clone());
-        let after = status(&pod, &Observed::default(), &Memory::default(), &host, time(8));
+        let after =
+            generate_pod_status(&pod, &ObservedPod::default(), &PodWorkerState::default(), &host, time(8));
         assert_eq!(after.phase, before.phase);
         assert_eq!(after.container_statuses, before.container_statuses);
         assert_eq!(after.init_container_statuses, before.init_container_statuses);
@@ -453,19 +466,19 @@ fn what_has_ended_stays_so_when_nothing_is_left_of_it() {
 }
 
 #[test]
-fn all_begin_anew() {
+fn restart_of_all_containers_is_reported() {
     let mut pod = pod("Never", &[]);
     let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
     let more =
         json!([{"name": "main", "restartPolicy": "Never", "restartPolicyRules": [rule]}, {"name": "b"}]);
     pod.spec.as_mut().expect("a spec").containers = serde_json::from_value(more).expect("containers");
-    let memory = Memory::default();
+    let worker_state = PodWorkerState::default();
     let running = |since: i64| State::Running { since: time(since) };
     let ended = run("main", 0, exited(42, 9));
     check(
         &pod,
         &seen(vec![ended.clone(), run("b", 0, running(0))]),
-        &memory,
+        &worker_state,
         10,
         expect![[r#"
         Running 10.42.0.7
@@ -483,7 +496,7 @@ fn all_begin_anew() {
     check(
         &pod,
         &seen(past.to_vec()),
-        &memory,
+        &worker_state,
         11,
         expect![[r#"
         Running 10.42.0.7
@@ -502,7 +515,7 @@ fn all_begin_anew() {
     check(
         &pod,
         &seen(all),
-        &memory,
+        &worker_state,
         13,
         expect![[r#"
         Running 10.42.0.7
@@ -519,47 +532,59 @@ fn all_begin_anew() {
 }
 
 #[test]
-fn the_user_is_who_the_runtime_says() {
-    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
+fn user_is_reported_by_the_runtime() {
+    let host = HostInfo { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive_read_only: true };
     let user = LinuxContainerUser { uid: 1000, gid: 3000, supplemental_groups: Some(vec![3000, 4000]) };
-    let shown = |state: State, user: Option<&LinuxContainerUser>| {
-        let seen = seen(vec![Ran { user: user.cloned(), ..run("main", 0, state) }]);
-        let status = status(&pod("Never", &[]), &seen, &Memory::default(), &host, time(9));
+    let reported_user = |state: State, user: Option<&LinuxContainerUser>| {
+        let seen = seen(vec![ContainerRun { user: user.cloned(), ..run("main", 0, state) }]);
+        let status =
+            generate_pod_status(&pod("Never", &[]), &seen, &PodWorkerState::default(), &host, time(9));
         status.container_statuses.unwrap_or_default().remove(0).user
     };
-    let told = Some(ContainerUser { linux: Some(user.clone()) });
-    assert_eq!(shown(State::Running { since: time(0) }, Some(&user)), told);
-    assert_eq!(shown(exited(0, 5), Some(&user)), told);
-    assert_eq!(shown(State::Created, Some(&user)), None);
-    assert_eq!(shown(State::Running { since: time(0) }, None), None);
+    let expected_user = Some(ContainerUser { linux: Some(user.clone()) });
+    assert_eq!(reported_user(State::Running { since: time(0) }, Some(&user)), expected_user);
+    assert_eq!(reported_user(exited(0, 5), Some(&user)), expected_user);
+    assert_eq!(reported_user(State::Created, Some(&user)), None);
+    assert_eq!(reported_user(State::Running { since: time(0) }, None), None);
 }
 
 #[test]
-fn what_containers_have_and_were_promised() {
-    use crate::allocation::Record;
-    use crate::pod::resize::{Amounts, Whole};
+fn actual_and_allocated_resources_are_reported() {
+    use crate::allocation::AllocationRecord;
+    use crate::pod::resize::{ComputeResources, PodResources};
     use runtime::cri::LinuxContainerResources;
 
-    let resources = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}});
+    let resources = |cpu: &str, worker_state: &str| json!({"requests": {"cpu": cpu, "memory": worker_state}, "limits": {"cpu": cpu, "memory": worker_state}});
     let mut pod = pod("Always", &[]);
-    let agreed = serde_json::from_value(resources("500m", "64Mi")).expect("resources");
-    pod.spec.as_mut().expect("a spec").containers[0].resources = Some(agreed);
-    let reports = |quota: i64, shares: i64, memory: i64| LinuxContainerResources {
+    let allocated = serde_json::from_value(resources("500m", "64Mi")).expect("resources");
+    pod.spec.as_mut().expect("a spec").containers[0].resources = Some(allocated);
+    let reports = |quota: i64, shares: i64, worker_state: i64| LinuxContainerResources {
         cpu_period: 100_000,
         cpu_quota: quota,
         cpu_shares: shares,
-        memory_limit_in_bytes: memory,
+        memory_limit_in_bytes: worker_state,
         ..LinuxContainerResources::default()
     };
-    let mut check = |state: State, told: Option<LinuxContainerResources>, whole: Whole, expected: Expect| {
+    let mut check = |state: State,
+                     reported: Option<LinuxContainerResources>,
+                     pod_resources: PodResources,
+                     expected: Expect| {
         let mut main = run("main", 0, state);
-        main.resources = told;
-        let given =
-            Amounts { memory_request: 32 << 20, memory_limit: 32 << 20, cpu_request: 100, cpu_limit: 0 };
-        let record = Record { given: [(main.id.clone(), given)].into(), whole, ..Record::default() };
-        let memory = Memory { record: Some(record), ..Memory::default() };
-        let host = Host { ips: &[], runtime: "containerd", recursive: true };
-        let status = status(&pod, &seen(vec![main]), &memory, &host, time(9));
+        main.resources = reported;
+        let given = ComputeResources {
+            memory_request: 32 << 20,
+            memory_limit: 32 << 20,
+            cpu_request: 100,
+            cpu_limit: 0,
+        };
+        let record = AllocationRecord {
+            given: [(main.id.clone(), given)].into(),
+            whole: pod_resources,
+            ..AllocationRecord::default()
+        };
+        let worker_state = PodWorkerState { record: Some(record), ..PodWorkerState::default() };
+        let host = HostInfo { ips: &[], runtime: "containerd", recursive_read_only: true };
+        let status = generate_pod_status(&pod, &seen(vec![main]), &worker_state, &host, time(9));
         let container = &status.container_statuses.iter().flatten().next().expect("a container");
         let found = json!([
             container.resources,
@@ -572,11 +597,11 @@ fn what_containers_have_and_were_promised() {
         expected.assert_eq(&lines.concat());
         pod.status = Some(status);
     };
-    let whole = Whole { memory: 64 << 20, cpu_quota: 50_000, cpu_shares: 512 };
+    let pod_resources = PodResources { memory: 64 << 20, cpu_quota: 50_000, cpu_shares: 512 };
     check(
         exited(1, 5),
         None,
-        whole,
+        pod_resources,
         expect![[r#"
         {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"64Mi"}}
         {"cpu":"500m","memory":"64Mi"}
@@ -588,7 +613,7 @@ fn what_containers_have_and_were_promised() {
     check(
         running,
         Some(reports(50_000, 512, 64 << 20)),
-        whole,
+        pod_resources,
         expect![[r#"
         {"limits":{"cpu":"500m","memory":"64Mi"},"requests":{"cpu":"500m","memory":"32Mi"}}
         {"cpu":"500m","memory":"64Mi"}
@@ -599,7 +624,7 @@ fn what_containers_have_and_were_promised() {
     check(
         running,
         Some(reports(10_000, 102, 32 << 20)),
-        Whole { cpu_shares: 102, ..whole },
+        PodResources { cpu_shares: 102, ..pod_resources },
         expect![[r#"
         {"limits":{"cpu":"100m","memory":"32Mi"},"requests":{"cpu":"100m","memory":"32Mi"}}
         {"cpu":"500m","memory":"64Mi"}
@@ -611,7 +636,7 @@ fn what_containers_have_and_were_promised() {
     check(
         running,
         Some(reports(0, 102, 32 << 20)),
-        whole,
+        pod_resources,
         expect![[r#"
         {"limits":{"cpu":"100m","memory":"32Mi"},"requests":{"cpu":"100m","memory":"32Mi"}}
         {"cpu":"500m","memory":"64Mi"}
@@ -622,7 +647,7 @@ fn what_containers_have_and_were_promised() {
     check(
         running,
         None,
-        whole,
+        pod_resources,
         expect![[r#"
         {"limits":{"cpu":"100m","memory":"32Mi"},"requests":{"cpu":"100m","memory":"32Mi"}}
         {"cpu":"500m","memory":"64Mi"}
@@ -635,12 +660,12 @@ fn what_containers_have_and_were_promised() {
 /// The API lets no container leave its end that its restart policy would not restart.
 #[test]
 fn container_stopped_for_a_resize_has_not_ended() {
-    let host = Host { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive: true };
+    let host = HostInfo { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive_read_only: true };
     let mut pod = pod("OnFailure", &[]);
-    let mut memory = Memory::default();
+    let mut worker_state = PodWorkerState::default();
     let running = State::Running { since: time(1) };
-    let mut shown = |containers: Vec<Ran>, memory: &Memory| {
-        let status = status(&pod, &seen(containers), memory, &host, time(9));
+    let mut observe_state = |containers: Vec<ContainerRun>, worker_state: &PodWorkerState| {
+        let status = generate_pod_status(&pod, &seen(containers), worker_state, &host, time(9));
         let container = status.container_statuses.as_ref().expect("containers")[0].clone();
         let phase = status.phase.clone().unwrap_or_default();
         pod.status = Some(status);
@@ -650,64 +675,67 @@ fn container_stopped_for_a_resize_has_not_ended() {
         (phase, container.container_id.unwrap_or_default(), container.ready, ended, last)
     };
     let runs = ("Running".to_owned(), "containerd://main0".to_owned(), true, None, None);
-    assert_eq!(shown(vec![run("main", 0, running)], &memory), runs);
-    memory.resized.insert("main0".to_owned());
+    assert_eq!(observe_state(vec![run("main", 0, running)], &worker_state), runs);
+    worker_state.stopped_for_resize.insert("main0".to_owned());
     let stopped = vec![run("main", 0, exited(0, 2))];
-    assert_eq!(shown(stopped.clone(), &memory), (runs.0.clone(), runs.1.clone(), false, None, None));
+    assert_eq!(
+        observe_state(stopped.clone(), &worker_state),
+        (runs.0.clone(), runs.1.clone(), false, None, None)
+    );
     let again = vec![run("main", 1, running), run("main", 0, exited(0, 2))];
     let expected = (runs.0.clone(), "containerd://main1".to_owned(), true, None, Some(0));
-    assert_eq!(shown(again, &memory), expected);
+    assert_eq!(observe_state(again, &worker_state), expected);
     // It is not started again when its pod ends.
-    memory.ended = Some((crate::EVICTED.to_owned(), String::new()));
-    assert_eq!(shown(stopped, &memory), ("Failed".to_owned(), runs.1, false, Some(0), None));
+    worker_state.termination_reason = Some((crate::EVICTED_REASON.to_owned(), String::new()));
+    assert_eq!(observe_state(stopped, &worker_state), ("Failed".to_owned(), runs.1, false, Some(0), None));
 }
 
 #[test]
 fn conditions_of_a_resize() {
-    let mut memory = Memory::default();
+    let mut worker_state = PodWorkerState::default();
     let running = seen(vec![run("main", 0, State::Running { since: time(1) })]);
-    let host = Host { ips: &[], runtime: "containerd", recursive: true };
+    let host = HostInfo { ips: &[], runtime: "containerd", recursive_read_only: true };
     let mut pod = pod("Always", &[]);
-    let mut check = |memory: &Memory, expected: Expect| {
-        let status = status(&pod, &running, memory, &host, time(9));
+    let mut check = |worker_state: &PodWorkerState, expected: Expect| {
+        let status = generate_pod_status(&pod, &running, worker_state, &host, time(9));
         let conditions = status.conditions.iter().flatten();
         let own = conditions.filter(|condition| condition.type_.starts_with("PodResize"));
         let lines: Vec<String> = own.map(|condition| format!("{}\n", json!(condition))).collect();
         expected.assert_eq(&lines.concat());
         pod.status = Some(status);
     };
-    assert!(memory.resizing.defer("too much", Some(2), time(1)));
-    assert!(!memory.resizing.defer("far too much", Some(2), time(2)));
+    assert!(worker_state.resize_status.defer("too much", Some(2), time(1)));
+    assert!(!worker_state.resize_status.defer("far too much", Some(2), time(2)));
     check(
-        &memory,
+        &worker_state,
         expect![[r#"
         {"lastProbeTime":"1970-01-12T13:46:41Z","lastTransitionTime":"1970-01-12T13:46:41Z","message":"far too much","observedGeneration":2,"reason":"Deferred","status":"True","type":"PodResizePending"}
     "#]],
     );
     // Somebody asks for something else that there is no room for either.
-    assert!(memory.resizing.defer("too much", Some(3), time(3)));
+    assert!(worker_state.resize_status.defer("too much", Some(3), time(3)));
     check(
-        &memory,
+        &worker_state,
         expect![[r#"
         {"lastProbeTime":"1970-01-12T13:46:41Z","lastTransitionTime":"1970-01-12T13:46:41Z","message":"too much","observedGeneration":3,"reason":"Deferred","status":"True","type":"PodResizePending"}
     "#]],
     );
-    memory.resizing.begin(Some(3), time(4));
+    worker_state.resize_status.start(Some(3), time(4));
     check(
-        &memory,
+        &worker_state,
         expect![[r#"
         {"lastProbeTime":"1970-01-12T13:46:44Z","lastTransitionTime":"1970-01-12T13:46:44Z","observedGeneration":3,"status":"True","type":"PodResizeInProgress"}
     "#]],
     );
-    assert_eq!(memory.resizing.fail("no", Some(4), time(5)), Some(3));
-    assert_eq!(memory.resizing.fail("no", Some(4), time(6)), None);
+    assert_eq!(worker_state.resize_status.record_error("no", Some(4), time(5)), Some(3));
+    assert_eq!(worker_state.resize_status.record_error("no", Some(4), time(6)), None);
     check(
-        &memory,
+        &worker_state,
         expect![[r#"
         {"lastProbeTime":"1970-01-12T13:46:45Z","lastTransitionTime":"1970-01-12T13:46:45Z","message":"no","observedGeneration":3,"reason":"Error","status":"True","type":"PodResizeInProgress"}
     "#]],
     );
-    assert_eq!(memory.resizing.end(), Some(3));
-    check(&memory, expect![[""]]);
-    assert_eq!(memory.resizing.end(), None);
+    assert_eq!(worker_state.resize_status.finish(), Some(3));
+    check(&worker_state, expect![[""]]);
+    assert_eq!(worker_state.resize_status.finish(), None);
 }

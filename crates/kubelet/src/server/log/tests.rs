@@ -12,15 +12,15 @@ not a line
 2026-01-01T00:00:04Z stdout F 
 2026-01-01T00:00:05Z stdout P unfinished";
 
-fn shown(log: &str, query: &str, piece: usize) -> String {
+fn read_log(log: &str, query: &str, chunk_size: usize) -> String {
     let now = "2026-01-01T00:00:06Z".parse().expect("a time");
-    let options = Options::parse(query, now).expect("options");
+    let options = PodLogOptions::parse(query, now).expect("options");
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     std::io::Write::write_all(&mut file, log.as_bytes()).expect("written");
-    let mut log = Log::open(file.path().to_owned(), &options).expect("a log");
-    log.buffer.truncate(piece);
+    let mut log = LogReader::open(file.path().to_owned(), &options).expect("a log");
+    log.buffer.truncate(chunk_size);
     let mut out = Vec::new();
-    while let Piece::Read(bytes) = log.read().expect("a piece") {
+    while let LogChunk::Data(bytes) = log.read().expect("a piece") {
         out.extend_from_slice(&bytes);
     }
     String::from_utf8(out).expect("text")
@@ -28,11 +28,11 @@ fn shown(log: &str, query: &str, piece: usize) -> String {
 
 #[track_caller]
 fn check(query: &str, expected: Expect) {
-    expected.assert_eq(&shown(LOG, query, PIECE));
+    expected.assert_eq(&read_log(LOG, query, CHUNK_BYTES));
 }
 
 #[test]
-fn what_logs_show() {
+fn query_options_filter_the_log() {
     check(
         "",
         expect![[r#"
@@ -70,7 +70,7 @@ fn what_logs_show() {
 }
 
 #[test]
-fn bad_options_are_refused() {
+fn rejects_invalid_options() {
     for (query, code) in [
         ("tailLines=x", 400),
         ("tailLines=-1", 422),
@@ -78,29 +78,29 @@ fn bad_options_are_refused() {
         ("sinceSeconds=1&sinceTime=2026-01-01T00:00:03Z", 422),
         ("sinceTime=yesterday", 400),
     ] {
-        let refused = Options::parse(query, Timestamp::UNIX_EPOCH).expect_err(query);
-        assert_eq!(refused.0.as_u16(), code, "{query}");
+        let error = PodLogOptions::parse(query, Timestamp::UNIX_EPOCH).expect_err(query);
+        assert_eq!(error.0.as_u16(), code, "{query}");
     }
 }
 
 proptest! {
     #[test]
-    fn the_size_of_pieces_makes_no_difference(piece in 1usize..200, limit in 1u64..80, tail in 0u64..8) {
+    fn output_is_the_same_for_every_chunk_size(chunk_size in 1usize..200, limit in 1u64..80, tail in 0u64..8) {
         let query = format!("limitBytes={limit}&tailLines={tail}&timestamps=true");
-        prop_assert_eq!(shown(LOG, &query, piece), shown(LOG, &query, PIECE));
+        prop_assert_eq!(read_log(LOG, &query, chunk_size), read_log(LOG, &query, CHUNK_BYTES));
     }
 
     #[test]
-    fn no_bytes_are_too_much(bytes in proptest::collection::vec(any::<u8>(), 0..300), limit in 1u64..50) {
-        let given = Lines::new(Some(Timestamp::UNIX_EPOCH), true, Some(limit)).take(&bytes);
+    fn output_is_within_the_byte_limit(bytes in proptest::collection::vec(any::<u8>(), 0..300), limit in 1u64..50) {
+        let given = LogParser::new(Some(Timestamp::UNIX_EPOCH), true, Some(limit)).process(&bytes);
         prop_assert!(given.len() as u64 <= limit);
     }
 }
 
 #[tokio::test]
-async fn a_change_in_the_directory_is_told() {
+async fn change_in_the_log_directory_is_reported() {
     let dir = tempfile::tempdir().expect("a directory");
-    let changes = Changes::of(dir.path()).expect("a watch");
+    let changes = DirWatcher::new(dir.path()).expect("a watch");
     let file = dir.path().join("0.log");
     std::fs::write(&file, "x").expect("written");
     changes.next().await.expect("told");

@@ -6,47 +6,52 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::children;
+use super::read_dir_paths;
 
 /// What either side proves itself by, in a discovery as in a session.
-const KEYS: [&str; 4] = ["username", "password", "username_in", "password_in"];
-const END: &str = "# END RECORD";
+const CHAP_KEYS: [&str; 4] = ["username", "password", "username_in", "password_in"];
+const END_MARKER: &str = "# END RECORD";
 
 /// The records of a portal.
-pub fn of_discovery(roots: &[PathBuf], portal: &str) -> Vec<PathBuf> {
-    let (address, port) = split(portal);
-    let place =
+pub fn discovery_records(roots: &[PathBuf], portal: &str) -> Vec<PathBuf> {
+    let (address, port) = split_portal(portal);
+    let record_path =
         |root: &PathBuf| root.join("send_targets").join(format!("{address},{port}")).join("st_config");
-    roots.iter().map(place).filter(|path| path.is_file()).collect()
+    roots.iter().map(record_path).filter(|path| path.is_file()).collect()
 }
 
 /// The records of a target that is reached by a portal.
-pub fn of_node(roots: &[PathBuf], iqn: &str, portal: &str, interface: &str) -> Vec<PathBuf> {
-    let (address, port) = split(portal);
+pub fn node_records(roots: &[PathBuf], iqn: &str, portal: &str, interface: &str) -> Vec<PathBuf> {
+    let (address, port) = split_portal(portal);
     // What a portal's name leads to is known to the tool alone.
     let is_name = address.parse::<std::net::IpAddr>().is_err();
-    let is_it = |path: &PathBuf| {
+    let is_match = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut parts = name.split(',');
         let (of, at) = (parts.next(), parts.next());
         (is_name || of == Some(address)) && at == Some(port)
     };
-    let portals = roots.iter().flat_map(|root| children(&root.join("nodes").join(iqn))).filter(is_it);
+    let portals =
+        roots.iter().flat_map(|root| read_dir_paths(&root.join("nodes").join(iqn))).filter(is_match);
     let records = portals.map(|path| if path.is_dir() { path.join(interface) } else { path });
     records.filter(|path| path.is_file()).collect()
 }
 
 /// Puts secrets into records.
-pub fn put(records: &[PathBuf], prefix: &str, secrets: &BTreeMap<String, String>) -> Result<(), String> {
-    let mut wanted = BTreeMap::new();
-    for key in KEYS.map(|key| format!("{prefix}{key}")) {
+pub fn write_secrets(
+    records: &[PathBuf],
+    prefix: &str,
+    secrets: &BTreeMap<String, String>,
+) -> Result<(), String> {
+    let mut settings = BTreeMap::new();
+    for key in CHAP_KEYS.map(|key| format!("{prefix}{key}")) {
         let Some(value) = secrets.get(&key).filter(|value| !value.is_empty()) else { continue };
         if value.contains(char::is_control) {
             return Err(format!("key {key:?} of the secret must be one line of text"));
         }
-        wanted.insert(key, value.as_str());
+        settings.insert(key, value.as_str());
     }
-    if wanted.is_empty() {
+    if settings.is_empty() {
         return Ok(());
     }
     if records.is_empty() {
@@ -55,23 +60,23 @@ pub fn put(records: &[PathBuf], prefix: &str, secrets: &BTreeMap<String, String>
     records.iter().try_for_each(|path| {
         // In its place: the tool takes every file beside it for another record.
         let text = std::fs::read_to_string(path);
-        let written = text.and_then(|text| std::fs::write(path, with(&text, &wanted)));
+        let written = text.and_then(|text| std::fs::write(path, with_settings(&text, &settings)));
         written.map_err(|error| format!("{}: {error}", path.display()))
     })
 }
 
-fn with(text: &str, wanted: &BTreeMap<String, &str>) -> String {
+fn with_settings(text: &str, settings: &BTreeMap<String, &str>) -> String {
     let is_other =
-        |line: &&str| !line.split_once('=').is_some_and(|(name, _)| wanted.contains_key(name.trim()));
+        |line: &&str| !line.split_once('=').is_some_and(|(name, _)| settings.contains_key(name.trim()));
     let mut lines: Vec<String> = text.lines().filter(is_other).map(str::to_owned).collect();
-    let end = lines.iter().rposition(|line| line.trim() == END).unwrap_or(lines.len());
-    lines.splice(end..end, wanted.iter().map(|(name, value)| format!("{name} = {value}")));
+    let end = lines.iter().rposition(|line| line.trim() == END_MARKER).unwrap_or(lines.len());
+    lines.splice(end..end, settings.iter().map(|(name, value)| format!("{name} = {value}")));
     lines.join("\n") + "\n"
 }
 
 /// Address and port, without the brackets.
-fn split(portal: &str) -> (&str, &str) {
-    let (address, port) = portal.rsplit_once(':').unwrap_or((portal, super::PORT));
+fn split_portal(portal: &str) -> (&str, &str) {
+    let (address, port) = portal.rsplit_once(':').unwrap_or((portal, super::DEFAULT_PORT));
     (address.trim_matches(['[', ']']), port)
 }
 
@@ -80,8 +85,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_go_into_the_record() {
-        let wanted = |pairs: &[(&str, &'static str)]| {
+    fn writes_secrets_into_the_record() {
+        let settings = |pairs: &[(&str, &'static str)]| {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<BTreeMap<_, _>>()
         };
         let before =
@@ -89,25 +94,25 @@ mod tests {
         let pairs = [("node.session.auth.username", "joe"), ("node.session.auth.password", "a = b")];
         let after = "# BEGIN RECORD 2.1.8\nnode.name = iqn\nnode.session.auth.password = a = b\n\
             node.session.auth.username = joe\n# END RECORD\n";
-        assert_eq!(with(before, &wanted(&pairs)), after);
-        assert_eq!(with(after, &wanted(&pairs)), after);
-        assert_eq!(with("a = b\n", &wanted(&[("c", "d")])), "a = b\nc = d\n");
+        assert_eq!(with_settings(before, &settings(&pairs)), after);
+        assert_eq!(with_settings(after, &settings(&pairs)), after);
+        assert_eq!(with_settings("a = b\n", &settings(&[("c", "d")])), "a = b\nc = d\n");
     }
 
     #[test]
-    fn a_secret_cannot_write_other_lines() {
+    fn rejects_secrets_with_line_breaks() {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("record");
         std::fs::write(&record, "# END RECORD\n").unwrap();
         let name = "node.session.auth.password".to_owned();
         let secrets = BTreeMap::from([(name, "x\nnode.startup = automatic".to_owned())]);
-        let why = put(std::slice::from_ref(&record), "node.session.auth.", &secrets).unwrap_err();
-        assert_eq!(why, "key \"node.session.auth.password\" of the secret must be one line of text");
+        let error = write_secrets(std::slice::from_ref(&record), "node.session.auth.", &secrets).unwrap_err();
+        assert_eq!(error, "key \"node.session.auth.password\" of the secret must be one line of text");
         assert_eq!(std::fs::read_to_string(&record).unwrap(), "# END RECORD\n");
     }
 
     #[test]
-    fn where_records_are() {
+    fn record_files_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let roots = [dir.path().to_owned()];
         let make = |path: &str| {
@@ -120,8 +125,8 @@ mod tests {
         make("nodes/iqn/fd00::1,3260,1/default");
         make("send_targets/fd00::1,3260/st_config");
         let check = |portal: &str, expected: &[&str]| {
-            let mut found: Vec<PathBuf> = of_node(&roots, "iqn", portal, "default");
-            found.extend(of_discovery(&roots, portal));
+            let mut found: Vec<PathBuf> = node_records(&roots, "iqn", portal, "default");
+            found.extend(discovery_records(&roots, portal));
             found.sort();
             let expected: Vec<PathBuf> = expected.iter().map(|path| dir.path().join(path)).collect();
             assert_eq!(found, expected, "{portal}");

@@ -46,14 +46,14 @@ case $mode$op in
 esac
 "#;
 
-struct Played {
+struct FakeIscsi {
     dir: tempfile::TempDir,
-    busy: csi::Drivers,
+    drivers: csi::Drivers,
 }
 
-impl Played {
+impl FakeIscsi {
     /// `None` where there can be no disks.
-    fn start() -> Option<Played> {
+    fn start() -> Option<FakeIscsi> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
             eprintln!("skipped: needs root and loop devices");
             return None;
@@ -68,61 +68,70 @@ impl Played {
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("executable");
         let image = dir.path().join("image");
         std::fs::File::create(&image).and_then(|file| file.set_len(32 << 20)).expect("a file");
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().expect("losetup");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        std::fs::write(dir.path().join("loop"), made.stdout).expect("written");
-        Some(Played { dir, busy: csi::Drivers::default() })
+        let output =
+            Command::new("losetup").args(["--find", "--show"]).arg(&image).output().expect("losetup");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::write(dir.path().join("loop"), output.stdout).expect("written");
+        Some(FakeIscsi { dir, drivers: csi::Drivers::default() })
     }
 
-    fn disks(&self) -> Disks<'_> {
+    fn disks(&self) -> DiskManager<'_> {
         let dir = self.dir.path();
-        let host = Host {
+        let host = IscsiHost {
             program: dir.join("iscsiadm"),
             sys: dir.join("sys"),
             by_path: dir.join("by-path"),
             records: vec![dir.join("elsewhere"), dir.join("records")],
         };
-        Disks { host, root: dir.join(PLACE), pods: dir, busy: &self.busy }
+        DiskManager { host, root: dir.join(GLOBAL_MOUNT_DIR), pods: dir, drivers: &self.drivers }
     }
 
-    async fn set_up(&self, pod: &str, wanted: &Wanted, chap: &Chap) -> Result<PathBuf, String> {
-        match self.disks().set_up(pod, wanted, chap).await {
+    async fn set_up(
+        &self,
+        pod: &str,
+        request: &DiskRequest,
+        chap: &ChapCredentials,
+    ) -> Result<PathBuf, String> {
+        match self.disks().set_up(pod, request, chap).await {
             Ok(ready) => Ok(ready.path),
-            Err(Trouble::Failed { operation, message }) => Err(format!("{operation}: {message}")),
-            Err(Trouble::Waits) => Err("waits".to_owned()),
+            Err(SetUpError::Failed { operation, message }) => Err(format!("{operation}: {message}")),
+            Err(SetUpError::Waiting) => Err("waits".to_owned()),
         }
     }
 
     /// As it is when a pod is over, once whoever looked at the mounts of this host meanwhile has let go of them, too.
-    async fn until_gone(&self, pod: &str) {
-        let begun = std::time::Instant::now();
-        while let Err(why) = self.disks().let_go(pod).await {
-            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}");
+    async fn detach_with_retry(&self, pod: &str) {
+        let start = std::time::Instant::now();
+        while let Err(error) = self.disks().detach_pod(pod).await {
+            assert!(start.elapsed() < std::time::Duration::from_secs(60), "{error}");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
 
     /// What the tool was told since this was last asked.
     #[track_caller]
-    fn told(&self, expected: Expect) {
+    fn assert_commands(&self, expected: Expect) {
         let path = self.dir.path().join("log");
         expected.assert_eq(&std::fs::read_to_string(&path).unwrap_or_default());
         let _ = std::fs::remove_file(path);
     }
 
     /// What is mounted, and what is written down of it.
-    fn left(&self) -> Vec<PathBuf> {
+    fn remaining(&self) -> Vec<PathBuf> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
-        let places = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-        let mounts = places.filter(|place| place.starts_with(self.dir.path()));
-        mounts.chain(self.disks().all()).chain(children(&self.dir.path().join("by-path"))).collect()
+        let mount_points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        let mounts = mount_points.filter(|mount_point| mount_point.starts_with(self.dir.path()));
+        mounts
+            .chain(self.disks().recorded_disks())
+            .chain(read_dir_paths(&self.dir.path().join("by-path")))
+            .collect()
     }
 }
 
-impl Drop for Played {
+impl Drop for FakeIscsi {
     fn drop(&mut self) {
-        for place in self.left().iter().rev() {
-            let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+        for mount_point in self.remaining().iter().rev() {
+            let _ = rustix::mount::unmount(mount_point, rustix::mount::UnmountFlags::DETACH);
         }
         let device = std::fs::read_to_string(self.dir.path().join("loop")).unwrap_or_default();
         let _ = Command::new("losetup").args(["--detach", device.trim()]).status();
@@ -130,18 +139,18 @@ impl Drop for Played {
 }
 
 /// A volume of a pod with the disk, and with what is said besides.
-fn wanted(more: Value) -> Wanted {
+fn disk_request(more: Value) -> DiskRequest {
     let mut source = json!({"targetPortal": "192.0.2.1", "iqn": IQN, "lun": 0, "iscsiInterface": "default"});
     source.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    Wanted::from("data", "default", &source)
+    DiskRequest::from("data", "default", &source)
 }
 
 #[tokio::test]
-async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
-    let Some(played) = Played::start() else { return };
-    let (wanted, chap) = (wanted(json!({})), Chap::default());
-    let one = played.set_up("one", &wanted, &chap).await.expect("a disk");
-    played.told(expect![[r#"
+async fn disk_is_detached_after_its_last_pod() {
+    let Some(fake) = FakeIscsi::start() else { return };
+    let (request, chap) = (disk_request(json!({})), ChapCredentials::default());
+    let one = fake.set_up("one", &request, &chap).await.expect("a disk");
+    fake.assert_commands(expect![[r#"
         -m iface -I default -o show
         -m discoverydb -t sendtargets -p 192.0.2.1:3260 -I default -o new
         -m discoverydb -t sendtargets -p 192.0.2.1:3260 -I default --discover
@@ -149,166 +158,166 @@ async fn a_disk_is_had_by_several_pods_and_leaves_with_the_last() {
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -I default --login
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -o update -n node.startup -v manual
     "#]]);
-    let scanned = std::fs::read_to_string(played.dir.path().join("sys/class/scsi_host/host7/scan"));
-    assert_eq!(scanned.expect("a scan"), "0 0 0");
+    let scan = std::fs::read_to_string(fake.dir.path().join("sys/class/scsi_host/host7/scan"));
+    assert_eq!(scan.expect("a scan"), "0 0 0");
     std::fs::write(one.join("note"), "kept").expect("written");
     // Once more, and for another pod: nobody has to be asked.
-    assert_eq!(played.set_up("one", &wanted, &chap).await.as_ref(), Ok(&one));
-    let two = played.set_up("two", &wanted, &chap).await.expect("a disk");
+    assert_eq!(fake.set_up("one", &request, &chap).await.as_ref(), Ok(&one));
+    let two = fake.set_up("two", &request, &chap).await.expect("a disk");
     assert_eq!(std::fs::read_to_string(two.join("note")).expect("the same disk"), "kept");
-    played.until_gone("one").await;
-    played.told(expect![""]);
+    fake.detach_with_retry("one").await;
+    fake.assert_commands(expect![""]);
     assert_eq!(std::fs::read_to_string(two.join("note")).expect("still there"), "kept");
 
     // Somebody has a file open there.
-    let held = std::fs::File::open(two.join("note")).expect("a file");
-    let why = played.disks().let_go("two").await.expect_err("it is in use");
-    assert!(why.ends_with("is still in use"), "{why}");
-    drop(held);
-    played.until_gone("two").await;
-    played.told(expect![[r#"
+    let open_file = std::fs::File::open(two.join("note")).expect("a file");
+    let error = fake.disks().detach_pod("two").await.expect_err("it is in use");
+    assert!(error.ends_with("is still in use"), "{error}");
+    drop(open_file);
+    fake.detach_with_retry("two").await;
+    fake.assert_commands(expect![[r#"
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -I default --logout
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -I default -o delete
     "#]]);
-    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
 
     // What is on it stays, also where it may only be read.
-    let read_only = Wanted { read_only: true, ..wanted };
-    let three = played.set_up("three", &read_only, &chap).await.expect("a disk");
+    let read_only = DiskRequest { read_only: true, ..request };
+    let three = fake.set_up("three", &read_only, &chap).await.expect("a disk");
     assert_eq!(std::fs::read_to_string(three.join("note")).expect("kept"), "kept");
     assert!(std::fs::write(three.join("note"), "changed").is_err());
-    played.until_gone("three").await;
-    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    fake.detach_with_retry("three").await;
+    assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
-async fn what_this_node_was_given_is_in_use_until_nobody_has_it() {
-    let Some(played) = Played::start() else { return };
+async fn attached_volume_is_in_use_until_no_pod_uses_it() {
+    let Some(fake) = FakeIscsi::start() else { return };
     let name = "kubernetes.io/iscsi/192.0.2.1:iqn:0";
-    let wanted = Wanted { given_as: Some(name.to_owned()), ..wanted(json!({})) };
-    let remembered = || in_use(played.dir.path());
+    let request = DiskRequest { unique_volume_name: Some(name.to_owned()), ..disk_request(json!({})) };
+    let volumes_in_use = || in_use(fake.dir.path());
     // One goes away while it waits, the other gets it.
     for pod in ["one", "two"] {
-        played.busy.use_of(name, true);
-        assert!(played.disks().note(pod, &wanted).await.is_ok());
+        fake.drivers.set_in_use(name, true);
+        assert!(fake.disks().record_user(pod, &request).await.is_ok());
     }
-    played.set_up("two", &wanted, &Chap::default()).await.expect("a disk");
-    assert_eq!(remembered(), [name]);
-    played.until_gone("one").await;
-    assert_eq!(played.busy.in_use(), [name]);
-    played.until_gone("two").await;
-    assert_eq!(played.busy.in_use(), [""; 0]);
-    assert_eq!(remembered(), [""; 0]);
+    fake.set_up("two", &request, &ChapCredentials::default()).await.expect("a disk");
+    assert_eq!(volumes_in_use(), [name]);
+    fake.detach_with_retry("one").await;
+    assert_eq!(fake.drivers.in_use(), [name]);
+    fake.detach_with_retry("two").await;
+    assert_eq!(fake.drivers.in_use(), [""; 0]);
+    assert_eq!(volumes_in_use(), [""; 0]);
     // Nobody has ever had it.
-    played.busy.use_of(name, true);
-    assert!(played.disks().note("three", &wanted).await.is_ok());
-    played.until_gone("three").await;
-    assert_eq!(played.busy.in_use(), [""; 0]);
+    fake.drivers.set_in_use(name, true);
+    assert!(fake.disks().record_user("three", &request).await.is_ok());
+    fake.detach_with_retry("three").await;
+    assert_eq!(fake.drivers.in_use(), [""; 0]);
 }
 
 #[tokio::test]
-async fn a_disk_that_a_skiff_before_this_one_mounted_is_in_use() {
-    let Some(played) = Played::start() else { return };
+async fn disk_mounted_by_an_older_version_is_in_use() {
+    let Some(fake) = FakeIscsi::start() else { return };
     let name = format!("kubernetes.io/iscsi/192.0.2.1:{IQN}:0");
-    let inline = wanted(json!({}));
-    let given = Wanted { given_as: Some(name.clone()), ..wanted(json!({})) };
-    let place = played.set_up("one", &inline, &Chap::default()).await.expect("a disk");
-    assert_eq!(in_use(played.dir.path()), [""; 0]);
+    let inline = disk_request(json!({}));
+    let given = DiskRequest { unique_volume_name: Some(name.clone()), ..disk_request(json!({})) };
+    let mount_point = fake.set_up("one", &inline, &ChapCredentials::default()).await.expect("a disk");
+    assert_eq!(in_use(fake.dir.path()), [""; 0]);
     // It did not write down what the disk is called.
-    let record = played.disks().dir(&inline).join(RECORD);
+    let record = fake.disks().disk_dir(&inline).join(RECORD_FILE);
     let mut known: Value =
         serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("it is one");
     known.as_object_mut().expect("an object").remove("givenAs").expect("a name");
     std::fs::write(&record, known.to_string()).expect("written");
     let either = [format!("kubernetes.io/iscsi/192.0.2.1:3260:{IQN}:0"), name.clone()];
-    assert_eq!(in_use(played.dir.path()), either);
-    in_use(played.dir.path()).iter().for_each(|name| played.busy.use_of(name, true));
+    assert_eq!(in_use(fake.dir.path()), either);
+    in_use(fake.dir.path()).iter().for_each(|name| fake.drivers.set_in_use(name, true));
     // One that names it itself does not know either.
-    assert!(played.disks().note("two", &inline).await.is_ok());
-    assert_eq!(in_use(played.dir.path()), either);
-    played.until_gone("two").await;
-    assert_eq!(played.busy.in_use(), either);
-    let found = played.disks().had("one", &given).await;
-    assert_eq!(found.ok().flatten(), Some(place));
-    assert_eq!(in_use(played.dir.path()), [name]);
-    played.until_gone("one").await;
-    assert_eq!(played.busy.in_use(), [""; 0]);
-    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    assert!(fake.disks().record_user("two", &inline).await.is_ok());
+    assert_eq!(in_use(fake.dir.path()), either);
+    fake.detach_with_retry("two").await;
+    assert_eq!(fake.drivers.in_use(), either);
+    let found = fake.disks().reuse("one", &given).await;
+    assert_eq!(found.ok().flatten(), Some(mount_point));
+    assert_eq!(in_use(fake.dir.path()), [name]);
+    fake.detach_with_retry("one").await;
+    assert_eq!(fake.drivers.in_use(), [""; 0]);
+    assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
     // A new one is.
-    assert!(played.disks().had("one", &given).await.is_ok_and(|found| found.is_none()));
-    assert_eq!(played.busy.in_use(), [""; 0]);
+    assert!(fake.disks().reuse("one", &given).await.is_ok_and(|found| found.is_none()));
+    assert_eq!(fake.drivers.in_use(), [""; 0]);
 }
 
 #[tokio::test]
-async fn what_a_disk_is_called_is_kept_until_it_has_left() {
-    let Some(played) = Played::start() else { return };
+async fn unique_name_remains_until_the_disk_is_detached() {
+    let Some(fake) = FakeIscsi::start() else { return };
     let name = format!("kubernetes.io/iscsi/192.0.2.1:{IQN}:0");
-    let given = Wanted { given_as: Some(name.clone()), ..wanted(json!({})) };
+    let given = DiskRequest { unique_volume_name: Some(name.clone()), ..disk_request(json!({})) };
     // It cannot leave at once: something else is where it is mounted.
-    let below = played.disks().dir(&given).join("mount/note");
+    let below = fake.disks().disk_dir(&given).join("mount/note");
     std::fs::create_dir_all(below.parent().expect("a directory")).expect("made");
     std::fs::write(&below, "").expect("written");
-    played.busy.use_of(&name, true);
-    played.set_up("one", &given, &Chap::default()).await.expect("a disk");
-    played.set_up("two", &wanted(json!({})), &Chap::default()).await.expect("a disk");
-    assert_eq!(in_use(played.dir.path()), [name.as_str()]);
-    played.until_gone("one").await;
-    assert_eq!(played.busy.in_use(), [name.as_str()]);
-    let begun = std::time::Instant::now();
+    fake.drivers.set_in_use(&name, true);
+    fake.set_up("one", &given, &ChapCredentials::default()).await.expect("a disk");
+    fake.set_up("two", &disk_request(json!({})), &ChapCredentials::default()).await.expect("a disk");
+    assert_eq!(in_use(fake.dir.path()), [name.as_str()]);
+    fake.detach_with_retry("one").await;
+    assert_eq!(fake.drivers.in_use(), [name.as_str()]);
+    let start = std::time::Instant::now();
     loop {
-        let why = played.disks().let_go("two").await.expect_err("something is left");
-        if why.contains("not empty") {
+        let error = fake.disks().detach_pod("two").await.expect_err("something is left");
+        if error.contains("not empty") {
             break;
         }
-        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{why}");
+        assert!(start.elapsed() < std::time::Duration::from_secs(60), "{error}");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    assert_eq!(played.busy.in_use(), [name.as_str()]);
+    assert_eq!(fake.drivers.in_use(), [name.as_str()]);
     std::fs::remove_file(below).expect("removed");
-    played.until_gone("two").await;
-    assert_eq!(played.busy.in_use(), [""; 0]);
-    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    fake.detach_with_retry("two").await;
+    assert_eq!(fake.drivers.in_use(), [""; 0]);
+    assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
-async fn secrets_are_told_without_being_shown() {
-    let Some(played) = Played::start() else { return };
-    std::fs::write(played.dir.path().join("chap"), "").expect("written");
-    let wanted = wanted(json!({"chapAuthDiscovery": true, "chapAuthSession": true}));
-    let chap = |password: &str| Chap {
+async fn secrets_are_not_in_commands() {
+    let Some(fake) = FakeIscsi::start() else { return };
+    std::fs::write(fake.dir.path().join("chap"), "").expect("written");
+    let request = disk_request(json!({"chapAuthDiscovery": true, "chapAuthSession": true}));
+    let chap = |password: &str| ChapCredentials {
         discovery: true,
         session: true,
         secrets: ["discovery.sendtargets.auth.password", "node.session.auth.password"]
             .map(|name| (name.to_owned(), password.to_owned()))
             .into(),
     };
-    let why = played.set_up("one", &wanted, &chap("wrong")).await.expect_err("refused");
+    let error = fake.set_up("one", &request, &chap("wrong")).await.expect_err("refused");
     let expected = "MountVolume.WaitForAttach: failed to get any path for iscsi disk, last err seen:\niscsi: failed to \
         attach disk: Error: iscsiadm: initiator reported error (24 - iSCSI login failed due to authorization failure) \
         (exit status 24)";
-    assert_eq!(why, expected);
-    played.set_up("one", &wanted, &chap(PASSWORD)).await.expect("a disk");
-    let told = std::fs::read_to_string(played.dir.path().join("log")).expect("a log");
-    assert!(told.contains("-n node.session.auth.authmethod -v CHAP"), "{told}");
-    assert!(!told.contains(PASSWORD) && !told.contains("wrong"), "{told}");
-    let discovery = played.dir.path().join("records/send_targets/192.0.2.1,3260/st_config");
+    assert_eq!(error, expected);
+    fake.set_up("one", &request, &chap(PASSWORD)).await.expect("a disk");
+    let log = std::fs::read_to_string(fake.dir.path().join("log")).expect("a log");
+    assert!(log.contains("-n node.session.auth.authmethod -v CHAP"), "{log}");
+    assert!(!log.contains(PASSWORD) && !log.contains("wrong"), "{log}");
+    let discovery = fake.dir.path().join("records/send_targets/192.0.2.1,3260/st_config");
     let discovery = std::fs::read_to_string(discovery).expect("a record");
     assert_eq!(discovery, format!("discovery.sendtargets.auth.password = {PASSWORD}\n# END RECORD\n"));
-    played.until_gone("one").await;
-    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    fake.detach_with_retry("one").await;
+    assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
-async fn a_disk_may_be_a_device_and_have_an_initiator_of_its_own() {
-    let Some(played) = Played::start() else { return };
+async fn block_device_can_have_its_own_initiator() {
+    let Some(fake) = FakeIscsi::start() else { return };
     let initiator = json!({"initiatorName": "iqn.2026-01.example:me"});
-    let wanted = Wanted { is_block: true, ..wanted(initiator) };
-    let device = played.set_up("one", &wanted, &Chap::default()).await.expect("a device");
-    let known = std::fs::read_to_string(played.dir.path().join("loop")).expect("a device");
+    let request = DiskRequest { is_block: true, ..disk_request(initiator) };
+    let device = fake.set_up("one", &request, &ChapCredentials::default()).await.expect("a device");
+    let known = std::fs::read_to_string(fake.dir.path().join("loop")).expect("a device");
     assert_eq!(device.display().to_string(), known.trim());
-    assert_eq!(played.set_up("one", &wanted, &Chap::default()).await, Ok(device));
-    played.until_gone("one").await;
-    played.told(expect![[r#"
+    assert_eq!(fake.set_up("one", &request, &ChapCredentials::default()).await, Ok(device));
+    fake.detach_with_retry("one").await;
+    fake.assert_commands(expect![[r#"
         -m iface -I default -o show
         -m iface -I 192.0.2.1:3260:data -o new
         -m iface -I 192.0.2.1:3260:data -o update -n iface.initiatorname -v iqn.2026-01.example:me
@@ -323,20 +332,20 @@ async fn a_disk_may_be_a_device_and_have_an_initiator_of_its_own() {
         -m node -p 192.0.2.1:3260 -T iqn.2026-01.example:disk -I 192.0.2.1:3260:data -o delete
         -m iface -I 192.0.2.1:3260:data -o delete
     "#]]);
-    assert_eq!(played.left(), Vec::<PathBuf>::new());
+    assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_is_said_and_leaves_nothing() {
-    let Some(played) = Played::start() else { return };
-    let check = async |wanted: Wanted, expected: &str| {
-        assert_eq!(played.set_up("one", &wanted, &Chap::default()).await, Err(expected.to_owned()));
-        played.until_gone("one").await;
-        assert_eq!(played.left(), Vec::<PathBuf>::new());
+async fn failed_attach_is_reported_and_leaves_nothing() {
+    let Some(fake) = FakeIscsi::start() else { return };
+    let check = async |request: DiskRequest, expected: &str| {
+        assert_eq!(fake.set_up("one", &request, &ChapCredentials::default()).await, Err(expected.to_owned()));
+        fake.detach_with_retry("one").await;
+        assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
     };
-    let device = std::fs::read_to_string(played.dir.path().join("loop")).expect("a device");
+    let device = std::fs::read_to_string(fake.dir.path().join("loop")).expect("a device");
     check(
-        wanted(json!({"readOnly": true})),
+        disk_request(json!({"readOnly": true})),
         &format!(
             "MountVolume.MountDevice: cannot mount unformatted disk {} as we are manipulating it in read-only mode",
             device.trim()
@@ -344,20 +353,20 @@ async fn what_cannot_be_had_is_said_and_leaves_nothing() {
     )
     .await;
     check(
-        wanted(json!({"targetPortal": "192.0.2.9"})),
+        disk_request(json!({"targetPortal": "192.0.2.9"})),
         "MountVolume.WaitForAttach: failed to get any path for iscsi disk, last err seen:\niscsi: failed to sendtargets to \
          portal 192.0.2.9:3260 output: iscsiadm: cannot make connection (exit status 4)",
     )
     .await;
     check(
-        wanted(json!({"iqn": "iqn.2026-01.example:../../etc"})),
+        disk_request(json!({"iqn": "iqn.2026-01.example:../../etc"})),
         "MountVolume.NewMounter initialization: \"iqn.2026-01.example:../../etc\" is no name of a target, portal or \
          interface",
     )
     .await;
-    std::fs::remove_file(played.dir.path().join("iscsiadm")).expect("removed");
+    std::fs::remove_file(fake.dir.path().join("iscsiadm")).expect("removed");
     check(
-        wanted(json!({})),
+        disk_request(json!({})),
         "MountVolume.WaitForAttach: exec: \"iscsiadm\": executable file not found in $PATH: install open-iscsi (Debian) \
          or iscsi-initiator-utils (Fedora)",
     )
@@ -365,7 +374,7 @@ async fn what_cannot_be_had_is_said_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_volume_says() {
+fn reads_iscsi_volume_source() {
     let volume = json!({"metadata": {"name": "pv"}, "spec": {
         "volumeMode": "Block", "mountOptions": ["noatime"],
         "iscsi": {
@@ -375,12 +384,12 @@ fn what_a_volume_says() {
     }});
     let volume: PersistentVolume = serde_json::from_value(volume).expect("a volume");
     let pod: Pod = serde_json::from_value(json!({"metadata": {"namespace": "team"}})).expect("a pod");
-    let wanted = Wanted::persistent(&pod, &volume, true).expect("iscsi");
-    assert_eq!(wanted.target.portals, ["192.0.2.1:3261", "192.0.2.2:3260", "[fd00::1]:3260"]);
-    assert_eq!((wanted.target.interface.as_str(), wanted.target.lun), ("default", 3));
-    assert_eq!(wanted.secret, Some(("team".to_owned(), "chap".to_owned())));
-    assert!(wanted.is_block && wanted.read_only && wanted.session_chap && !wanted.discovery_chap);
+    let request = DiskRequest::persistent(&pod, &volume, true).expect("iscsi");
+    assert_eq!(request.target.portals, ["192.0.2.1:3261", "192.0.2.2:3260", "[fd00::1]:3260"]);
+    assert_eq!((request.target.interface.as_str(), request.target.lun), ("default", 3));
+    assert_eq!(request.secret, Some(("team".to_owned(), "chap".to_owned())));
+    assert!(request.is_block && request.read_only && request.session_chap && !request.discovery_chap);
     let dir = tempfile::tempdir().expect("a directory");
-    note(dir.path(), &wanted, "one").expect("written");
-    assert_eq!(Target::read(dir.path()), Some(wanted.target));
+    record_user(dir.path(), &request, "one").expect("written");
+    assert_eq!(Target::read(dir.path()), Some(request.target));
 }

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use expect_test::{Expect, expect};
 use nft::Ruleset;
-use nft::trace::{Machine, Packet, trace};
+use nft::trace::{HostState, Packet, trace};
 use serde_json::{Value, json};
 
 use super::*;
 
-struct World {
+struct PolicyTestCluster {
     pods: Vec<Arc<Pod>>,
     namespaces: Vec<Arc<Namespace>>,
 }
 
-impl View for World {
+impl ClusterView for PolicyTestCluster {
     fn pods(&self, namespace: &str) -> Vec<Arc<Pod>> {
         self.pods.iter().filter(|pod| pod.namespace() == namespace).cloned().collect()
     }
@@ -39,7 +39,7 @@ fn address(name: &str) -> IpAddr {
 }
 
 /// Pods `web`, `api` and `far` in `default`, `web` in `other`; each is labelled with its name.
-fn world() -> World {
+fn policy_test_cluster() -> PolicyTestCluster {
     let pod = |full: &str, more: Value| {
         let (namespace, name) = full.split_once('/').unwrap_or(("default", full));
         let mut pod = json!({
@@ -59,7 +59,7 @@ fn world() -> World {
         let namespace = json!({"metadata": {"name": name, "labels": {"name": name}}});
         Arc::new(serde_json::from_value(namespace).unwrap())
     };
-    World {
+    PolicyTestCluster {
         pods: vec![
             pod("web", json!({})),
             pod("api", json!({})),
@@ -75,7 +75,7 @@ fn world() -> World {
 /// What becomes of connections between these, each written `api > web:8080`.
 #[track_caller]
 fn check(specs: &[Value], connections: &[&str], expected: Expect) {
-    let world = world();
+    let cluster = policy_test_cluster();
     let policies: Vec<Arc<NetworkPolicy>> = specs
         .iter()
         .enumerate()
@@ -87,14 +87,14 @@ fn check(specs: &[Value], connections: &[&str], expected: Expect) {
         })
         .collect();
     let mut rules = Ruleset::default();
-    rules.put(&"policies".into(), skeleton());
+    rules.put(&"policies".into(), base_rules());
     for one in &policies {
-        rules.put(&one.name().into(), policy(one, &world, &Ip::BOTH));
+        rules.put(&one.name().into(), policy(one, &cluster, &IpFamily::ALL));
     }
-    for one in world.pods.iter().filter(|one| one.name() != "far") {
+    for one in cluster.pods.iter().filter(|one| one.name() != "far") {
         let own: Vec<Arc<NetworkPolicy>> =
             policies.iter().filter(|policy| policy.namespace() == one.namespace()).cloned().collect();
-        rules.put(&format!("pod/{}/{}", one.namespace(), one.name()).into(), pod(one, &own, &Ip::BOTH));
+        rules.put(&format!("pod/{}/{}", one.namespace(), one.name()).into(), pod(one, &own, &IpFamily::ALL));
     }
     let lines = connections.iter().map(|text| {
         let (from, to) = text.split_once(" > ").unwrap();
@@ -104,11 +104,11 @@ fn check(specs: &[Value], connections: &[&str], expected: Expect) {
             None => (port, Proto::Tcp),
         };
         let to = (address(to), port.parse().unwrap()).into();
-        let packet = Packet { from: address(from), to, proto, own: from == "host" };
-        let machine = Machine { local: [address("host")].into(), ..Machine::default() };
-        let fates = trace(&rules, &machine, &packet);
-        let word = match fates.first() {
-            Some(nft::trace::Fate::Reaches { .. }) => "yes",
+        let packet = Packet { from: address(from), to, proto, host_generated: from == "host" };
+        let machine = HostState { local: [address("host")].into(), ..HostState::default() };
+        let results = trace(&rules, &machine, &packet);
+        let word = match results.first() {
+            Some(nft::trace::TraceResult::Delivered { .. }) => "yes",
             _ => "no",
         };
         format!("{text} {word}\n")
@@ -144,7 +144,7 @@ fn no_policy() {
 }
 
 #[test]
-fn deny_all_in() {
+fn deny_all_ingress() {
     check(
         &[json!({"podSelector": {}, "policyTypes": ["Ingress"]})],
         &ALL,
@@ -161,7 +161,7 @@ fn deny_all_in() {
 }
 
 #[test]
-fn deny_all_out() {
+fn deny_all_egress() {
     let connections = ["web > api:9000", "web > outside:443", "outside > web:8080", "web > host:53/udp"];
     check(
         &[json!({"podSelector": {}, "policyTypes": ["Egress"]})],
@@ -176,7 +176,7 @@ fn deny_all_out() {
 }
 
 #[test]
-fn from_pods_and_namespaces() {
+fn ingress_from_pods_and_namespaces() {
     let web = json!({"matchLabels": {"app": "web"}});
     let ingress = |from: Value| json!({"podSelector": web, "ingress": [{"from": from}]});
     let by_pod = ingress(json!([{"podSelector": {"matchLabels": {"app": "api"}}}]));
@@ -239,9 +239,9 @@ fn from_pods_and_namespaces() {
         web > api:9000 yes
     "#]],
     );
-    let everybody = json!({"podSelector": web, "ingress": [{}]});
+    let allow_all = json!({"podSelector": web, "ingress": [{}]});
     check(
-        &[everybody],
+        &[allow_all],
         &ALL,
         expect![[r#"
         api > web:8080 yes
@@ -350,7 +350,7 @@ fn ports() {
 }
 
 #[test]
-fn out_to_named_ports() {
+fn egress_to_named_ports() {
     let connections =
         ["web > api:9000", "web > api:8080", "web > other/web:8080", "web > outside:8080", "web > far:8080"];
     let egress = |rule: Value| json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [rule]});
@@ -406,15 +406,20 @@ fn both_ends_must_allow() {
 }
 
 #[test]
-fn long_names_are_cut_and_stay_apart() {
+fn long_names_are_truncated_and_remain_unique() {
     let name = |end: char| format!("{}{end}", "x".repeat(252));
-    let (one, two) =
-        (short("allow-in", Ip::V4, "default", &name('a')), short("allow-in", Ip::V4, "default", &name('b')));
+    let (one, two) = (
+        chain_name("allow-in", IpFamily::V4, "default", &name('a')),
+        chain_name("allow-in", IpFamily::V4, "default", &name('b')),
+    );
     assert!(one.len() < 256 && one != two);
 }
 
 #[test]
 fn ranges_are_merged() {
-    assert_eq!(merged(vec![(80, 80), (1, 5), (4, 10), (11, 12)]), [Atom::Ports(1, 12), Atom::Port(80)]);
-    assert_eq!(merged(vec![(0, u16::MAX), (5, 5)]), [Atom::Ports(0, u16::MAX)]);
+    assert_eq!(
+        merge_ranges(vec![(80, 80), (1, 5), (4, 10), (11, 12)]),
+        [MatchValue::Ports(1, 12), MatchValue::Port(80)]
+    );
+    assert_eq!(merge_ranges(vec![(0, u16::MAX), (5, 5)]), [MatchValue::Ports(0, u16::MAX)]);
 }

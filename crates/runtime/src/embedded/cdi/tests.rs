@@ -51,21 +51,22 @@ fn directories() -> tempfile::TempDir {
     dir
 }
 
-fn found(names: &str) -> Result<Edits, String> {
+fn found(names: &str) -> Result<ContainerEdits, String> {
     let dir = directories();
     let (low, high, none) = (dir.path().join("low"), dir.path().join("high"), dir.path().join("none"));
-    let wanted: Vec<_> = names.split_whitespace().map(|name| CdiDevice { name: name.to_owned() }).collect();
-    find(&[&none, &low, &high], &wanted)
+    let requested: Vec<_> =
+        names.split_whitespace().map(|name| CdiDevice { name: name.to_owned() }).collect();
+    resolve_devices(&[&none, &low, &high], &requested)
 }
 
 #[track_caller]
 fn check(names: &str, expected: Result<&str, &str>) {
-    let env = found(names).map(|edits| edits.env.join(" "));
+    let env = found(names).map(|container_edits| container_edits.env.join(" "));
     assert_eq!(env.as_deref().map_err(String::as_str), expected);
 }
 
 #[test]
-fn devices_are_found_by_their_names() {
+fn resolves_devices_by_name() {
     check("", Ok(""));
     check("example.com/gpu=0", Ok("ALL=yes GPU=0 MODE=a=b"));
     check("example.com/gpu=1 example.com/gpu=0 example.com/gpu=1", Ok("ALL=yes GPU=1 GPU=0 MODE=a=b"));
@@ -87,10 +88,10 @@ fn devices_are_found_by_their_names() {
 }
 
 #[test]
-fn a_container_gets_what_its_devices_need() {
-    let edits = found("example.com/gpu=0").expect("edits");
+fn applies_device_changes_to_a_container() {
+    let container_edits = found("example.com/gpu=0").expect("edits");
     let mut config = ContainerConfig::default();
-    edits.apply(&mut config);
+    container_edits.apply(&mut config);
     let security = config.linux.expect("linux").security_context.expect("security");
     assert_eq!(security.supplemental_groups, [44]);
     let mount = &config.mounts[0];
@@ -101,25 +102,25 @@ fn a_container_gets_what_its_devices_need() {
         env: ["Z=1", "GPU=none", "A=2"].map(str::to_owned).into(),
         ..Default::default()
     };
-    edits.complete(&mut container);
+    container_edits.apply_to_spec(&mut container);
     assert_eq!(container.env, ["Z=1", "GPU=0", "A=2", "ALL=yes", "MODE=a=b"]);
-    let made = |numbers, mode, uid, gid| Some(spec::Made { numbers, mode, uid, gid });
+    let device_node = |numbers, mode, uid, gid| Some(spec::DeviceNode { numbers, mode, uid, gid });
     let expected = [
         spec::Device {
             source: "/dev/null".into(),
             target: "/dev/gpu0".into(),
             access: "rwm".into(),
-            made: made(None, 0o666, 0, 0),
+            made: device_node(None, 0o666, 0, 0),
         },
         spec::Device {
             source: "/dev/gpuctl".into(),
             target: "/dev/gpuctl".into(),
             access: "rw".into(),
-            made: made(Some((false, 195, 255)), 0o600, 5, 6),
+            made: device_node(Some((false, 195, 255)), 0o600, 5, 6),
         },
     ];
     assert_eq!(container.devices, expected);
-    found("example.com/gpu=hooked").expect("edits").complete(&mut container);
+    found("example.com/gpu=hooked").expect("edits").apply_to_spec(&mut container);
     let hook = spec::Hook {
         stage: spec::Stage::CreateContainer,
         path: "/bin/true".into(),

@@ -11,16 +11,16 @@ use tokio::net::UnixDatagram;
 use tokio::sync::Notify;
 
 use super::super::pods::Pod;
-use super::super::{Embedded, caller, chain, link, translate};
+use super::super::{Embedded, error_chain, link_name, supervisor_client, translate};
 use super::bandwidth;
 use crate::cri::NamespaceMode;
 
 /// Removals do not come alone: with a link its addresses and routes go, and those of many pods at once.
-const GATHER: Duration = Duration::from_millis(200);
+const COALESCE_DELAY: Duration = Duration::from_millis(200);
 
 impl Embedded {
     /// Restores networks of pods when the kernel tells of removals, and when it is notified, until the runtime is dropped.
-    pub(in super::super) fn keep_networks(&self, notify: Arc<Notify>) {
+    pub(in super::super) fn watch_networks(&self, notify: Arc<Notify>) {
         let inner = Arc::downgrade(&self.inner);
         tokio::spawn(async move {
             let monitor = RemovalMonitor::open();
@@ -36,19 +36,19 @@ impl Embedded {
     }
 
     async fn restore_networks(&self) {
-        let wanted = self.attachments();
-        if wanted.is_empty() {
+        let expected = self.attachments();
+        if expected.is_empty() {
             return;
         }
         let (bridge, ranges) = (self.inner.config.bridge.clone(), self.inner.ranges.read().clone());
         let find = move || {
             podnet::prepare(&bridge, &ranges)?;
-            podnet::incomplete(wanted)
+            podnet::incomplete(expected)
         };
         let incomplete = match tokio::task::spawn_blocking(find).await {
             Ok(Ok(incomplete)) => incomplete,
             Ok(Err(error)) => {
-                let error = chain(&error);
+                let error = error_chain(&error);
                 return tracing::warn!(%error, "cannot inspect networks of pods, trying again at the next change");
             }
             Err(_) => return,
@@ -60,20 +60,20 @@ impl Embedded {
 
     async fn restore_network(&self, attachment: Attachment) {
         let pods = self.inner.pods.all();
-        let Some(pod) = pods.into_iter().find(|pod| link(&pod.id) == attachment.link) else { return };
+        let Some(pod) = pods.into_iter().find(|pod| link_name(&pod.id) == attachment.link) else { return };
         // A pod that ends loses its link before its supervisor is gone.
-        let Ok(pid) = caller::supervisor(&pod.directory).await else { return };
+        let Ok(pid) = supervisor_client::supervisor_pid(&pod.directory).await else { return };
         let Ok(namespace) = File::open(format!("/proc/{pid}/ns/net")) else { return };
         if !*pod.is_ready.borrow() {
             return;
         }
         let name = attachment.link.clone();
-        let restored = tokio::task::spawn_blocking(move || podnet::restore(&attachment, namespace)).await;
-        match restored {
+        let result = tokio::task::spawn_blocking(move || podnet::restore(&attachment, namespace)).await;
+        match result {
             Ok(Ok(())) => tracing::info!(pod = pod.id, link = name, "restored the network of a pod"),
             Ok(Err(error)) => {
                 tracing::warn!(
-                    error = chain(&error),
+                    error = error_chain(&error),
                     pod = pod.id,
                     link = name,
                     "cannot restore the network of a pod"
@@ -85,7 +85,7 @@ impl Embedded {
 
     /// How the pods that run are attached, without those whose network is somebody else's.
     fn attachments(&self) -> Vec<Attachment> {
-        let by_cni = self.programs().attached();
+        let by_cni = self.cni_plugins().cached_ids();
         let running = self.inner.pods.all().into_iter();
         let running = running.filter(|pod| *pod.is_ready.borrow() && !by_cni.contains(&pod.id));
         running.filter_map(|pod| self.attachment_of(&pod)).collect()
@@ -109,7 +109,7 @@ impl Embedded {
         }
         let bandwidth = bandwidth(&config.annotations).unwrap_or_default();
         Some(Attachment {
-            link: link(&pod.id),
+            link: link_name(&pod.id),
             bridge: self.inner.config.bridge.clone(),
             addresses,
             bandwidth,
@@ -123,7 +123,7 @@ struct RemovalMonitor(Option<UnixDatagram>);
 impl RemovalMonitor {
     fn open() -> RemovalMonitor {
         // A datagram socket like any other, as far as reading from it goes.
-        let socket = sys::netlink::removals().map(std::os::unix::net::UnixDatagram::from);
+        let socket = sys::netlink::subscribe_deletes().map(std::os::unix::net::UnixDatagram::from);
         let socket = socket.and_then(UnixDatagram::from_std);
         if let Err(error) = &socket {
             tracing::warn!(%error, "removed links and routes of pods are not noticed");
@@ -142,7 +142,7 @@ impl RemovalMonitor {
                 _ => break,
             }
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(COALESCE_DELAY).await;
         while socket.try_recv(&mut buffer).is_ok() {}
     }
 }

@@ -1,8 +1,8 @@
 //! From rules to the kernel's instructions.
 
-use sys::seccomp::Instruction;
+use sys::seccomp::SockFilter;
 
-use super::machine::{Machine, SHORT_POINTERS};
+use super::arch::{Arch, X32_SYSCALL_BIT};
 
 const ENOSYS: u16 = 38;
 
@@ -31,7 +31,7 @@ pub struct Rule {
 pub struct Condition {
     argument: u8,
     test: Test,
-    is_negated: bool,
+    negate: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ enum Test {
 
 impl Condition {
     fn new(argument: u8, test: Test) -> Condition {
-        Condition { argument, test, is_negated: false }
+        Condition { argument, test, negate: false }
     }
 
     pub fn equal(argument: u8, value: u64) -> Condition {
@@ -67,17 +67,17 @@ impl Condition {
     }
 
     pub fn not(condition: Condition) -> Condition {
-        Condition { is_negated: !condition.is_negated, ..condition }
+        Condition { negate: !condition.negate, ..condition }
     }
 
     /// Whether any of these is about the same argument.
-    pub fn shares_argument(&self, others: &[Condition]) -> bool {
+    pub fn same_argument(&self, others: &[Condition]) -> bool {
         others.iter().any(|other| other.argument == self.argument)
     }
 
     /// Instructions that go on behind their end where the condition holds, and jump `over` instructions further where
     /// it does not.
-    fn emit(&self, over: usize) -> Vec<Instruction> {
+    fn emit(&self, over: usize) -> Vec<SockFilter> {
         let low = 16 + 8 * u32::from(self.argument);
         let high = low + 4;
         let (Test::Masked { value, .. } | Test::Above(value) | Test::Below(value)) = self.test;
@@ -87,32 +87,32 @@ impl Condition {
             Test::Masked { mask, .. } => vec![
                 load(high),
                 and((mask >> 32) as u32),
-                jump(EQUAL, top, 0, 4),
+                jump(JUMP_EQUAL, top, 0, 4),
                 load(low),
                 and(mask as u32),
-                jump(EQUAL, bottom, 0, 1),
+                jump(JUMP_EQUAL, bottom, 0, 1),
                 // yes: over `no`
                 jump_to(1),
             ],
             Test::Above(_) => vec![
                 load(high),
-                jump(ABOVE, top, 3, 0),
-                jump(EQUAL, top, 0, 3),
+                jump(JUMP_GREATER, top, 3, 0),
+                jump(JUMP_EQUAL, top, 0, 3),
                 load(low),
-                jump(ABOVE, bottom, 0, 1),
+                jump(JUMP_GREATER, bottom, 0, 1),
                 jump_to(1),
             ],
             Test::Below(_) => vec![
                 load(high),
-                jump(AT_LEAST, top, 0, 3),
-                jump(EQUAL, top, 0, 3),
+                jump(JUMP_GREATER_OR_EQUAL, top, 0, 3),
+                jump(JUMP_EQUAL, top, 0, 3),
                 load(low),
-                jump(AT_LEAST, bottom, 1, 0),
+                jump(JUMP_GREATER_OR_EQUAL, bottom, 1, 0),
                 jump_to(1),
             ],
         };
         let over = u32::try_from(over).unwrap_or(u32::MAX);
-        if self.is_negated {
+        if self.negate {
             // The two places exchanged: yes goes over everything, no goes on.
             let last = code.len() - 1;
             code[last] = jump_to(over + 1);
@@ -125,23 +125,23 @@ impl Condition {
 }
 
 /// Makes the whole program, of the rules for each machine. What is of none of them ends.
-pub fn assemble(machines: &[(Machine, Vec<Rule>)], default: Action) -> Vec<Instruction> {
-    let mut program = vec![give(Action::KillProcess)];
-    let short = machines.iter().find(|(machine, _)| machine.has_short_pointers());
+pub fn build_program(machines: &[(Arch, Vec<Rule>)], default: Action) -> Vec<SockFilter> {
+    let mut program = vec![return_action(Action::KillProcess)];
+    let short = machines.iter().find(|(machine, _)| machine.is_x32());
     // The last is asked for first, which is to be this machine's own.
-    for (machine, rules) in machines.iter().rev().filter(|(machine, _)| !machine.has_short_pointers()) {
+    for (machine, rules) in machines.iter().rev().filter(|(machine, _)| !machine.is_x32()) {
         let mut section = vec![load(0)];
-        if *machine == Machine::Own && cfg!(target_arch = "x86_64") {
+        if *machine == Arch::Own && cfg!(target_arch = "x86_64") {
             let short = match short {
-                Some((_, rules)) => numbers(rules, default),
-                None => vec![give(Action::Errno(ENOSYS))],
+                Some((_, rules)) => emit_syscalls(rules, default),
+                None => vec![return_action(Action::Errno(ENOSYS))],
             };
             // A comparison jumps no further than 255, a plain jump any distance.
-            section.extend([jump(AT_LEAST, SHORT_POINTERS, 1, 0), over(&short)]);
+            section.extend([jump(JUMP_GREATER_OR_EQUAL, X32_SYSCALL_BIT, 1, 0), jump_over(&short)]);
             section.extend(short);
         }
-        section.extend(numbers(rules, default));
-        let mut before = vec![jump(EQUAL, machine.token(), 1, 0), over(&section)];
+        section.extend(emit_syscalls(rules, default));
+        let mut before = vec![jump(JUMP_EQUAL, machine.audit_arch(), 1, 0), jump_over(&section)];
         before.extend(section);
         before.extend(program);
         program = before;
@@ -151,46 +151,46 @@ pub fn assemble(machines: &[(Machine, Vec<Rule>)], default: Action) -> Vec<Instr
 }
 
 /// What becomes of each number.
-fn numbers(rules: &[Rule], default: Action) -> Vec<Instruction> {
+fn emit_syscalls(rules: &[Rule], default: Action) -> Vec<SockFilter> {
     let mut numbers: Vec<u32> = rules.iter().map(|rule| rule.number).collect();
     numbers.sort_unstable();
     numbers.dedup();
     // From each number on, what happens, until the next one.
-    let mut ranges: Vec<(u32, Vec<Instruction>)> = vec![(0, vec![give(default)])];
-    let mut add = |from: u32, code: Vec<Instruction>| match ranges.last_mut() {
+    let mut ranges: Vec<(u32, Vec<SockFilter>)> = vec![(0, vec![return_action(default)])];
+    let mut add = |from: u32, code: Vec<SockFilter>| match ranges.last_mut() {
         Some((start, last)) if *start == from => *last = code,
         Some((_, last)) if *last == code => {}
         _ => ranges.push((from, code)),
     };
     for number in numbers {
-        add(number, decide(rules.iter().filter(|rule| rule.number == number), default));
-        add(number + 1, vec![give(default)]);
+        add(number, emit_rules(rules.iter().filter(|rule| rule.number == number), default));
+        add(number + 1, vec![return_action(default)]);
     }
-    search(&ranges)
+    binary_search(&ranges)
 }
 
-fn over(code: &[Instruction]) -> Instruction {
+fn jump_over(code: &[SockFilter]) -> SockFilter {
     jump_to(u32::try_from(code.len()).unwrap_or(u32::MAX))
 }
 
 /// Halves what is left until it is one.
-fn search(ranges: &[(u32, Vec<Instruction>)]) -> Vec<Instruction> {
+fn binary_search(ranges: &[(u32, Vec<SockFilter>)]) -> Vec<SockFilter> {
     if let [(_, code)] = ranges {
         return code.clone();
     }
     let (left, right) = ranges.split_at(ranges.len() / 2);
     let from = right[0].0;
-    let left = search(left);
-    let mut code = vec![jump(AT_LEAST, from, 0, 1), over(&left)];
+    let left = binary_search(left);
+    let mut code = vec![jump(JUMP_GREATER_OR_EQUAL, from, 0, 1), jump_over(&left)];
     code.extend(left);
-    code.extend(search(right));
+    code.extend(binary_search(right));
     code
 }
 
-fn decide<'a>(rules: impl Iterator<Item = &'a Rule>, default: Action) -> Vec<Instruction> {
+fn emit_rules<'a>(rules: impl Iterator<Item = &'a Rule>, default: Action) -> Vec<SockFilter> {
     let mut code = Vec::new();
     for rule in rules {
-        let mut block = vec![give(rule.action)];
+        let mut block = vec![return_action(rule.action)];
         for condition in rule.conditions.iter().rev() {
             let over = block.len();
             block = [condition.emit(over), block].concat();
@@ -200,35 +200,35 @@ fn decide<'a>(rules: impl Iterator<Item = &'a Rule>, default: Action) -> Vec<Ins
             return code;
         }
     }
-    code.push(give(default));
+    code.push(return_action(default));
     code
 }
 
-const EQUAL: u16 = 0x15;
-const ABOVE: u16 = 0x25;
-const AT_LEAST: u16 = 0x35;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_GREATER: u16 = 0x25;
+const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 
-fn instruction(code: u16, yes: u8, no: u8, value: u32) -> Instruction {
-    Instruction { code, yes, no, value }
+fn instruction(code: u16, yes: u8, no: u8, value: u32) -> SockFilter {
+    SockFilter { code, jump_true: yes, jump_false: no, value }
 }
 
-fn load(offset: u32) -> Instruction {
+fn load(offset: u32) -> SockFilter {
     instruction(0x20, 0, 0, offset)
 }
 
-fn and(mask: u32) -> Instruction {
+fn and(mask: u32) -> SockFilter {
     instruction(0x54, 0, 0, mask)
 }
 
-fn jump(comparison: u16, value: u32, yes: u8, no: u8) -> Instruction {
+fn jump(comparison: u16, value: u32, yes: u8, no: u8) -> SockFilter {
     instruction(comparison, yes, no, value)
 }
 
-fn jump_to(distance: u32) -> Instruction {
+fn jump_to(distance: u32) -> SockFilter {
     instruction(0x05, 0, 0, distance)
 }
 
-fn give(action: Action) -> Instruction {
+fn return_action(action: Action) -> SockFilter {
     let value = match action {
         Action::Allow => 0x7fff_0000,
         Action::Errno(errno) => 0x0005_0000 | u32::from(errno),

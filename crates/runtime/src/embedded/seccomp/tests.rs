@@ -1,17 +1,17 @@
 use super::*;
 
 /// Runs a filter as the kernel would.
-fn judge(program: &[Instruction], call: &str, arguments: &[u64]) -> u32 {
-    judge_of(Machine::Own, program, call, arguments)
+fn run_syscall(program: &[SockFilter], call: &str, arguments: &[u64]) -> u32 {
+    run_syscall_on(Arch::Own, program, call, arguments)
 }
 
 /// A call by a program of another machine.
-fn judge_of(machine: Machine, program: &[Instruction], call: &str, arguments: &[u64]) -> u32 {
-    let number = machine.number(call).unwrap_or_else(|| panic!("{call} has no number"));
-    run(program, machine.token(), number, arguments)
+fn run_syscall_on(machine: Arch, program: &[SockFilter], call: &str, arguments: &[u64]) -> u32 {
+    let number = machine.syscall_number(call).unwrap_or_else(|| panic!("{call} has no number"));
+    run(program, machine.audit_arch(), number, arguments)
 }
 
-fn run(program: &[Instruction], token: u32, number: u32, arguments: &[u64]) -> u32 {
+fn run(program: &[SockFilter], token: u32, number: u32, arguments: &[u64]) -> u32 {
     let mut data = [number, token, 0, 0].to_vec();
     for at in 0..6 {
         let value = arguments.get(at).copied().unwrap_or(0);
@@ -21,7 +21,7 @@ fn run(program: &[Instruction], token: u32, number: u32, arguments: &[u64]) -> u
     loop {
         let one = program[at];
         at += 1;
-        let mut branch = |holds: bool| at += usize::from(if holds { one.yes } else { one.no });
+        let mut branch = |holds: bool| at += usize::from(if holds { one.jump_true } else { one.jump_false });
         match one.code {
             0x20 => accumulator = data[one.value as usize / 4],
             0x54 => accumulator &= one.value,
@@ -41,11 +41,15 @@ const KILL: u32 = 0x8000_0000;
 
 #[track_caller]
 fn check(capabilities: &[u8], call: &str, arguments: &[u64], expected: u32) {
-    assert_eq!(judge(&default_filter(capabilities), call, arguments), expected, "{call} {arguments:x?}");
+    assert_eq!(
+        run_syscall(&default_filter(capabilities), call, arguments),
+        expected,
+        "{call} {arguments:x?}"
+    );
 }
 
 #[test]
-fn the_default_profile() {
+fn default_profile_limits_syscalls() {
     for call in ["read", "write", "openat", "execve", "exit_group", "futex", "statx", "mseal", "setuid"] {
         check(&[], call, &[], ALLOW);
     }
@@ -81,7 +85,7 @@ fn the_default_profile() {
 }
 
 #[test]
-fn a_foreign_machine_ends() {
+fn unknown_arch_is_killed() {
     let program = default_filter(&[]);
     // That of a big old computer.
     assert_eq!(run(&program, 0x8000_0016, 1, &[]), KILL);
@@ -94,11 +98,11 @@ fn a_foreign_machine_ends() {
 }
 
 #[test]
-fn programs_of_other_machines_have_the_same_list() {
-    for (_, machine) in Machine::ALL {
+fn compat_arch_has_the_same_default_rules() {
+    for (_, machine) in Arch::ALL {
         let program = default_filter(&[]);
         let check = |call: &str, arguments: &[u64], expected: u32| {
-            assert_eq!(judge_of(*machine, &program, call, arguments), expected, "{machine:?} {call}");
+            assert_eq!(run_syscall_on(*machine, &program, call, arguments), expected, "{machine:?} {call}");
         };
         for call in ["read", "write", "openat", "execve", "exit_group", "futex", "ioctl", "rt_sigreturn"] {
             check(call, &[], ALLOW);
@@ -112,23 +116,23 @@ fn programs_of_other_machines_have_the_same_list() {
         check("socket", &[2], ALLOW);
         check("socket", &[VSOCK], DENY);
         check("personality", &[0xffff_ffff], ALLOW);
-        assert_eq!(judge_of(*machine, &default_filter(&[SYS_ADMIN]), "mount", &[]), ALLOW);
+        assert_eq!(run_syscall_on(*machine, &default_filter(&[SYS_ADMIN]), "mount", &[]), ALLOW);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn old_and_short_calls() {
+fn handles_x86_and_x32_syscalls() {
     let program = default_filter(&[]);
     for call in ["socketcall", "mmap2", "_llseek", "fcntl64", "clock_gettime64", "waitpid", "set_thread_area"]
     {
-        assert_eq!(judge_of(Machine::X86, &program, call, &[]), ALLOW, "{call}");
+        assert_eq!(run_syscall_on(Arch::X86, &program, call, &[]), ALLOW, "{call}");
     }
     for call in ["umount", "vm86", "uselib", "stime"] {
-        assert_eq!(judge_of(Machine::X86, &program, call, &[]), DENY, "{call}");
+        assert_eq!(run_syscall_on(Arch::X86, &program, call, &[]), DENY, "{call}");
     }
     // The same number means another call for another machine: 165 is to ask for an id, or to mount.
-    let (own, old) = (Machine::Own.token(), Machine::X86.token());
+    let (own, old) = (Arch::Own.audit_arch(), Arch::X86.audit_arch());
     assert_eq!((run(&program, own, 165, &[]), run(&program, old, 165, &[])), (DENY, ALLOW));
     // Those with short pointers have no other numbers than theirs, and others not theirs.
     assert_eq!(run(&program, own, 0x4000_0000 | 520, &[]), ALLOW);
@@ -138,7 +142,7 @@ fn old_and_short_calls() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn profiles_say_for_which_machines() {
+fn profile_applies_to_its_arch() {
     let profile = |more: &str| {
         let text = format!(
             r#"{{"defaultAction": "SCMP_ACT_ALLOW", {more} "syscalls": [
@@ -150,31 +154,33 @@ fn profiles_say_for_which_machines() {
         );
         from_profile(text.as_bytes(), &[])
     };
-    let judged = |more: &str| {
+    let check_profile = |more: &str| {
         let program = profile(more).unwrap();
-        let of = |machine: Machine| run(&program, machine.token(), machine.number("mkdir").unwrap(), &[]);
-        assert_eq!([judge(&program, "sync", &[]), judge(&program, "umask", &[])], [ALLOW, ALLOW]);
-        assert_eq!(judge(&program, "alarm", &[]), DENY);
-        [of(Machine::Own), of(Machine::X86), of(Machine::X32)]
+        let of = |machine: Arch| {
+            run(&program, machine.audit_arch(), machine.syscall_number("mkdir").unwrap(), &[])
+        };
+        assert_eq!([run_syscall(&program, "sync", &[]), run_syscall(&program, "umask", &[])], [ALLOW, ALLOW]);
+        assert_eq!(run_syscall(&program, "alarm", &[]), DENY);
+        [of(Arch::Own), of(Arch::X86), of(Arch::X32)]
     };
     let none = 0x0005_0026;
-    assert_eq!(judged(""), [DENY, KILL, none]);
-    assert_eq!(judged(r#""architectures": ["SCMP_ARCH_X86"],"#), [DENY, DENY, none]);
+    assert_eq!(check_profile(""), [DENY, KILL, none]);
+    assert_eq!(check_profile(r#""architectures": ["SCMP_ARCH_X86"],"#), [DENY, DENY, none]);
     let all =
         r#""architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32", "SCMP_ARCH_S390X"],"#;
-    assert_eq!(judged(all), [DENY, DENY, DENY]);
+    assert_eq!(check_profile(all), [DENY, DENY, DENY]);
     let map = r#""archMap": [
         {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]},
         {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_X32"]}],"#;
-    assert_eq!(judged(map), [DENY, DENY, none]);
-    assert_eq!(judged(r#""architectures": null, "archMap": [],"#), [DENY, KILL, none]);
+    assert_eq!(check_profile(map), [DENY, DENY, none]);
+    assert_eq!(check_profile(r#""architectures": null, "archMap": [],"#), [DENY, KILL, none]);
     let bad = profile(r#""architectures": ["SCMP_ARCH_ABACUS"],"#).unwrap_err();
     assert_eq!(bad, "string SCMP_ARCH_ABACUS is not a valid arch for seccomp");
     assert!(profile(&format!("{all}{map}")).unwrap_err().starts_with("both 'architectures' and 'archMap'"));
 }
 
 #[test]
-fn profiles_from_files() {
+fn loads_profiles_from_files() {
     let text = br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
         {"names": ["mkdir", "mkdirat", "not_a_call"], "action": "SCMP_ACT_ERRNO", "errnoRet": 13},
         {"names": ["lseek"], "action": "SCMP_ACT_KILL", "args": [{"index": 1, "value": 4294967296, "op": "SCMP_CMP_GT"}]},
@@ -182,30 +188,30 @@ fn profiles_from_files() {
         {"names": ["write"], "action": "SCMP_ACT_TRAP", "args": [{"index": 0, "value": 9, "op": "SCMP_CMP_LE"}]}
     ]}"#;
     let program = from_profile(text, &[]).unwrap();
-    let judged = |call, arguments: &[u64]| judge(&program, call, arguments);
-    assert_eq!(judged("mkdirat", &[]), 0x0005_000d);
-    assert_eq!(judged("read", &[]), ALLOW);
-    assert_eq!(judged("sync", &[]), 0x7ffc_0000);
+    let syscall_result = |call, arguments: &[u64]| run_syscall(&program, call, arguments);
+    assert_eq!(syscall_result("mkdirat", &[]), 0x0005_000d);
+    assert_eq!(syscall_result("read", &[]), ALLOW);
+    assert_eq!(syscall_result("sync", &[]), 0x7ffc_0000);
     assert_eq!(
         [
-            judged("lseek", &[0, 1 << 32]),
-            judged("lseek", &[0, (1 << 32) + 1]),
-            judged("lseek", &[0, 1 << 33])
+            syscall_result("lseek", &[0, 1 << 32]),
+            syscall_result("lseek", &[0, (1 << 32) + 1]),
+            syscall_result("lseek", &[0, 1 << 33])
         ],
         [ALLOW, 0, 0]
     );
     assert_eq!(
-        [judged("write", &[9]), judged("write", &[10]), judged("write", &[1 << 40])],
+        [syscall_result("write", &[9]), syscall_result("write", &[10]), syscall_result("write", &[1 << 40])],
         [0x0003_0000, ALLOW, ALLOW]
     );
-    assert_eq!(judge(&from_profile(text, &[SYS_ADMIN]).unwrap(), "sync", &[]), ALLOW);
+    assert_eq!(run_syscall(&from_profile(text, &[SYS_ADMIN]).unwrap(), "sync", &[]), ALLOW);
     for bad in ["", "{}", r#"{"defaultAction": "SCMP_ACT_DANCE"}"#] {
         assert!(from_profile(bad.as_bytes(), &[]).is_err(), "{bad}");
     }
 }
 
 #[test]
-fn profiles_mean_what_they_mean_to_runc() {
+fn profiles_match_runc() {
     let text = br#"{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
         {"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [
             {"index": 0, "value": 0, "op": "SCMP_CMP_EQ"}, {"index": 0, "value": 8, "op": "SCMP_CMP_EQ"}]},
@@ -218,7 +224,7 @@ fn profiles_mean_what_they_mean_to_runc() {
     ]}"#;
     let program = from_profile(text, &[]).unwrap();
     let check = |call, arguments: &[u64], expected| {
-        assert_eq!(judge(&program, call, arguments), expected, "{call} {arguments:?}");
+        assert_eq!(run_syscall(&program, call, arguments), expected, "{call} {arguments:?}");
     };
     // Any of those about one argument, all of those about several.
     check("personality", &[0], ALLOW);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
-use super::{Reply, Status, UNIMPLEMENTED, UNREAD};
+use super::{GrpcReply, GrpcStatus, STREAM_BUFFER_MESSAGES, UNIMPLEMENTED};
 use crate::cri::*;
 use crate::embedded::pods::{Container as Known, Pod};
 use crate::embedded::{Embedded, now, record, usage, view};
@@ -18,17 +18,17 @@ use crate::{Result as Answered, Runtime as _};
 /// The kernel's own files, not systemd.
 const CGROUPFS: i32 = 1;
 
-fn one(message: &impl Message) -> Result<Reply, Status> {
-    Ok(Reply::One(message.encode_to_vec()))
+fn unary(message: &impl Message) -> Result<GrpcReply, GrpcStatus> {
+    Ok(GrpcReply::One(message.encode_to_vec()))
 }
 
-fn read<T: Message + Default>(bytes: &[u8]) -> Result<T, Status> {
-    T::decode(bytes).map_err(|error| Status::invalid(error.to_string()))
+fn decode<T: Message + Default>(bytes: &[u8]) -> Result<T, GrpcStatus> {
+    T::decode(bytes).map_err(|error| GrpcStatus::invalid(error.to_string()))
 }
 
 /// Requests that only name something.
-fn named(bytes: &[u8]) -> Result<String, Status> {
-    read::<Id>(bytes).map(|request| request.id)
+fn decode_id(bytes: &[u8]) -> Result<String, GrpcStatus> {
+    decode::<Id>(bytes).map(|request| request.id)
 }
 
 fn seconds(count: i64) -> Duration {
@@ -36,209 +36,213 @@ fn seconds(count: i64) -> Duration {
 }
 
 /// Does what is called for. A stream that has just one message is written like an answer that is one.
-pub(super) async fn call(runtime: Embedded, path: &str, bytes: &[u8]) -> Result<Reply, Status> {
+pub(super) async fn call(runtime: Embedded, path: &str, bytes: &[u8]) -> Result<GrpcReply, GrpcStatus> {
     match path {
         "/runtime.v1.ImageService/ListImages" | "/runtime.v1.ImageService/StreamImages" => {
-            let filter = read::<ListImagesRequest>(bytes)?.filter.and_then(|filter| filter.image);
+            let filter = decode::<ListImagesRequest>(bytes)?.filter.and_then(|filter| filter.image);
             let images = match filter.filter(|wanted| !wanted.image.is_empty()) {
                 Some(wanted) => runtime.image(&wanted).await?.into_iter().collect(),
                 None => runtime.list_images().await?,
             };
-            one(&ListImagesResponse { images })
+            unary(&ListImagesResponse { images })
         }
         "/runtime.v1.ImageService/ImageStatus" => {
-            let request: ImageStatusRequest = read(bytes)?;
+            let request: ImageStatusRequest = decode(bytes)?;
             let image = runtime.image(&request.image.unwrap_or_default()).await?;
-            one(&ImageStatusResponse { image, ..ImageStatusResponse::default() })
+            unary(&ImageStatusResponse { image, ..ImageStatusResponse::default() })
         }
         "/runtime.v1.ImageService/PullImage" => {
-            let request: PullImageRequest = read(bytes)?;
+            let request: PullImageRequest = decode(bytes)?;
             let sandbox = request.sandbox_config.unwrap_or_default();
             let image = request.image.unwrap_or_default();
             let image_ref = runtime.pull(&image, request.auth.as_ref(), &sandbox).await?;
-            one(&PullImageResponse { image_ref })
+            unary(&PullImageResponse { image_ref })
         }
         "/runtime.v1.ImageService/RemoveImage" => {
-            let request: RemoveImageRequest = read(bytes)?;
+            let request: RemoveImageRequest = decode(bytes)?;
             runtime.remove_image(&request.image.unwrap_or_default()).await?;
-            one(&Empty {})
+            unary(&Empty {})
         }
         "/runtime.v1.ImageService/ImageFsInfo" => {
             let pods = runtime.inner.pods_dir();
-            let counted = tokio::task::spawn_blocking(move || usage::files(&pods, &[])).await;
-            one(&ImageFsInfoResponse {
+            let counted = tokio::task::spawn_blocking(move || usage::filesystem_usage(&pods, &[])).await;
+            unary(&ImageFsInfoResponse {
                 image_filesystems: runtime.image_filesystems().await?,
                 container_filesystems: counted.into_iter().collect(),
             })
         }
         _ => match path.strip_prefix("/runtime.v1.RuntimeService/") {
-            Some(method) => of_pods(runtime, method, bytes).await,
+            Some(method) => call_sandbox_method(runtime, method, bytes).await,
             None => Err(unknown(path)),
         },
     }
 }
 
-fn unknown(what: &str) -> Status {
-    Status { code: UNIMPLEMENTED, message: format!("unknown method {what}") }
+fn unknown(what: &str) -> GrpcStatus {
+    GrpcStatus { code: UNIMPLEMENTED, message: format!("unknown method {what}") }
 }
 
-async fn of_pods(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<Reply, Status> {
+async fn call_sandbox_method(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<GrpcReply, GrpcStatus> {
     match method {
-        "Version" => one(&runtime.version().await?),
+        "Version" => unary(&runtime.version().await?),
         "Status" => {
-            let request: StatusRequest = read(bytes)?;
+            let request: StatusRequest = decode(bytes)?;
             let mut status = runtime.status().await?;
             if request.verbose {
                 status.info = runtime.details().await?;
             }
-            one(&status)
+            unary(&status)
         }
         "UpdateRuntimeConfig" => {
-            let request: UpdateRuntimeConfigRequest = read(bytes)?;
+            let request: UpdateRuntimeConfigRequest = decode(bytes)?;
             let network = request.runtime_config.and_then(|config| config.network_config).unwrap_or_default();
             if !network.pod_cidr.is_empty() {
                 runtime.set_pod_cidr(&network.pod_cidr).await?;
             }
-            one(&Empty {})
+            unary(&Empty {})
         }
         "RuntimeConfig" => {
             let linux = Some(LinuxRuntimeConfiguration { cgroup_driver: CGROUPFS });
-            one(&RuntimeConfigResponse { linux })
+            unary(&RuntimeConfigResponse { linux })
         }
         "RunPodSandbox" => {
-            let request: RunPodSandboxRequest = read(bytes)?;
-            let config = request.config.ok_or_else(|| Status::invalid("the pod has no configuration"))?;
-            let pod_sandbox_id = runtime.begin_pod(&config, &request.runtime_handler, true).await?;
-            one(&RunPodSandboxResponse { pod_sandbox_id })
+            let request: RunPodSandboxRequest = decode(bytes)?;
+            let config = request.config.ok_or_else(|| GrpcStatus::invalid("the pod has no configuration"))?;
+            let pod_sandbox_id = runtime.run_pod(&config, &request.runtime_handler, true).await?;
+            unary(&RunPodSandboxResponse { pod_sandbox_id })
         }
         "StopPodSandbox" => {
-            runtime.stop_sandbox(&pod_id(&runtime, named(bytes)?)).await?;
-            one(&Empty {})
+            runtime.stop_sandbox(&pod_id(&runtime, decode_id(bytes)?)).await?;
+            unary(&Empty {})
         }
         "RemovePodSandbox" => {
-            runtime.remove_sandbox(&pod_id(&runtime, named(bytes)?)).await?;
-            one(&Empty {})
+            runtime.remove_sandbox(&pod_id(&runtime, decode_id(bytes)?)).await?;
+            unary(&Empty {})
         }
-        "PodSandboxStatus" => one(&pod_status(&runtime, read(bytes)?).await?),
+        "PodSandboxStatus" => unary(&pod_status(&runtime, decode(bytes)?).await?),
         "ListPodSandbox" | "StreamPodSandboxes" => {
-            let filter = read::<ListPodSandboxRequest>(bytes)?.filter.unwrap_or_default();
-            let wanted = |pod: &PodSandbox| {
+            let filter = decode::<ListPodSandboxRequest>(bytes)?.filter.unwrap_or_default();
+            let matches = |pod: &PodSandbox| {
                 pod.id.starts_with(&filter.id)
                     && filter.state.as_ref().is_none_or(|wanted| wanted.state == pod.state)
                     && has_all(&pod.labels, &filter.label_selector)
             };
-            one(&ListPodSandboxResponse {
-                items: runtime.sandboxes(&[]).await?.into_iter().filter(wanted).collect(),
+            unary(&ListPodSandboxResponse {
+                items: runtime.sandboxes(&[]).await?.into_iter().filter(matches).collect(),
             })
         }
         "PodSandboxStats" => {
-            let pod = runtime.inner.pod(&pod_id(&runtime, named(bytes)?), "PodSandboxStats")?;
-            one(&ListPodSandboxStatsResponse { stats: runtime.usage_of_pods(vec![pod]).await })
+            let pod = runtime.inner.pod(&pod_id(&runtime, decode_id(bytes)?), "PodSandboxStats")?;
+            unary(&ListPodSandboxStatsResponse { stats: runtime.usage_of_pods(vec![pod]).await })
         }
         "ListPodSandboxStats" | "StreamPodSandboxStats" => {
-            let filter = read::<ListPodSandboxStatsRequest>(bytes)?.filter.unwrap_or_default();
-            let wanted = |pod: &Arc<Pod>| {
+            let filter = decode::<ListPodSandboxStatsRequest>(bytes)?.filter.unwrap_or_default();
+            let matches = |pod: &Arc<Pod>| {
                 let labels = pod.record.lock().config.clone().unwrap_or_default().labels;
                 pod.id.starts_with(&filter.id) && has_all(&labels, &filter.label_selector)
             };
-            let pods = runtime.inner.pods.all().into_iter().filter(wanted).collect();
-            one(&ListPodSandboxStatsResponse { stats: runtime.usage_of_pods(pods).await })
+            let pods = runtime.inner.pods.all().into_iter().filter(matches).collect();
+            unary(&ListPodSandboxStatsResponse { stats: runtime.usage_of_pods(pods).await })
         }
-        "UpdatePodSandboxResources" => update_pod(&runtime, read(bytes)?),
+        "UpdatePodSandboxResources" => update_pod(&runtime, decode(bytes)?),
         "PortForward" => {
-            let request: PortForwardRequest = read(bytes)?;
+            let request: PortForwardRequest = decode(bytes)?;
             let id = pod_id(&runtime, request.pod_sandbox_id);
-            one(&Url { url: runtime.port_forward(&id, &request.port).await? })
+            unary(&Url { url: runtime.port_forward(&id, &request.port).await? })
         }
-        "GetContainerEvents" => Ok(Reply::Many(events(&runtime))),
+        "GetContainerEvents" => Ok(GrpcReply::Many(events(&runtime))),
         // There are none beyond what statistics say.
-        "ListMetricDescriptors" | "ListPodSandboxMetrics" | "StreamPodSandboxMetrics" => one(&Empty {}),
-        _ => of_containers(runtime, method, bytes).await,
+        "ListMetricDescriptors" | "ListPodSandboxMetrics" | "StreamPodSandboxMetrics" => unary(&Empty {}),
+        _ => call_container_method(runtime, method, bytes).await,
     }
 }
 
-async fn of_containers(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<Reply, Status> {
+async fn call_container_method(
+    runtime: Embedded,
+    method: &str,
+    bytes: &[u8],
+) -> Result<GrpcReply, GrpcStatus> {
     match method {
         "CreateContainer" => {
-            let request: CreateContainerRequest = read(bytes)?;
+            let request: CreateContainerRequest = decode(bytes)?;
             let pod = pod_id(&runtime, request.pod_sandbox_id);
             let config =
-                request.config.ok_or_else(|| Status::invalid("the container has no configuration"))?;
+                request.config.ok_or_else(|| GrpcStatus::invalid("the container has no configuration"))?;
             let of_pod = request.sandbox_config.unwrap_or_default();
-            one(&CreateContainerResponse {
+            unary(&CreateContainerResponse {
                 container_id: runtime.create_container(&pod, &config, &of_pod).await?,
             })
         }
         "StartContainer" => {
-            runtime.start_container(&container_id(&runtime, named(bytes)?)).await?;
-            one(&Empty {})
+            runtime.start_container(&container_id(&runtime, decode_id(bytes)?)).await?;
+            unary(&Empty {})
         }
         "StopContainer" => {
-            let request: StopContainerRequest = read(bytes)?;
+            let request: StopContainerRequest = decode(bytes)?;
             runtime
                 .stop_container(&container_id(&runtime, request.container_id), seconds(request.timeout))
                 .await?;
-            one(&Empty {})
+            unary(&Empty {})
         }
         "RemoveContainer" => {
-            runtime.remove_container(&container_id(&runtime, named(bytes)?)).await?;
-            one(&Empty {})
+            runtime.remove_container(&container_id(&runtime, decode_id(bytes)?)).await?;
+            unary(&Empty {})
         }
-        "ContainerStatus" => one(&container_status(&runtime, read(bytes)?)?),
+        "ContainerStatus" => unary(&container_status(&runtime, decode(bytes)?)?),
         "ListContainers" | "StreamContainers" => {
-            let filter = read::<ListContainersRequest>(bytes)?.filter.unwrap_or_default();
-            let wanted = |container: &Container| {
+            let filter = decode::<ListContainersRequest>(bytes)?.filter.unwrap_or_default();
+            let matches = |container: &Container| {
                 container.id.starts_with(&filter.id)
                     && container.pod_sandbox_id.starts_with(&filter.pod_sandbox_id)
                     && filter.state.as_ref().is_none_or(|wanted| wanted.state == container.state)
                     && has_all(&container.labels, &filter.label_selector)
             };
-            let containers = runtime.containers(&[]).await?.into_iter().filter(wanted).collect();
-            one(&ListContainersResponse { containers })
+            let containers = runtime.containers(&[]).await?.into_iter().filter(matches).collect();
+            unary(&ListContainersResponse { containers })
         }
         "UpdateContainerResources" => {
-            let request: UpdateContainerResourcesRequest = read(bytes)?;
+            let request: UpdateContainerResourcesRequest = decode(bytes)?;
             let resources = request.linux.unwrap_or_default();
             runtime.update_resources(&container_id(&runtime, request.container_id), &resources).await?;
-            one(&Empty {})
+            unary(&Empty {})
         }
         "ReopenContainerLog" => {
-            runtime.reopen_log(&container_id(&runtime, named(bytes)?)).await?;
-            one(&Empty {})
+            runtime.reopen_log(&container_id(&runtime, decode_id(bytes)?)).await?;
+            unary(&Empty {})
         }
         "ExecSync" => {
-            let request: ExecSyncRequest = read(bytes)?;
+            let request: ExecSyncRequest = decode(bytes)?;
             let id = container_id(&runtime, request.container_id);
-            one(&runtime.exec_sync(&id, &request.cmd, seconds(request.timeout)).await?)
+            unary(&runtime.exec_sync(&id, &request.cmd, seconds(request.timeout)).await?)
         }
         "Exec" => {
-            let request: ExecRequest = read(bytes)?;
+            let request: ExecRequest = decode(bytes)?;
             let container_id = container_id(&runtime, request.container_id.clone());
-            one(&Url { url: runtime.exec(&ExecRequest { container_id, ..request }).await? })
+            unary(&Url { url: runtime.exec(&ExecRequest { container_id, ..request }).await? })
         }
         "Attach" => {
-            let request: AttachRequest = read(bytes)?;
+            let request: AttachRequest = decode(bytes)?;
             let container_id = container_id(&runtime, request.container_id.clone());
-            one(&Url { url: runtime.attach(&AttachRequest { container_id, ..request }).await? })
+            unary(&Url { url: runtime.attach(&AttachRequest { container_id, ..request }).await? })
         }
         "ContainerStats" => {
-            let id = container_id(&runtime, named(bytes)?);
+            let id = container_id(&runtime, decode_id(bytes)?);
             let (pod, _) = runtime.inner.container(&id, "ContainerStats")?;
             let stats = stats_of(&runtime, vec![pod]).await;
             let stats =
                 stats.into_iter().find(|stats| stats.attributes.as_ref().is_some_and(|of| of.id == id));
-            one(&ContainerStatsResponse { stats })
+            unary(&ContainerStatsResponse { stats })
         }
         "ListContainerStats" | "StreamContainerStats" => {
-            let filter = read::<ListContainerStatsRequest>(bytes)?.filter.unwrap_or_default();
+            let filter = decode::<ListContainerStatsRequest>(bytes)?.filter.unwrap_or_default();
             let pods = runtime.inner.pods.all().into_iter();
             let pods = pods.filter(|pod| pod.id.starts_with(&filter.pod_sandbox_id)).collect();
-            let wanted = |stats: &ContainerStats| {
+            let matches = |stats: &ContainerStats| {
                 let of = stats.attributes.clone().unwrap_or_default();
                 of.id.starts_with(&filter.id) && has_all(&of.labels, &filter.label_selector)
             };
-            let stats = stats_of(&runtime, pods).await.into_iter().filter(wanted).collect();
-            one(&ListContainerStatsResponse { stats })
+            let stats = stats_of(&runtime, pods).await.into_iter().filter(matches).collect();
+            unary(&ListContainerStatsResponse { stats })
         }
         _ => Err(unknown(method)),
     }
@@ -246,9 +250,9 @@ async fn of_containers(runtime: Embedded, method: &str, bytes: &[u8]) -> Result<
 
 fn has_all(
     labels: &std::collections::BTreeMap<String, String>,
-    wanted: &std::collections::BTreeMap<String, String>,
+    selector: &std::collections::BTreeMap<String, String>,
 ) -> bool {
-    wanted.iter().all(|(name, value)| labels.get(name) == Some(value))
+    selector.iter().all(|(name, value)| labels.get(name) == Some(value))
 }
 
 async fn stats_of(runtime: &Embedded, pods: Vec<Arc<Pod>>) -> Vec<ContainerStats> {
@@ -257,18 +261,18 @@ async fn stats_of(runtime: &Embedded, pods: Vec<Arc<Pod>>) -> Vec<ContainerStats
 
 /// People name pods and containers by the beginnings of their ids, where that is enough to tell them apart.
 fn pod_id(runtime: &Embedded, given: String) -> String {
-    the_one(given, runtime.inner.pods.all().iter().map(|pod| pod.id.clone()))
+    resolve_id_prefix(given, runtime.inner.pods.all().iter().map(|pod| pod.id.clone()))
 }
 
 fn container_id(runtime: &Embedded, given: String) -> String {
     let pods = runtime.inner.pods.all();
     let of = |pod: &Arc<Pod>| pod.containers.lock().keys().cloned().collect::<Vec<_>>();
-    the_one(given, pods.iter().flat_map(of))
+    resolve_id_prefix(given, pods.iter().flat_map(of))
 }
 
-fn the_one(given: String, known: impl Iterator<Item = String>) -> String {
-    let mut fitting = known.filter(|id| !given.is_empty() && id.starts_with(&given));
-    match (fitting.next(), fitting.next()) {
+fn resolve_id_prefix(given: String, known: impl Iterator<Item = String>) -> String {
+    let mut candidates = known.filter(|id| !given.is_empty() && id.starts_with(&given));
+    match (candidates.next(), candidates.next()) {
         (Some(id), None) => id,
         _ => given,
     }
@@ -316,7 +320,10 @@ fn container_status(
 }
 
 /// Whoever asks has changed the pod's cgroup; this is for those who ask what was agreed on.
-fn update_pod(runtime: &Embedded, request: UpdatePodSandboxResourcesRequest) -> Result<Reply, Status> {
+fn update_pod(
+    runtime: &Embedded,
+    request: UpdatePodSandboxResourcesRequest,
+) -> Result<GrpcReply, GrpcStatus> {
     const CALL: &str = "UpdatePodSandboxResources";
     let pod = runtime.inner.pod(&pod_id(runtime, request.pod_sandbox_id), CALL)?;
     let mut changed = pod.record.lock();
@@ -324,18 +331,18 @@ fn update_pod(runtime: &Embedded, request: UpdatePodSandboxResourcesRequest) -> 
     linux.overhead = request.overhead.or(linux.overhead.take());
     linux.resources = request.resources.or(linux.resources.take());
     let written = record::write(&pod.directory, &*changed);
-    written.map_err(|error| Status::from(crate::embedded::refused(CALL, error.to_string())))?;
-    one(&Empty {})
+    written.map_err(|error| GrpcStatus::from(crate::embedded::call_error(CALL, error.to_string())))?;
+    unary(&Empty {})
 }
 
 /// All that happens from now on, until the client goes.
 fn events(runtime: &Embedded) -> mpsc::Receiver<Vec<u8>> {
-    let mut heard = runtime.inner.news.events();
-    let (sender, receiver) = mpsc::channel(UNREAD);
+    let mut event_receiver = runtime.inner.events.subscribe();
+    let (sender, receiver) = mpsc::channel(STREAM_BUFFER_MESSAGES);
     tokio::spawn(async move {
         loop {
             let event = tokio::select! {
-                event = heard.recv() => event,
+                event = event_receiver.recv() => event,
                 () = sender.closed() => return,
             };
             let sent = match event {
@@ -357,10 +364,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_beginning_of_an_id_is_enough_where_it_is_the_only_one() {
+    fn resolves_unique_id_prefixes() {
         let known = || ["abc1", "abd2", "xyz3"].into_iter().map(str::to_owned);
         for (given, expected) in [("x", "xyz3"), ("abc", "abc1"), ("ab", "ab"), ("", ""), ("no", "no")] {
-            assert_eq!(the_one(given.to_owned(), known()), expected);
+            assert_eq!(resolve_id_prefix(given.to_owned(), known()), expected);
         }
     }
 }

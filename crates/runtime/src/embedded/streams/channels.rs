@@ -4,23 +4,23 @@ use std::collections::HashMap;
 use std::io;
 
 use serde::Deserialize;
-use stream::{messages as websocket, spdy};
+use stream::{spdy, websocket_codec as websocket};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::sync::mpsc;
 
 use super::session::Session;
 
 /// Pieces on their way; each is as large as what was read at once.
-const PIECES: usize = 16;
+const CHANNEL_CAPACITY: usize = 16;
 /// Answers to pings on their way.
-const PINGS: usize = 4;
+const PONG_QUEUE_CAPACITY: usize = 4;
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 /// In front of the number of a channel that is over.
-const END: u8 = 255;
+const CLOSE_CHANNEL: u8 = 255;
 
 /// What the client does.
 #[derive(Debug)]
@@ -52,27 +52,27 @@ pub struct Channels {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Size {
+struct TerminalSize {
     width: u16,
     height: u16,
 }
 
 fn resize(bytes: &[u8]) -> Option<Input> {
-    let size: Size = serde_json::from_slice(bytes).ok()?;
+    let size: TerminalSize = serde_json::from_slice(bytes).ok()?;
     Some(Input::Resize { columns: size.width, rows: size.height })
 }
 
 /// Over WebSocket: a channel's number in front of each message.
-pub fn websocket<R, W>(session: &Session, reader: R, writer: W, tells_end: bool) -> Channels
+pub fn websocket<R, W>(session: &Session, reader: R, writer: W, has_close_signal: bool) -> Channels
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let (to_session, input) = mpsc::channel(PIECES);
-    let (output, mut from_session) = mpsc::channel(PIECES);
-    let (pongs, mut pongs_due) = mpsc::channel::<Vec<u8>>(PINGS);
+    let (to_session, input) = mpsc::channel(CHANNEL_CAPACITY);
+    let (output, mut from_session) = mpsc::channel(CHANNEL_CAPACITY);
+    let (pongs, mut pongs_due) = mpsc::channel::<Vec<u8>>(PONG_QUEUE_CAPACITY);
     let has_stdin = session.stdin;
-    let inward = async move {
+    let read_loop = async move {
         let mut receiver = websocket::Receiver::new(reader);
         let _ = to_session.send(Input::Ready).await;
         while let Ok(Some(message)) = receiver.next().await {
@@ -87,7 +87,7 @@ where
             let input = match bytes.split_first() {
                 Some((&STDIN, rest)) if has_stdin => Some(Input::Stdin(rest.to_vec())),
                 Some((&RESIZE, rest)) => resize(rest),
-                Some((&END, [STDIN])) if tells_end => Some(Input::StdinEnd),
+                Some((&CLOSE_CHANNEL, [STDIN])) if has_close_signal => Some(Input::StdinEnd),
                 _ => None,
             };
             // The session may be over while its last words are still on their way.
@@ -96,7 +96,7 @@ where
             }
         }
     };
-    let outward = async move {
+    let write_loop = async move {
         let mut sender = websocket::Sender::new(writer);
         // The client learns that all is well before anything is said.
         let _ = sender.data(&[&[STDOUT]]).await;
@@ -115,20 +115,20 @@ where
             }
         }
     };
-    both(inward, outward);
+    spawn_both(read_loop, write_loop);
     Channels { input, output }
 }
 
 /// Runs both directions by themselves until either is done: a command that repeats what it is told must be able to say
 /// it while it is told more.
-fn both(
-    inward: impl Future<Output = ()> + Send + 'static,
-    outward: impl Future<Output = ()> + Send + 'static,
+fn spawn_both(
+    read_loop: impl Future<Output = ()> + Send + 'static,
+    write_loop: impl Future<Output = ()> + Send + 'static,
 ) {
     tokio::spawn(async move {
         tokio::select! {
-            () = inward => {}
-            () = outward => {}
+            () = read_loop => {}
+            () = write_loop => {}
         }
     });
 }
@@ -139,54 +139,55 @@ where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let (to_session, input) = mpsc::channel(PIECES);
-    let (output, from_session) = mpsc::channel(PIECES);
-    let (replies, due) = mpsc::channel(PIECES);
+    let (to_session, input) = mpsc::channel(CHANNEL_CAPACITY);
+    let (output, from_session) = mpsc::channel(CHANNEL_CAPACITY);
+    let (reply_sender, due) = mpsc::channel(CHANNEL_CAPACITY);
     let mut missing: Vec<&'static str> = vec!["error"];
-    let wanted = [(session.stdin, "stdin"), (session.stdout, "stdout"), (session.stderr, "stderr")];
-    missing.extend(wanted.iter().filter(|(wanted, _)| *wanted).map(|(_, name)| *name));
+    let requested = [(session.stdin, "stdin"), (session.stdout, "stdout"), (session.stderr, "stderr")];
+    missing.extend(requested.iter().filter(|(requested, _)| *requested).map(|(_, name)| *name));
     if session.tty {
         missing.push("resize");
     }
-    let mut heard = Heard { streams: HashMap::new(), missing, resizes: Vec::new(), replies };
-    let inward = async move {
+    let mut spdy_streams =
+        SpdyStreams { streams: HashMap::new(), missing, resizes: Vec::new(), reply_sender };
+    let read_loop = async move {
         let mut receiver = spdy::Receiver::new(reader);
         while let Ok(Some(frame)) = receiver.next().await {
             if matches!(frame, spdy::Frame::GoAway) {
                 break;
             }
-            for input in heard.understood(frame).await {
+            for input in spdy_streams.handle_frame(frame).await {
                 // The session may be over while its last words are still on their way.
                 let _ = to_session.send(input).await;
             }
         }
     };
-    let outward = async move {
+    let write_loop = async move {
         // The client sees the connection's end; there is nobody to tell more.
-        let _ = tell(spdy::Sender::new(writer), from_session, due).await;
+        let _ = send_output(spdy::Sender::new(writer), from_session, due).await;
     };
-    both(inward, outward);
+    spawn_both(read_loop, write_loop);
     Channels { input, output }
 }
 
 /// What is owed to a client for what it did.
-enum Reply {
+enum SpdyReply {
     Accept { name: &'static str, stream: u32 },
     Reset(u32),
     Ping(u32),
 }
 
 /// What the client says.
-struct Heard {
+struct SpdyStreams {
     streams: HashMap<&'static str, u32>,
     missing: Vec<&'static str>,
     /// Sizes come one after the other without anything between.
     resizes: Vec<u8>,
-    replies: mpsc::Sender<Reply>,
+    reply_sender: mpsc::Sender<SpdyReply>,
 }
 
-impl Heard {
-    async fn understood(&mut self, frame: spdy::Frame) -> Vec<Input> {
+impl SpdyStreams {
+    async fn handle_frame(&mut self, frame: spdy::Frame) -> Vec<Input> {
         let mut inputs = vec![];
         match frame {
             spdy::Frame::Open { stream, headers, .. } => {
@@ -199,11 +200,11 @@ impl Heard {
                         if self.missing.is_empty() {
                             inputs.push(Input::Ready);
                         }
-                        Reply::Accept { name, stream }
+                        SpdyReply::Accept { name, stream }
                     }
-                    None => Reply::Reset(stream),
+                    None => SpdyReply::Reset(stream),
                 };
-                let _ = self.replies.send(reply).await;
+                let _ = self.reply_sender.send(reply).await;
             }
             spdy::Frame::Data { stream, bytes, is_last } if self.streams.get("stdin") == Some(&stream) => {
                 if !bytes.is_empty() {
@@ -224,7 +225,7 @@ impl Heard {
                     self.resizes.clear();
                 }
             }
-            spdy::Frame::Ping(id) => drop(self.replies.try_send(Reply::Ping(id))),
+            spdy::Frame::Ping(id) => drop(self.reply_sender.try_send(SpdyReply::Ping(id))),
             _ => {}
         }
         inputs
@@ -233,12 +234,12 @@ impl Heard {
 
 /// Tells the client what the session says, then closes all streams and waits for it to hang up, which it does when it
 /// has read them.
-async fn tell<W: AsyncWrite + Unpin>(
+async fn send_output<W: AsyncWrite + Unpin>(
     mut sender: spdy::Sender<W>,
     mut from_session: mpsc::Receiver<Output>,
-    mut due: mpsc::Receiver<Reply>,
+    mut due: mpsc::Receiver<SpdyReply>,
 ) -> io::Result<()> {
-    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+    const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
     let mut streams: HashMap<&'static str, u32> = HashMap::new();
     loop {
         let output = tokio::select! {
@@ -246,12 +247,12 @@ async fn tell<W: AsyncWrite + Unpin>(
             biased;
             Some(reply) = due.recv() => {
                 match reply {
-                    Reply::Accept { name, stream } => {
+                    SpdyReply::Accept { name, stream } => {
                         streams.insert(name, stream);
                         sender.accept(stream).await?;
                     }
-                    Reply::Reset(stream) => sender.reset(stream).await?,
-                    Reply::Ping(id) => sender.ping(id).await?,
+                    SpdyReply::Reset(stream) => sender.reset(stream).await?,
+                    SpdyReply::Ping(id) => sender.ping(id).await?,
                 }
                 continue;
             }
@@ -273,7 +274,7 @@ async fn tell<W: AsyncWrite + Unpin>(
         }
     }
     // Ended sooner by the client's leaving.
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(CLOSE_TIMEOUT).await;
     sender.close().await
 }
 
@@ -282,7 +283,7 @@ pub fn tunnel(
     client: impl AsyncRead + AsyncWrite + Send + 'static,
 ) -> (tokio::io::ReadHalf<DuplexStream>, tokio::io::WriteHalf<DuplexStream>) {
     const BUFFER: usize = 64 << 10;
-    let (near, far) = tokio::io::duplex(BUFFER);
-    tokio::spawn(stream::carry::tunnel(client, far));
-    tokio::io::split(near)
+    let (local, remote) = tokio::io::duplex(BUFFER);
+    tokio::spawn(stream::translator::tunnel_spdy(client, remote));
+    tokio::io::split(local)
 }

@@ -13,21 +13,21 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
-use crate::embedded::caller::Caller;
-use crate::embedded::protocol::Request;
+use crate::embedded::protocol::SupervisorRequest;
+use crate::embedded::supervisor_client::SupervisorClient;
 
-const PIECES: usize = 16;
-const PIECE: usize = 32 << 10;
+const CHANNEL_CAPACITY: usize = 16;
+const READ_BUFFER_BYTES: usize = 32 << 10;
 /// What may wait to be taken by pods, of all connections of a client together; then the client waits, too. The protocol has
 /// no way to make one connection wait without the others.
-const WAITING: usize = 4 << 20;
+const MAX_PENDING_BYTES: usize = 4 << 20;
 /// How long a pod may take nothing of what waits. The client is not heard meanwhile, and may well have gone.
-const PATIENCE: Duration = Duration::from_secs(300);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Between the client's last word and telling the pod so.
-const LINGER: Duration = Duration::from_secs(1);
+const SHUTDOWN_DELAY: Duration = Duration::from_secs(1);
 
 /// A piece for one of the client's streams.
-struct Piece {
+struct StreamChunk {
     stream: u32,
     bytes: Vec<u8>,
     is_last: bool,
@@ -35,36 +35,36 @@ struct Piece {
 
 /// What clients have sent and pods have not taken yet.
 #[derive(Default)]
-struct Waiting {
+struct PendingBytes {
     bytes: AtomicUsize,
-    room: Notify,
+    capacity: Notify,
 }
 
 /// Bytes that wait, and count for as long.
-struct Held {
+struct PendingChunk {
     bytes: Vec<u8>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingBytes>,
 }
 
-impl Held {
-    fn new(bytes: Vec<u8>, waiting: &Arc<Waiting>) -> Held {
+impl PendingChunk {
+    fn new(bytes: Vec<u8>, waiting: &Arc<PendingBytes>) -> PendingChunk {
         waiting.bytes.fetch_add(bytes.len(), Relaxed);
-        Held { bytes, waiting: waiting.clone() }
+        PendingChunk { bytes, waiting: waiting.clone() }
     }
 }
 
-impl Drop for Held {
+impl Drop for PendingChunk {
     fn drop(&mut self) {
         let before = self.waiting.bytes.fetch_sub(self.bytes.len(), Relaxed);
-        if before >= WAITING {
-            self.waiting.room.notify_one();
+        if before >= MAX_PENDING_BYTES {
+            self.waiting.capacity.notify_one();
         }
     }
 }
 
 /// A pair that is not complete yet.
 #[derive(Default)]
-struct Pair {
+struct StreamPair {
     error: Option<u32>,
     data: Option<u32>,
 }
@@ -76,17 +76,17 @@ where
     W: AsyncWrite + Unpin,
 {
     let (mut receiver, mut sender) = (Receiver::new(reader), Sender::new(writer));
-    let (to_client, mut pieces) = mpsc::channel::<Piece>(PIECES);
-    let mut pairs: HashMap<String, Pair> = HashMap::new();
-    let mut into_pod: HashMap<u32, mpsc::UnboundedSender<Held>> = HashMap::new();
-    let waiting = Arc::new(Waiting::default());
+    let (to_client, mut chunks) = mpsc::channel::<StreamChunk>(CHANNEL_CAPACITY);
+    let mut pairs: HashMap<String, StreamPair> = HashMap::new();
+    let mut into_pod: HashMap<u32, mpsc::UnboundedSender<PendingChunk>> = HashMap::new();
+    let waiting = Arc::new(PendingBytes::default());
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         while tasks.try_join_next().is_some() {}
-        let is_full = waiting.bytes.load(Relaxed) >= WAITING;
+        let is_full = waiting.bytes.load(Relaxed) >= MAX_PENDING_BYTES;
         tokio::select! {
-            () = waiting.room.notified() => {}
-            () = tokio::time::sleep(PATIENCE), if is_full => return,
+            () = waiting.capacity.notified() => {}
+            () = tokio::time::sleep(WRITE_TIMEOUT), if is_full => return,
             frame = receiver.next(), if !is_full => match frame {
                 Ok(Some(Frame::Open { stream, headers, .. })) => {
                     if sender.accept(stream).await.is_err() {
@@ -113,7 +113,7 @@ where
                 }
                 Ok(Some(Frame::Data { stream, bytes, is_last })) => {
                     if let Some(target) = into_pod.get(&stream) {
-                        let _ = target.send(Held::new(bytes, &waiting));
+                        let _ = target.send(PendingChunk::new(bytes, &waiting));
                     }
                     if is_last {
                         into_pod.remove(&stream);
@@ -123,8 +123,8 @@ where
                 Ok(Some(Frame::Ping(id))) => drop(sender.ping(id).await),
                 Ok(Some(Frame::GoAway) | None) | Err(_) => return,
             },
-            Some(piece) = pieces.recv() => {
-                if sender.data(piece.stream, &piece.bytes, piece.is_last).await.is_err() {
+            Some(chunk) = chunks.recv() => {
+                if sender.data(chunk.stream, &chunk.bytes, chunk.is_last).await.is_err() {
                     return;
                 }
             }
@@ -138,10 +138,10 @@ async fn connect(
     port: u16,
     error: u32,
     data: u32,
-    mut from_client: mpsc::UnboundedReceiver<Held>,
-    to_client: mpsc::Sender<Piece>,
+    mut from_client: mpsc::UnboundedReceiver<PendingChunk>,
+    to_client: mpsc::Sender<StreamChunk>,
 ) {
-    let end = |stream, bytes| Piece { stream, bytes, is_last: true };
+    let end = |stream, bytes| StreamChunk { stream, bytes, is_last: true };
     let connection = match dial(&pod, port).await {
         Ok(connection) => connection,
         Err(why) => {
@@ -151,50 +151,52 @@ async fn connect(
         }
     };
     let (mut reader, mut writer) = connection.into_split();
-    let inward = async {
-        while let Some(held) = from_client.recv().await {
-            if writer.write_all(&held.bytes).await.is_err() {
+    let client_to_pod = async {
+        while let Some(pending) = from_client.recv().await {
+            if writer.write_all(&pending.bytes).await.is_err() {
                 return;
             }
         }
         // Servers that take this for the end of everything get a moment to answer; no other runtime passes it on.
-        tokio::time::sleep(LINGER).await;
+        tokio::time::sleep(SHUTDOWN_DELAY).await;
         let _ = writer.shutdown().await;
     };
-    let outward = async {
-        let mut buffer = vec![0; PIECE];
+    let pod_to_client = async {
+        let mut buffer = vec![0; READ_BUFFER_BYTES];
         while let Ok(count) = reader.read(&mut buffer).await {
-            let piece = Piece { stream: data, bytes: buffer[..count].to_vec(), is_last: count == 0 };
-            if to_client.send(piece).await.is_err() || count == 0 {
+            let chunk = StreamChunk { stream: data, bytes: buffer[..count].to_vec(), is_last: count == 0 };
+            if to_client.send(chunk).await.is_err() || count == 0 {
                 return;
             }
         }
         let _ = to_client.send(end(data, Vec::new())).await;
     };
     // The pod's side decides when it is over; a client that has said all may still listen.
-    tokio::pin!(inward, outward);
+    tokio::pin!(client_to_pod, pod_to_client);
     tokio::select! {
-        () = &mut outward => {}
-        () = &mut inward => outward.await,
+        () = &mut pod_to_client => {}
+        () = &mut client_to_pod => pod_to_client.await,
     }
     let _ = to_client.send(end(error, Vec::new())).await;
 }
 
 /// Connects to a port inside the pod: the loopback of its network, in either family.
 async fn dial(pod: &Path, port: u16) -> Result<TcpStream, String> {
-    let mut why = Vec::new();
+    let mut errors = Vec::new();
     for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
         match dial_one(pod, SocketAddr::new(ip, port)).await {
             Ok(connection) => return Ok(connection),
-            Err(error) => why.push(format!("dial tcp {}: {error}", SocketAddr::new(ip, port))),
+            Err(error) => errors.push(format!("dial tcp {}: {error}", SocketAddr::new(ip, port))),
         }
     }
-    Err(format!("failed to connect to localhost:{port} inside the pod's network: {}", why.join(", ")))
+    Err(format!("failed to connect to localhost:{port} inside the pod's network: {}", errors.join(", ")))
 }
 
 async fn dial_one(pod: &Path, address: SocketAddr) -> io::Result<TcpStream> {
-    let mut caller = Caller::ask(pod, &Request::Socket { ipv6: address.is_ipv6() }, &[]).await?;
-    caller.done().await.map_err(io::Error::other)?;
+    let mut caller =
+        SupervisorClient::send_request(pod, &SupervisorRequest::Socket { ipv6: address.is_ipv6() }, &[])
+            .await?;
+    caller.wait_done().await.map_err(io::Error::other)?;
     let socket = caller.take_fd().ok_or(io::ErrorKind::NotFound)?;
     // It stays in the network it was made in, whoever uses it.
     TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await

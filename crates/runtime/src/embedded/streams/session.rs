@@ -9,19 +9,19 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
 
-use super::Ending;
+use super::StatusFormat;
 use super::channels::{Channels, Input, Output};
 use super::terminal::Terminal;
-use crate::embedded::caller::Caller;
-use crate::embedded::exec::{ended, exec_failure, streams};
-use crate::embedded::protocol::{Answer, Request, Streams};
+use crate::embedded::exec::{exec_failure, output_pipe, wait_exit_code};
+use crate::embedded::protocol::{StreamSet, SupervisorRequest, SupervisorResponse};
+use crate::embedded::supervisor_client::SupervisorClient;
 
 /// What is read at once.
-const PIECE: usize = 32 << 10;
+const READ_BUFFER_BYTES: usize = 32 << 10;
 /// For more to come out of pipes whose process is gone, since somebody else may hold them open for ever.
-const DRAIN: Duration = Duration::from_secs(1);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// For a client to open all its streams.
-const OPENING: Duration = Duration::from_secs(30);
+const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a client is tied to.
 pub struct Session {
@@ -37,16 +37,16 @@ pub struct Session {
 
 /// Our ends of the pipes.
 #[derive(Default)]
-pub(super) struct Pipes {
+pub(super) struct SessionStdio {
     pub stdin: Option<pipe::Sender>,
     pub stdout: Option<pipe::Receiver>,
     pub stderr: Option<pipe::Receiver>,
 }
 
 impl Session {
-    pub async fn run(self, mut channels: Channels, ending: Ending) {
-        let opened = tokio::time::timeout(OPENING, channels.input.recv()).await;
-        if !matches!(opened, Ok(Some(Input::Ready))) {
+    pub async fn run(self, mut channels: Channels, status_format: StatusFormat) {
+        let first_input = tokio::time::timeout(STREAM_OPEN_TIMEOUT, channels.input.recv()).await;
+        if !matches!(first_input, Ok(Some(Input::Ready))) {
             return;
         }
         let output = channels.output.clone();
@@ -55,48 +55,54 @@ impl Session {
             None => self.attach(channels).await,
         };
         let status = status.unwrap_or_else(Some);
-        if let Some(told) = status.and_then(|status| told(&status, ending)) {
-            let _ = output.send(Output::Status(told)).await;
+        if let Some(text) = status.and_then(|status| format_status(&status, status_format)) {
+            let _ = output.send(Output::Status(text)).await;
         }
     }
 
     /// Pipes, and their far ends to send along.
-    fn pipes(&self) -> std::io::Result<(Pipes, Vec<OwnedFd>)> {
-        let (mut pipes, mut far) = (Pipes::default(), Vec::new());
+    fn open_stdio(&self) -> std::io::Result<(SessionStdio, Vec<OwnedFd>)> {
+        let (mut stdio, mut remote_fds) = (SessionStdio::default(), Vec::new());
         if self.stdin {
             let (reader, writer) = std::io::pipe()?;
-            pipes.stdin = Some(pipe::Sender::from_owned_fd(writer.into())?);
-            far.push(OwnedFd::from(reader));
+            stdio.stdin = Some(pipe::Sender::from_owned_fd(writer.into())?);
+            remote_fds.push(OwnedFd::from(reader));
         }
-        for (wanted, near) in [(self.stdout, &mut pipes.stdout), (self.stderr, &mut pipes.stderr)] {
+        for (wanted, near) in [(self.stdout, &mut stdio.stdout), (self.stderr, &mut stdio.stderr)] {
             if wanted {
-                let (writer, reader) = streams()?;
+                let (writer, reader) = output_pipe()?;
                 *near = Some(reader);
-                far.push(writer.into());
+                remote_fds.push(writer.into());
             }
         }
-        Ok((pipes, far))
+        Ok((stdio, remote_fds))
     }
 
-    fn asked(&self, command: Option<Vec<String>>) -> Request {
-        let streams = Streams { stdin: self.stdin, stdout: self.stdout, stderr: self.stderr };
+    fn build_request(&self, command: Option<Vec<String>>) -> SupervisorRequest {
+        let streams = StreamSet { stdin: self.stdin, stdout: self.stdout, stderr: self.stderr };
         let container = self.container.clone();
         match command {
             Some(command) if self.tty => {
-                Request::Exec { container, command, tty: true, streams: Streams::default() }
+                SupervisorRequest::Exec { container, command, tty: true, streams: StreamSet::default() }
             }
-            Some(command) => Request::Exec { container, command, tty: false, streams },
-            None => Request::Attach { container, streams },
+            Some(command) => SupervisorRequest::Exec { container, command, tty: false, streams },
+            None => SupervisorRequest::Attach { container, streams },
         }
     }
 
     /// Asks the supervisor; what went wrong is a status.
-    async fn ask(&self, command: Option<Vec<String>>, far: Vec<OwnedFd>) -> Result<Caller, Value> {
+    async fn call_supervisor(
+        &self,
+        command: Option<Vec<String>>,
+        remote_fds: Vec<OwnedFd>,
+    ) -> Result<SupervisorClient, Value> {
         let is_exec = command.is_some();
-        let fds: Vec<BorrowedFd<'_>> = far.iter().map(|fd| fd.as_fd()).collect();
-        let mut caller = Caller::ask(&self.pod, &self.asked(command), &fds).await.map_err(failed)?;
+        let fds: Vec<BorrowedFd<'_>> = remote_fds.iter().map(|fd| fd.as_fd()).collect();
+        let mut caller = SupervisorClient::send_request(&self.pod, &self.build_request(command), &fds)
+            .await
+            .map_err(failed)?;
         if is_exec {
-            caller.done().await.map_err(|message| {
+            caller.wait_done().await.map_err(|message| {
                 internal(&format!(
                     "error executing command in container: failed to exec in container: failed to start exec: {}",
                     exec_failure(&message)
@@ -108,26 +114,27 @@ impl Session {
 
     /// Runs a command, with pipes or with a terminal that comes back with the answer.
     async fn exec(&self, command: Vec<String>, channels: Channels) -> Result<Option<Value>, Value> {
-        let (mut pipes, far) = if self.tty { Default::default() } else { self.pipes().map_err(failed)? };
-        let mut caller = self.ask(Some(command), far).await?;
+        let (mut stdio, remote_fds) =
+            if self.tty { Default::default() } else { self.open_stdio().map_err(failed)? };
+        let mut caller = self.call_supervisor(Some(command), remote_fds).await?;
         let mut terminal = None;
         if self.tty {
-            let near = caller.take_fd().ok_or_else(|| internal("no terminal"))?;
-            let (ends, sized) = Terminal::new(near).map_err(failed)?;
-            (pipes, terminal) = (ends, Some(sized));
+            let terminal_fd = caller.take_fd().ok_or_else(|| internal("no terminal"))?;
+            let (ends, sized) = Terminal::new(terminal_fd).map_err(failed)?;
+            (stdio, terminal) = (ends, Some(sized));
         }
         let resize = move |rows, columns| {
             if let Some(terminal) = &terminal {
                 terminal.resize(rows, columns);
             }
         };
-        let end = async { exited(ended(&mut caller).await) };
-        Ok(tie(pipes, channels, resize, end).await)
+        let end = async { exited(wait_exit_code(&mut caller).await) };
+        Ok(copy_streams(stdio, channels, resize, end).await)
     }
 
     async fn attach(&self, channels: Channels) -> Result<Option<Value>, Value> {
-        let (pipes, far) = self.pipes().map_err(failed)?;
-        let mut caller = self.ask(None, far).await?;
+        let (stdio, remote_fds) = self.open_stdio().map_err(failed)?;
+        let mut caller = self.call_supervisor(None, remote_fds).await?;
         // Of several sizes the last one counts.
         let (sizes, mut wanted) = watch::channel((0, 0));
         let resize = move |rows, columns| {
@@ -137,34 +144,34 @@ impl Session {
             loop {
                 tokio::select! {
                     answer = caller.next() => return match answer {
-                        Ok(Some(Answer::Failed { message })) => internal(&message),
+                        Ok(Some(SupervisorResponse::Failed { message })) => internal(&message),
                         _ => success(),
                     },
                     Ok(()) = wanted.changed() => {
                         let (rows, columns) = *wanted.borrow_and_update();
                         let container = self.container.clone();
-                        let _ = caller.send(&Request::Resize { container, rows, columns }, &[]).await;
+                        let _ = caller.send(&SupervisorRequest::Resize { container, rows, columns }, &[]).await;
                     }
                 }
             }
         };
-        Ok(tie(pipes, channels, resize, end).await)
+        Ok(copy_streams(stdio, channels, resize, end).await)
     }
 }
 
 /// Passes on what both sides say, until the process has ended and all it said is read. None when the client is gone
 /// before: hanging up then ends a command.
-async fn tie(
-    pipes: Pipes,
+async fn copy_streams(
+    stdio: SessionStdio,
     channels: Channels,
     resize: impl FnMut(u16, u16),
     end: impl Future<Output = Value>,
 ) -> Option<Value> {
     let Channels { mut input, output } = channels;
     let (over, is_over) = watch::channel(false);
-    let reading = read_both(pipes.stdout, pipes.stderr, output, is_over);
-    let typing = type_into(pipes.stdin, &mut input, resize);
-    tokio::pin!(end, reading, typing);
+    let output_loop = read_output(stdio.stdout, stdio.stderr, output, is_over);
+    let input_loop = write_input(stdio.stdin, &mut input, resize);
+    tokio::pin!(end, output_loop, input_loop);
     let (mut status, mut is_read) = (None, false);
     while status.is_none() || !is_read {
         tokio::select! {
@@ -172,38 +179,38 @@ async fn tie(
                 status = Some(ended);
                 over.send_replace(true);
             }
-            () = &mut reading, if !is_read => is_read = true,
-            () = &mut typing => return None,
+            () = &mut output_loop, if !is_read => is_read = true,
+            () = &mut input_loop => return None,
         }
     }
     status
 }
 
 /// Passes on what a process says until it has said all.
-async fn read_both(
+async fn read_output(
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
     output: mpsc::Sender<Output>,
     is_over: watch::Receiver<bool>,
 ) {
     tokio::join!(
-        read_one(stdout, &output, Output::Stdout, &is_over),
-        read_one(stderr, &output, Output::Stderr, &is_over)
+        read_stream(stdout, &output, Output::Stdout, &is_over),
+        read_stream(stderr, &output, Output::Stderr, &is_over)
     );
 }
 
-async fn read_one(
+async fn read_stream(
     source: Option<pipe::Receiver>,
     output: &mpsc::Sender<Output>,
     wrap: fn(Vec<u8>) -> Output,
     is_over: &watch::Receiver<bool>,
 ) {
     let Some(mut source) = source else { return };
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; READ_BUFFER_BYTES];
     loop {
         let count = tokio::select! {
             count = source.read(&mut buffer) => count.unwrap_or(0),
-            () = long_over(is_over) => 0,
+            () = wait_drained(is_over) => 0,
         };
         if count == 0 || output.send(wrap(buffer[..count].to_vec())).await.is_err() {
             return;
@@ -212,14 +219,14 @@ async fn read_one(
 }
 
 /// When the process is gone and nothing has come for a while. A client that is slow to read is waited for.
-async fn long_over(is_over: &watch::Receiver<bool>) {
+async fn wait_drained(is_over: &watch::Receiver<bool>) {
     // An error is the end of the session, which ends the reading with it.
     let _ = is_over.clone().wait_for(|over| *over).await;
-    tokio::time::sleep(DRAIN).await;
+    tokio::time::sleep(OUTPUT_DRAIN_TIMEOUT).await;
 }
 
 /// Passes on what a client types; ends when the client is gone.
-async fn type_into(
+async fn write_input(
     mut stdin: Option<pipe::Sender>,
     input: &mut mpsc::Receiver<Input>,
     mut resize: impl FnMut(u16, u16),
@@ -241,11 +248,11 @@ async fn type_into(
 }
 
 /// The end as a client of that version wants to hear it.
-fn told(status: &Value, ending: Ending) -> Option<String> {
-    match ending {
-        Ending::Status => Some(status.to_string()),
-        Ending::Words if status["status"] == "Success" => None,
-        Ending::Words => status["message"].as_str().map(str::to_owned),
+fn format_status(status: &Value, status_format: StatusFormat) -> Option<String> {
+    match status_format {
+        StatusFormat::Status => Some(status.to_string()),
+        StatusFormat::Message if status["status"] == "Success" => None,
+        StatusFormat::Message => status["message"].as_str().map(str::to_owned),
     }
 }
 
@@ -282,11 +289,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_clients_hear_of_failures_only() {
-        assert_eq!(told(&exited(Some(0)), Ending::Words), None);
+    fn old_protocols_report_only_failures() {
+        assert_eq!(format_status(&exited(Some(0)), StatusFormat::Message), None);
         let failed = "command terminated with non-zero exit code: exit status 3";
-        assert_eq!(told(&exited(Some(3)), Ending::Words).as_deref(), Some(failed));
-        let status = told(&exited(Some(0)), Ending::Status);
+        assert_eq!(format_status(&exited(Some(3)), StatusFormat::Message).as_deref(), Some(failed));
+        let status = format_status(&exited(Some(0)), StatusFormat::Status);
         assert_eq!(status.as_deref(), Some(r#"{"metadata":{},"status":"Success"}"#));
     }
 }

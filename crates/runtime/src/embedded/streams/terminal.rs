@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use tokio::net::unix::pipe;
 
-use super::session::Pipes;
+use super::session::SessionStdio;
 
 /// A terminal whose other end is a container's, as far as it is more than two pipes.
 pub struct Terminal(OwnedFd);
@@ -13,10 +13,10 @@ pub struct Terminal(OwnedFd);
 impl Terminal {
     /// What is typed goes into one end and what is shown comes out of the other. Reading fails when nobody holds the
     /// container's side any more, which is its end.
-    pub fn new(fd: OwnedFd) -> io::Result<(Pipes, Terminal)> {
+    pub fn new(fd: OwnedFd) -> io::Result<(SessionStdio, Terminal)> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        let ends = Pipes {
+        let ends = SessionStdio {
             stdin: Some(pipe::Sender::from_owned_fd_unchecked(fd.try_clone()?)?),
             stdout: Some(pipe::Receiver::from_owned_fd_unchecked(fd.try_clone()?)?),
             stderr: None,

@@ -4,10 +4,10 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use crate::embedded::protocol::{Answer, Request, frame, take};
+use crate::embedded::protocol::{SupervisorRequest, SupervisorResponse, decode_message, encode_message};
 
 /// More than these never come with one request.
-const MOST_DESCRIPTORS: usize = 4;
+const MAX_FDS_PER_REQUEST: usize = 4;
 
 /// One connection. Never waits for the other side.
 pub struct Connection {
@@ -17,9 +17,9 @@ pub struct Connection {
     fds: Vec<OwnedFd>,
     outgoing: Vec<u8>,
     /// Hears of every change.
-    pub watches: bool,
+    pub is_watcher: bool,
     /// Is over as soon as all is said.
-    pub ends: bool,
+    pub closes_after_flush: bool,
     /// The other side is gone.
     pub is_lost: bool,
 }
@@ -28,11 +28,20 @@ impl Connection {
     pub fn new(id: u64, stream: UnixStream) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
         let (received, fds, outgoing) = Default::default();
-        Ok(Connection { id, stream, received, fds, outgoing, watches: false, ends: false, is_lost: false })
+        Ok(Connection {
+            id,
+            stream,
+            received,
+            fds,
+            outgoing,
+            is_watcher: false,
+            closes_after_flush: false,
+            is_lost: false,
+        })
     }
 
     /// The requests that have arrived as a whole, the descriptors with them.
-    pub fn requests(&mut self) -> Vec<(Request, Vec<OwnedFd>)> {
+    pub fn requests(&mut self) -> Vec<(SupervisorRequest, Vec<OwnedFd>)> {
         let mut buffer = [0; 4 << 10];
         let mut requests = Vec::new();
         loop {
@@ -41,14 +50,14 @@ impl Connection {
                 Ok((count, fds)) => {
                     self.received.extend_from_slice(&buffer[..count]);
                     self.fds.extend(fds);
-                    self.fds.truncate(MOST_DESCRIPTORS);
+                    self.fds.truncate(MAX_FDS_PER_REQUEST);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => self.is_lost = true,
             }
             loop {
-                match take(&mut self.received) {
+                match decode_message(&mut self.received) {
                     Ok(Some(request)) => requests.push((request, std::mem::take(&mut self.fds))),
                     Ok(None) => break,
                     Err(_) => {
@@ -64,14 +73,14 @@ impl Connection {
         requests
     }
 
-    pub fn say(&mut self, answer: &Answer) {
-        self.outgoing.extend_from_slice(&frame(answer));
+    pub fn send(&mut self, answer: &SupervisorResponse) {
+        self.outgoing.extend_from_slice(&encode_message(answer));
         self.flush();
     }
 
     /// Says something that a descriptor belongs to.
-    pub fn say_with(&mut self, answer: &Answer, fd: BorrowedFd<'_>) {
-        let bytes = frame(answer);
+    pub fn send_with_fd(&mut self, answer: &SupervisorResponse, fd: BorrowedFd<'_>) {
+        let bytes = encode_message(answer);
         // The first thing said on a connection always fits.
         match sys::fds::send(self.stream.as_fd(), &bytes, &[fd]) {
             Ok(count) => self.outgoing.extend_from_slice(&bytes[count..]),
@@ -93,11 +102,11 @@ impl Connection {
         }
     }
 
-    pub fn has_more(&self) -> bool {
+    pub fn has_pending_output(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    pub fn is_over(&self) -> bool {
-        self.is_lost || (self.ends && self.outgoing.is_empty())
+    pub fn is_closed(&self) -> bool {
+        self.is_lost || (self.closes_after_flush && self.outgoing.is_empty())
     }
 }

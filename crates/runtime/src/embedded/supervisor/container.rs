@@ -11,30 +11,30 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use sys::process::{Child, Ended};
+use sys::process::{Child, ExitStatus};
 
 use super::identity::Identity;
 use super::listener::Listener;
-use super::log::{Log, Stream};
-use super::spawn::Outcome;
-use crate::embedded::protocol::Status;
+use super::log::{Log, OutputStream};
+use super::spawn::SpawnResult;
+use crate::embedded::protocol::RunStatus;
 use crate::embedded::spec;
 
 /// What is read at once.
-const PIECE: usize = 8 << 10;
+const READ_BUFFER_BYTES: usize = 8 << 10;
 /// What is heard of a container before others have their turn: some speak faster than can be written down.
-const TURN: usize = 16 * PIECE;
+const MAX_BYTES_PER_READ: usize = 16 * READ_BUFFER_BYTES;
 /// What is heard of one that has ended. More is only in a pipe where somebody else still writes to it.
-const LAST_WORDS: usize = 1 << 20;
+const MAX_FINAL_OUTPUT_BYTES: usize = 1 << 20;
 
 /// One run.
-pub struct Running {
+pub struct RunningContainer {
     pub spec: spec::Container,
-    pub status: Status,
+    pub status: RunStatus,
     /// None once it has ended.
     pub child: Option<Child>,
     /// Open until its program runs, with who wants to know.
-    pub starting: Option<Starting>,
+    pub starting: Option<PendingStart>,
     pub output: [Option<File>; 2],
     /// With a terminal: its near end, for both directions.
     pub terminal: Option<File>,
@@ -49,32 +49,32 @@ pub struct Running {
     pub listeners: Vec<Listener>,
 }
 
-pub struct Starting {
+pub struct PendingStart {
     pub channel: std::os::unix::net::UnixStream,
-    pub outcome: Outcome,
+    pub spawn_result: SpawnResult,
     pub connection: u64,
 }
 
-impl Running {
+impl RunningContainer {
     /// Reads what the container says at the moment. `None` when the stream is at its end.
-    pub fn hear(&mut self, stream: Stream) -> Option<()> {
-        self.hear_some(stream, TURN)
+    pub fn read_output(&mut self, stream: OutputStream) -> Option<()> {
+        self.read_output_up_to(stream, MAX_BYTES_PER_READ)
     }
 
-    fn hear_some(&mut self, stream: Stream, most: usize) -> Option<()> {
-        let (mut buffer, mut heard) = ([0; PIECE], 0);
-        while heard < most && !self.is_held(stream) {
+    fn read_output_up_to(&mut self, stream: OutputStream, most: usize) -> Option<()> {
+        let (mut buffer, mut total) = ([0; READ_BUFFER_BYTES], 0);
+        while total < most && !self.is_blocked(stream) {
             let source = match stream {
-                Stream::Out if self.terminal.is_some() => self.terminal.as_mut(),
+                OutputStream::Out if self.terminal.is_some() => self.terminal.as_mut(),
                 _ => self.output[stream as usize].as_mut(),
             };
             match source?.read(&mut buffer) {
                 Ok(0) => return self.close(stream),
                 Ok(count) => {
-                    heard += count;
+                    total += count;
                     self.log.write(stream, &buffer[..count], Timestamp::now());
                     for listener in &mut self.listeners {
-                        listener.tell(stream, &buffer[..count]);
+                        listener.write(stream, &buffer[..count]);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(()),
@@ -91,42 +91,42 @@ impl Running {
         self.starting.is_some()
     }
 
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.status.finished != 0
     }
 
     /// Whether somebody is so far behind that it has to be waited for.
-    pub fn is_held(&self, stream: Stream) -> bool {
-        !self.is_over() && self.listeners.iter().any(|listener| listener.is_full(stream))
+    pub fn is_blocked(&self, stream: OutputStream) -> bool {
+        !self.is_finished() && self.listeners.iter().any(|listener| listener.is_full(stream))
     }
 
     /// When it will have been waited for somebody for long enough. Once the container is over all are waited for.
     pub fn deadline(&self) -> Option<Instant> {
-        let is_over = self.is_over();
-        self.listeners.iter().filter_map(|listener| listener.waited_for(is_over)).min()
+        let is_over = self.is_finished();
+        self.listeners.iter().filter_map(|listener| listener.write_deadline(is_over)).min()
     }
 
     /// Lets go of those whom nobody waits for any more: who took nothing for too long, and who have heard all of a
     /// container that is over. Answers their connections, each with whether it heard all.
-    pub fn part(&mut self, now: Instant) -> Vec<(u64, bool)> {
-        let is_over = self.is_over();
-        let (mut parted, mut typed) = (Vec::new(), false);
+    pub fn take_finished_listeners(&mut self, now: Instant) -> Vec<(u64, bool)> {
+        let is_over = self.is_finished();
+        let (mut finished, mut had_stdin) = (Vec::new(), false);
         self.listeners.retain(|listener| {
-            let is_late = listener.waited_for(is_over).is_some_and(|deadline| deadline <= now);
-            let is_done = is_over && !listener.is_behind();
+            let is_late = listener.write_deadline(is_over).is_some_and(|deadline| deadline <= now);
+            let is_done = is_over && !listener.has_pending();
             if is_late || is_done {
-                parted.push((listener.connection, is_done));
-                typed |= listener.stdin.is_some();
+                finished.push((listener.connection, is_done));
+                had_stdin |= listener.stdin.is_some();
             }
             !is_late && !is_done
         });
-        self.end_typing(typed);
-        parted
+        self.end_shared_stdin(had_stdin);
+        finished
     }
 
-    fn close(&mut self, stream: Stream) -> Option<()> {
+    fn close(&mut self, stream: OutputStream) -> Option<()> {
         match stream {
-            Stream::Out if self.terminal.is_some() => self.terminal = None,
+            OutputStream::Out if self.terminal.is_some() => self.terminal = None,
             _ => self.output[stream as usize] = None,
         }
         None
@@ -134,16 +134,16 @@ impl Running {
 
     /// Passes on what one of the listeners types. One who has typed all there is leaves, and its connection is
     /// answered; unless the container hears of that end, too, and may have more to say because of it.
-    pub fn hear_listener(&mut self, at: usize) -> Option<u64> {
-        let mut buffer = [0; PIECE];
+    pub fn read_listener_input(&mut self, at: usize) -> Option<u64> {
+        let mut buffer = [0; READ_BUFFER_BYTES];
         match self.listeners.get_mut(at)?.stdin.as_mut()?.read(&mut buffer) {
             Ok(count) if count > 0 => {
                 self.to_stdin.extend_from_slice(&buffer[..count]);
-                self.feed();
+                self.write_stdin();
                 None
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            _ if self.is_for_one() => {
+            _ if self.is_stdin_once() => {
                 self.listeners[at].stdin = None;
                 self.end_stdin();
                 None
@@ -153,31 +153,31 @@ impl Running {
     }
 
     /// Lets listeners go who have hung up.
-    pub fn leave(&mut self, gone: impl Fn(&Listener) -> bool) {
-        let typed = self.listeners.iter().any(|listener| listener.stdin.is_some() && gone(listener));
-        self.listeners.retain(|listener| !gone(listener));
-        self.end_typing(typed);
+    pub fn remove_listeners(&mut self, is_closed: impl Fn(&Listener) -> bool) {
+        let had_stdin = self.listeners.iter().any(|listener| listener.stdin.is_some() && is_closed(listener));
+        self.listeners.retain(|listener| !is_closed(listener));
+        self.end_shared_stdin(had_stdin);
     }
 
     /// One who typed is gone: the container waits for nobody else where it was for that one.
-    fn end_typing(&mut self, typed: bool) {
-        if typed && self.is_for_one() {
+    fn end_shared_stdin(&mut self, had_stdin: bool) {
+        if had_stdin && self.is_stdin_once() {
             self.end_stdin();
         }
     }
 
     /// Whether the first who types is the only one. A terminal has no end that could be passed on.
-    fn is_for_one(&self) -> bool {
+    fn is_stdin_once(&self) -> bool {
         self.spec.stdin_once && !self.spec.tty
     }
 
     fn end_stdin(&mut self) {
         self.stdin_ends = true;
-        self.feed();
+        self.write_stdin();
     }
 
     /// Writes to the container what it takes.
-    pub fn feed(&mut self) {
+    pub fn write_stdin(&mut self) {
         let target = if self.terminal.is_some() { self.terminal.as_mut() } else { self.stdin.as_mut() };
         let Some(target) = target else { return self.to_stdin.clear() };
         if !write_some(target, &mut self.to_stdin) {
@@ -190,11 +190,11 @@ impl Running {
     }
 
     /// The first process has ended: takes down what is left to hear, and how it was.
-    pub fn end(&mut self, ended: Ended, out_of_memory: bool) {
+    pub fn end(&mut self, ended: ExitStatus, out_of_memory: bool) {
         // From now on nobody is waited for before it is heard.
         self.status.finished = nanoseconds(Timestamp::now());
-        for stream in [Stream::Out, Stream::Err] {
-            self.hear_some(stream, LAST_WORDS);
+        for stream in [OutputStream::Out, OutputStream::Err] {
+            self.read_output_up_to(stream, MAX_FINAL_OUTPUT_BYTES);
         }
         let now = Timestamp::now();
         self.log.finish(now);
@@ -237,7 +237,7 @@ pub fn write_some(file: &mut File, pending: &mut Vec<u8>) -> bool {
 }
 
 /// A descriptor that never keeps the supervisor waiting.
-pub fn patient(fd: OwnedFd) -> io::Result<File> {
+pub fn nonblocking_file(fd: OwnedFd) -> io::Result<File> {
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
     Ok(File::from(fd))

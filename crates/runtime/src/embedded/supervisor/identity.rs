@@ -6,10 +6,10 @@ use crate::embedded::protocol;
 use crate::embedded::spec::User;
 
 /// As many as the kernel takes.
-const MOST_GROUPS: usize = 1 << 16;
+const MAX_GROUPS: usize = 1 << 16;
 /// Other runtimes know no more either. The largest of all means to the kernel that nothing is to be changed, which would
 /// leave root.
-const LARGEST: u32 = i32::MAX as u32;
+const MAX_ID: u32 = i32::MAX as u32;
 
 /// A user by numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,14 +37,14 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
     let number = number(name)?;
     // A number is never a name: whoever was promised that 1000 is not root must not be deceived by a user called so.
     let entry = passwd.lines().map(fields).find(|entry| match number {
-        Some(_) => part(entry, 2) == number,
+        Some(_) => parse_field(entry, 2) == number,
         None => entry.first() == Some(&name),
     });
     let (uid, own_group, known_name, home) = match (&entry, number) {
         (Some(entry), _) => {
-            let uid =
-                part(entry, 2).ok_or_else(|| format!("the entry of {name} in /etc/passwd has no number"))?;
-            (uid, part(entry, 3).unwrap_or(0), entry.first().copied(), entry.get(5).copied())
+            let uid = parse_field(entry, 2)
+                .ok_or_else(|| format!("the entry of {name} in /etc/passwd has no number"))?;
+            (uid, parse_field(entry, 3).unwrap_or(0), entry.first().copied(), entry.get(5).copied())
         }
         (None, Some(uid)) => (uid, 0, None, None),
         (None, None) => {
@@ -60,14 +60,14 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
     if let (false, Some(known)) = (user.strict_groups, known_name) {
         let member =
             |entry: &Vec<&str>| entry.get(3).is_some_and(|names| names.split(',').any(|one| one == known));
-        groups.extend(group.lines().map(fields).filter(member).filter_map(|entry| part(&entry, 2)));
+        groups.extend(group.lines().map(fields).filter(member).filter_map(|entry| parse_field(&entry, 2)));
     }
     // The kernel checks the main group by itself, but programs list the others to find it.
     groups.push(gid);
     groups.sort_unstable();
     groups.dedup();
-    if groups.len() > MOST_GROUPS {
-        return Err(format!("user {name} is in {} groups; {MOST_GROUPS} is the most", groups.len()));
+    if groups.len() > MAX_GROUPS {
+        return Err(format!("user {name} is in {} groups; {MAX_GROUPS} is the most", groups.len()));
     }
     let home = home.filter(|home| !home.is_empty()).unwrap_or("/").to_owned();
     Ok(Identity { uid, gid, groups, home })
@@ -75,32 +75,32 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
 
 fn group_number(name: &str, group: &str) -> Result<u32, String> {
     let named = || group.lines().map(fields).find(|entry| entry.first() == Some(&name));
-    let known = number(name)?.or_else(|| part(&named()?, 2));
+    let known = number(name)?.or_else(|| parse_field(&named()?, 2));
     known.ok_or_else(|| format!("unable to find group {name}: no matching entries in group file"))
 }
 
 /// The number that a text is, or none where it is a name. One that is too large is neither.
 fn number(text: &str) -> Result<Option<u32>, String> {
-    match id(text) {
+    match parse_id(text) {
         Some(number) => Ok(Some(number)),
         None if text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => {
-            Err(format!("{text} is not a number of a user or a group: these are 0 to {LARGEST}"))
+            Err(format!("{text} is not a number of a user or a group: these are 0 to {MAX_ID}"))
         }
         None => Ok(None),
     }
 }
 
 /// A number that a user or a group can have.
-pub fn id(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|number| *number <= LARGEST)
+pub fn parse_id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| *number <= MAX_ID)
 }
 
 fn fields(line: &str) -> Vec<&str> {
     line.trim().split(':').collect()
 }
 
-fn part(entry: &[&str], at: usize) -> Option<u32> {
-    id(entry.get(at)?)
+fn parse_field(entry: &[&str], at: usize) -> Option<u32> {
+    parse_id(entry.get(at)?)
 }
 
 #[cfg(test)]
@@ -114,12 +114,14 @@ mod tests {
     fn check(name: &str, expected: &str) {
         let user = User { name: name.to_owned(), more_groups: vec![7], ..User::default() };
         let found = resolve(&user, PASSWD, GROUP);
-        let shown = found.map(|who| format!("{}:{} {:?} {}", who.uid, who.gid, who.groups, who.home));
-        assert_eq!(shown.unwrap_or_else(|error| error), expected);
+        let formatted = found.map(|identity| {
+            format!("{}:{} {:?} {}", identity.uid, identity.gid, identity.groups, identity.home)
+        });
+        assert_eq!(formatted.unwrap_or_else(|error| error), expected);
     }
 
     #[test]
-    fn names_and_numbers() {
+    fn resolves_user_names_and_ids() {
         check("", "0:0 [0, 7, 10] /root");
         check("app", "1000:1001 [7, 50, 1001] /srv/app");
         check("1000", "1000:1001 [7, 50, 1001] /srv/app");
@@ -128,24 +130,24 @@ mod tests {
         check("4711", "4711:0 [0, 7] /");
         check("4711:12", "4711:12 [7, 12] /");
         for number in ["2147483648", "4294967295", "4294967296", "-1", "99999999999999999999"] {
-            let refused = format!("{number} is not a number of a user or a group: these are 0 to 2147483647");
-            check(number, &refused);
-            check(&format!("app:{number}"), &refused);
+            let error = format!("{number} is not a number of a user or a group: these are 0 to 2147483647");
+            check(number, &error);
+            check(&format!("app:{number}"), &error);
         }
         check("nobody", "unable to find user nobody: no matching entries in passwd file");
         check("app:nogroup", "unable to find group nogroup: no matching entries in group file");
     }
 
     #[test]
-    fn no_more_groups_than_the_kernel_takes() {
-        let many: String = (0..=MOST_GROUPS).map(|id| format!("g{id}:x:{id}:app\n")).collect();
+    fn rejects_too_many_groups() {
+        let many: String = (0..=MAX_GROUPS).map(|id| format!("g{id}:x:{id}:app\n")).collect();
         let user = User { name: "app".into(), ..User::default() };
-        let refused = resolve(&user, PASSWD, &many).expect_err("too many");
-        assert_eq!(refused, "user app is in 65537 groups; 65536 is the most");
+        let error = resolve(&user, PASSWD, &many).expect_err("too many");
+        assert_eq!(error, "user app is in 65537 groups; 65536 is the most");
     }
 
     #[test]
-    fn strict_groups_are_only_those_that_are_named() {
+    fn strict_policy_ignores_groups_of_the_image() {
         let user = User { name: "app".into(), group: Some(5), more_groups: vec![9], strict_groups: true };
         assert_eq!(resolve(&user, PASSWD, GROUP).unwrap().groups, [5, 9]);
     }

@@ -19,7 +19,7 @@ use crate::embedded::spec::{Container, Seccomp};
 const LAST_CAPABILITY: u8 = 40;
 
 /// A filter of system calls, read and made before the host's files are out of sight.
-pub fn filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::Instruction>>, Failure> {
+pub fn seccomp_filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::SockFilter>>, Failure> {
     match &spec.seccomp {
         _ if spec.privileged => Ok(None),
         Seccomp::Unconfined => Ok(None),
@@ -27,10 +27,10 @@ pub fn filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::Instruction>>
         Seccomp::File(path) => {
             let text = std::fs::read(path)
                 .map_err(Failure::during(format!("read the seccomp profile {}", path.display())))?;
-            let made = seccomp::from_profile(&text, &spec.capabilities);
+            let filter = seccomp::from_profile(&text, &spec.capabilities);
             let failed =
                 |error| Failure(format!("cannot use the seccomp profile {}: {error}", path.display()));
-            Ok(Some(made.map_err(failed)?))
+            Ok(Some(filter.map_err(failed)?))
         }
     }
 }
@@ -38,21 +38,21 @@ pub fn filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::Instruction>>
 /// Becomes the program. Returns only if that failed.
 pub fn launch(
     spec: &Container,
-    what: &spawn::Command<'_>,
-    filter: Option<&[sys::seccomp::Instruction]>,
+    command: &spawn::CommandSpec<'_>,
+    filter: Option<&[sys::seccomp::SockFilter]>,
     supervisor: &UnixStream,
 ) -> Failure {
-    match prepare(spec, what, filter, supervisor) {
-        Ok(Program { path, env }) => {
-            let Err(error) = sys::process::execute(&path, what.args, &env);
-            Failure(format!("exec {path}: {}", plain(&error)))
+    match prepare(spec, command, filter, supervisor) {
+        Ok(PreparedProgram { path, env }) => {
+            let Err(error) = sys::process::execute(&path, command.args, &env);
+            Failure(format!("exec {path}: {}", plain_message(&error)))
         }
         Err(failure) => failure,
     }
 }
 
 /// A program and the environment it gets.
-struct Program {
+struct PreparedProgram {
     path: String,
     /// `NAME=value`.
     env: Vec<String>,
@@ -60,20 +60,20 @@ struct Program {
 
 fn prepare(
     spec: &Container,
-    what: &spawn::Command<'_>,
-    filter: Option<&[sys::seccomp::Instruction]>,
+    command: &spawn::CommandSpec<'_>,
+    filter: Option<&[sys::seccomp::SockFilter]>,
     supervisor: &UnixStream,
-) -> Result<Program, Failure> {
+) -> Result<PreparedProgram, Failure> {
     // Before any path of the container's is followed: /proc/self/fd must not lead to what is the supervisor's.
-    sys::process::close_the_rest(supervisor.as_fd()).map_err(Failure::during("close files"))?;
-    let who = match what.identity {
-        Some(who) => who.clone(),
-        None => looked_up(spec, supervisor)?,
+    sys::process::close_other_fds(supervisor.as_fd()).map_err(Failure::during("close files"))?;
+    let identity = match command.identity {
+        Some(identity) => identity.clone(),
+        None => resolve_identity(spec, supervisor)?,
     };
     let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
     root::make_directory(cwd).map_err(Failure::during(format!("make the directory {cwd:?}")))?;
     rustix::process::chdir(cwd).map_err(|error| {
-        Failure(format!("chdir to cwd ({cwd:?}) set in config.json failed: {}", plain(&error.into())))
+        Failure(format!("chdir to cwd ({cwd:?}) set in config.json failed: {}", plain_message(&error.into())))
     })?;
     // A path such as /proc/self/fd/7 could be one of the host's; from there its root is not to be seen.
     let here = rustix::process::getcwd(Vec::new()).map_err(Failure::during("find the working directory"))?;
@@ -84,27 +84,27 @@ fn prepare(
         // So that a program may open /dev/stdout by its name. Devices that all share stay as they are.
         let is_shared = rustix::fs::fstat(fd).is_ok_and(|found| found.st_rdev == rustix::fs::makedev(1, 3));
         if !is_shared {
-            let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(who.uid)), None);
+            let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(identity.uid)), None);
         }
     }
-    label(spec)?;
-    become_user(spec, &who, filter)?;
-    if is_alone(supervisor) {
+    set_labels(spec)?;
+    become_user(spec, &identity, filter)?;
+    if has_supervisor_exited(supervisor) {
         return Err(Failure("the supervisor is gone".to_owned()));
     }
-    let env = environment(&spec.env, &who.home, what.tty);
+    let env = environment(&spec.env, &identity.home, command.tty);
     let search = env.iter().find_map(|variable| variable.strip_prefix("PATH=")).unwrap_or_default();
-    let name = what.args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
-    let path = find(name, search).map_err(Failure)?;
+    let name = command.args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
+    let path = find_program(name, search).map_err(Failure)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     if let (true, Some(filter)) = (spec.no_new_privileges, filter) {
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
     }
     // They may well be programs of the image, and may do no more than what comes after them.
-    if let Some(hooks) = what.hooks {
-        hooks.starts()?;
+    if let Some(hooks) = command.hooks {
+        hooks.run_start_hooks()?;
     }
-    Ok(Program { path, env })
+    Ok(PreparedProgram { path, env })
 }
 
 /// The variables in the order given, each once: the last value counts. What is missing comes last, as runc has it.
@@ -132,15 +132,16 @@ fn environment(given: &[String], home: &str, tty: bool) -> Vec<String> {
 
 /// Who the container's user is by its own files, which is told to the supervisor: commands that come later run as the same,
 /// whatever the files say by then.
-fn looked_up(spec: &Container, supervisor: &UnixStream) -> Result<Identity, Failure> {
+fn resolve_identity(spec: &Container, supervisor: &UnixStream) -> Result<Identity, Failure> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let who = identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
-    spawn::tell_identity(supervisor, &who).map_err(Failure::during("tell who the user is"))?;
-    Ok(who)
+    let identity =
+        identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
+    spawn::send_identity(supervisor, &identity).map_err(Failure::during("tell who the user is"))?;
+    Ok(identity)
 }
 
 /// Says what the program will be for the kernel's security modules. It takes effect when the program begins.
-fn label(spec: &Container) -> Result<(), Failure> {
+fn set_labels(spec: &Container) -> Result<(), Failure> {
     if let Some(profile) = &spec.apparmor {
         let text = format!("exec {profile}");
         // Older kernels have one file for whichever module there is.
@@ -158,7 +159,7 @@ fn label(spec: &Container) -> Result<(), Failure> {
 /// Writes to the kernel, and not to a file that a volume has in that place.
 fn write_attribute(path: &str, text: &str) -> io::Result<()> {
     let mut file = std::fs::File::options().write(true).open(path)?;
-    if !root::is_of_proc(&file) {
+    if !root::is_procfs(&file) {
         return Err(io::Error::other(format!("{path} is not the kernel's")));
     }
     file.write_all(text.as_bytes())
@@ -166,10 +167,10 @@ fn write_attribute(path: &str, text: &str) -> io::Result<()> {
 
 pub fn become_user(
     spec: &Container,
-    who: &Identity,
-    filter: Option<&[sys::seccomp::Instruction]>,
+    identity: &Identity,
+    filter: Option<&[sys::seccomp::SockFilter]>,
 ) -> Result<(), Failure> {
-    let groups: Vec<Gid> = who.groups.iter().copied().map(Gid::from_raw).collect();
+    let groups: Vec<Gid> = identity.groups.iter().copied().map(Gid::from_raw).collect();
     rustix::thread::set_thread_groups(&groups).map_err(Failure::during("set groups"))?;
     if spec.no_new_privileges {
         rustix::thread::set_no_new_privs(true).map_err(Failure::during("give up new privileges"))?;
@@ -177,9 +178,9 @@ pub fn become_user(
         // Only while this may still be done; the rest of the way is allowed by any filter a container can live with.
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
     }
-    let allowed = set(&spec.capabilities);
+    let allowed = capability_set(&spec.capabilities);
     for number in 0..=LAST_CAPABILITY {
-        let one = set(&[number]);
+        let one = capability_set(&[number]);
         let is_there = rustix::thread::capability_is_in_bounding_set(one).unwrap_or(false);
         if is_there && !allowed.contains(one) {
             rustix::thread::remove_capability_from_bounding_set(one)
@@ -187,15 +188,17 @@ pub fn become_user(
         }
     }
     rustix::thread::set_keep_capabilities(true).map_err(Failure::during("keep capabilities"))?;
-    let (uid, gid) = (Uid::from_raw(who.uid), Gid::from_raw(who.gid));
+    let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(Failure::during("set the group"))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(Failure::during("set the user"))?;
     // Only what this node's root has itself can be handed on.
     let own = rustix::thread::capabilities(None).map_err(Failure::during("read capabilities"))?.permitted;
-    let ambient = set(&spec.ambient) & allowed & own;
+    let ambient = capability_set(&spec.ambient) & allowed & own;
     let sets = CapabilitySets { effective: allowed & own, permitted: allowed & own, inheritable: ambient };
     rustix::thread::set_capabilities(None, sets).map_err(Failure::during("set capabilities"))?;
-    for one in spec.ambient.iter().map(|number| set(&[*number])).filter(|one| ambient.contains(*one)) {
+    for one in
+        spec.ambient.iter().map(|number| capability_set(&[*number])).filter(|one| ambient.contains(*one))
+    {
         rustix::thread::configure_capability_in_ambient_set(one, true)
             .map_err(Failure::during("set ambient capabilities"))?;
     }
@@ -206,39 +209,39 @@ pub fn become_user(
 }
 
 /// Whether nobody is at the other end any more: the supervisor went before it could be followed.
-fn is_alone(supervisor: &UnixStream) -> bool {
+fn has_supervisor_exited(supervisor: &UnixStream) -> bool {
     let mut fds = [PollFd::new(supervisor, PollFlags::empty())];
     let _ = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-fn set(numbers: &[u8]) -> CapabilitySet {
+fn capability_set(numbers: &[u8]) -> CapabilitySet {
     numbers.iter().fold(CapabilitySet::empty(), |set, number| {
         set | CapabilitySet::from_bits_retain(1u64.checked_shl(u32::from(*number)).unwrap_or(0))
     })
 }
 
 /// The program of a name, in the words Go has for not finding it.
-fn find(name: &str, search: &str) -> Result<String, String> {
+fn find_program(name: &str, search: &str) -> Result<String, String> {
     if name.contains('/') {
-        return match usable(name) {
+        return match check_executable(name) {
             Ok(()) => Ok(name.to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(format!("exec: {name:?}: stat {name}: {}", plain(&error)))
+                Err(format!("exec: {name:?}: stat {name}: {}", plain_message(&error)))
             }
-            Err(error) => Err(format!("exec: {name:?}: {}", plain(&error))),
+            Err(error) => Err(format!("exec: {name:?}: {}", plain_message(&error))),
         };
     }
-    let places = search.split(':').map(|place| if place.is_empty() { "." } else { place });
-    let found = places
-        .map(|place| format!("{}/{name}", place.trim_end_matches('/')))
-        .find(|path| usable(path).is_ok());
+    let directories = search.split(':').map(|directory| if directory.is_empty() { "." } else { directory });
+    let found = directories
+        .map(|directory| format!("{}/{name}", directory.trim_end_matches('/')))
+        .find(|path| check_executable(path).is_ok());
     found
         .filter(|_| !name.is_empty())
         .ok_or_else(|| format!("exec: {name:?}: executable file not found in $PATH"))
 }
 
-fn usable(path: &str) -> io::Result<()> {
+fn check_executable(path: &str) -> io::Result<()> {
     let found = std::fs::metadata(path)?;
     if found.is_dir() {
         return Err(io::Error::other("is a directory"));
@@ -253,7 +256,7 @@ fn usable(path: &str) -> io::Result<()> {
 }
 
 /// The kernel's words without Rust's number behind them, in lower case as in C.
-pub fn plain(error: &io::Error) -> String {
+pub fn plain_message(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
     let mut letters = text.chars();
@@ -267,16 +270,16 @@ pub fn terminal() -> Result<OwnedFd, Failure> {
         Failure::during("open a terminal")(error)
     }
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let near = rustix::fs::open("/dev/ptmx", flags, Mode::empty()).map_err(failed)?;
-    rustix::pty::unlockpt(&near).map_err(failed)?;
-    let far = rustix::pty::ioctl_tiocgptpeer(
-        &near,
+    let terminal_fd = rustix::fs::open("/dev/ptmx", flags, Mode::empty()).map_err(failed)?;
+    rustix::pty::unlockpt(&terminal_fd).map_err(failed)?;
+    let pts = rustix::pty::ioctl_tiocgptpeer(
+        &terminal_fd,
         rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY | rustix::pty::OpenptFlags::CLOEXEC,
     )
     .map_err(failed)?;
-    rustix::process::ioctl_tiocsctty(&far).map_err(failed)?;
-    stdio(far.as_fd(), far.as_fd(), far.as_fd()).map_err(failed)?;
-    Ok(near)
+    rustix::process::ioctl_tiocsctty(&pts).map_err(failed)?;
+    stdio(pts.as_fd(), pts.as_fd(), pts.as_fd()).map_err(failed)?;
+    Ok(terminal_fd)
 }
 
 /// Makes these the standard streams.
@@ -290,8 +293,8 @@ pub fn stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> io::Resu
 /// Shows the terminal of the first process as `/dev/console`: the terminal itself, whatever is found under its name.
 pub fn console() -> io::Result<()> {
     let dev = rustix::fs::open("/dev", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let made = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match rustix::fs::openat(&dev, "console", made, Mode::from_raw_mode(0o620)) {
+    let create_flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(&dev, "console", create_flags, Mode::from_raw_mode(0o620)) {
         Ok(_) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
@@ -300,7 +303,7 @@ pub fn console() -> io::Result<()> {
     if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode).is_symlink() {
         return Err(io::Error::other("it is a link"));
     }
-    sys::mounts::attach(root::copy_of(rustix::stdio::stdin())?, place)
+    sys::mounts::attach(root::clone_mount(rustix::stdio::stdin())?, place)
 }
 
 #[cfg(test)]
@@ -309,11 +312,11 @@ mod tests {
 
     #[track_caller]
     fn check(name: &str, search: &str, expected: &str) {
-        assert_eq!(find(name, search).unwrap_or_else(|error| error), expected);
+        assert_eq!(find_program(name, search).unwrap_or_else(|error| error), expected);
     }
 
     #[test]
-    fn environment_keeps_the_order_it_is_given_in() {
+    fn environment_keeps_its_order() {
         let check = |given: &[&str], tty: bool, expected: &[&str]| {
             let given: Vec<String> = given.iter().map(|variable| (*variable).to_owned()).collect();
             assert_eq!(environment(&given, "/root", tty), expected);
@@ -327,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_found_as_upstream_finds_them() {
+    fn find_executable_in_the_search_path() {
         check("sh", "/nowhere:/bin", "/bin/sh");
         check("/bin/sh", "", "/bin/sh");
         check("no-such-program", "/bin", "exec: \"no-such-program\": executable file not found in $PATH");

@@ -13,58 +13,58 @@ use rustix::process::chdir;
 use sys::mounts;
 
 use super::Failure;
-use super::users::Users;
+use super::users::PodUsers;
 use crate::embedded::spec::Container;
 
 /// Stacks the layers of a container's image with a place for changes on top.
-pub fn root(spec: &Container, directory: &Path, users: Option<&Users>) -> Result<OwnedFd, Failure> {
+pub fn mount_root(spec: &Container, directory: &Path, users: Option<&PodUsers>) -> Result<OwnedFd, Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("mount the container's root")(error)
     }
     let none = spec.layers.is_empty().then_some("none");
     for name in ["upper", "work"].into_iter().chain(none) {
-        make(&directory.join(name)).map_err(failed)?;
+        create_dir(&directory.join(name)).map_err(failed)?;
     }
     // The root of the stack is as its topmost layer is.
     let top =
         spec.layers.last().map(|name| spec.layers_dir.join(name)).unwrap_or_else(|| directory.join("none"));
     let upper = directory.join("upper");
-    let like = rustix::fs::stat(&top).map_err(failed)?;
+    let metadata = rustix::fs::stat(&top).map_err(failed)?;
     let (uid, gid) = match users {
-        Some(users) => users.outside(like.st_uid, like.st_gid),
-        None => (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid)),
+        Some(users) => users.outside(metadata.st_uid, metadata.st_gid),
+        None => (Uid::from_raw(metadata.st_uid), Gid::from_raw(metadata.st_gid)),
     };
     rustix::fs::chown(&upper, Some(uid), Some(gid)).map_err(failed)?;
-    rustix::fs::chmod(&upper, Mode::from_raw_mode(like.st_mode)).map_err(failed)?;
-    let stack = Stack { directory, layers_dir: &spec.layers_dir, layers: &spec.layers, users };
+    rustix::fs::chmod(&upper, Mode::from_raw_mode(metadata.st_mode)).map_err(failed)?;
+    let stack = OverlayStack { directory, layers_dir: &spec.layers_dir, layers: &spec.layers, users };
     let context = spec.selinux.as_deref().map(file_context);
     stack.mount(true, context.as_deref())
 }
 
 /// The layers of an image as they are, in `directory`.
-pub fn unchanged(
+pub fn mount_read_only(
     layers: &[String],
     layers_dir: &Path,
     directory: &Path,
-    users: Option<&Users>,
+    users: Option<&PodUsers>,
 ) -> Result<OwnedFd, Failure> {
     for name in ["root", "none"] {
-        make(&directory.join(name)).map_err(Failure::during("make a place for layers"))?;
+        create_dir(&directory.join(name)).map_err(Failure::during("make a place for layers"))?;
     }
-    Stack { directory, layers_dir, layers, users }.mount(false, None)
+    OverlayStack { directory, layers_dir, layers, users }.mount(false, None)
 }
 
-struct Stack<'a> {
+struct OverlayStack<'a> {
     /// Has the empty `none`, for a stack with changes `upper` and `work`, for one without `root`. What is mounted is on top
     /// of the changes, or of `root`.
     directory: &'a Path,
     layers_dir: &'a Path,
     /// The lowest first.
     layers: &'a [String],
-    users: Option<&'a Users>,
+    users: Option<&'a PodUsers>,
 }
 
-impl Stack<'_> {
+impl OverlayStack<'_> {
     fn mount(&self, has_changes: bool, context: Option<&str>) -> Result<OwnedFd, Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
             Failure::during("stack layers")(error)
@@ -73,7 +73,7 @@ impl Stack<'_> {
             .map_err(failed)?;
         // Short names, of which many fit into the options, and none with a comma in it.
         let own_path = format!("/proc/self/fd/{}", own.as_raw_fd());
-        let mapped = self.users.map(|users| self.mapped(users)).transpose()?;
+        let mapped = self.users.map(|users| self.mount_mapped(users)).transpose()?;
         let (place, layers) = match &mapped {
             Some((place, names)) => (place.as_path(), &names[..]),
             None => (self.layers_dir, self.layers),
@@ -112,19 +112,19 @@ impl Stack<'_> {
     }
 
     /// Shows the layers with the owners they have for the pod's users; where, and by which names.
-    fn mapped(&self, users: &Users) -> Result<(PathBuf, Vec<String>), Failure> {
+    fn mount_mapped(&self, users: &PodUsers) -> Result<(PathBuf, Vec<String>), Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
             Failure::during("show the image's layers to the pod's users")(error)
         }
         let place = self.directory.join("lower");
-        make(&place).map_err(failed)?;
+        create_dir(&place).map_err(failed)?;
         let mut names = Vec::new();
         for (at, layer) in self.layers.iter().enumerate() {
             let source = self.layers_dir.join(layer);
-            let tree = mounts::copy_one(&source).map_err(failed)?;
+            let tree = mounts::copy_mount(&source).map_err(failed)?;
             users.map(&tree, &source)?;
             let name = at.to_string();
-            make(&place.join(&name)).map_err(failed)?;
+            create_dir(&place.join(&name)).map_err(failed)?;
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let target = rustix::fs::open(place.join(&name), flags, Mode::empty()).map_err(failed)?;
             mounts::attach(tree, target).map_err(failed)?;
@@ -135,7 +135,7 @@ impl Stack<'_> {
 }
 
 /// Makes a directory that everybody may look into, and those above it.
-pub fn make(directory: &Path) -> io::Result<()> {
+pub fn create_dir(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().mode(0o755).recursive(true).create(directory)
 }
@@ -148,7 +148,7 @@ fn file_context(label: &str) -> String {
 
 /// Labels what is at a path and below so that a process with this label may use it. Whoever exchanges directories for
 /// links meanwhile leads it nowhere.
-pub fn label(path: &Path, process: &str) -> io::Result<()> {
+pub fn label_tree(path: &Path, process: &str) -> io::Result<()> {
     const NAME: &str = "security.selinux";
     fn one(path: &Path, context: &str) -> io::Result<()> {
         match rustix::fs::lsetxattr(path, NAME, context.as_bytes(), XattrFlags::empty()) {
@@ -185,12 +185,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_below_gets_the_label() {
+    fn labels_all_files_below_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
         std::fs::write(dir.path().join("a/b/file"), "").unwrap();
         std::os::unix::fs::symlink("/", dir.path().join("a/link")).unwrap();
-        label(dir.path(), "system_u:system_r:container_t:s0:c1,c2").unwrap();
+        label_tree(dir.path(), "system_u:system_r:container_t:s0:c1,c2").unwrap();
         let read = |name: &str| {
             let mut found = [0; 80];
             let read = rustix::fs::lgetxattr(dir.path().join(name), "security.selinux", &mut found[..]);

@@ -4,28 +4,28 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::container::{patient, write_some};
-use super::log::Stream;
+use super::container::{nonblocking_file, write_some};
+use super::log::OutputStream;
 
 /// What is kept for a listener that is behind before the container waits for it.
-pub const FURTHEST_BEHIND: usize = 1 << 20;
+pub const MAX_PENDING_BYTES: usize = 1 << 20;
 /// How long one is waited for that takes nothing at all.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct Listener {
     pub connection: u64,
     pub stdin: Option<File>,
     /// For stdout and stderr.
-    output: [Option<Ear>; 2],
+    output: [Option<ListenerSink>; 2],
 }
 
 /// One of its streams.
-struct Ear {
+struct ListenerSink {
     file: File,
     /// What it has not taken yet.
     pending: Vec<u8>,
     /// When it took something last, or had taken all.
-    moved: Instant,
+    last_write: Instant,
 }
 
 impl Listener {
@@ -34,61 +34,61 @@ impl Listener {
         stdin: Option<OwnedFd>,
         output: [Option<OwnedFd>; 2],
     ) -> std::io::Result<Listener> {
-        let ear = |fd: Option<OwnedFd>| -> std::io::Result<Option<Ear>> {
-            let file = fd.map(patient).transpose()?;
-            Ok(file.map(|file| Ear { file, pending: Vec::new(), moved: Instant::now() }))
+        let sink = |fd: Option<OwnedFd>| -> std::io::Result<Option<ListenerSink>> {
+            let file = fd.map(nonblocking_file).transpose()?;
+            Ok(file.map(|file| ListenerSink { file, pending: Vec::new(), last_write: Instant::now() }))
         };
         let [stdout, stderr] = output;
-        let stdin = stdin.map(patient).transpose()?;
-        Ok(Listener { connection, stdin, output: [ear(stdout)?, ear(stderr)?] })
+        let stdin = stdin.map(nonblocking_file).transpose()?;
+        Ok(Listener { connection, stdin, output: [sink(stdout)?, sink(stderr)?] })
     }
 
-    pub fn tell(&mut self, stream: Stream, bytes: &[u8]) {
-        let Some(ear) = &mut self.output[stream as usize] else { return };
-        if ear.pending.is_empty() {
-            ear.moved = Instant::now();
+    pub fn write(&mut self, stream: OutputStream, bytes: &[u8]) {
+        let Some(sink) = &mut self.output[stream as usize] else { return };
+        if sink.pending.is_empty() {
+            sink.last_write = Instant::now();
         }
-        ear.pending.extend_from_slice(bytes);
+        sink.pending.extend_from_slice(bytes);
         self.flush(stream);
     }
 
     /// Writes what it takes.
-    pub fn flush(&mut self, stream: Stream) {
-        let Some(ear) = &mut self.output[stream as usize] else { return };
-        let before = ear.pending.len();
-        if !write_some(&mut ear.file, &mut ear.pending) {
+    pub fn flush(&mut self, stream: OutputStream) {
+        let Some(sink) = &mut self.output[stream as usize] else { return };
+        let before = sink.pending.len();
+        if !write_some(&mut sink.file, &mut sink.pending) {
             self.output[stream as usize] = None;
-        } else if ear.pending.len() < before {
-            ear.moved = Instant::now();
+        } else if sink.pending.len() < before {
+            sink.last_write = Instant::now();
         }
     }
 
     /// What to wait for until more can be written.
-    pub fn waiting(&self, stream: Stream) -> Option<&File> {
-        let ear = self.output[stream as usize].as_ref()?;
-        (!ear.pending.is_empty()).then_some(&ear.file)
+    pub fn pending_file(&self, stream: OutputStream) -> Option<&File> {
+        let sink = self.output[stream as usize].as_ref()?;
+        (!sink.pending.is_empty()).then_some(&sink.file)
     }
 
     /// Whether no more is to be kept for it.
-    pub fn is_full(&self, stream: Stream) -> bool {
-        self.output[stream as usize].as_ref().is_some_and(Ear::is_full)
+    pub fn is_full(&self, stream: OutputStream) -> bool {
+        self.output[stream as usize].as_ref().is_some_and(ListenerSink::is_full)
     }
 
     /// Whether there is anything that it has not taken.
-    pub fn is_behind(&self) -> bool {
-        self.output.iter().flatten().any(|ear| !ear.pending.is_empty())
+    pub fn has_pending(&self) -> bool {
+        self.output.iter().flatten().any(|sink| !sink.pending.is_empty())
     }
 
     /// Until when it is waited for: none if it is not. `for_all` waits for whatever it has not taken, and not only where
     /// it is too much.
-    pub fn waited_for(&self, for_all: bool) -> Option<Instant> {
-        let waits = |ear: &&Ear| ear.is_full() || (for_all && !ear.pending.is_empty());
-        self.output.iter().flatten().filter(waits).map(|ear| ear.moved + PATIENCE).min()
+    pub fn write_deadline(&self, for_all: bool) -> Option<Instant> {
+        let waits = |sink: &&ListenerSink| sink.is_full() || (for_all && !sink.pending.is_empty());
+        self.output.iter().flatten().filter(waits).map(|sink| sink.last_write + WRITE_TIMEOUT).min()
     }
 }
 
-impl Ear {
+impl ListenerSink {
     fn is_full(&self) -> bool {
-        self.pending.len() >= FURTHEST_BEHIND
+        self.pending.len() >= MAX_PENDING_BYTES
     }
 }

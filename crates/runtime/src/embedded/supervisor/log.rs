@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// A longer line is written in parts.
-const LONGEST: usize = 16 << 10;
+const MAX_LINE_BYTES: usize = 16 << 10;
 
 /// The log of one run.
 pub struct Log {
@@ -17,7 +17,7 @@ pub struct Log {
 
 /// Which of a container's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum OutputStream {
     Out = 0,
     Err = 1,
 }
@@ -38,20 +38,22 @@ impl Log {
         Ok(())
     }
 
-    pub fn write(&mut self, stream: Stream, bytes: &[u8], now: jiff::Timestamp) {
+    pub fn write(&mut self, stream: OutputStream, bytes: &[u8], now: jiff::Timestamp) {
         let Some(file) = &mut self.file else { return };
         let pending = &mut self.pending[stream as usize];
         let mut text = Vec::new();
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            pending.extend_from_slice(piece);
-            while pending.len() > LONGEST + 1 || (pending.len() > LONGEST && pending.last() != Some(&b'\n')) {
-                let rest = pending.split_off(LONGEST);
-                entry(&mut text, stream, false, pending, now);
+        for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
+            pending.extend_from_slice(chunk);
+            while pending.len() > MAX_LINE_BYTES + 1
+                || (pending.len() > MAX_LINE_BYTES && pending.last() != Some(&b'\n'))
+            {
+                let rest = pending.split_off(MAX_LINE_BYTES);
+                write_entry(&mut text, stream, false, pending, now);
                 *pending = rest;
             }
             if pending.last() == Some(&b'\n') {
                 pending.pop();
-                entry(&mut text, stream, true, pending, now);
+                write_entry(&mut text, stream, true, pending, now);
                 pending.clear();
             }
         }
@@ -61,11 +63,11 @@ impl Log {
 
     /// What is left without an end of line when the container is over, and is shown without one.
     pub fn finish(&mut self, now: jiff::Timestamp) {
-        for stream in [Stream::Out, Stream::Err] {
+        for stream in [OutputStream::Out, OutputStream::Err] {
             let pending = std::mem::take(&mut self.pending[stream as usize]);
             if let (Some(file), false) = (&mut self.file, pending.is_empty()) {
                 let mut text = Vec::new();
-                entry(&mut text, stream, false, &pending, now);
+                write_entry(&mut text, stream, false, &pending, now);
                 let _ = file.write_all(&text);
             }
         }
@@ -80,8 +82,8 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o640).open(path)
 }
 
-fn entry(text: &mut Vec<u8>, stream: Stream, is_whole: bool, line: &[u8], now: jiff::Timestamp) {
-    let name = if stream == Stream::Out { "stdout" } else { "stderr" };
+fn write_entry(text: &mut Vec<u8>, stream: OutputStream, is_whole: bool, line: &[u8], now: jiff::Timestamp) {
+    let name = if stream == OutputStream::Out { "stdout" } else { "stderr" };
     let tag = if is_whole { "F" } else { "P" };
     // Writing into memory does not fail.
     let _ = write!(text, "{now:.9} {name} {tag} ");
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(writes: &[(Stream, &str)], expected: &str) {
+    fn check(writes: &[(OutputStream, &str)], expected: &str) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pod/0.log");
         let mut log = Log::open(Some(&path)).unwrap();
@@ -102,34 +104,35 @@ mod tests {
         writes.iter().for_each(|(stream, text)| log.write(*stream, text.as_bytes(), now));
         log.finish(now);
         let text = std::fs::read_to_string(&path).unwrap();
-        let text = text.replace("1970-01-01T00:00:01.000000000Z ", "").replace(&"x".repeat(LONGEST), "X");
+        let text =
+            text.replace("1970-01-01T00:00:01.000000000Z ", "").replace(&"x".repeat(MAX_LINE_BYTES), "X");
         assert_eq!(text, expected);
     }
 
     #[test]
-    fn lines_are_whole_or_marked() {
-        use Stream::{Err, Out};
+    fn tags_full_and_partial_lines() {
+        use OutputStream::{Err, Out};
         check(
             &[(Out, "a\nb"), (Err, "e\n"), (Out, "c\n\nd")],
             "stdout F a\nstderr F e\nstdout F bc\nstdout F \nstdout P d\n",
         );
-        let long = "x".repeat(LONGEST);
+        let long = "x".repeat(MAX_LINE_BYTES);
         check(&[(Out, &format!("{long}\n"))], "stdout F X\n");
         check(&[(Out, &format!("{long}y\n"))], "stdout P X\nstdout F y\n");
         check(&[(Out, &long), (Out, &long), (Out, "\n")], "stdout P X\nstdout F X\n");
     }
 
     #[test]
-    fn a_moved_log_is_begun_again() {
+    fn reopen_a_rotated_log() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("0.log");
         let mut log = Log::open(Some(&path)).unwrap();
         let now = jiff::Timestamp::UNIX_EPOCH;
-        log.write(Stream::Out, b"old\n", now);
+        log.write(OutputStream::Out, b"old\n", now);
         std::fs::rename(&path, directory.path().join("1.log")).unwrap();
         log.reopen().unwrap();
-        log.write(Stream::Out, b"new\n", now);
+        log.write(OutputStream::Out, b"new\n", now);
         assert!(std::fs::read_to_string(&path).unwrap().ends_with("new\n"));
-        Log::open(None).unwrap().write(Stream::Out, b"nowhere\n", now);
+        Log::open(None).unwrap().write(OutputStream::Out, b"nowhere\n", now);
     }
 }

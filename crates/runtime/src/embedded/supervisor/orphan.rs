@@ -10,24 +10,24 @@ use super::Supervisor;
 use crate::embedded::record;
 
 /// How often a group is tried whose processes are on their way out.
-const TRIES: usize = 2000;
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const MAX_REMOVE_ATTEMPTS: usize = 2000;
+const REMOVE_RETRY_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
-fn is_gone(path: &Path) -> bool {
+fn is_missing(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 impl Supervisor {
     /// Whether the pod is still known, and its containers.
-    pub(super) fn look_around(&mut self) {
-        if is_gone(&self.directory.join(record::FILE)) {
+    pub(super) fn check_directories(&mut self) {
+        if is_missing(&self.directory.join(record::RECORD_FILE)) {
             self.is_orphan = true;
-            self.stops = true;
+            self.is_shutdown = true;
             return;
         }
         for (id, running) in &self.containers {
             let Some(child) = &running.child else { continue };
-            if is_gone(&self.directory.join(id)) {
+            if is_missing(&self.directory.join(id)) {
                 let _ = child.signal(9);
             }
         }
@@ -37,12 +37,12 @@ impl Supervisor {
     pub(super) fn remove_cgroups(&self) {
         let groups = self.containers.values().map(|running| running.spec.cgroup.as_str());
         for group in groups.clone() {
-            for _ in 0..TRIES {
+            for _ in 0..MAX_REMOVE_ATTEMPTS {
                 let _ = self.cgroups.kill(group);
                 if self.cgroups.remove(group).is_ok() {
                     break;
                 }
-                let _ = rustix::event::poll(&mut [], Some(&PAUSE));
+                let _ = rustix::event::poll(&mut [], Some(&REMOVE_RETRY_INTERVAL));
             }
         }
         if let Some((parent, _)) = groups.clone().next().and_then(|group| group.rsplit_once('/'))

@@ -21,32 +21,32 @@ use sys::mounts::{self, Attributes};
 use super::Failure;
 use super::hooks::Hooks;
 use super::layers;
-use super::spawn::Surroundings;
-use super::users::Users;
+use super::spawn::SpawnContext;
+use super::users::PodUsers;
 use super::volumes::{self, Volume};
 use crate::embedded::spec::{Container, Device, Mount, Propagation};
 
 /// The devices every container has: name, major and minor number.
-const DEVICES: [(&str, u32, u32); 6] =
+const DEFAULT_DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
-const LINKS: [(&str, &str); 6] = [
+const DEV_LINKS: [(&str, &str); 6] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
-    ("core", CORE),
+    ("core", PROC_CORE_PATH),
     ("ptmx", "pts/ptmx"),
 ];
-const CORE: &str = "/proc/kcore";
+const PROC_CORE_PATH: &str = "/proc/kcore";
 /// Of the host's `/dev`, what a privileged container has of its own.
-const NOT_SHARED: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
+const PRIVATE_DEV_ENTRIES: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
 /// The group that terminals belong to.
-const TERMINALS: u32 = 5;
+const TTY_GID: u32 = 5;
 /// `PROC_SUPER_MAGIC`
-const PROC: i64 = 0x9fa0;
+const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
 /// Of `/proc`, what is about the machine, and may be covered by what tells of the container instead, as LXCFS does.
-const OF_MACHINE: [&str; 10] = [
+const ALLOWED_PROC_MOUNTS: [&str; 10] = [
     "cpuinfo",
     "diskstats",
     "meminfo",
@@ -60,12 +60,12 @@ const OF_MACHINE: [&str; 10] = [
 ];
 
 /// Whether something is the kernel's own file about processes.
-pub fn is_of_proc(file: impl AsFd) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == PROC)
+pub fn is_procfs(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
 }
 
 /// What is mounted from outside, opened where it can be seen.
-pub struct Trees {
+pub struct MountSources {
     /// What is at each place, those inside of others behind them.
     mounts: Vec<(String, Volume)>,
     shm: OwnedFd,
@@ -74,43 +74,43 @@ pub struct Trees {
     cgroups: Vec<(String, OwnedFd)>,
 }
 
-impl Trees {
+impl MountSources {
     /// Shared memory is seen from here, everything else from the host's namespace, into which this process moves.
-    pub fn open(spec: &Container, around: &Surroundings<'_>) -> Result<Trees, Failure> {
-        let cgroups = around.cgroups;
-        let shm = mounts::copy_one(around.shm).map_err(Failure::during("open the pod's /dev/shm"))?;
-        rustix::thread::move_into_link_name_space(around.host, None)
+    pub fn open(spec: &Container, context: &SpawnContext<'_>) -> Result<MountSources, Failure> {
+        let cgroups = context.cgroups;
+        let shm = mounts::copy_mount(context.shm).map_err(Failure::during("open the pod's /dev/shm"))?;
+        rustix::thread::move_into_link_name_space(context.host_mount_namespace, None)
             .map_err(Failure::during("see the host's mounts"))?;
         // Of places that are equally deep the image's own come first: links may make one of two.
         let own = spec.volumes.iter().map(|target| (target.clone(), Volume::Own));
-        let mut opened: Vec<(String, Volume)> = own.collect();
+        let mut mount_list: Vec<(String, Volume)> = own.collect();
         for mount in &spec.mounts {
             let volume = match &mount.image {
                 Some(image) => Volume::Image(image.clone()),
                 None => {
                     let tree = open_mount(mount)?;
-                    if let Some(users) = around.users.filter(|_| mount.maps_owners) {
+                    if let Some(users) = context.users.filter(|_| mount.maps_owners) {
                         users.map(&tree, &mount.source)?;
                     }
                     Volume::Tree(tree)
                 }
             };
             if let Some(label) = spec.selinux.as_deref().filter(|_| mount.is_labelled) {
-                let doing = || format!("label the files of {:?}", mount.target);
-                layers::label(&mount.source, label).map_err(|error| Failure::during(doing())(error))?;
+                let action = || format!("label the files of {:?}", mount.target);
+                layers::label_tree(&mount.source, label).map_err(|error| Failure::during(action())(error))?;
             }
-            opened.push((mount.target.clone(), volume));
+            mount_list.push((mount.target.clone(), volume));
         }
         // What is mounted below something comes after it.
-        opened.sort_by_key(|(target, _)| Path::new(target).components().count());
+        mount_list.sort_by_key(|(target, _)| Path::new(target).components().count());
         let mut own = Vec::new();
         if !cgroups.is_v2() {
             for directory in cgroups.directories(&spec.cgroup) {
                 let depth = Path::new(spec.cgroup.trim_matches('/')).components().count();
-                let hierarchy = directory.ancestors().nth(depth).and_then(Path::file_name);
-                let name = hierarchy.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                let mount_name = directory.ancestors().nth(depth).and_then(Path::file_name);
+                let name = mount_name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 let tree =
-                    mounts::copy_one(&directory).map_err(Failure::during("open the container's cgroup"))?;
+                    mounts::copy_mount(&directory).map_err(Failure::during("open the container's cgroup"))?;
                 own.push((name, tree));
             }
         } else if spec.privileged {
@@ -125,12 +125,12 @@ impl Trees {
             };
             for directory in cgroups.directories("") {
                 let tree = mounts::copy_tree(&directory)
-                    .and_then(|tree| mounts::set(&tree, attributes).map(|()| tree))
+                    .and_then(|tree| mounts::set_mount_attributes(&tree, attributes).map(|()| tree))
                     .map_err(Failure::during("open the host's cgroups"))?;
                 own.push((String::new(), tree));
             }
         }
-        Ok(Trees { mounts: opened, shm, cgroups: own })
+        Ok(MountSources { mounts: mount_list, shm, cgroups: own })
     }
 }
 
@@ -146,9 +146,9 @@ fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
         // The copy is a peer of its source: what is mounted on one appears on the other.
         Propagation::Bidirectional => mounts::Propagation::Unchanged,
     };
-    let everywhere = Attributes { recursive: true, propagation, ..Attributes::default() };
+    let recursive_attributes = Attributes { recursive: true, propagation, ..Attributes::default() };
     if propagation != mounts::Propagation::Unchanged {
-        mounts::set(&tree, everywhere).map_err(failed("mount"))?;
+        mounts::set_mount_attributes(&tree, recursive_attributes).map_err(failed("mount"))?;
     }
     if mount.read_only {
         let attributes = Attributes {
@@ -157,7 +157,7 @@ fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
             propagation: mounts::Propagation::Unchanged,
             ..Attributes::default()
         };
-        mounts::set(&tree, attributes).map_err(failed("make read-only"))?;
+        mounts::set_mount_attributes(&tree, attributes).map_err(failed("make read-only"))?;
     }
     Ok(tree)
 }
@@ -166,39 +166,39 @@ fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
 pub fn enter(
     spec: &Container,
     directory: &Path,
-    mut trees: Trees,
-    around: &Surroundings<'_>,
+    mut trees: MountSources,
+    context: &SpawnContext<'_>,
     hooks: &Hooks<'_>,
 ) -> Result<(), Failure> {
     // The host's later mounts come in where they are wanted; nothing goes out.
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(Failure::during("part from the host's mounts"))?;
-    let root = Root { fd: layers::root(spec, directory, around.users)?, users: around.users };
+    let root = Root { fd: layers::mount_root(spec, directory, context.users)?, users: context.users };
     // While there is nothing in the root but the image.
-    let maker = volumes::Maker {
+    let builder = volumes::VolumeBuilder {
         root: root.fd.as_fd(),
         directory,
         layers_dir: &spec.layers_dir,
         label: spec.selinux.as_deref(),
-        users: around.users,
+        users: context.users,
     };
     let mut volumes = Vec::new();
     for (at, (target, volume)) in std::mem::take(&mut trees.mounts).into_iter().enumerate() {
-        volumes.push((maker.make(at, &target, volume)?, target));
+        volumes.push((builder.open_volume(at, &target, volume)?, target));
     }
-    root.kernel_file_systems(spec, around.cgroups.is_v2(), &trees)?;
+    root.mount_kernel_filesystems(spec, context.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
     // Before anything of a volume can be in their place.
     let null = root.null().map_err(Failure::during("open /dev/null"))?;
     let proc = root.open(Path::new("/proc")).map_err(Failure::during("open /proc"))?;
     for (tree, target) in &volumes {
         let failed = |error: io::Error| Failure::during(format!("mount on {target:?}"))(error);
-        let is_directory = kind(tree).map_err(failed)?.is_dir();
-        let place = match of_machine(target) {
-            Some(name) => open_plainly(&proc, name).map_err(failed)?,
+        let is_directory = file_type(tree).map_err(failed)?.is_dir();
+        let place = match allowed_proc_mount(target) {
+            Some(name) => open_without_symlinks(&proc, name).map_err(failed)?,
             None => {
-                let place = root.place(target, is_directory).map_err(failed)?;
-                if is_of_proc(&place) {
+                let place = root.ensure_target(target, is_directory).map_err(failed)?;
+                if is_procfs(&place) {
                     return Err(Failure(format!("{target:?} cannot be mounted because it is inside /proc")));
                 }
                 place
@@ -207,33 +207,33 @@ pub fn enter(
         mounts::attach(tree, &place).map_err(failed)?;
     }
     if !spec.privileged {
-        root.hide(spec, &null)?;
+        root.mask_paths(spec, &null)?;
     }
-    hooks.created(around)?;
+    hooks.run_create_hooks(context)?;
     change_root(&root.fd)?;
     if spec.read_only {
-        let opened = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let root_fd = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let attributes = Attributes {
             read_only: true,
             propagation: mounts::Propagation::Unchanged,
             ..Attributes::default()
         };
-        opened
+        root_fd
             .map_err(io::Error::from)
-            .and_then(|root| mounts::set(root, attributes))
+            .and_then(|root| mounts::set_mount_attributes(root, attributes))
             .map_err(Failure::during("make the root read-only"))?;
     }
     Ok(())
 }
 
 /// What a path is called in `/proc`, if it may be covered there.
-fn of_machine(target: &str) -> Option<&Path> {
+fn allowed_proc_mount(target: &str) -> Option<&Path> {
     let name = Path::new(target).strip_prefix("/proc").ok()?;
-    OF_MACHINE.iter().any(|known| Path::new(known) == name).then_some(name)
+    ALLOWED_PROC_MOUNTS.iter().any(|known| Path::new(known) == name).then_some(name)
 }
 
 /// Opens what a directory itself has: not by a link, and nothing that is mounted in it.
-fn open_plainly(directory: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
+fn open_without_symlinks(directory: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)?)
@@ -256,7 +256,7 @@ fn change_root(root: &OwnedFd) -> Result<(), Failure> {
 }
 
 /// A fresh file system of the kernel's.
-fn fresh(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
+fn new_filesystem(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
         match *value {
@@ -269,35 +269,35 @@ fn fresh(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io
 }
 
 /// A file system with nothing in it and no room for anything, which is mounted nowhere.
-pub fn empty() -> io::Result<OwnedFd> {
-    fresh("tmpfs", &[("size", "0")], MountAttrFlags::MOUNT_ATTR_RDONLY)
+pub fn empty_filesystem() -> io::Result<OwnedFd> {
+    new_filesystem("tmpfs", &[("size", "0")], MountAttrFlags::MOUNT_ATTR_RDONLY)
 }
 
-fn kind(fd: impl AsFd) -> io::Result<FileType> {
+fn file_type(fd: impl AsFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode))
 }
 
 /// The container's root while it is being furnished.
 struct Root<'a> {
     fd: OwnedFd,
-    users: Option<&'a Users>,
+    users: Option<&'a PodUsers>,
 }
 
 impl Root<'_> {
     /// Gives something that was made here to the pod's root.
-    fn own(&self, directory: impl AsFd, name: &OsStr) -> rustix::io::Result<()> {
-        let Some((uid, gid)) = self.users.map(Users::root) else { return Ok(()) };
+    fn set_owner(&self, directory: impl AsFd, name: &OsStr) -> rustix::io::Result<()> {
+        let Some((uid, gid)) = self.users.map(PodUsers::root) else { return Ok(()) };
         rustix::fs::chownat(directory, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
     }
 
     fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
-        crate::embedded::open_inside(&self.fd, path)
+        crate::embedded::open_in_root(&self.fd, path)
     }
 
     /// A file or directory to mount on, made where there is none: for a link to nothing, where it leads.
-    fn place(&self, target: &str, is_directory: bool) -> io::Result<OwnedFd> {
+    fn ensure_target(&self, target: &str, is_directory: bool) -> io::Result<OwnedFd> {
         // As many as the kernel follows.
-        const MOST_LINKS: usize = 40;
+        const MAX_SYMLINKS: usize = 40;
         if Path::new(target).components().any(|part| part == Component::ParentDir) {
             return Err(io::Error::other("the path has .."));
         }
@@ -305,18 +305,18 @@ impl Root<'_> {
         let mut current = self.open(&path)?;
         let mut links = 0;
         // The rest of the way, what comes next at its end.
-        let mut rest = parts(Path::new(target));
+        let mut rest = path_components(Path::new(target));
         while let Some(name) = rest.pop() {
             path.push(&name);
             current = match self.open(&path) {
                 Err(Errno::NOENT) => {
                     if let Ok(link) = rustix::fs::readlinkat(&current, &name, Vec::new()) {
                         links += 1;
-                        if links > MOST_LINKS {
+                        if links > MAX_SYMLINKS {
                             return Err(Errno::LOOP.into());
                         }
                         path.pop();
-                        rest.extend(parts(Path::new(OsStr::from_bytes(link.as_bytes()))));
+                        rest.extend(path_components(Path::new(OsStr::from_bytes(link.as_bytes()))));
                         continue;
                     }
                     if rest.is_empty() && !is_directory {
@@ -325,7 +325,7 @@ impl Root<'_> {
                     } else {
                         rustix::fs::mkdirat(&current, &name, Mode::from_raw_mode(0o755))?;
                     }
-                    self.own(&current, &name)?;
+                    self.set_owner(&current, &name)?;
                     self.open(&path)?
                 }
                 found => found?,
@@ -335,7 +335,7 @@ impl Root<'_> {
     }
 
     /// Mounts what programs and this one trust in. A link would let a volume stand in its place.
-    fn mount_plainly(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
+    fn mount_without_symlinks(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
         let name = target.trim_start_matches('/');
         let is_link = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|found| !FileType::from_raw_mode(found.st_mode).is_dir());
@@ -346,11 +346,16 @@ impl Root<'_> {
     }
 
     fn mount(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
-        let done = tree.and_then(|tree| mounts::attach(tree, self.place(target, true)?));
+        let done = tree.and_then(|tree| mounts::attach(tree, self.ensure_target(target, true)?));
         done.map_err(Failure::during(format!("mount {target}")))
     }
 
-    fn kernel_file_systems(&self, spec: &Container, is_v2: bool, trees: &Trees) -> Result<(), Failure> {
+    fn mount_kernel_filesystems(
+        &self,
+        spec: &Container,
+        is_v2: bool,
+        trees: &MountSources,
+    ) -> Result<(), Failure> {
         let safe = MountAttrFlags::MOUNT_ATTR_NOSUID
             | MountAttrFlags::MOUNT_ATTR_NOEXEC
             | MountAttrFlags::MOUNT_ATTR_NODEV;
@@ -358,29 +363,30 @@ impl Root<'_> {
         if !spec.privileged {
             sys |= MountAttrFlags::MOUNT_ATTR_RDONLY;
         }
-        self.mount_plainly("/proc", fresh("proc", &[], safe))?;
+        self.mount_without_symlinks("/proc", new_filesystem("proc", &[], safe))?;
         let (root, terminals) = match self.users {
-            Some(users) => (users.root(), users.outside(0, TERMINALS)),
-            None => ((Uid::ROOT, Gid::ROOT), (Uid::ROOT, Gid::from_raw(TERMINALS))),
+            Some(users) => (users.root(), users.outside(0, TTY_GID)),
+            None => ((Uid::ROOT, Gid::ROOT), (Uid::ROOT, Gid::from_raw(TTY_GID))),
         };
         let (uid, gid) = (root.0.as_raw().to_string(), root.1.as_raw().to_string());
         let dev = [("mode", "755"), ("size", "65536k"), ("uid", &uid), ("gid", &gid)];
         let strict = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_STRICTATIME;
-        self.mount("/dev", fresh("tmpfs", &dev, strict))?;
+        self.mount("/dev", new_filesystem("tmpfs", &dev, strict))?;
         let gid = terminals.1.as_raw().to_string();
         let pts = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("gid", &gid)];
         let no_suid = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        self.mount("/dev/pts", fresh("devpts", &pts, no_suid))?;
-        let shm = self.place("/dev/shm", true).and_then(|place| mounts::attach(&trees.shm, place));
+        self.mount("/dev/pts", new_filesystem("devpts", &pts, no_suid))?;
+        let shm = self.ensure_target("/dev/shm", true).and_then(|place| mounts::attach(&trees.shm, place));
         shm.map_err(Failure::during("mount /dev/shm"))?;
-        self.mount("/dev/mqueue", fresh("mqueue", &[], safe))?;
-        self.mount_plainly("/sys", fresh("sysfs", &[], sys))?;
+        self.mount("/dev/mqueue", new_filesystem("mqueue", &[], safe))?;
+        self.mount_without_symlinks("/sys", new_filesystem("sysfs", &[], sys))?;
         if is_v2 {
             let of_host = trees.cgroups.first().map(|(_, tree)| tree.try_clone());
-            return self.mount("/sys/fs/cgroup", of_host.unwrap_or_else(|| fresh("cgroup2", &[], sys)));
+            return self
+                .mount("/sys/fs/cgroup", of_host.unwrap_or_else(|| new_filesystem("cgroup2", &[], sys)));
         }
         let groups = [("mode", "755")];
-        self.mount("/sys/fs/cgroup", fresh("tmpfs", &groups, safe))?;
+        self.mount("/sys/fs/cgroup", new_filesystem("tmpfs", &groups, safe))?;
         for (name, tree) in &trees.cgroups {
             let target = format!("/sys/fs/cgroup/{name}");
             let attributes = Attributes {
@@ -390,41 +396,44 @@ impl Root<'_> {
                 no_exec: true,
                 ..Attributes::default()
             };
-            let done =
-                mounts::set(tree, attributes).and_then(|()| mounts::attach(tree, self.place(&target, true)?));
+            let done = mounts::set_mount_attributes(tree, attributes)
+                .and_then(|()| mounts::attach(tree, self.ensure_target(&target, true)?));
             done.map_err(Failure::during(format!("mount {target}")))?;
             // Those that are mounted together are found under each of their names.
-            for alone in name.split(',').filter(|alone| alone != name) {
-                let groups =
-                    self.place("/sys/fs/cgroup", true).map_err(Failure::during("open /sys/fs/cgroup"))?;
-                let _ = rustix::fs::symlinkat(name.as_str(), &groups, alone);
+            for controller in name.split(',').filter(|controller| controller != name) {
+                let groups = self
+                    .ensure_target("/sys/fs/cgroup", true)
+                    .map_err(Failure::during("open /sys/fs/cgroup"))?;
+                let _ = rustix::fs::symlinkat(name.as_str(), &groups, controller);
             }
         }
-        let place = self.place("/sys/fs/cgroup", true).map_err(Failure::during("open /sys/fs/cgroup"))?;
+        let place =
+            self.ensure_target("/sys/fs/cgroup", true).map_err(Failure::during("open /sys/fs/cgroup"))?;
         let attributes = Attributes {
             read_only: !spec.privileged,
             propagation: mounts::Propagation::Unchanged,
             ..Attributes::default()
         };
-        mounts::set(place, attributes).map_err(Failure::during("make /sys/fs/cgroup read-only"))
+        mounts::set_mount_attributes(place, attributes)
+            .map_err(Failure::during("make /sys/fs/cgroup read-only"))
     }
 
     fn devices(&self, spec: &Container) -> Result<(), Failure> {
-        let dev = self.place("/dev", true).map_err(Failure::during("open /dev"))?;
+        let dev = self.ensure_target("/dev", true).map_err(Failure::during("open /dev"))?;
         let mode = Mode::from_raw_mode(0o666);
-        for (name, major, minor) in DEVICES {
+        for (name, major, minor) in DEFAULT_DEVICES {
             let device = rustix::fs::makedev(major, minor);
             rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)
-                .and_then(|()| self.own(&dev, name.as_ref()))
+                .and_then(|()| self.set_owner(&dev, name.as_ref()))
                 .map_err(Failure::during(format!("make /dev/{name}")))?;
         }
-        for (name, target) in LINKS {
+        for (name, target) in DEV_LINKS {
             // Not every kernel shows its memory.
-            if target == CORE && self.open(Path::new(CORE)).is_err() {
+            if target == PROC_CORE_PATH && self.open(Path::new(PROC_CORE_PATH)).is_err() {
                 continue;
             }
             rustix::fs::symlinkat(target, &dev, name)
-                .and_then(|()| self.own(&dev, name.as_ref()))
+                .and_then(|()| self.set_owner(&dev, name.as_ref()))
                 .map_err(Failure::during(format!("make /dev/{name}")))?;
         }
         if spec.privileged {
@@ -439,15 +448,15 @@ impl Root<'_> {
 
     /// The host's devices, as many as can be had.
     fn copy_devices(&self, directory: &Path, depth: usize) {
-        const DEEPEST: usize = 4;
+        const MAX_DEV_DEPTH: usize = 4;
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let Ok(kind) = entry.file_type() else { continue };
             use std::os::unix::fs::FileTypeExt as _;
-            if depth == 0 && NOT_SHARED.iter().any(|known| *known == name) {
+            if depth == 0 && PRIVATE_DEV_ENTRIES.iter().any(|known| *known == name) {
                 continue;
             }
-            if kind.is_dir() && depth < DEEPEST {
+            if kind.is_dir() && depth < MAX_DEV_DEPTH {
                 self.copy_devices(&path, depth + 1);
             } else if kind.is_block_device() || kind.is_char_device() {
                 let _ = self.copy_device(&path, &path.display().to_string());
@@ -458,7 +467,7 @@ impl Root<'_> {
     fn copy_device(&self, source: &Path, target: &str) -> io::Result<()> {
         let found = rustix::fs::stat(source)?;
         let (parent, name) = target.rsplit_once('/').ok_or(io::ErrorKind::InvalidInput)?;
-        let parent = self.place(parent, true)?;
+        let parent = self.ensure_target(parent, true)?;
         let mode = Mode::from_raw_mode(found.st_mode);
         let kind = FileType::from_raw_mode(found.st_mode);
         if !kind.is_char_device() && !kind.is_block_device() {
@@ -474,8 +483,8 @@ impl Root<'_> {
     }
 
     fn make_device(&self, device: &Device) -> io::Result<()> {
-        let Some(made) = &device.made else { return self.copy_device(&device.source, &device.target) };
-        let (kind, number) = match made.numbers {
+        let Some(node) = &device.made else { return self.copy_device(&device.source, &device.target) };
+        let (kind, number) = match node.numbers {
             Some((is_block, major, minor)) => {
                 let kind = if is_block { FileType::BlockDevice } else { FileType::CharacterDevice };
                 (kind, rustix::fs::makedev(major, minor))
@@ -489,13 +498,13 @@ impl Root<'_> {
             return Err(io::Error::other(format!("{} is not a device", device.source.display())));
         }
         let (parent, name) = device.target.rsplit_once('/').ok_or(io::ErrorKind::InvalidInput)?;
-        let parent = self.place(parent, true)?;
-        match rustix::fs::mknodat(&parent, name, kind, Mode::from_raw_mode(made.mode), number) {
+        let parent = self.ensure_target(parent, true)?;
+        match rustix::fs::mknodat(&parent, name, kind, Mode::from_raw_mode(node.mode), number) {
             Err(Errno::EXIST) => return Ok(()),
             other => other?,
         }
-        if (made.uid, made.gid) != (0, 0) {
-            let (uid, gid) = (rustix::fs::Uid::from_raw(made.uid), rustix::fs::Gid::from_raw(made.gid));
+        if (node.uid, node.gid) != (0, 0) {
+            let (uid, gid) = (rustix::fs::Uid::from_raw(node.uid), rustix::fs::Gid::from_raw(node.gid));
             rustix::fs::chownat(&parent, name, Some(uid), Some(gid), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
         }
         Ok(())
@@ -505,12 +514,12 @@ impl Root<'_> {
     fn null(&self) -> io::Result<OwnedFd> {
         let found = self.open(Path::new("/dev/null"))?;
         let device = rustix::fs::fstat(&found)?;
-        let is_null = kind(&found)?.is_char_device() && device.st_rdev == rustix::fs::makedev(1, 3);
+        let is_null = file_type(&found)?.is_char_device() && device.st_rdev == rustix::fs::makedev(1, 3);
         is_null.then_some(found).ok_or_else(|| io::Error::other("it is another file"))
     }
 
     /// Hides what would tell too much and protects what would do too much.
-    fn hide(&self, spec: &Container, null: &OwnedFd) -> Result<(), Failure> {
+    fn mask_paths(&self, spec: &Container, null: &OwnedFd) -> Result<(), Failure> {
         for path in &spec.masked {
             let failed = |error: io::Error| Failure::during(format!("hide {path}"))(error);
             let place = match self.open(Path::new(path)) {
@@ -518,9 +527,9 @@ impl Root<'_> {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(failed(error.into())),
             };
-            let cover = match kind(&place).map_err(failed)? {
-                FileType::Directory => empty().map_err(failed)?,
-                _ => copy_of(null).map_err(failed)?,
+            let cover = match file_type(&place).map_err(failed)? {
+                FileType::Directory => empty_filesystem().map_err(failed)?,
+                _ => clone_mount(null).map_err(failed)?,
             };
             mounts::attach(cover, place).map_err(failed)?;
         }
@@ -531,14 +540,14 @@ impl Root<'_> {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue,
                 Err(error) => return Err(failed(error.into())),
             };
-            let copy = copy_of(&place).map_err(failed)?;
+            let copy = clone_mount(&place).map_err(failed)?;
             let attributes = Attributes {
                 read_only: true,
                 recursive: true,
                 propagation: mounts::Propagation::Unchanged,
                 ..Attributes::default()
             };
-            mounts::set(&copy, attributes).map_err(failed)?;
+            mounts::set_mount_attributes(&copy, attributes).map_err(failed)?;
             mounts::attach(copy, place).map_err(failed)?;
         }
         Ok(())
@@ -546,12 +555,12 @@ impl Root<'_> {
 }
 
 /// The parts of a path, the first one last. The root is one, which a path begins anew with.
-fn parts(path: &Path) -> Vec<OsString> {
+fn path_components(path: &Path) -> Vec<OsString> {
     path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
 /// Another copy of what is mounted there already.
-pub fn copy_of(place: impl AsFd) -> io::Result<OwnedFd> {
+pub fn clone_mount(place: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE

@@ -12,68 +12,71 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 use sys::cgroup::Cgroups;
-use sys::memory::Program;
+use sys::memory::FileMappings;
 use sys::netlink::Netlink;
-use sys::process::New;
-use sys::removal::Removals;
+use sys::process::CloneOptions;
+use sys::removal_watcher::RemovalWatcher;
 
-use super::users::Users;
+use super::users::PodUsers;
 use super::{Failure, Supervisor, launch, layers, spawn};
-use crate::embedded::SUPERVISORS;
+use crate::embedded::SUPERVISORS_CGROUP;
 use crate::embedded::protocol::SOCKET;
 use crate::embedded::spec::{self, Sandbox};
 
 /// `skiff supervise DIRECTORY`: starts a supervisor that goes on by itself. Ends when it can be talked to; if it cannot,
 /// the reason is on standard output.
 pub fn supervise(directory: &Path) -> ExitCode {
-    sys::process::open_many_files();
+    sys::process::raise_nofile_limit();
     let begin = || -> io::Result<String> {
         let spec: Sandbox = serde_json::from_reader(io::stdin().lock())?;
         let (mut reader, writer) = io::pipe()?;
-        let cgroup = own_cgroup();
-        let new = New { cgroup: cgroup.as_ref().map(AsFd::as_fd), ..New::default() };
+        let cgroup = supervisors_cgroup();
+        let clone_options =
+            CloneOptions { cgroup: cgroup.as_ref().map(AsFd::as_fd), ..CloneOptions::default() };
         let mut writer = Some(writer);
-        let mut start = |new: New<'_>| {
-            sys::process::fork(new, || writer.take().map_or(1, |writer| run(directory, &spec, writer)))
+        let mut start = |clone_options: CloneOptions<'_>| {
+            sys::process::fork(clone_options, || {
+                writer.take().map_or(1, |writer| run(directory, &spec, writer))
+            })
         };
-        let child = match start(new) {
+        let child = match start(clone_options) {
             Ok(child) => child,
             // A kernel before 5.7, or one that lets nobody in.
-            Err(_) => start(New::default())?,
+            Err(_) => start(CloneOptions::default())?,
         };
         // The copy in the child is the only other one.
         drop(writer);
-        let mut outcome = [0; 4096];
-        let count = reader.read(&mut outcome)?;
-        if is_unheard() {
+        let mut output = [0; 4096];
+        let count = reader.read(&mut output)?;
+        if has_caller_exited() {
             let _ = child.signal(9);
         }
-        Ok(String::from_utf8_lossy(&outcome[..count]).into_owned())
+        Ok(String::from_utf8_lossy(&output[..count]).into_owned())
     };
-    let problem = match begin() {
-        Ok(outcome) if outcome == "ready" => return ExitCode::SUCCESS,
-        Ok(outcome) if outcome.is_empty() => "the supervisor ended at once".to_owned(),
-        Ok(outcome) => outcome,
+    let error_message = match begin() {
+        Ok(output) if output == "ready" => return ExitCode::SUCCESS,
+        Ok(output) if output.is_empty() => "the supervisor ended at once".to_owned(),
+        Ok(output) => output,
         Err(error) => error.to_string(),
     };
-    print!("{problem}");
+    print!("{error_message}");
     ExitCode::FAILURE
 }
 
 /// The cgroup of all supervisors, where there is one tree of them. In that of skiff's service they would be processes left
 /// over from the last run at each restart, and a service manager would end or count them with it.
-fn own_cgroup() -> Option<OwnedFd> {
+fn supervisors_cgroup() -> Option<OwnedFd> {
     let cgroups = Cgroups::of_host().ok()?;
-    let open = || cgroups.door(SUPERVISORS);
+    let open = || cgroups.open_dir(SUPERVISORS_CGROUP);
     open().or_else(|| {
-        cgroups.is_v2().then(|| cgroups.create(SUPERVISORS).ok())??;
+        cgroups.is_v2().then(|| cgroups.create(SUPERVISORS_CGROUP).ok())??;
         open()
     })
 }
 
 /// Whether skiff is gone, which waits for what is said on standard output. It does not know then that there is a
 /// supervisor, and another one may already have looked for it in vain.
-fn is_unheard() -> bool {
+fn has_caller_exited() -> bool {
     let stdout = rustix::stdio::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
     let _ = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -92,7 +95,7 @@ fn run(directory: &Path, spec: &Sandbox, mut ready: io::PipeWriter) -> i32 {
             match supervisor.serve() {
                 Ok(()) => 0,
                 Err(error) => {
-                    last_words(directory, &error);
+                    log_exit_reason(directory, &error);
                     1
                 }
             }
@@ -109,24 +112,24 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     let detach = || null().and_then(|null| launch::stdio(&null, &null, &null));
     detach().map_err(Failure::during("part from standard streams"))?;
     let place = directory.to_owned();
-    std::panic::set_hook(Box::new(move |panic| last_words(&place, panic)));
+    std::panic::set_hook(Box::new(move |panic| log_exit_reason(&place, panic)));
     // Nobody inside a container may look into a process of ours that is on its way to become one of theirs.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
     let cgroups = Cgroups::of_host().map_err(Failure::during("find cgroups"))?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let host = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
+    let host_mount_namespace = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
         .map_err(Failure::during("open /proc/self/ns/mnt"))?;
-    let outside = ["net", "ipc", "uts"].map(|name| format!("/proc/self/ns/{name}"));
-    let outside: Result<Vec<OwnedFd>, _> =
-        outside.iter().map(|path| rustix::fs::open(path, flags, Mode::empty())).collect();
-    let outside = outside.map_err(Failure::during("open the host's namespaces"))?;
-    let (users, network) = networked(spec)?;
-    let shm = shared_memory(directory, spec, users.as_ref())?;
+    let host_namespaces = ["net", "ipc", "uts"].map(|name| format!("/proc/self/ns/{name}"));
+    let host_namespaces: Result<Vec<OwnedFd>, _> =
+        host_namespaces.iter().map(|path| rustix::fs::open(path, flags, Mode::empty())).collect();
+    let host_namespaces = host_namespaces.map_err(Failure::during("open the host's namespaces"))?;
+    let (users, network) = setup_network(spec)?;
+    let shm = mount_shared_memory(directory, spec, users.as_ref())?;
     // Before there is anything a copy of this process should not hold on to.
-    let keeper = if spec.shared_pids {
-        let failed = |Failure(why)| Failure(format!("keep the pod's processes together: {why}"));
-        Some(spawn::Keeper::start().map_err(failed)?)
+    let pause_process = if spec.shared_pids {
+        let failed = |Failure(reason)| Failure(format!("keep the pod's processes together: {reason}"));
+        Some(spawn::PauseProcess::start().map_err(failed)?)
     } else {
         None
     };
@@ -138,29 +141,29 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     // Whoever took the directory away meanwhile will never call.
     std::fs::metadata(directory.join(SOCKET)).map_err(Failure::during("find the pod's socket"))?;
     // Without, it is noticed with the next thing that happens.
-    let removals = Removals::watch(directory).ok();
+    let removal_watcher = RemovalWatcher::watch(directory).ok();
     let directory = directory.to_owned();
     let (connections, containers, commands) = Default::default();
     Ok(Supervisor {
         directory,
         cgroups,
-        host,
-        outside,
+        host_mount_namespace,
+        host_namespaces,
         users,
-        keeper,
+        pause_process,
         network,
         shm,
         listener,
         connections,
         containers,
         commands,
-        removals,
+        removal_watcher,
         next: 0,
-        stops: false,
+        is_shutdown: false,
         sigterm: sys::process::sigterm_pipe().ok(),
         terminates_at: None,
         is_orphan: false,
-        program: Program::of_process().unwrap_or_default(),
+        mappings: FileMappings::of_process().unwrap_or_default(),
     })
 }
 
@@ -168,17 +171,17 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
 type Link = (Netlink, String);
 
 /// The namespaces of the pod, and its link.
-fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
+fn setup_network(spec: &Sandbox) -> Result<(Option<PodUsers>, Option<Link>), Failure> {
     let mut host = Netlink::open().map_err(Failure::during("speak to the kernel about networks"))?;
-    let mut apart = UnshareFlags::empty();
-    apart.set(UnshareFlags::NEWNET, !spec.host_network);
-    apart.set(UnshareFlags::NEWIPC, !spec.host_ipc);
-    apart.set(UnshareFlags::NEWUTS, !spec.hostname.is_empty());
-    let users = spec.users.as_ref().map(|map| Users::make(map, apart)).transpose()?;
+    let mut unshare_flags = UnshareFlags::empty();
+    unshare_flags.set(UnshareFlags::NEWNET, !spec.host_network);
+    unshare_flags.set(UnshareFlags::NEWIPC, !spec.host_ipc);
+    unshare_flags.set(UnshareFlags::NEWUTS, !spec.hostname.is_empty());
+    let users = spec.users.as_ref().map(|map| PodUsers::create(map, unshare_flags)).transpose()?;
     if users.is_some() {
-        apart = UnshareFlags::empty();
+        unshare_flags = UnshareFlags::empty();
     }
-    sys::process::unshare(apart | UnshareFlags::NEWNS)
+    sys::process::unshare(unshare_flags | UnshareFlags::NEWNS)
         .map_err(Failure::during("make the pod's namespaces"))?;
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(Failure::during("part from the host's mounts"))?;
@@ -188,7 +191,7 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
     }
     let mut link = None;
     if !spec.host_network {
-        let_all_listen(users.is_some());
+        allow_low_ports_and_ping(users.is_some());
         let failed = |error: podnet::Error| {
             let source =
                 std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
@@ -205,15 +208,15 @@ fn networked(spec: &Sandbox) -> Result<(Option<Users>, Option<Link>), Failure> {
             }
         }
     }
-    set(spec, users.as_ref())?;
+    apply_sysctls(spec, users.as_ref())?;
     Ok((users, link))
 }
 
 /// Sets what the pod wants set of the kernel.
-pub fn set(spec: &Sandbox, users: Option<&Users>) -> Result<(), Failure> {
+pub fn apply_sysctls(spec: &Sandbox, users: Option<&PodUsers>) -> Result<(), Failure> {
     let set = || {
         for (name, value) in &spec.sysctls {
-            if !is_own(spec, name) {
+            if !is_namespaced_sysctl(spec, name) {
                 return Err(Failure(format!("sysctl {name:?} is not in a separate kernel namespace")));
             }
             let swapped = name.chars().map(|letter| match letter {
@@ -228,13 +231,13 @@ pub fn set(spec: &Sandbox, users: Option<&Users>) -> Result<(), Failure> {
     };
     match users {
         // Some may be set by the namespace's own root only.
-        Some(users) if !spec.sysctls.is_empty() => users.within(set),
+        Some(users) if !spec.sysctls.is_empty() => users.run_as_root(set),
         _ => set(),
     }
 }
 
 /// In a network of its own nobody need be root to have a port below 1024 or to send a ping. The pod's own settings come later.
-fn let_all_listen(has_own_users: bool) {
+fn allow_low_ports_and_ping(has_own_users: bool) {
     let _ = std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     if !has_own_users {
         let _ = std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647");
@@ -242,7 +245,7 @@ fn let_all_listen(has_own_users: bool) {
 }
 
 /// Whether a setting of the kernel is the pod's own, so that nothing else on the host has it changed.
-fn is_own(spec: &Sandbox, name: &str) -> bool {
+fn is_namespaced_sysctl(spec: &Sandbox, name: &str) -> bool {
     let of_ipc = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."]
         .iter()
         .any(|prefix| name.starts_with(prefix));
@@ -251,7 +254,11 @@ fn is_own(spec: &Sandbox, name: &str) -> bool {
 }
 
 /// One `/dev/shm` for the whole pod, where it is seen from here. With the host's IPC it is the host's.
-fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Result<PathBuf, Failure> {
+fn mount_shared_memory(
+    directory: &Path,
+    spec: &Sandbox,
+    users: Option<&PodUsers>,
+) -> Result<PathBuf, Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("make the pod's /dev/shm")(error)
     }
@@ -262,7 +269,7 @@ fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Res
     // This process needs none of the host's, and would have to make a directory for any other place.
     if !place.is_dir() {
         place = directory.join("shm");
-        layers::make(&place).map_err(failed)?;
+        layers::create_dir(&place).map_err(failed)?;
     }
     let owner = users.map(|users| {
         let (uid, gid) = users.root();
@@ -276,9 +283,9 @@ fn shared_memory(directory: &Path, spec: &Sandbox, users: Option<&Users>) -> Res
 }
 
 /// Why this process ends that should not, for whoever looks into the pod's directory.
-fn last_words(directory: &Path, why: &dyn std::fmt::Display) {
+fn log_exit_reason(directory: &Path, reason: &dyn std::fmt::Display) {
     let log = File::options().append(true).create(true).open(directory.join("supervisor.log"));
-    let _ = log.and_then(|mut log| writeln!(log, "{why}"));
+    let _ = log.and_then(|mut log| writeln!(log, "{reason}"));
 }
 
 /// Reads from it end at once, writes to it vanish.

@@ -10,32 +10,32 @@ use std::path::Path;
 
 use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags};
 use sys::cgroup::{Cgroups, DeviceKind, DeviceRule};
-use sys::process::{Child, New};
+use sys::process::{Child, CloneOptions};
 
 use super::Failure;
 use super::hooks::Hooks;
 use super::identity::Identity;
 use super::launch::{self, launch};
-use super::root::{self, Trees};
-use super::users::Users;
+use super::root::{self, MountSources};
+use super::users::PodUsers;
 use crate::embedded::spec::{Container, Pids};
 
 /// Whom nothing belongs to.
-const NOBODY: u32 = 65534;
+const OVERFLOW_ID: u32 = 65534;
 
 /// What a new process needs of the pod.
-pub struct Surroundings<'a> {
+pub struct SpawnContext<'a> {
     /// The pod's directory.
     pub directory: &'a Path,
     pub cgroups: &'a Cgroups,
     /// What its containers have as `/dev/shm`, as seen from where they are made.
     pub shm: &'a Path,
     /// The mount namespace of the host.
-    pub host: BorrowedFd<'a>,
+    pub host_mount_namespace: BorrowedFd<'a>,
     /// Its other namespaces, those that pods have of their own.
-    pub outside: &'a [OwnedFd],
+    pub host_namespaces: &'a [OwnedFd],
     /// Of a pod whose users are others outside.
-    pub users: Option<&'a Users>,
+    pub users: Option<&'a PodUsers>,
 }
 
 /// The streams of a new process; with a terminal none of them matters.
@@ -47,61 +47,66 @@ pub struct Stdio<'a> {
 
 impl Stdio<'_> {
     /// Gives the streams to the pod's root.
-    fn own(&self, users: &Users) {
-        [self.stdin, self.stdout, self.stderr].into_iter().for_each(|stream| users.own(stream));
+    fn set_owner(&self, users: &PodUsers) {
+        [self.stdin, self.stdout, self.stderr].into_iter().for_each(|stream| users.set_owner(stream));
     }
 }
 
 /// A process on its way to its program.
-pub struct Spawned {
+pub struct SpawnedProcess {
     pub child: Child,
     pub channel: UnixStream,
 }
 
 /// What came over the channel, once it is closed.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct SpawnResult {
     pub failure: Option<String>,
     pub terminal: Option<OwnedFd>,
     pub identity: Option<Identity>,
     /// What has come and is not understood yet.
-    heard: Vec<u8>,
+    received: Vec<u8>,
 }
 
 /// Starts a container. `pids` is the namespace it joins, where it does not get one of its own.
-pub fn container(
-    around: &Surroundings<'_>,
+pub fn spawn_container(
+    context: &SpawnContext<'_>,
     id: &str,
     spec: &Container,
     pids: Option<BorrowedFd<'_>>,
     stdio: &Stdio<'_>,
-) -> Result<Spawned, Failure> {
-    let directory = around.directory.join(id);
-    let new = New { pid: spec.pids == Pids::Own, ..New::default() };
-    let made = make_cgroup(around.cgroups, spec);
-    let group = Group { cgroups: around.cgroups, name: &spec.cgroup, below: None, made };
-    spawn(new, group, pids, |channel| {
+) -> Result<SpawnedProcess, Failure> {
+    let directory = context.directory.join(id);
+    let options = CloneOptions { pid: spec.pids == Pids::Own, ..CloneOptions::default() };
+    let cgroup_result = create_cgroup(context.cgroups, spec);
+    let group = CgroupTarget {
+        cgroups: context.cgroups,
+        name: &spec.cgroup,
+        sub_group: None,
+        created: cgroup_result,
+    };
+    spawn(options, group, pids, |channel| {
         let begin = || -> Result<_, Failure> {
             rustix::process::umask(rustix::fs::Mode::empty());
-            sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
-            score(spec.oom_score_adj);
-            let filter = launch::filter(spec)?;
+            sys::process::join_new_session_keyring().map_err(Failure::during("leave the host's keys"))?;
+            set_oom_score(spec.oom_score_adj);
+            let filter = launch::seccomp_filter(spec)?;
             let hooks = Hooks::new(id, spec, &directory)?;
-            let trees = Trees::open(spec, around)?;
-            let mut apart = UnshareFlags::NEWNS;
+            let trees = MountSources::open(spec, context)?;
+            let mut unshare_flags = UnshareFlags::NEWNS;
             if !spec.privileged {
-                apart |= UnshareFlags::NEWCGROUP;
+                unshare_flags |= UnshareFlags::NEWCGROUP;
             }
-            sys::process::unshare(apart).map_err(Failure::during("leave the host's mounts"))?;
-            root::enter(spec, &directory, trees, around, &hooks)?;
-            if let Some(users) = around.users {
-                stdio.own(users);
+            sys::process::unshare(unshare_flags).map_err(Failure::during("leave the host's mounts"))?;
+            root::enter(spec, &directory, trees, context, &hooks)?;
+            if let Some(users) = context.users {
+                stdio.set_owner(users);
                 users.enter()?;
                 // What is mounted so far cannot be taken apart by root in there.
                 sys::process::unshare(UnshareFlags::NEWNS)
                     .map_err(Failure::during("give the mounts to the pod"))?;
             }
-            streams(spec.tty, stdio, channel)?;
+            setup_streams(spec.tty, stdio, channel)?;
             if spec.tty {
                 launch::console().map_err(Failure::during("make /dev/console"))?;
             }
@@ -110,8 +115,8 @@ pub fn container(
         match begin() {
             Ok((filter, hooks)) => {
                 let hooks = Some(&hooks);
-                let what = Command { args: &spec.args, tty: spec.tty, identity: None, hooks };
-                launch(spec, &what, filter.as_deref(), channel)
+                let command = CommandSpec { args: &spec.args, tty: spec.tty, identity: None, hooks };
+                launch(spec, &command, filter.as_deref(), channel)
             }
             Err(failure) => failure,
         }
@@ -119,7 +124,7 @@ pub fn container(
 }
 
 /// What a new process is to run.
-pub struct Command<'a> {
+pub struct CommandSpec<'a> {
     pub args: &'a [String],
     pub tty: bool,
     /// Who the container runs as, where that is known already.
@@ -129,73 +134,73 @@ pub struct Command<'a> {
 }
 
 /// Runs a command beside what runs in a container already. `first` is its first process.
-pub fn command(
-    around: &Surroundings<'_>,
+pub fn spawn_command(
+    context: &SpawnContext<'_>,
     spec: &Container,
-    what: &Command<'_>,
+    command: &CommandSpec<'_>,
     first: &Child,
     pids: Option<BorrowedFd<'_>>,
     stdio: &Stdio<'_>,
-) -> Result<Spawned, Failure> {
-    let below = around.cgroups.of_process(first.pid());
-    let group = Group { cgroups: around.cgroups, name: &spec.cgroup, below, made: Ok(()) };
-    spawn(New::default(), group, pids, |channel| {
+) -> Result<SpawnedProcess, Failure> {
+    let sub_group = context.cgroups.of_process(first.pid());
+    let group = CgroupTarget { cgroups: context.cgroups, name: &spec.cgroup, sub_group, created: Ok(()) };
+    spawn(CloneOptions::default(), group, pids, |channel| {
         let begin = || -> Result<_, Failure> {
-            sys::process::leave_keys().map_err(Failure::during("leave the host's keys"))?;
-            score(spec.oom_score_adj);
-            let filter = launch::filter(spec)?;
+            sys::process::join_new_session_keyring().map_err(Failure::during("leave the host's keys"))?;
+            set_oom_score(spec.oom_score_adj);
+            let filter = launch::seccomp_filter(spec)?;
             let mut into = ThreadNameSpaceType::MOUNT;
             if !spec.privileged {
                 into |= ThreadNameSpaceType::CONTROL_GROUP;
             }
             rustix::thread::move_into_thread_name_spaces(first.as_fd(), into)
                 .map_err(Failure::during("enter the container"))?;
-            if let Some(users) = around.users {
-                stdio.own(users);
+            if let Some(users) = context.users {
+                stdio.set_owner(users);
                 users.enter()?;
             }
-            streams(what.tty, stdio, channel)?;
+            setup_streams(command.tty, stdio, channel)?;
             Ok(filter)
         };
         match begin() {
-            Ok(filter) => launch(spec, what, filter.as_deref(), channel),
+            Ok(filter) => launch(spec, command, filter.as_deref(), channel),
             Err(failure) => failure,
         }
     })
 }
 
 /// The process that keeps a pod's process namespace, and is the parent of the orphans in it.
-pub struct Keeper {
+pub struct PauseProcess {
     pub child: Child,
     /// It goes when this does.
     _alive: UnixStream,
 }
 
-impl Keeper {
+impl PauseProcess {
     /// Starts one, and has waited until it has nothing that anybody could use: all containers of the pod see this process,
     /// and some may look into it.
-    pub fn start() -> Result<Keeper, Failure> {
+    pub fn start() -> Result<PauseProcess, Failure> {
         const READY: &[u8] = &[0];
-        let (near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
-        let mut near = Some(near);
-        let child = sys::process::fork(New { pid: true, ..New::default() }, || {
+        let (local, remote) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+        let mut local = Some(local);
+        let child = sys::process::fork(CloneOptions { pid: true, ..CloneOptions::default() }, || {
             // The copy of the other end that came along would keep it waiting for itself.
-            drop(near.take());
-            let mut far = far;
-            sys::process::forget_children();
-            let confined = confine(far.as_fd());
-            let said = confined.as_ref().map_or_else(|Failure(message)| message.as_bytes(), |()| READY);
-            if far.write_all(said).is_ok() && confined.is_ok() {
-                let _ = far.read(&mut [0]);
+            drop(local.take());
+            let mut remote = remote;
+            sys::process::ignore_child_signals();
+            let result = drop_privileges(remote.as_fd());
+            let reply = result.as_ref().map_or_else(|Failure(message)| message.as_bytes(), |()| READY);
+            if remote.write_all(reply).is_ok() && result.is_ok() {
+                let _ = remote.read(&mut [0]);
             }
             0
         });
         let child = child.map_err(Failure::during("make a process"))?;
-        let mut alive = near.ok_or_else(|| Failure("it has no socket".to_owned()))?;
-        let mut said = [0; 512];
-        let length = alive.read(&mut said).map_err(Failure::during("hear of it"))?;
-        match &said[..length] {
-            READY => Ok(Keeper { child, _alive: alive }),
+        let mut alive = local.ok_or_else(|| Failure("it has no socket".to_owned()))?;
+        let mut buffer = [0; 512];
+        let length = alive.read(&mut buffer).map_err(Failure::during("hear of it"))?;
+        match &buffer[..length] {
+            READY => Ok(PauseProcess { child, _alive: alive }),
             message => {
                 let _ = child.wait();
                 Err(Failure(String::from_utf8_lossy(message).into_owned()))
@@ -205,54 +210,54 @@ impl Keeper {
 }
 
 /// Takes from this process what it does not need to wait: files, the host's file system, its powers and its user.
-fn confine(kept: BorrowedFd<'_>) -> Result<(), Failure> {
-    sys::process::close_the_rest(kept).map_err(Failure::during("close files"))?;
+fn drop_privileges(keep_fd: BorrowedFd<'_>) -> Result<(), Failure> {
+    sys::process::close_other_fds(keep_fd).map_err(Failure::during("close files"))?;
     let null = super::setup::null().map_err(Failure::during("open /dev/null"))?;
     // Mounted nowhere, so that there is no way up from it.
-    let empty = root::empty().map_err(Failure::during("make an empty root"))?;
+    let empty = root::empty_filesystem().map_err(Failure::during("make an empty root"))?;
     rustix::process::fchdir(&empty)
         .and_then(|()| rustix::process::chroot("."))
         .map_err(Failure::during("leave the host's files"))?;
     drop(empty);
     launch::stdio(&null, &null, &null).map_err(Failure::during("part from standard streams"))?;
     drop(null);
-    let nobody = Container { no_new_privileges: true, ..Container::default() };
-    let who = Identity { uid: NOBODY, gid: NOBODY, groups: Vec::new(), home: String::new() };
+    let spec = Container { no_new_privileges: true, ..Container::default() };
+    let identity = Identity { uid: OVERFLOW_ID, gid: OVERFLOW_ID, groups: Vec::new(), home: String::new() };
     let filter = crate::embedded::seccomp::default_filter(&[]);
-    launch::become_user(&nobody, &who, None)?;
+    launch::become_user(&spec, &identity, None)?;
     sys::seccomp::load(&filter).map_err(Failure::during("load the seccomp filter"))
 }
 
 /// Where a new process is counted.
-struct Group<'a> {
+struct CgroupTarget<'a> {
     cgroups: &'a Cgroups,
     name: &'a str,
     /// Where the container's first process is: one that has groups of its own, and hands something down to them, has no
     /// processes beside them.
-    below: Option<String>,
+    sub_group: Option<String>,
     /// What went wrong when it was made is for the new process to tell, as all else that does.
-    made: Result<(), Failure>,
+    created: Result<(), Failure>,
 }
 
-impl Group<'_> {
+impl CgroupTarget<'_> {
     fn join(self) -> Result<(), Failure> {
-        self.made?;
+        self.created?;
         self.cgroups.join(self.name).map_err(Failure::during("join the container's cgroup"))
     }
 }
 
 /// Starts a process in a container's cgroup.
 fn spawn(
-    new: New<'_>,
-    group: Group<'_>,
+    options: CloneOptions<'_>,
+    group: CgroupTarget<'_>,
     pids: Option<BorrowedFd<'_>>,
     body: impl FnOnce(&UnixStream) -> Failure,
-) -> Result<Spawned, Failure> {
-    let (near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
-    near.set_nonblocking(true).map_err(Failure::during("make a pair of sockets"))?;
-    let names = [Some(group.name), group.below.as_deref()].into_iter().flatten();
-    let doors: Vec<OwnedFd> =
-        names.filter(|_| group.made.is_ok()).filter_map(|name| group.cgroups.door(name)).collect();
+) -> Result<SpawnedProcess, Failure> {
+    let (local, remote) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+    local.set_nonblocking(true).map_err(Failure::during("make a pair of sockets"))?;
+    let names = [Some(group.name), group.sub_group.as_deref()].into_iter().flatten();
+    let cgroup_dirs: Vec<OwnedFd> =
+        names.filter(|_| group.created.is_ok()).filter_map(|name| group.cgroups.open_dir(name)).collect();
     // The copy takes them; here they are left for another try.
     let (mut group, mut body) = (Some(group), Some(body));
     let mut run = |is_inside: bool| {
@@ -261,47 +266,52 @@ fn spawn(
         let _ = rustix::process::setsid();
         let (Some(group), Some(body)) = (group.take(), body.take()) else { return 127 };
         let joined = if is_inside { Ok(()) } else { group.join() };
-        let Failure(message) = joined.err().unwrap_or_else(|| body(&far));
-        let _ = (&far).write_all(message.as_bytes());
+        let Failure(message) = joined.err().unwrap_or_else(|| body(&remote));
+        let _ = (&remote).write_all(message.as_bytes());
         127
     };
-    let child = with_pids(pids, || {
-        for door in &doors {
-            if let Ok(child) = sys::process::fork(New { cgroup: Some(door.as_fd()), ..new }, || run(true)) {
+    let child = in_pid_namespace(pids, || {
+        for cgroup_dir in &cgroup_dirs {
+            if let Ok(child) =
+                sys::process::fork(CloneOptions { cgroup: Some(cgroup_dir.as_fd()), ..options }, || run(true))
+            {
                 return Ok(child);
             }
         }
         // A container that has all the processes it is allowed takes none at the door, but nobody is kept from joining.
-        sys::process::fork(new, || run(false))
+        sys::process::fork(options, || run(false))
     });
     let child = child.map_err(Failure::during("make a process in the container"))?;
-    Ok(Spawned { child, channel: near })
+    Ok(SpawnedProcess { child, channel: local })
 }
 
 /// Makes a child that begins in another namespace of processes; this process stays where it is.
-fn with_pids(pids: Option<BorrowedFd<'_>>, fork: impl FnOnce() -> io::Result<Child>) -> io::Result<Child> {
+fn in_pid_namespace(
+    pids: Option<BorrowedFd<'_>>,
+    fork: impl FnOnce() -> io::Result<Child>,
+) -> io::Result<Child> {
     let Some(pids) = pids else { return fork() };
     let kind = Some(LinkNameSpaceType::ProcessID);
     let own = std::fs::File::open("/proc/self/ns/pid")?;
     rustix::thread::move_into_link_name_space(pids, kind)?;
-    let forked = fork();
+    let result = fork();
     rustix::thread::move_into_link_name_space(own.as_fd(), kind)?;
-    forked
+    result
 }
 
 /// Does something in a process of its own, which may go where there is no way back from.
-pub fn apart(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-    let (mut near, far) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
-    let child = sys::process::fork(New::default(), || {
+pub fn run_in_child(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    let (mut local, remote) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+    let child = sys::process::fork(CloneOptions::default(), || {
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let Err(Failure(message)) = body() else { return 0 };
-        let _ = (&far).write_all(message.as_bytes());
+        let _ = (&remote).write_all(message.as_bytes());
         1
     });
     let child = child.map_err(Failure::during("make a process"))?;
-    drop(far);
+    drop(remote);
     let mut message = String::new();
-    let _ = near.read_to_string(&mut message);
+    let _ = local.read_to_string(&mut message);
     match child.wait() {
         Ok(ended) if ended.code() == 0 => Ok(()),
         _ if message.is_empty() => Err(Failure("a process of the pod was ended".to_owned())),
@@ -309,16 +319,16 @@ pub fn apart(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> 
     }
 }
 
-fn streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Failure> {
+fn setup_streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Failure> {
     if tty {
-        let near = launch::terminal()?;
-        sys::fds::send(channel, b"\0", &[near.as_fd()]).map_err(Failure::during("hand on the terminal"))?;
+        let local = launch::terminal()?;
+        sys::fds::send(channel, b"\0", &[local.as_fd()]).map_err(Failure::during("hand on the terminal"))?;
         return Ok(());
     }
     launch::stdio(stdio.stdin, stdio.stdout, stdio.stderr).map_err(Failure::during("set up standard streams"))
 }
 
-fn make_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
+fn create_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
     let group = &spec.cgroup;
     cgroups.create(group).map_err(Failure::during("make the container's cgroup"))?;
     cgroups.limit(group, &spec.limits).map_err(Failure::during("limit the container"))?;
@@ -330,7 +340,7 @@ fn make_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
 fn device_rules(spec: &Container) -> Vec<DeviceRule> {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
     /// Making any node is harmless as long as it cannot be opened; terminals are the container's own.
-    const ALWAYS: [&str; 10] = [
+    const DEFAULT_DEVICE_RULES: [&str; 10] = [
         "c *:* m",
         "b *:* m",
         "c 1:3 rwm",
@@ -345,7 +355,8 @@ fn device_rules(spec: &Container) -> Vec<DeviceRule> {
     if spec.privileged {
         return vec![DeviceRule::ALL];
     }
-    let mut rules: Vec<DeviceRule> = ALWAYS.iter().filter_map(|rule| rule.parse().ok()).collect();
+    let mut rules: Vec<DeviceRule> =
+        DEFAULT_DEVICE_RULES.iter().filter_map(|rule| rule.parse().ok()).collect();
     for device in &spec.devices {
         let of_source = || {
             let found = std::fs::metadata(&device.source).ok()?;
@@ -353,7 +364,7 @@ fn device_rules(spec: &Container) -> Vec<DeviceRule> {
             Some((found.file_type().is_block_device(), major, minor))
         };
         let Some((is_block, major, minor)) =
-            device.made.as_ref().and_then(|made| made.numbers).or_else(of_source)
+            device.made.as_ref().and_then(|cgroup_result| cgroup_result.numbers).or_else(of_source)
         else {
             continue;
         };
@@ -363,14 +374,14 @@ fn device_rules(spec: &Container) -> Vec<DeviceRule> {
             minor: Some(minor),
             read: device.access.contains('r'),
             write: device.access.contains('w'),
-            make: device.access.contains('m'),
+            mknod: device.access.contains('m'),
         });
     }
     rules
 }
 
 /// How early this process goes when memory is short. Not every root may lower it.
-fn score(adjustment: i64) {
+fn set_oom_score(adjustment: i64) {
     let _ = std::fs::write("/proc/self/oom_score_adj", adjustment.to_string());
 }
 
@@ -378,36 +389,36 @@ fn score(adjustment: i64) {
 const IDENTITY: u8 = 1;
 
 /// Tells the supervisor who a container's user is.
-pub fn tell_identity(mut channel: &UnixStream, who: &Identity) -> io::Result<()> {
+pub fn send_identity(mut channel: &UnixStream, identity: &Identity) -> io::Result<()> {
     let mut message = vec![IDENTITY];
-    serde_json::to_writer(&mut message, who)?;
+    serde_json::to_writer(&mut message, identity)?;
     message.push(b'\n');
     channel.write_all(&message)
 }
 
 /// Reads what a channel brings; `None` as long as it is open.
-pub fn listen(channel: &UnixStream, outcome: &mut Outcome) -> Option<()> {
+pub fn read_channel(channel: &UnixStream, spawn_result: &mut SpawnResult) -> Option<()> {
     let mut buffer = [0; 4096];
     loop {
         match sys::fds::receive(channel, &mut buffer) {
             Ok((0, _)) => break,
             Ok((count, mut fds)) => {
-                outcome.terminal = outcome.terminal.take().or(fds.pop());
-                outcome.heard.extend_from_slice(&buffer[..count]);
+                spawn_result.terminal = spawn_result.terminal.take().or(fds.pop());
+                spawn_result.received.extend_from_slice(&buffer[..count]);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Err(_) => break,
         }
     }
-    outcome.understand();
+    spawn_result.parse_received();
     Some(())
 }
 
-impl Outcome {
+impl SpawnResult {
     /// All has been said: first of the terminal, then of the user, then of what went wrong, each only if it is so.
-    fn understand(&mut self) {
-        let heard = std::mem::take(&mut self.heard);
-        let mut rest = heard.strip_prefix(b"\0").unwrap_or(&heard);
+    fn parse_received(&mut self) {
+        let received = std::mem::take(&mut self.received);
+        let mut rest = received.strip_prefix(b"\0").unwrap_or(&received);
         if let Some(message) = rest.strip_prefix(&[IDENTITY])
             && let Some(end) = message.iter().position(|byte| *byte == b'\n')
         {
@@ -425,8 +436,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn channels_bring_up_to_three_things() {
-        let who = Identity { uid: 7, gid: 8, groups: vec![9], home: "/\n".to_owned() };
+    fn channel_returns_terminal_identity_and_failure() {
+        let expected = Identity { uid: 7, gid: 8, groups: vec![9], home: "/\n".to_owned() };
         for (terminal, identity, failure) in [
             (false, false, ""),
             (true, true, ""),
@@ -434,22 +445,22 @@ mod tests {
             (true, true, "y\nz"),
             (true, false, "w"),
         ] {
-            let (near, far) = UnixStream::pair().unwrap();
-            near.set_nonblocking(true).unwrap();
-            let mut outcome = Outcome::default();
+            let (local, remote) = UnixStream::pair().unwrap();
+            local.set_nonblocking(true).unwrap();
+            let mut spawn_result = SpawnResult::default();
             if terminal {
-                sys::fds::send(&far, b"\0", &[near.as_fd()]).unwrap();
+                sys::fds::send(&remote, b"\0", &[local.as_fd()]).unwrap();
             }
             if identity {
-                tell_identity(&far, &who).unwrap();
+                send_identity(&remote, &expected).unwrap();
             }
-            assert_eq!(listen(&near, &mut outcome), None, "it goes on");
-            (&far).write_all(failure.as_bytes()).unwrap();
-            drop(far);
-            assert_eq!(listen(&near, &mut outcome), Some(()));
-            assert_eq!(outcome.terminal.is_some(), terminal);
-            assert_eq!(outcome.identity.as_ref(), identity.then_some(&who));
-            assert_eq!(outcome.failure.as_deref().unwrap_or_default(), failure);
+            assert_eq!(read_channel(&local, &mut spawn_result), None, "it goes on");
+            (&remote).write_all(failure.as_bytes()).unwrap();
+            drop(remote);
+            assert_eq!(read_channel(&local, &mut spawn_result), Some(()));
+            assert_eq!(spawn_result.terminal.is_some(), terminal);
+            assert_eq!(spawn_result.identity.as_ref(), identity.then_some(&expected));
+            assert_eq!(spawn_result.failure.as_deref().unwrap_or_default(), failure);
         }
     }
 }

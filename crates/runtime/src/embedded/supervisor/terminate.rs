@@ -9,7 +9,7 @@ use super::Supervisor;
 use crate::embedded::record::{self, ContainerRecord};
 
 /// How long containers have to end. systemd waits for 90 seconds by default before it kills what is left.
-const GRACE: Duration = Duration::from_secs(10);
+const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 const SIGTERM: i32 = 15;
 
 impl Supervisor {
@@ -18,7 +18,7 @@ impl Supervisor {
         if self.terminates_at.is_some() {
             return;
         }
-        self.terminates_at = Some(Instant::now() + GRACE);
+        self.terminates_at = Some(Instant::now() + TERMINATION_GRACE_PERIOD);
         for (id, running) in &self.containers {
             if let Some(child) = &running.child {
                 let _ = child.signal(stop_signal(&self.directory.join(id)));

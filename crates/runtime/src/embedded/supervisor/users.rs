@@ -10,71 +10,74 @@ use std::os::unix::net::UnixStream;
 
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags};
-use sys::process::New;
+use sys::process::CloneOptions;
 
 use super::Failure;
-use super::launch::plain;
+use super::launch::plain_message;
 use super::spawn;
 use crate::embedded::spec::{IdRange, UserMap};
 
 /// A pod's users.
-pub struct Users {
+pub struct PodUsers {
     namespace: OwnedFd,
     map: UserMap,
 }
 
-impl Users {
+impl PodUsers {
     /// Makes the namespace, others that belong to it, and moves this process into those others.
-    pub fn make(map: &UserMap, apart: UnshareFlags) -> Result<Users, Failure> {
+    pub fn create(map: &UserMap, unshare_flags: UnshareFlags) -> Result<PodUsers, Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
             Failure::during("make the pod's user namespace")(error)
         }
         if map.uid(0).is_none_or(|uid| uid == 0) || map.gid(0).is_none_or(|gid| gid == 0) {
             return Err(Failure("root of the pod must be mapped to somebody else outside".to_owned()));
         }
-        let (near, far) = UnixStream::pair().map_err(failed)?;
-        let mut near = Some(near);
-        let child = sys::process::fork(New { user: true, ..New::default() }, || {
+        let (local, remote) = UnixStream::pair().map_err(failed)?;
+        let mut local = Some(local);
+        let child = sys::process::fork(CloneOptions { user: true, ..CloneOptions::default() }, || {
             // The copy of the other end that came along would keep it waiting for itself.
-            drop(near.take());
+            drop(local.take());
             let step = || -> io::Result<()> {
                 let mut byte = [0];
-                (&far).read_exact(&mut byte)?;
+                (&remote).read_exact(&mut byte)?;
                 become_root()?;
-                sys::process::unshare(apart)?;
-                (&far).write_all(&byte)
+                sys::process::unshare(unshare_flags)?;
+                (&remote).write_all(&byte)
             };
             // Waits to be looked at, and then for the other end to go.
-            let _ = step().and_then(|()| (&far).read(&mut [0]));
+            let _ = step().and_then(|()| (&remote).read(&mut [0]));
             1
         })
         .map_err(failed)?;
-        drop(far);
-        let made = || -> io::Result<OwnedFd> {
-            let place = format!("/proc/{}", child.pid());
-            std::fs::write(format!("{place}/uid_map"), lines(&map.uids))?;
-            std::fs::write(format!("{place}/gid_map"), lines(&map.gids))?;
-            let mut near = near.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
-            near.write_all(b"x")?;
-            near.read_exact(&mut [0])?;
+        drop(remote);
+        let setup = || -> io::Result<OwnedFd> {
+            let proc_dir = format!("/proc/{}", child.pid());
+            std::fs::write(format!("{proc_dir}/uid_map"), id_map_lines(&map.uids))?;
+            std::fs::write(format!("{proc_dir}/gid_map"), id_map_lines(&map.gids))?;
+            let mut local = local.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+            local.write_all(b"x")?;
+            local.read_exact(&mut [0])?;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            let namespace = rustix::fs::open(format!("{place}/ns/user"), flags, Mode::empty())?;
+            let namespace = rustix::fs::open(format!("{proc_dir}/ns/user"), flags, Mode::empty())?;
             let mut into = ThreadNameSpaceType::empty();
-            into.set(ThreadNameSpaceType::NETWORK, apart.contains(UnshareFlags::NEWNET));
-            into.set(ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION, apart.contains(UnshareFlags::NEWIPC));
+            into.set(ThreadNameSpaceType::NETWORK, unshare_flags.contains(UnshareFlags::NEWNET));
+            into.set(
+                ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION,
+                unshare_flags.contains(UnshareFlags::NEWIPC),
+            );
             into.set(
                 ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME,
-                apart.contains(UnshareFlags::NEWUTS),
+                unshare_flags.contains(UnshareFlags::NEWUTS),
             );
             if !into.is_empty() {
                 rustix::thread::move_into_thread_name_spaces(child.as_fd(), into)?;
             }
             Ok(namespace)
         };
-        let namespace = made();
+        let namespace = setup();
         let _ = child.signal(9);
         let _ = child.wait();
-        Ok(Users { namespace: namespace.map_err(failed)?, map: map.clone() })
+        Ok(PodUsers { namespace: namespace.map_err(failed)?, map: map.clone() })
     }
 
     /// Moves this process in, where it is root. There is no way back.
@@ -88,8 +91,8 @@ impl Users {
     }
 
     /// Does something as root of the pod, in a process of its own.
-    pub fn within(&self, body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        spawn::apart(|| self.enter().and_then(|()| body()))
+    pub fn run_as_root(&self, body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        spawn::run_in_child(|| self.enter().and_then(|()| body()))
     }
 
     /// Shows a tree that is not mounted yet with the owners it has inside.
@@ -100,7 +103,7 @@ impl Users {
         done.map_err(|error| {
             let source = source.display();
             let hint = "(maybe the filesystem used doesn't support idmap mounts on this kernel?)";
-            Failure(format!("failed to set MOUNT_ATTR_IDMAP on {source}: {} {hint}", plain(&error)))
+            Failure(format!("failed to set MOUNT_ATTR_IDMAP on {source}: {} {hint}", plain_message(&error)))
         })
     }
 
@@ -117,7 +120,7 @@ impl Users {
     }
 
     /// Gives a stream to the pod's root, who may hand it on. Devices that all share stay as they are.
-    pub fn own(&self, stream: impl AsFd) {
+    pub fn set_owner(&self, stream: impl AsFd) {
         let is_device = rustix::fs::fstat(&stream).is_ok_and(|found| found.st_rdev != 0);
         if !is_device {
             let (uid, gid) = self.root();
@@ -134,6 +137,6 @@ fn become_root() -> io::Result<()> {
     Ok(())
 }
 
-fn lines(ranges: &[IdRange]) -> String {
+fn id_map_lines(ranges: &[IdRange]) -> String {
     ranges.iter().map(|range| format!("{} {} {}\n", range.inside, range.outside, range.length)).collect()
 }

@@ -1,13 +1,13 @@
 use super::*;
 
-fn made(config: &ContainerConfig, image: &Process) -> Result<spec::Container, String> {
+fn translate_container(config: &ContainerConfig, image: &ImageProcess) -> Result<spec::Container, String> {
     let pod = PodSandboxConfig {
         hostname: "web".into(),
         log_directory: "/logs".into(),
         linux: Some(LinuxPodSandboxConfig { cgroup_parent: "/skiff/pod1".into(), ..Default::default() }),
         ..Default::default()
     };
-    let parts = Parts {
+    let parts = ContainerInputs {
         id: "c1",
         image,
         layers_dir: "/layers".into(),
@@ -15,7 +15,7 @@ fn made(config: &ContainerConfig, image: &Process) -> Result<spec::Container, St
         directory: Path::new("/pod"),
         seccomp_dir: Path::new("/profiles"),
         volumes: &BTreeMap::from([("data:1".to_owned(), vec!["b".to_owned()])]),
-        modules: &Modules::default(),
+        modules: &SecurityModules::default(),
     };
     container(config, &pod, parts)
 }
@@ -26,39 +26,42 @@ fn words(text: &str) -> Vec<String> {
 
 #[track_caller]
 fn check(command: &str, args: &str, expected: Result<&str, &str>) {
-    let image =
-        Process { entrypoint: Some(words("/entry -x")), cmd: Some(words("default")), ..Process::default() };
+    let image = ImageProcess {
+        entrypoint: Some(words("/entry -x")),
+        cmd: Some(words("default")),
+        ..ImageProcess::default()
+    };
     let config = ContainerConfig { command: words(command), args: words(args), ..Default::default() };
-    let found = made(&config, &image).map(|spec| spec.args.join(" "));
+    let found = translate_container(&config, &image).map(|spec| spec.args.join(" "));
     assert_eq!(found.as_deref().map_err(String::as_str), expected);
 }
 
 #[test]
-fn commands_and_arguments() {
+fn command_and_args_override_the_image() {
     check("", "", Ok("/entry -x default"));
     check("", "mine", Ok("/entry -x mine"));
     check("sh -c", "", Ok("sh -c"));
     check("sh -c", "echo", Ok("sh -c echo"));
-    let nothing = made(&ContainerConfig::default(), &Process::default());
+    let nothing = translate_container(&ContainerConfig::default(), &ImageProcess::default());
     assert_eq!(nothing.unwrap_err(), "no command specified");
 }
 
 #[test]
-fn volumes_of_the_image_give_way_to_mounts() {
+fn mounts_override_image_volumes() {
     let volumes = ["/b/", "/a", "a/../c", "/../c", "/mounted/", "/mounted/below"];
     let volumes = volumes.map(|path| (path.to_owned(), serde_json::json!({}))).into();
-    let image = Process { cmd: Some(words("x")), volumes: Some(volumes), ..Process::default() };
+    let image = ImageProcess { cmd: Some(words("x")), volumes: Some(volumes), ..ImageProcess::default() };
     let mount = Mount { container_path: "/mounted".into(), host_path: "/x".into(), ..Default::default() };
     let config = ContainerConfig { mounts: vec![mount], ..Default::default() };
-    assert_eq!(made(&config, &image).unwrap().volumes, ["/c", "/a", "/b", "/mounted/below"]);
+    assert_eq!(translate_container(&config, &image).unwrap().volumes, ["/c", "/a", "/b", "/mounted/below"]);
     let all = [("..".to_owned(), serde_json::json!({}))].into();
-    let image = Process { cmd: Some(words("x")), volumes: Some(all), ..Process::default() };
-    let error = made(&config, &image).unwrap_err();
+    let image = ImageProcess { cmd: Some(words("x")), volumes: Some(all), ..ImageProcess::default() };
+    let error = translate_container(&config, &image).unwrap_err();
     assert_eq!(error, "the image wants \"..\" to be a volume, which would hide all of it");
 }
 
 #[test]
-fn a_change_leaves_what_it_does_not_name() {
+fn resource_update_keeps_unset_fields() {
     let huge = |size: &str, limit| HugepageLimit { page_size: size.into(), limit };
     let present = LinuxContainerResources {
         cpu_shares: 512,
@@ -80,18 +83,21 @@ fn a_change_leaves_what_it_does_not_name() {
         unified: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "3".to_owned())].into(),
         ..present.clone()
     };
-    assert_eq!(changed(&present, &change), expected);
-    assert_eq!(changed(&present, &LinuxContainerResources::default()), present);
+    assert_eq!(merge_resources(&present, &change), expected);
+    assert_eq!(merge_resources(&present, &LinuxContainerResources::default()), present);
 }
 
 #[test]
 fn environment_order_matches_containerd() {
-    let image =
-        Process { env: Some(words("Z=1 PATH=/bin B=2 A=1")), cmd: Some(words("x")), ..Process::default() };
+    let image = ImageProcess {
+        env: Some(words("Z=1 PATH=/bin B=2 A=1")),
+        cmd: Some(words("x")),
+        ..ImageProcess::default()
+    };
     let pair = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
     let with = |envs: Vec<KeyValue>, tty: bool| {
         let config = ContainerConfig { envs, tty, ..Default::default() };
-        made(&config, &image).unwrap().env
+        translate_container(&config, &image).unwrap().env
     };
     let expected = ["PATH=/bin", "TERM=xterm", "HOSTNAME=web", "B=2", "A=1", "Z=3", "C=4"];
     assert_eq!(with(vec![pair("Z", "3"), pair("C", "4")], true), expected);
@@ -102,11 +108,11 @@ fn environment_order_matches_containerd() {
 }
 
 #[test]
-fn files_of_the_pod_give_way_to_mounts() {
-    let image = Process { cmd: Some(words("x")), ..Process::default() };
+fn mounts_override_pod_files() {
+    let image = ImageProcess { cmd: Some(words("x")), ..ImageProcess::default() };
     let own =
         Mount { container_path: "/etc/resolv.conf/".into(), host_path: "/mine".into(), ..Default::default() };
-    let spec = made(
+    let spec = translate_container(
         &ContainerConfig { mounts: vec![own], log_path: "c/0.log".into(), ..Default::default() },
         &image,
     )
@@ -120,8 +126,8 @@ fn files_of_the_pod_give_way_to_mounts() {
 }
 
 #[test]
-fn profiles_stay_in_their_directory() {
-    let image = Process { cmd: Some(words("x")), ..Process::default() };
+fn rejects_profile_paths_outside_the_directory() {
+    let image = ImageProcess { cmd: Some(words("x")), ..ImageProcess::default() };
     let with = |reference: &str| {
         let seccomp = Some(SecurityProfile {
             profile_type: ProfileType::Localhost.into(),
@@ -129,14 +135,14 @@ fn profiles_stay_in_their_directory() {
         });
         let security_context = Some(LinuxContainerSecurityContext { seccomp, ..Default::default() });
         let linux = Some(LinuxContainerConfig { security_context, ..Default::default() });
-        made(&ContainerConfig { linux, ..Default::default() }, &image).map(|spec| spec.seccomp)
+        translate_container(&ContainerConfig { linux, ..Default::default() }, &image).map(|spec| spec.seccomp)
     };
     assert_eq!(with("a/b.json"), Ok(spec::Seccomp::File("/profiles/a/b.json".into())));
     assert_eq!(with("../x").unwrap_err(), "\"../x\" is not a seccomp profile of this node");
 }
 
 #[test]
-fn resolvers_are_written_in_order() {
+fn writes_resolv_conf_in_order() {
     let dns = DnsConfig { servers: words("10.0.0.1 ::1"), searches: words("a b"), options: words("ndots:5") };
     assert_eq!(resolv_conf(&dns), "search a b\nnameserver 10.0.0.1\nnameserver ::1\noptions ndots:5\n");
     assert_eq!(resolv_conf(&DnsConfig::default()), "");

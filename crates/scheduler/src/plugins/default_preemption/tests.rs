@@ -1,14 +1,14 @@
 use expect_test::{Expect, expect};
 
-use crate::testing::{default_profile, world};
+use crate::testing::{default_profile, test_cluster};
 
 #[track_caller]
 fn check(cluster: &str, pod: &str, expected: Expect) {
-    expected.assert_eq(&world(cluster).attempt(&default_profile(), pod));
+    expected.assert_eq(&test_cluster(cluster).attempt(&default_profile(), pod));
 }
 
 #[test]
-fn lower_pods_make_room() {
+fn lower_priority_pod_is_preempted() {
     check(
         "
         node a cpu=2
@@ -23,7 +23,7 @@ fn lower_pods_make_room() {
 }
 
 #[test]
-fn equals_do_not() {
+fn does_not_preempt_pods_of_equal_priority() {
     check(
         "node a cpu=1\npod x on=a cpu=1 priority=5",
         "pod p cpu=1 priority=5",
@@ -41,7 +41,7 @@ fn equals_do_not() {
 }
 
 #[test]
-fn no_use_where_room_is_not_what_is_missing() {
+fn does_not_preempt_when_preemption_cannot_help() {
     check(
         "node a unschedulable\nnode b cpu=1\npod x on=a",
         "pod p cpu=2 priority=5",
@@ -53,32 +53,36 @@ fn no_use_where_room_is_not_what_is_missing() {
 
 /// Two nodes, each with pods on it; which are removed?
 #[track_caller]
-fn chooses(on_a: &str, on_b: &str, expected: Expect) {
+fn check_selected_node(on_a: &str, on_b: &str, expected: Expect) {
     let cluster = format!("node a cpu=2\nnode b cpu=2\n{on_a}\n{on_b}");
-    let shown = world(&cluster).attempt(&default_profile(), "pod p cpu=2 priority=100");
-    let last = shown.lines().last().unwrap_or_default();
+    let output = test_cluster(&cluster).attempt(&default_profile(), "pod p cpu=2 priority=100");
+    let last = output.lines().last().unwrap_or_default();
     expected.assert_eq(last);
 }
 
 #[test]
-fn the_node_that_is_hurt_least() {
+fn node_with_least_disruption_wins() {
     let budget = r#"{"kind":"PodDisruptionBudget","metadata":{"name":"b","namespace":"default"},"spec":{"selector":{"matchLabels":{"app":"kept"}}},"status":{"disruptionsAllowed":0,"currentHealthy":1,"desiredHealthy":1,"expectedPods":1}}"#;
     // A budget counts more than priority.
-    chooses(
+    check_selected_node(
         &format!("pod a on=a cpu=2 label=app=kept priority=1\n{budget}"),
         "pod b on=b cpu=2 priority=50",
         expect!["preempt b on b"],
     );
     // The lowest of the highest priorities.
-    chooses("pod a on=a cpu=2 priority=5", "pod b on=b cpu=2 priority=6", expect!["preempt a on a"]);
+    check_selected_node(
+        "pod a on=a cpu=2 priority=5",
+        "pod b on=b cpu=2 priority=6",
+        expect!["preempt a on a"],
+    );
     // The least sum: one pod of 5 rather than two.
-    chooses(
+    check_selected_node(
         "pod a on=a cpu=1 priority=5\npod a2 on=a cpu=1 priority=0",
         "pod b on=b cpu=2 priority=5",
         expect!["preempt b on b"],
     );
     // The latest start.
-    chooses(
+    check_selected_node(
         "pod a on=a cpu=2 priority=5 started=2026-01-01T00:00:00Z",
         "pod b on=b cpu=2 priority=5 started=2026-01-02T00:00:00Z",
         expect!["preempt b on b"],
@@ -86,7 +90,7 @@ fn the_node_that_is_hurt_least() {
 }
 
 #[test]
-fn important_pods_are_put_back_first() {
+fn keeps_pods_with_highest_priority() {
     check(
         "
         node a cpu=3
@@ -102,20 +106,20 @@ fn important_pods_are_put_back_first() {
 }
 
 #[test]
-fn affinity_and_spread_see_pods_go() {
-    let far = r#"{"spec":{"affinity":{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"kubernetes.io/hostname","labelSelector":{"matchLabels":{"app":"x"}}}]}}}}"#;
+fn preemption_updates_affinity_and_topology_spread() {
+    let anti_affinity = r#"{"spec":{"affinity":{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[{"topologyKey":"kubernetes.io/hostname","labelSelector":{"matchLabels":{"app":"x"}}}]}}}}"#;
     check(
         "node a\npod x on=a label=app=x",
-        &format!("pod p priority=10 {far}"),
+        &format!("pod p priority=10 {anti_affinity}"),
         expect![[r#"
             0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules.
             preempt x on a
         "#]],
     );
-    let even = r#"{"spec":{"topologySpreadConstraints":[{"topologyKey":"kubernetes.io/hostname","maxSkew":1,"whenUnsatisfiable":"DoNotSchedule","labelSelector":{"matchLabels":{"app":"x"}}}]}}"#;
+    let topology_spread = r#"{"spec":{"topologySpreadConstraints":[{"topologyKey":"kubernetes.io/hostname","maxSkew":1,"whenUnsatisfiable":"DoNotSchedule","labelSelector":{"matchLabels":{"app":"x"}}}]}}"#;
     check(
         "node a\nnode b unschedulable\npod x on=a label=app=x\npod y on=a label=app=x",
-        &format!("pod p label=app=x priority=10 {even}"),
+        &format!("pod p label=app=x priority=10 {topology_spread}"),
         expect![[r#"
             0/2 nodes are available: 1 node(s) didn't match pod topology spread constraints, 1 node(s) were unschedulable.
             preempt x y on a
@@ -124,7 +128,7 @@ fn affinity_and_spread_see_pods_go() {
 }
 
 #[test]
-fn a_promise_is_kept_against_lower_pods() {
+fn lower_priority_pod_skips_nominated_node() {
     // b is promised to a pod of higher priority, so only a will do.
     check(
         "node a cpu=2\nnode b cpu=2\npod x on=a cpu=1\npod big nominated=b cpu=2 priority=50",

@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1 as resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
-use super::{Claim, DynamicResources, claim_key, conditions, extended};
+use super::{Claim, DynamicResources, claim_key, conditions, extended_resources};
 use crate::bind::{Api, ApiError, BindContext, PreBind};
 use crate::state::PodInfo;
 
@@ -17,22 +17,25 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 #[async_trait]
 impl PreBind for DynamicResources {
     fn has_work(&self, pod: &PodInfo) -> bool {
-        !(pod.claims.is_empty() && pod.asking.is_empty()) && self.chosen.lock().contains_key(&pod.uid)
+        !(pod.claims.is_empty() && pod.container_requests.is_empty())
+            && self.reserved.lock().contains_key(&pod.uid)
     }
 
     async fn pre_bind(&self, context: &BindContext, pod: &PodInfo, _: &str) -> Result<(), String> {
-        let chosen = self.chosen.lock().get(&pod.uid).cloned().unwrap_or_default();
-        for (was, promised) in &chosen.claims {
-            if extended::is_unnamed(was) {
-                create(context, pod, promised, &chosen.mappings).await?;
+        let chosen = self.reserved.lock().get(&pod.uid).cloned().unwrap_or_default();
+        for (original, assumed) in &chosen.claims {
+            if extended_resources::is_special_claim(original) {
+                create_extended_resource_claim(context, pod, assumed, &chosen.request_mappings).await?;
             } else {
-                write(context, (**promised).clone()).await?;
+                write(context, (**assumed).clone()).await?;
             }
         }
-        for (was, promised) in chosen.claims.iter().filter(|(was, _)| !extended::is_unnamed(was)) {
-            conditions::met(context, &claim_key(was), promised).await?;
+        for (original, assumed) in
+            chosen.claims.iter().filter(|(original, _)| !extended_resources::is_special_claim(original))
+        {
+            conditions::wait_for_binding_conditions(context, &claim_key(original), assumed).await?;
         }
-        self.chosen.lock().remove(&pod.uid);
+        self.reserved.lock().remove(&pod.uid);
         Ok(())
     }
 }
@@ -42,10 +45,10 @@ async fn write(context: &BindContext, mut claim: resource::ResourceClaim) -> Res
     let finalizers = claim.metadata.finalizers.get_or_insert_default();
     if !finalizers.iter().any(|known| known == FINALIZER) {
         finalizers.push(FINALIZER.to_owned());
-        let marked = context.api.update_resource_claim(&claim).await;
-        let marked =
-            marked.map_err(|error| format!("add finalizer to claim {}: {error}", claim_key(&claim)))?;
-        claim.metadata = marked.metadata;
+        let updated = context.api.update_resource_claim(&claim).await;
+        let updated =
+            updated.map_err(|error| format!("add finalizer to claim {}: {error}", claim_key(&claim)))?;
+        claim.metadata = updated.metadata;
     }
     if let Some(allocation) = claim.status.as_mut().and_then(|status| status.allocation.as_mut()) {
         allocation.allocation_timestamp.get_or_insert_with(|| Time(Timestamp::now()));
@@ -57,44 +60,44 @@ async fn write(context: &BindContext, mut claim: resource::ResourceClaim) -> Res
 }
 
 /// Makes the claim for a pod's extended resources and tells the pod of it. What comes of half of that is removed.
-async fn create(
+async fn create_extended_resource_claim(
     context: &BindContext,
     pod: &PodInfo,
-    promised: &Claim,
+    assumed: &Claim,
     mappings: &[ContainerExtendedResourceRequest],
 ) -> Result<(), String> {
-    let mut claim = (**promised).clone();
+    let mut claim = (**assumed).clone();
     let status = claim.status.take();
     claim.metadata.name = None;
     claim.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-    let made = context.api.create_resource_claim(&claim).await;
-    context.metrics.claim_made(made.is_ok());
-    let made =
-        made.map_err(|error| format!("create claim for extended resources {}: {error}", claim_key(&claim)))?;
-    let (name, key) = (made.metadata.name.clone().unwrap_or_default(), claim_key(&made));
-    let told = async {
-        write(context, resource::ResourceClaim { status, ..made.clone() }).await?;
-        let told = json!({"requestMappings": mappings, "resourceClaimName": name});
-        let patch = json!({"status": {"extendedResourceClaimStatus": told}});
-        let told = context.api.patch_pod_status(&pod.namespace, &pod.name, &patch).await;
-        told.map_err(|error| format!("update pod {} ExtendedResourceClaimStatus: {error}", pod.key()))?;
-        conditions::met(context, &key, promised).await
+    let created = context.api.create_resource_claim(&claim).await;
+    context.metrics.count_claim_create(created.is_ok());
+    let created = created
+        .map_err(|error| format!("create claim for extended resources {}: {error}", claim_key(&claim)))?;
+    let (name, key) = (created.metadata.name.clone().unwrap_or_default(), claim_key(&created));
+    let bound = async {
+        write(context, resource::ResourceClaim { status, ..created.clone() }).await?;
+        let claim_status = json!({"requestMappings": mappings, "resourceClaimName": name});
+        let patch = json!({"status": {"extendedResourceClaimStatus": claim_status}});
+        let patched = context.api.patch_pod_status(&pod.namespace, &pod.name, &patch).await;
+        patched.map_err(|error| format!("update pod {} ExtendedResourceClaimStatus: {error}", pod.key()))?;
+        conditions::wait_for_binding_conditions(context, &key, assumed).await
     };
-    let told = told.await;
-    if told.is_err()
-        && let Err(error) = delete(&*context.api, &made).await
+    let bound = bound.await;
+    if bound.is_err()
+        && let Err(error) = delete(&*context.api, &created).await
     {
         tracing::warn!(%error, claim = key, "cannot delete a claim for extended resources");
     }
-    told
+    bound
 }
 
 /// Deletes a claim, though it was allocated.
 pub(crate) async fn delete(api: &dyn Api, claim: &resource::ResourceClaim) -> Result<(), ApiError> {
-    let mut free = claim.clone();
-    if let Some(finalizers) = &mut free.metadata.finalizers {
+    let mut without_finalizer = claim.clone();
+    if let Some(finalizers) = &mut without_finalizer.metadata.finalizers {
         finalizers.retain(|known| known != FINALIZER);
-        api.update_resource_claim(&free).await?;
+        api.update_resource_claim(&without_finalizer).await?;
     }
     match api.delete_resource_claim(claim).await {
         Err(error) if error.is_not_found() => Ok(()),

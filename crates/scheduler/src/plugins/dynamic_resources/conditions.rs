@@ -8,30 +8,34 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use crate::bind::BindContext;
 
 /// How long drivers may take. Upstream's default.
-const TIMEOUT: Duration = Duration::from_secs(600);
+const BINDING_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Waits until the devices of a claim are ready. One that will not be is given back, so that others can be tried.
-pub async fn met(context: &BindContext, key: &str, claim: &resource::ResourceClaim) -> Result<(), String> {
+pub async fn wait_for_binding_conditions(
+    context: &BindContext,
+    key: &str,
+    claim: &resource::ResourceClaim,
+) -> Result<(), String> {
     if results(claim).all(|result| conditions(&result.binding_conditions).is_empty()) {
         return Ok(());
     }
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let ready = context.resource_claims.wait(key, |claim| match claim {
-        Some(claim) => judge(claim),
+        Some(claim) => check_binding_conditions(claim),
         None => Some(Err(format!("resourceclaim.resource.k8s.io {name:?} not found"))),
     });
-    let outcome = match tokio::time::timeout(TIMEOUT, ready).await {
+    let outcome = match tokio::time::timeout(BINDING_TIMEOUT, ready).await {
         Ok(outcome) => outcome,
         Err(_) => Err(format!("device binding timeout: claim={name}")),
     };
     if outcome.is_err() {
-        give_back(context, key).await;
+        clear_allocation(context, key).await;
     }
     outcome
 }
 
 /// Whether all devices are ready, or one never will be; `None` if that is still open.
-fn judge(claim: &resource::ResourceClaim) -> Option<Result<(), String>> {
+fn check_binding_conditions(claim: &resource::ResourceClaim) -> Option<Result<(), String>> {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let statuses = claim.status.as_ref().and_then(|status| status.devices.as_deref()).unwrap_or_default();
     // What was allocated may not have come back yet.
@@ -41,17 +45,22 @@ fn judge(claim: &resource::ResourceClaim) -> Option<Result<(), String>> {
             (&status.driver, &status.pool, &status.device) == (&result.driver, &result.pool, &result.device)
                 && status.share_id == result.share_id
         })?;
-        let holds = |wanted: &String| -> Option<&Condition> {
+        let find_true_condition = |condition_type: &String| -> Option<&Condition> {
             let mut all = status.conditions.iter().flatten();
-            all.find(|condition| condition.type_ == *wanted && condition.status == "True")
+            all.find(|condition| condition.type_ == *condition_type && condition.status == "True")
         };
-        if let Some(failed) = conditions(&result.binding_failure_conditions).iter().find_map(holds) {
+        if let Some(failed) =
+            conditions(&result.binding_failure_conditions).iter().find_map(find_true_condition)
+        {
             let Condition { reason, message, .. } = failed;
             return Some(Err(format!(
                 "device binding failed: claim={name}, reason={reason}, message={message:?}"
             )));
         }
-        if !conditions(&result.binding_conditions).iter().all(|wanted| holds(wanted).is_some()) {
+        if !conditions(&result.binding_conditions)
+            .iter()
+            .all(|condition_type| find_true_condition(condition_type).is_some())
+        {
             return None;
         }
     }
@@ -71,7 +80,7 @@ fn conditions(list: &Option<Vec<String>>) -> &[String] {
 }
 
 /// Takes the allocation back, unless others have the claim too.
-async fn give_back(context: &BindContext, key: &str) {
+async fn clear_allocation(context: &BindContext, key: &str) {
     let current = context.resource_claims.wait(key, |claim| Some(claim.cloned())).await;
     let Some(mut claim) = current else { return };
     let Some(status) = &mut claim.status else { return };
@@ -100,7 +109,10 @@ mod tests {
             "allocation": {"devices": {"results": [result]}}, "devices": devices,
         }});
         let claim = serde_json::from_value(claim).expect("it is a claim");
-        assert_eq!(judge(&claim), expected.map(|expected| expected.map_err(str::to_owned)));
+        assert_eq!(
+            check_binding_conditions(&claim),
+            expected.map(|expected| expected.map_err(str::to_owned))
+        );
     }
 
     fn device(conditions: &[(&str, &str)]) -> Value {
@@ -115,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn all_conditions_must_hold_and_none_of_failure() {
+    fn requires_all_binding_conditions_and_no_failure_condition() {
         check(json!([]), None);
         check(device(&[("Attached", "True")]), None);
         check(device(&[("Attached", "True"), ("Warm", "False")]), None);

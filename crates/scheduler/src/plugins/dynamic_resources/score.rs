@@ -2,71 +2,76 @@
 
 use k8s_openapi::api::resource::v1 as resource;
 
-use super::allocate::Plan;
+use super::allocator::Allocator;
 use super::{Claim, DynamicResources, allocation, claims_of};
-use crate::framework::{Cycle, PreScore, Score, Scoring, normalized};
+use crate::framework::{Cycle, PreScore, PreScoreResult, Score, default_normalize_score};
 use crate::state::{NodeId, NodeInfo};
 
 /// So many alternatives a request may have.
-const MOST_WAYS: i64 = 8;
+const FIRST_AVAILABLE_MAX_SIZE: i64 = 8;
 
 impl PreScore for DynamicResources {
-    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> Scoring<'c> {
+    fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
         if cycle.pod.claims.is_empty() {
-            return Scoring::Skip;
+            return PreScoreResult::Skip;
         }
         // Whether they are there was asked before.
         let claims = claims_of(cycle.pod, &cycle.state.objects).unwrap_or_default();
-        if !claims.iter().any(|claim| alternatives(claim).next().is_some()) {
-            return Scoring::Skip;
+        if !claims.iter().any(|claim| prioritized_requests(claim).next().is_some()) {
+            return PreScoreResult::Skip;
         }
-        let (given, open): (Vec<Claim>, Vec<Claim>) =
+        let (given, pending): (Vec<Claim>, Vec<Claim>) =
             claims.into_iter().partition(|claim| allocation(claim).is_some());
-        match Plan::new(&open, &cycle.state.objects) {
-            Ok(plan) => Scoring::Score(Box::new(Preference {
-                everywhere: given.iter().map(|claim| worth(claim, allocation(claim))).sum(),
-                open,
-                plan,
+        match Allocator::new(&pending, &cycle.state.objects) {
+            Ok(allocator) => PreScoreResult::Score(Box::new(PrioritizedListScore {
+                allocated_score: given.iter().map(|claim| claim_score(claim, allocation(claim))).sum(),
+                pending,
+                allocator,
             })),
-            Err(words) => Scoring::Fail(words),
+            Err(message) => PreScoreResult::Error(message),
         }
     }
 }
 
-struct Preference<'o> {
+struct PrioritizedListScore<'o> {
     /// Of what is allocated already.
-    everywhere: i64,
-    open: Vec<Claim>,
-    plan: Plan<'o>,
+    allocated_score: i64,
+    pending: Vec<Claim>,
+    allocator: Allocator<'o>,
 }
 
-impl Score for Preference<'_> {
+impl Score for PrioritizedListScore<'_> {
     fn score(&self, node: &NodeInfo) -> i64 {
-        let Ok(Some(given)) = self.plan.allocate(node) else { return 0 };
-        let here: i64 = self.open.iter().zip(&given).map(|(claim, given)| worth(claim, Some(given))).sum();
-        self.everywhere + here
+        let Ok(Some(given)) = self.allocator.allocate(node) else { return 0 };
+        let node_score: i64 =
+            self.pending.iter().zip(&given).map(|(claim, given)| claim_score(claim, Some(given))).sum();
+        self.allocated_score + node_score
     }
 
     fn normalize(&self, _: &[NodeId], scores: &mut [i64]) {
-        normalized(scores, false);
+        default_normalize_score(scores, false);
     }
 }
 
 /// Requests that name several ways to be met.
-fn alternatives(claim: &resource::ResourceClaim) -> impl Iterator<Item = &resource::DeviceRequest> {
+fn prioritized_requests(claim: &resource::ResourceClaim) -> impl Iterator<Item = &resource::DeviceRequest> {
     let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
-    requests.filter(|request| request.first_available.as_ref().is_some_and(|ways| !ways.is_empty()))
+    requests.filter(|request| {
+        request.first_available.as_ref().is_some_and(|sub_requests| !sub_requests.is_empty())
+    })
 }
 
 /// The earlier the way that was gone is named, the more.
-fn worth(claim: &resource::ResourceClaim, given: Option<&resource::AllocationResult>) -> i64 {
+fn claim_score(claim: &resource::ResourceClaim, given: Option<&resource::AllocationResult>) -> i64 {
     let results =
         given.and_then(|given| given.devices.as_ref()).and_then(|devices| devices.results.as_deref());
-    let went = |name: &str| results.unwrap_or_default().iter().any(|result| result.request == name);
+    let is_allocated = |name: &str| results.unwrap_or_default().iter().any(|result| result.request == name);
     let mut sum = 0;
-    for request in alternatives(claim) {
-        for (way, rank) in request.first_available.iter().flatten().zip((1..=MOST_WAYS).rev()) {
-            if went(&format!("{}/{}", request.name, way.name)) {
+    for request in prioritized_requests(claim) {
+        for (sub_request, rank) in
+            request.first_available.iter().flatten().zip((1..=FIRST_AVAILABLE_MAX_SIZE).rev())
+        {
+            if is_allocated(&format!("{}/{}", request.name, sub_request.name)) {
                 sum += rank;
             }
         }

@@ -8,47 +8,47 @@ use std::collections::{BTreeMap, HashMap};
 use k8s_openapi::api::resource::v1 as resource;
 use schema::quantity::Quantity;
 
-use super::allocate::{Ask, Way};
+use super::allocator::{ClaimToAllocate, SubRequest};
 use super::capacity;
-use super::pools::{Market, Offer, Reach, add, consumption};
+use super::pool_set::{NodeDevices, PoolDevice, PoolSet, add, consumed_counters};
 
 /// So many devices a claim may have.
-const MOST_DEVICES: usize = 32;
+const ALLOCATION_RESULTS_MAX_SIZE: usize = 32;
 /// So often is a device tried before the search is given up.
-const MOST_STEPS: usize = 100_000;
+const MAX_SEARCH_STEPS: usize = 100_000;
 
 /// A device for one of a claim's requests.
-pub struct Given {
+pub struct AllocatedDevice {
     /// Which of the offers.
-    pub offer: usize,
+    pub pool_device: usize,
     pub request: usize,
-    pub way: usize,
+    pub sub_request: usize,
     /// What is taken of a device that others may have too.
     pub consumed: Option<BTreeMap<String, Quantity>>,
 }
 
 pub struct Search<'s, 'o> {
-    claims: &'s [Ask],
-    market: &'s Market<'o>,
-    pub offers: Vec<Offer<'o>>,
+    claims: &'s [ClaimToAllocate],
+    pool_set: &'s PoolSet<'o>,
+    pub pool_devices: Vec<PoolDevice<'o>>,
     /// For each claim.
-    pub given: Vec<Vec<Given>>,
+    pub allocated: Vec<Vec<AllocatedDevice>>,
     /// The way that was gone, for each request of each claim.
     pub chosen: Vec<Vec<usize>>,
     /// Which offers a way wants, as far as it was asked.
-    wanted: HashMap<(Place, usize), bool>,
+    device_matches_request: HashMap<(RequestIndices, usize), bool>,
     /// The devices of a way that wants all.
-    all: HashMap<Place, Vec<usize>>,
+    all_devices: HashMap<RequestIndices, Vec<usize>>,
     steps: usize,
 }
 
 /// Claim, request and way.
-type Place = (usize, usize, usize);
+type RequestIndices = (usize, usize, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Found {
-    Yes,
-    No,
+enum SearchResult {
+    Allocated,
+    NotAllocated,
     /// The claim would have more devices than it may.
     TooMany,
 }
@@ -57,188 +57,208 @@ impl<'s, 'o> Search<'s, 'o> {
     /// Searches for devices for all claims; comes back without if there are none, and says so if that may be for
     /// another reason than that there are too few.
     pub fn run(
-        claims: &'s [Ask],
-        market: &'s Market<'o>,
-        reach: Reach<'o>,
+        claims: &'s [ClaimToAllocate],
+        pool_set: &'s PoolSet<'o>,
+        node_devices: NodeDevices<'o>,
     ) -> Result<Option<Search<'s, 'o>>, String> {
         let mut search = Search {
             claims,
-            market,
-            offers: reach.offers,
-            given: claims.iter().map(|_| Vec::new()).collect(),
+            pool_set,
+            pool_devices: node_devices.pool_devices,
+            allocated: claims.iter().map(|_| Vec::new()).collect(),
             chosen: claims.iter().map(|claim| vec![0; claim.requests.len()]).collect(),
-            wanted: HashMap::new(),
-            all: HashMap::new(),
+            device_matches_request: HashMap::new(),
+            all_devices: HashMap::new(),
             steps: 0,
         };
-        search.list_all(&reach.unusable)?;
-        if search.request(0, 0) == Found::Yes {
+        search.collect_all_devices(&node_devices.invalid_pools)?;
+        if search.allocate_request(0, 0) == SearchResult::Allocated {
             return Ok(Some(search));
         }
-        if search.steps >= MOST_STEPS {
+        if search.steps >= MAX_SEARCH_STEPS {
             return Err("timed out trying to allocate devices".to_owned());
         }
-        match reach.unusable.iter().any(|(_, why)| *why == "invalid") {
+        match node_devices.invalid_pools.iter().any(|(_, reason)| *reason == "invalid") {
             true => Err("invalid resource pools were encountered".to_owned()),
             false => Ok(None),
         }
     }
 
     /// Finds out how much "all" is.
-    fn list_all(&mut self, unusable: &[(String, &'static str)]) -> Result<(), String> {
+    fn collect_all_devices(&mut self, invalid_pools: &[(String, &'static str)]) -> Result<(), String> {
         for (c, claim) in self.claims.iter().enumerate() {
             for (r, request) in claim.requests.iter().enumerate() {
-                for (w, way) in request.ways.iter().enumerate().filter(|(_, way)| way.count.is_none()) {
-                    if let Some((pool, why)) = unusable.first() {
+                for (w, sub_request) in request
+                    .sub_requests
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, sub_request)| sub_request.count.is_none())
+                {
+                    if let Some((pool, reason)) = invalid_pools.first() {
                         return Err(format!(
-                            "claim {}, request {}: asks for all devices, but resource pool {pool} is currently {why}",
-                            claim.key, way.own_name
+                            "claim {}, request {}: asks for all devices, but resource pool {pool} is currently {reason}",
+                            claim.key, sub_request.sub_request_name
                         ));
                     }
-                    let wanted = (0..self.offers.len())
-                        .filter(|offer| self.wants((c, r, w), *offer) && self.share(way, *offer).is_some());
-                    let wanted = wanted.collect();
-                    self.all.insert((c, r, w), wanted);
+                    let matching = (0..self.pool_devices.len()).filter(|pool_device| {
+                        self.is_selectable((c, r, w), *pool_device)
+                            && self.consumed_capacity(sub_request, *pool_device).is_some()
+                    });
+                    let matching = matching.collect();
+                    self.all_devices.insert((c, r, w), matching);
                 }
             }
         }
         Ok(())
     }
 
-    fn request(&mut self, claim: usize, request: usize) -> Found {
+    fn allocate_request(&mut self, claim: usize, request: usize) -> SearchResult {
         let claims = self.claims;
-        let Some(ask) = claims.get(claim) else { return Found::Yes };
-        let Some(wanted) = ask.requests.get(request) else {
+        let Some(claim_to_allocate) = claims.get(claim) else { return SearchResult::Allocated };
+        let Some(request_spec) = claim_to_allocate.requests.get(request) else {
             // Other devices for this claim may leave another way to the next one.
-            return match self.request(claim + 1, 0) {
-                Found::TooMany => Found::No,
+            return match self.allocate_request(claim + 1, 0) {
+                SearchResult::TooMany => SearchResult::NotAllocated,
                 found => found,
             };
         };
-        let mut found = Found::TooMany;
-        for way in 0..wanted.ways.len() {
-            self.chosen[claim][request] = way;
-            match self.device((claim, request, way), 0, 0) {
-                Found::Yes => return Found::Yes,
-                Found::No => found = Found::No,
-                Found::TooMany => {}
+        let mut found = SearchResult::TooMany;
+        for sub_request in 0..request_spec.sub_requests.len() {
+            self.chosen[claim][request] = sub_request;
+            match self.allocate_one((claim, request, sub_request), 0, 0) {
+                SearchResult::Allocated => return SearchResult::Allocated,
+                SearchResult::NotAllocated => found = SearchResult::NotAllocated,
+                SearchResult::TooMany => {}
             }
         }
         found
     }
 
     /// Gives a request its device number `index` and all that comes after it.
-    fn device(&mut self, place: Place, index: usize, from: usize) -> Found {
-        let (claim, request, way_index) = place;
+    fn allocate_one(&mut self, indices: RequestIndices, index: usize, from: usize) -> SearchResult {
+        let (claim, request, way_index) = indices;
         let claims = self.claims;
-        let way = &claims[claim].requests[request].ways[way_index];
-        let candidates = match way.count {
-            Some(count) if index >= count => return self.request(claim, request + 1),
-            Some(_) => (from..self.offers.len()).collect(),
-            None => match self.all.get(&place) {
+        let sub_request = &claims[claim].requests[request].sub_requests[way_index];
+        let candidates = match sub_request.count {
+            Some(count) if index >= count => return self.allocate_request(claim, request + 1),
+            Some(_) => (from..self.pool_devices.len()).collect(),
+            None => match self.all_devices.get(&indices) {
                 Some(all) if index < all.len() => vec![all[index]],
-                Some(all) if !all.is_empty() => return self.request(claim, request + 1),
-                _ => return Found::No,
+                Some(all) if !all.is_empty() => return self.allocate_request(claim, request + 1),
+                _ => return SearchResult::NotAllocated,
             },
         };
-        let needed = way.count.unwrap_or_else(|| self.all[&place].len()) - index;
-        if self.given[claim].len() + needed > MOST_DEVICES {
-            return Found::TooMany;
+        let needed = sub_request.count.unwrap_or_else(|| self.all_devices[&indices].len()) - index;
+        if self.allocated[claim].len() + needed > ALLOCATION_RESULTS_MAX_SIZE {
+            return SearchResult::TooMany;
         }
-        for offer in candidates {
+        for pool_device in candidates {
             self.steps += 1;
-            if self.steps >= MOST_STEPS {
-                return Found::No;
+            if self.steps >= MAX_SEARCH_STEPS {
+                return SearchResult::NotAllocated;
             }
-            let Some(consumed) = self.may_give(place, way, offer) else { continue };
-            self.given[claim].push(Given { offer, request, way: way_index, consumed });
-            match self.device(place, index + 1, offer + 1) {
-                Found::Yes => return Found::Yes,
+            let Some(consumed) = self.check_device(indices, sub_request, pool_device) else { continue };
+            self.allocated[claim].push(AllocatedDevice {
+                pool_device,
+                request,
+                sub_request: way_index,
+                consumed,
+            });
+            match self.allocate_one(indices, index + 1, pool_device + 1) {
+                SearchResult::Allocated => return SearchResult::Allocated,
                 found => {
-                    self.given[claim].pop();
-                    if found == Found::TooMany {
+                    self.allocated[claim].pop();
+                    if found == SearchResult::TooMany {
                         return found;
                     }
                 }
             }
         }
-        Found::No
+        SearchResult::NotAllocated
     }
 
     /// Whether a device can be given now, and what is taken of it if others may have it as well.
-    fn may_give(
+    fn check_device(
         &mut self,
-        place: Place,
-        way: &Way,
-        offer: usize,
+        indices: RequestIndices,
+        sub_request: &SubRequest,
+        pool_device: usize,
     ) -> Option<Option<BTreeMap<String, Quantity>>> {
-        if self.in_use(place.0, way, offer) || !self.wants(place, offer) {
+        if self.in_use(indices.0, sub_request, pool_device) || !self.is_selectable(indices, pool_device) {
             return None;
         }
-        let consumed = self.share(way, offer)?;
-        let device = self.offers[offer].device;
-        let allowed =
-            tolerated(device, &way.tolerations) && self.counters_suffice(offer) && self.agrees(place, offer);
+        let consumed = self.consumed_capacity(sub_request, pool_device)?;
+        let device = self.pool_devices[pool_device].device;
+        let allowed = tolerates_taints(device, &sub_request.tolerations)
+            && self.check_available_counters(pool_device)
+            && self.matches_constraints(indices, pool_device);
         allowed.then(|| is_shared(device).then_some(consumed))
     }
 
-    fn wants(&mut self, place: Place, offer: usize) -> bool {
-        if let Some(known) = self.wanted.get(&(place, offer)) {
+    fn is_selectable(&mut self, indices: RequestIndices, pool_device: usize) -> bool {
+        if let Some(known) = self.device_matches_request.get(&(indices, pool_device)) {
             return *known;
         }
-        let way = &self.claims[place.0].requests[place.1].ways[place.2];
-        let Offer { id, device, .. } = &self.offers[offer];
-        let wanted = way.selectors.iter().all(|selector| selector.matches(&id.0, device));
-        self.wanted.insert((place, offer), wanted);
-        wanted
+        let sub_request = &self.claims[indices.0].requests[indices.1].sub_requests[indices.2];
+        let PoolDevice { id, device, .. } = &self.pool_devices[pool_device];
+        let is_match = sub_request.selectors.iter().all(|selector| selector.matches(&id.0, device));
+        self.device_matches_request.insert((indices, pool_device), is_match);
+        is_match
     }
 
-    fn in_use(&self, claim: usize, way: &Way, offer: usize) -> bool {
-        if is_shared(self.offers[offer].device) {
+    fn in_use(&self, claim: usize, sub_request: &SubRequest, pool_device: usize) -> bool {
+        if is_shared(self.pool_devices[pool_device].device) {
             return false;
         }
-        let has = |given: &Vec<Given>| given.iter().any(|given| given.offer == offer);
-        match way.admin {
+        let has = |given: &Vec<AllocatedDevice>| given.iter().any(|given| given.pool_device == pool_device);
+        match sub_request.admin {
             // Looking over somebody's shoulder takes nothing away, but once is enough.
-            true => has(&self.given[claim]),
-            false => self.market.taken.contains(&self.offers[offer].id) || self.given.iter().any(has),
+            true => has(&self.allocated[claim]),
+            false => {
+                self.pool_set.taken.contains(&self.pool_devices[pool_device].id)
+                    || self.allocated.iter().any(has)
+            }
         }
     }
 
     /// What a way takes of a device's capacity, if there is so much left.
-    fn share(&self, way: &Way, offer: usize) -> Option<BTreeMap<String, Quantity>> {
-        let Offer { id, device, .. } = &self.offers[offer];
-        let taken = capacity::taken(way.capacity.as_ref(), device)?;
-        let mut sums = self.market.consumed.get(id).cloned().unwrap_or_default();
-        let earlier = self.given.iter().flatten().filter(|given| given.offer == offer);
+    fn consumed_capacity(
+        &self,
+        sub_request: &SubRequest,
+        pool_device: usize,
+    ) -> Option<BTreeMap<String, Quantity>> {
+        let PoolDevice { id, device, .. } = &self.pool_devices[pool_device];
+        let taken = capacity::consumed_capacity(sub_request.capacity.as_ref(), device)?;
+        let mut total_consumed = self.pool_set.consumed.get(id).cloned().unwrap_or_default();
+        let earlier = self.allocated.iter().flatten().filter(|given| given.pool_device == pool_device);
         let consumed = earlier.filter_map(|given| given.consumed.as_ref());
         for (name, amount) in consumed.chain([&taken]).flatten() {
-            add(&mut sums, name, *amount);
+            add(&mut total_consumed, name, *amount);
         }
-        let has_room = |(name, capacity): (&String, &resource::DeviceCapacity)| {
-            sums.get(name).is_none_or(|sum| *sum <= capacity::quantity(&capacity.value))
+        let fits_capacity = |(name, capacity): (&String, &resource::DeviceCapacity)| {
+            total_consumed.get(name).is_none_or(|sum| *sum <= capacity::quantity(&capacity.value))
         };
-        device.capacity.iter().flatten().all(has_room).then_some(taken)
+        device.capacity.iter().flatten().all(fits_capacity).then_some(taken)
     }
 
     /// Whether the pool has enough of what the device is made of.
-    fn counters_suffice(&self, offer: usize) -> bool {
-        let Offer { id, device, pool, .. } = &self.offers[offer];
-        let is_there = is_shared(device)
-            && (self.market.consumed.contains_key(id)
-                || self.given.iter().flatten().any(|given| given.offer == offer));
-        if is_there || device.consumes_counters.as_ref().is_none_or(Vec::is_empty) {
+    fn check_available_counters(&self, pool_device: usize) -> bool {
+        let PoolDevice { id, device, pool, .. } = &self.pool_devices[pool_device];
+        let is_already_counted = is_shared(device)
+            && (self.pool_set.consumed.contains_key(id)
+                || self.allocated.iter().flatten().any(|given| given.pool_device == pool_device));
+        if is_already_counted || device.consumes_counters.as_ref().is_none_or(Vec::is_empty) {
             return true;
         }
-        let mut given: Vec<usize> = self.given.iter().flatten().map(|given| given.offer).collect();
-        given.push(offer);
+        let mut given: Vec<usize> = self.allocated.iter().flatten().map(|given| given.pool_device).collect();
+        given.push(pool_device);
         given.sort_unstable();
         given.dedup();
-        let given = given.into_iter().map(|index| &self.offers[index]).filter(|one| one.pool == *pool);
+        let given = given.into_iter().map(|index| &self.pool_devices[index]).filter(|one| one.pool == *pool);
         // A shared device that others have had is paid for.
-        let new = given.filter(|one| !self.market.consumed.contains_key(&one.id));
-        let mut left = self.market.pool(*pool).counters.clone();
-        for (set, name, amount) in new.flat_map(|one| consumption(one.device)) {
+        let new = given.filter(|one| !self.pool_set.consumed.contains_key(&one.id));
+        let mut left = self.pool_set.pool(*pool).counters.clone();
+        for (set, name, amount) in new.flat_map(|one| consumed_counters(one.device)) {
             if let Some(left) = left.get_mut(&(set, name)) {
                 *left = *left - amount;
             }
@@ -247,21 +267,29 @@ impl<'s, 'o> Search<'s, 'o> {
     }
 
     /// Whether a device has in common with the others of its claim what it must, and no more.
-    fn agrees(&self, place: Place, offer: usize) -> bool {
-        let claim = &self.claims[place.0];
-        let name = |request: usize, way: usize| &claim.requests[request].ways[way];
+    fn matches_constraints(&self, indices: RequestIndices, pool_device: usize) -> bool {
+        let claim = &self.claims[indices.0];
+        let name = |request: usize, sub_request: usize| &claim.requests[request].sub_requests[sub_request];
         claim.constraints.iter().all(|constraint| {
-            let concerns = |way: &Way| {
+            let applies_to = |sub_request: &SubRequest| {
                 constraint.requests.is_empty()
-                    || constraint.requests.iter().any(|name| *name == way.name || *name == way.parent)
+                    || constraint
+                        .requests
+                        .iter()
+                        .any(|name| *name == sub_request.name || *name == sub_request.parent)
             };
-            if !concerns(name(place.1, place.2)) {
+            if !applies_to(name(indices.1, indices.2)) {
                 return true;
             }
-            let value = |offer: usize| attribute(&self.offers[offer], &constraint.attribute);
-            let Some(own) = value(offer) else { return false };
-            let others = self.given[place.0].iter().filter(|given| concerns(name(given.request, given.way)));
-            others.filter_map(|given| value(given.offer)).all(|other| (other == own) != constraint.distinct)
+            let value =
+                |pool_device: usize| attribute(&self.pool_devices[pool_device], &constraint.attribute);
+            let Some(own) = value(pool_device) else { return false };
+            let others = self.allocated[indices.0]
+                .iter()
+                .filter(|given| applies_to(name(given.request, given.sub_request)));
+            others
+                .filter_map(|given| value(given.pool_device))
+                .all(|other| (other == own) != constraint.distinct)
         })
     }
 }
@@ -271,11 +299,11 @@ fn is_shared(device: &resource::Device) -> bool {
 }
 
 /// A device's attribute by its full name; those of the driver's own domain may be written without it.
-fn attribute<'o>(offer: &Offer<'o>, name: &str) -> Option<&'o resource::DeviceAttribute> {
-    let attributes = offer.device.attributes.as_ref()?;
+fn attribute<'o>(pool_device: &PoolDevice<'o>, name: &str) -> Option<&'o resource::DeviceAttribute> {
+    let attributes = pool_device.device.attributes.as_ref()?;
     let short = || {
         let (domain, id) = name.split_once('/')?;
-        attributes.get(id).filter(|_| domain == offer.id.0)
+        attributes.get(id).filter(|_| domain == pool_device.id.0)
     };
     let found = attributes.get(name).or_else(short)?;
     let known =
@@ -283,8 +311,8 @@ fn attribute<'o>(offer: &Offer<'o>, name: &str) -> Option<&'o resource::DeviceAt
     known.then_some(found)
 }
 
-fn tolerated(device: &resource::Device, tolerations: &[resource::DeviceToleration]) -> bool {
-    let bears = |taint: &resource::DeviceTaint, toleration: &resource::DeviceToleration| {
+fn tolerates_taints(device: &resource::Device, tolerations: &[resource::DeviceToleration]) -> bool {
+    let is_match = |taint: &resource::DeviceTaint, toleration: &resource::DeviceToleration| {
         let some = |text: &Option<String>| text.clone().unwrap_or_default();
         let (key, effect) = (some(&toleration.key), some(&toleration.effect));
         (effect.is_empty() || effect == taint.effect)
@@ -296,6 +324,6 @@ fn tolerated(device: &resource::Device, tolerations: &[resource::DeviceToleratio
             }
     };
     let taints = device.taints.iter().flatten();
-    let mut repelling = taints.filter(|taint| matches!(&*taint.effect, "NoSchedule" | "NoExecute"));
-    repelling.all(|taint| tolerations.iter().any(|toleration| bears(taint, toleration)))
+    let mut no_schedule_taints = taints.filter(|taint| matches!(&*taint.effect, "NoSchedule" | "NoExecute"));
+    no_schedule_taints.all(|taint| tolerations.iter().any(|toleration| is_match(taint, toleration)))
 }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use cel::{Budget, Env, Field, Key, Library, Map, PER_CALL_LIMIT, Program, Text, Type, Value, Variables};
+use cel::{
+    Budget, Env, Field, Key, LibraryValue, Map, PER_CALL_LIMIT, Program, Text, Type, Value, Variables,
+};
 use k8s_openapi::api::resource::v1 as resource;
 use schema::quantity::Quantity;
 
-const DEVICE: &str = "kubernetes.DRADevice";
+const DEVICE_TYPE_NAME: &str = "kubernetes.DRADevice";
 
 /// What a device has to be like.
 pub struct Selector(Program);
@@ -22,21 +24,25 @@ static ENV: LazyLock<Env> = LazyLock::new(|| {
     ];
     let fields =
         fields.map(|(name, ty)| (name.to_owned(), Field { property: name.to_owned(), decl: ty.into() }));
-    Env::new().variable("device", Type::object(DEVICE, fields.into())).library("bindings")
+    Env::new().variable("device", Type::object(DEVICE_TYPE_NAME, fields.into())).library("bindings")
 });
 
 /// The selectors of a class or claim, or what is wrong with one of them.
-pub fn compile(selectors: Option<&[resource::DeviceSelector]>, whose: &str) -> Result<Vec<Selector>, String> {
+pub fn compile(
+    selectors: Option<&[resource::DeviceSelector]>,
+    source: &str,
+) -> Result<Vec<Selector>, String> {
     let compile = |(index, selector): (usize, &resource::DeviceSelector)| {
-        let wrong = |why: String| format!("{whose}: selector #{index}: CEL compile error: {why}");
-        let Some(cel) = &selector.cel else { return Err(wrong("no expression is given".to_owned())) };
+        let compile_error =
+            |reason: String| format!("{source}: selector #{index}: CEL compile error: {reason}");
+        let Some(cel) = &selector.cel else { return Err(compile_error("no expression is given".to_owned())) };
         match ENV.compile(&cel.expression) {
             Ok(program) if matches!(program.output(), Type::Bool | Type::Dyn) => Ok(Selector(program)),
-            Ok(program) => Err(wrong(format!(
+            Ok(program) => Err(compile_error(format!(
                 "must evaluate to bool or the unknown type, not {}",
                 program.output().name()
             ))),
-            Err(errors) => Err(wrong(format!("compilation failed: {errors}"))),
+            Err(errors) => Err(compile_error(format!("compilation failed: {errors}"))),
         }
     };
     selectors.unwrap_or_default().iter().enumerate().map(compile).collect()
@@ -45,7 +51,7 @@ pub fn compile(selectors: Option<&[resource::DeviceSelector]>, whose: &str) -> R
 impl Selector {
     /// An expression that cannot be evaluated for a device does not choose it.
     pub fn matches(&self, driver: &str, device: &resource::Device) -> bool {
-        let variables = Variables::new().with("device", value(driver, device));
+        let variables = Variables::new().with("device", device_value(driver, device));
         match self.0.run(&variables, &mut Budget::new(PER_CALL_LIMIT)) {
             Ok(value) => value.as_bool() == Some(true),
             Err(failure) => {
@@ -56,7 +62,7 @@ impl Selector {
     }
 }
 
-fn value<'a>(driver: &'a str, device: &'a resource::Device) -> Value<'a> {
+fn device_value<'a>(driver: &'a str, device: &'a resource::Device) -> Value<'a> {
     let attributes = device.attributes.iter().flatten().filter_map(|(name, attribute)| {
         let text = |text: &'a str| Value::String(Text::Borrowed(text));
         let value = match attribute {
@@ -70,7 +76,7 @@ fn value<'a>(driver: &'a str, device: &'a resource::Device) -> Value<'a> {
     });
     let capacity = device.capacity.iter().flatten().filter_map(|(name, capacity)| {
         let quantity = Quantity::parse(&capacity.value.0).ok()?;
-        Some((name.as_str(), Value::Library(Library::Quantity(quantity))))
+        Some((name.as_str(), Value::Library(LibraryValue::Quantity(quantity))))
     });
     let key = |name: &'a str| Key::String(Text::Borrowed(name));
     let entries = BTreeMap::from([
@@ -79,7 +85,7 @@ fn value<'a>(driver: &'a str, device: &'a resource::Device) -> Value<'a> {
         (key("attributes"), by_domain(driver, attributes)),
         (key("capacity"), by_domain(driver, capacity)),
     ]);
-    Value::Map(Map::Message(DEVICE.into(), Arc::new(entries)))
+    Value::Map(Map::Message(DEVICE_TYPE_NAME.into(), Arc::new(entries)))
 }
 
 /// Names without a domain are in that of the driver.
@@ -92,7 +98,7 @@ fn by_domain<'a>(driver: &'a str, values: impl Iterator<Item = (&'a str, Value<'
     let entries = domains.into_iter().map(|(domain, values)| {
         (Key::String(Text::Borrowed(domain)), Value::Map(Map::Shared(Arc::new(values))))
     });
-    Value::Map(Map::Total(Arc::new(entries.collect())))
+    Value::Map(Map::WithDefault(Arc::new(entries.collect())))
 }
 
 #[cfg(test)]
@@ -116,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_see_attributes_and_capacity() {
+    fn expressions_use_attributes_and_capacity() {
         check("device.driver == 'gpu.io' && device.attributes['gpu.io'].model == 'big'", true);
         check("device.attributes['other.io'].cores > 8", false);
         check("device.capacity['gpu.io'].memory.isGreaterThan(quantity('32Gi'))", true);
@@ -127,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_compile_is_told() {
+    fn reports_compile_errors() {
         let selector: resource::DeviceSelector =
             serde_json::from_value(json!({"cel": {"expression": "device.size"}})).expect("it is a selector");
         assert_eq!(

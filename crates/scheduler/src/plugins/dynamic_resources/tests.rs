@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use client::{Client, Connection, Error, Feed};
+use client::{Client, Connection, Error, Watch};
 use expect_test::{Expect, expect};
 use http::{Request, Response};
 use k8s_openapi::api::resource::v1 as resource;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::bind::BindContext;
-use crate::testing::{World, world};
+use crate::testing::{TestCluster, test_cluster};
 
 const CLUSTER: &str = r#"
     node a
@@ -34,11 +34,11 @@ fn pod(name: &str, claim: &str) -> String {
 #[track_caller]
 fn check(claim: &str, expected: Expect) {
     let plugin = super::make(&Value::Null).unwrap();
-    expected.assert_eq(&world(CLUSTER).filter(&plugin, &pod("p", claim)));
+    expected.assert_eq(&test_cluster(CLUSTER).filter(&plugin, &pod("p", claim)));
 }
 
 #[test]
-fn devices_must_be_free_where_the_pod_runs() {
+fn filters_nodes_without_free_devices() {
     check(
         "one",
         expect![[r#"
@@ -71,7 +71,7 @@ fn devices_must_be_free_where_the_pod_runs() {
 }
 
 #[test]
-fn what_cannot_be_met_anywhere_is_told() {
+fn rejects_pod_with_invalid_claims() {
     check(
         "nobody",
         expect![[r#"
@@ -97,14 +97,14 @@ fn what_cannot_be_met_anywhere_is_told() {
 }
 
 #[test]
-fn a_device_is_given_once() {
+fn reserved_device_is_not_allocated_again() {
     let plugin = super::make(&Value::Null).unwrap();
     let reserve = plugin.reserve.as_ref().unwrap();
-    let mut world = world(CLUSTER);
+    let mut cluster = test_cluster(CLUSTER);
     let node: Arc<str> = "a".into();
-    let (first, _) = world.info(&pod("p1", "one"));
-    assert!(reserve.reserve(&mut world.state, &first, &node).is_success());
-    let claim = world.state.objects.resource_claims["default/one"].clone();
+    let (first, _) = cluster.info(&pod("p1", "one"));
+    assert!(reserve.reserve(&mut cluster.state, &first, &node).is_success());
+    let claim = cluster.state.objects.resource_claims["default/one"].clone();
     let status = claim.status.clone().unwrap();
     assert_eq!(status.reserved_for.unwrap()[0].uid, "uid-p1");
     assert_eq!(status.allocation.unwrap().devices.unwrap().results.unwrap()[0].device, "g0");
@@ -112,16 +112,16 @@ fn a_device_is_given_once() {
         a: never, cannot allocate all claims
         b: ok
     "#]]
-    .assert_eq(&world.filter(&plugin, &pod("p2", "rather")));
-    reserve.unreserve(&mut world.state, &first, &node);
-    assert!(world.state.objects.resource_claims["default/one"].status.is_none());
+    .assert_eq(&cluster.filter(&plugin, &pod("p2", "rather")));
+    reserve.unreserve(&mut cluster.state, &first, &node);
+    assert!(cluster.state.objects.resource_claims["default/one"].status.is_none());
 }
 
 /// A cluster of one node with these devices, and a claim with this spec.
-fn cluster_of(devices: &str, more: &str, claim: &str) -> World {
+fn cluster_of(devices: &str, more: &str, claim: &str) -> TestCluster {
     // Every slice of a pool says how many there are.
     let slices = if more.contains(r#""name":"p","generation":2"#) { 2 } else { 1 };
-    world(&format!(
+    test_cluster(&format!(
         r#"
     node a
     {{"kind":"DeviceClass","metadata":{{"name":"gpu"}},"spec":{{"config":[{{"opaque":{{"driver":"d","parameters":{{"from":"class"}}}}}}]}}}}
@@ -131,42 +131,42 @@ fn cluster_of(devices: &str, more: &str, claim: &str) -> World {
     ))
 }
 
-fn allocated(world: &mut World) -> Result<resource::AllocationResult, String> {
+fn reserve_claim(cluster: &mut TestCluster) -> Result<resource::AllocationResult, String> {
     let plugin = super::make(&Value::Null).unwrap();
-    let (pod, _) = world.info(&pod("p", "c"));
+    let (pod, _) = cluster.info(&pod("p", "c"));
     let reserve = plugin.reserve.as_ref().unwrap();
-    let status = reserve.reserve(&mut world.state, &pod, &"a".into());
+    let status = reserve.reserve(&mut cluster.state, &pod, &"a".into());
     if !status.is_success() {
         return Err(status.reasons.join(", "));
     }
-    let claim = world.state.objects.resource_claims["default/c"].clone();
+    let claim = cluster.state.objects.resource_claims["default/c"].clone();
     Ok(claim.status.clone().unwrap().allocation.unwrap())
 }
 
 /// Says what the claim would be given.
 #[track_caller]
-fn given(devices: &str, more: &str, claim: &str, expected: Expect) {
-    let allocation = match allocated(&mut cluster_of(devices, more, claim)) {
+fn check_allocation(devices: &str, more: &str, claim: &str, expected: Expect) {
+    let allocation = match reserve_claim(&mut cluster_of(devices, more, claim)) {
         Ok(allocation) => allocation,
-        Err(why) => return expected.assert_eq(&(why + "\n")),
+        Err(reason) => return expected.assert_eq(&(reason + "\n")),
     };
-    let mut said = String::new();
+    let mut output = String::new();
     for result in allocation.devices.unwrap().results.unwrap() {
-        said += &format!("{} {}", result.request, result.device);
+        output += &format!("{} {}", result.request, result.device);
         if result.share_id.is_some() {
             let parts = result.consumed_capacity.unwrap_or_default();
             let parts: Vec<_> = parts.iter().map(|(name, part)| format!("{name}={}", part.0)).collect();
-            said += &format!(" shared {}", parts.join(","));
+            output += &format!(" shared {}", parts.join(","));
         }
         if result.admin_access == Some(true) {
-            said += " admin";
+            output += " admin";
         }
-        said.push('\n');
+        output.push('\n');
     }
     if let Some(selector) = allocation.node_selector {
-        said += &serde_json::to_string(&selector).unwrap();
+        output += &serde_json::to_string(&selector).unwrap();
     }
-    expected.assert_eq(&said);
+    expected.assert_eq(&output);
 }
 
 const NUMA: &str = r#"
@@ -180,7 +180,7 @@ fn one_line(text: &str) -> String {
 }
 
 #[test]
-fn devices_agree_on_attributes() {
+fn enforces_match_and_distinct_attribute_constraints() {
     let numa = one_line(NUMA);
     let two = |constraint: &str| {
         format!(
@@ -188,16 +188,21 @@ fn devices_agree_on_attributes() {
         )
     };
     // The first device fits alone, but no other goes with it: the search must come back to it.
-    given(&numa, "", &two(r#"{"matchAttribute":"d.io/numa"}"#), expect!["r g1\nr g2\n"]);
-    given(&numa, "", &two(r#"{"distinctAttribute":"d.io/numa"}"#), expect!["r g0\nr g1\n"]);
-    given(
+    check_allocation(&numa, "", &two(r#"{"matchAttribute":"d.io/numa"}"#), expect!["r g1\nr g2\n"]);
+    check_allocation(&numa, "", &two(r#"{"distinctAttribute":"d.io/numa"}"#), expect!["r g0\nr g1\n"]);
+    check_allocation(
         &numa,
         "",
         &two(r#"{"matchAttribute":"d.io/numa"},{"matchAttribute":"d.io/model"}"#),
         expect!["cannot allocate all claims\n"],
     );
-    given(&numa, "", &two(r#"{"matchAttribute":"d.io/numa","requests":["other"]}"#), expect!["r g0\nr g1\n"]);
-    given(
+    check_allocation(
+        &numa,
+        "",
+        &two(r#"{"matchAttribute":"d.io/numa","requests":["other"]}"#),
+        expect!["r g0\nr g1\n"],
+    );
+    check_allocation(
         &numa,
         "",
         &two("{}"),
@@ -206,46 +211,56 @@ fn devices_agree_on_attributes() {
 }
 
 #[test]
-fn all_means_all_and_the_first_way_that_goes_is_gone() {
+fn all_mode_and_first_available_allocation() {
     let numa = one_line(NUMA);
     let all = r#"{"requests":[{"name":"r","exactly":{"deviceClassName":"gpu","allocationMode":"All","selectors":[{"cel":{"expression":"'numa' in device.attributes['d.io']"}}]}}]}"#;
-    given(&numa, "", all, expect!["r g0\nr g1\nr g2\n"]);
+    check_allocation(&numa, "", all, expect!["r g0\nr g1\nr g2\n"]);
     let taken = "\n    {\"kind\":\"ResourceClaim\",\"metadata\":{\"name\":\"o\",\"namespace\":\"default\"},\"spec\":{},\"status\":{\"allocation\":{\"devices\":{\"results\":[{\"request\":\"r\",\"driver\":\"d.io\",\"pool\":\"p\",\"device\":\"g1\"}]}}}}";
-    given(&numa, taken, all, expect!["cannot allocate all claims\n"]);
+    check_allocation(&numa, taken, all, expect!["cannot allocate all claims\n"]);
     let admin = r#"{"requests":[{"name":"r","exactly":{"deviceClassName":"gpu","allocationMode":"All","adminAccess":true}}]}"#;
-    given(&numa, taken, admin, expect!["r g0 admin\nr g1 admin\nr g2 admin\nr g3 admin\n"]);
+    check_allocation(&numa, taken, admin, expect!["r g0 admin\nr g1 admin\nr g2 admin\nr g3 admin\n"]);
     let first = r#"{"requests":[{"name":"r","firstAvailable":[{"name":"many","deviceClassName":"gpu","count":5},{"name":"few","deviceClassName":"gpu","count":2}]},{"name":"s","exactly":{"deviceClassName":"gpu"}}]}"#;
-    given(&numa, taken, first, expect!["r/few g0\nr/few g2\ns g3\n"]);
-    let unfinished = "\n    {\"kind\":\"ResourceSlice\",\"metadata\":{\"name\":\"n\"},\"spec\":{\"driver\":\"d.io\",\"allNodes\":true,\"pool\":{\"name\":\"q\",\"generation\":1,\"resourceSliceCount\":2},\"devices\":[{\"name\":\"g9\"}]}}";
-    given(
+    check_allocation(&numa, taken, first, expect!["r/few g0\nr/few g2\ns g3\n"]);
+    let incomplete_pool = "\n    {\"kind\":\"ResourceSlice\",\"metadata\":{\"name\":\"n\"},\"spec\":{\"driver\":\"d.io\",\"allNodes\":true,\"pool\":{\"name\":\"q\",\"generation\":1,\"resourceSliceCount\":2},\"devices\":[{\"name\":\"g9\"}]}}";
+    check_allocation(
         &numa,
-        unfinished,
+        incomplete_pool,
         admin,
         expect![
             "claim default/c, request r: asks for all devices, but resource pool d.io/q is currently being updated\n"
         ],
     );
     let more = r#"{"requests":[{"name":"r","exactly":{"deviceClassName":"gpu","count":5}}]}"#;
-    given(&numa, unfinished, more, expect!["cannot allocate all claims\n"]);
+    check_allocation(&numa, incomplete_pool, more, expect!["cannot allocate all claims\n"]);
 }
 
 #[test]
-fn parts_of_devices_are_counted() {
+fn tracks_consumed_capacity_of_shared_devices() {
     let shared = r#"{"name":"g0","allowMultipleAllocations":true,"capacity":{"memory":{"value":"10Gi","requestPolicy":{"default":"1Gi","validRange":{"min":"1Gi","step":"1Gi"}}}}}"#;
-    let asks = |first: &str, second: &str| {
+    let claim_with = |first: &str, second: &str| {
         format!(
             r#"{{"requests":[{{"name":"r","exactly":{{"deviceClassName":"gpu","capacity":{{"requests":{{"memory":"{first}"}}}}}}}},{{"name":"s","exactly":{{"deviceClassName":"gpu","capacity":{{"requests":{{"memory":"{second}"}}}}}}}}]}}"#
         )
     };
-    given(shared, "", &asks("2500Mi", "7Gi"), expect!["r g0 shared memory=3Gi\ns g0 shared memory=7Gi\n"]);
-    given(shared, "", &asks("4Gi", "7Gi"), expect!["cannot allocate all claims\n"]);
+    check_allocation(
+        shared,
+        "",
+        &claim_with("2500Mi", "7Gi"),
+        expect!["r g0 shared memory=3Gi\ns g0 shared memory=7Gi\n"],
+    );
+    check_allocation(shared, "", &claim_with("4Gi", "7Gi"), expect!["cannot allocate all claims\n"]);
     let other = "\n    {\"kind\":\"ResourceClaim\",\"metadata\":{\"name\":\"o\",\"namespace\":\"default\"},\"spec\":{},\"status\":{\"allocation\":{\"devices\":{\"results\":[{\"request\":\"r\",\"driver\":\"d.io\",\"pool\":\"p\",\"device\":\"g0\",\"shareID\":\"x\",\"consumedCapacity\":{\"memory\":\"8Gi\"}}]}}}}";
-    given(shared, other, &asks("1Gi", "1Gi"), expect!["r g0 shared memory=1Gi\ns g0 shared memory=1Gi\n"]);
-    given(shared, other, &asks("1Gi", "2Gi"), expect!["cannot allocate all claims\n"]);
+    check_allocation(
+        shared,
+        other,
+        &claim_with("1Gi", "1Gi"),
+        expect!["r g0 shared memory=1Gi\ns g0 shared memory=1Gi\n"],
+    );
+    check_allocation(shared, other, &claim_with("1Gi", "2Gi"), expect!["cannot allocate all claims\n"]);
 }
 
 #[test]
-fn devices_made_of_the_same_parts_exclude_each_other() {
+fn enforces_shared_counters() {
     let devices = one_line(
         r#"
         {"name":"whole","consumesCounters":[{"counterSet":"card","counters":{"memory":{"value":"4"}}}]},
@@ -266,34 +281,39 @@ fn devices_made_of_the_same_parts_exclude_each_other() {
     let count = |count: u32| {
         format!(r#"{{"requests":[{{"name":"r","exactly":{{"deviceClassName":"gpu","count":{count}}}}}]}}"#)
     };
-    given(&devices, &set("card"), &count(1), expect!["r whole\n"]);
+    check_allocation(&devices, &set("card"), &count(1), expect!["r whole\n"]);
     // The whole one is tried first and leaves nothing for another.
-    given(&devices, &set("card"), &count(2), expect!["r half-0\nr half-1\n"]);
-    given(&devices, &set("card"), &count(3), expect!["cannot allocate all claims\n"]);
-    given(&devices, &set("other"), &count(1), expect!["invalid resource pools were encountered\n"]);
+    check_allocation(&devices, &set("card"), &count(2), expect!["r half-0\nr half-1\n"]);
+    check_allocation(&devices, &set("card"), &count(3), expect!["cannot allocate all claims\n"]);
+    check_allocation(
+        &devices,
+        &set("other"),
+        &count(1),
+        expect!["invalid resource pools were encountered\n"],
+    );
     let half = json!({"kind": "ResourceClaim", "metadata": {"name": "o", "namespace": "default"}, "spec": {},
         "status": {"allocation": {"devices": {"results": [
             {"request": "r", "driver": "d.io", "pool": "p", "device": "half-0"}]}}}});
     let more = format!("{}\n    {half}", set("card"));
-    given(&devices, &more, &count(1), expect!["r half-1\n"]);
+    check_allocation(&devices, &more, &count(1), expect!["r half-1\n"]);
 }
 
 #[test]
-fn drivers_are_told_what_classes_and_claims_say() {
+fn passes_class_and_claim_config_to_drivers() {
     let numa = one_line(NUMA);
     let claim = r#"{"requests":[{"name":"r","exactly":{"deviceClassName":"gpu"}},{"name":"s","firstAvailable":[{"name":"t","deviceClassName":"gpu"}]}],"config":[{"opaque":{"driver":"d","parameters":{"to":"all"}}},{"requests":["s/t"],"opaque":{"driver":"d","parameters":{"to":"t"}}},{"requests":["x"],"opaque":{"driver":"d","parameters":{}}}]}"#;
-    let mut world = cluster_of(&numa, "", claim);
-    let config = allocated(&mut world).unwrap().devices.unwrap().config.unwrap();
-    let said: Vec<_> = config.iter().map(|one| serde_json::to_string(one).unwrap()).collect();
+    let mut cluster = cluster_of(&numa, "", claim);
+    let config = reserve_claim(&mut cluster).unwrap().devices.unwrap().config.unwrap();
+    let rendered: Vec<_> = config.iter().map(|one| serde_json::to_string(one).unwrap()).collect();
     expect![[r#"
         {"opaque":{"driver":"d","parameters":{"from":"class"}},"requests":["r","s/t"],"source":"FromClass"}
         {"opaque":{"driver":"d","parameters":{"to":"all"}},"source":"FromClaim"}
         {"opaque":{"driver":"d","parameters":{"to":"t"}},"requests":["s/t"],"source":"FromClaim"}"#]]
-    .assert_eq(&said.join("\n"));
+    .assert_eq(&rendered.join("\n"));
 }
 
 /// A class that stands for a resource, devices for it on one node, and a node that has the resource itself.
-const BACKED: &str = r#"
+const EXTENDED_RESOURCE_CLUSTER: &str = r#"
     node devices
     node itself example.com/gpu=2
     node neither
@@ -301,7 +321,7 @@ const BACKED: &str = r#"
     {"kind":"ResourceSlice","metadata":{"name":"s1"},"spec":{"driver":"d","nodeName":"devices","pool":{"name":"a","generation":1,"resourceSliceCount":1},"devices":[{"name":"g0"},{"name":"g1"}]}}"#;
 
 #[test]
-fn classes_stand_for_extended_resources() {
+fn device_classes_back_extended_resources() {
     let plugin = super::make(&Value::Null).unwrap();
     let fit = crate::plugins::node_resources_fit::make(&Value::Null).unwrap();
     // What the devices must do for is none of NodeResourcesFit's business, except where a node has the resource.
@@ -310,40 +330,44 @@ fn classes_stand_for_extended_resources() {
         itself: never, Insufficient example.com/gpu
         neither: ok
     "#]]
-    .assert_eq(&world(BACKED).filter(&fit, "pod p example.com/gpu=3"));
+    .assert_eq(&test_cluster(EXTENDED_RESOURCE_CLUSTER).filter(&fit, "pod p example.com/gpu=3"));
     expect![[r#"
         devices: never, cannot allocate all claims
         itself: ok
         neither: never, cannot allocate all claims
     "#]]
-    .assert_eq(&world(BACKED).filter(&plugin, "pod p example.com/gpu=3"));
+    .assert_eq(&test_cluster(EXTENDED_RESOURCE_CLUSTER).filter(&plugin, "pod p example.com/gpu=3"));
     expect![[r#"
         devices: ok
         itself: never, cannot allocate all claims
         neither: never, cannot allocate all claims
     "#]]
-    .assert_eq(&world(BACKED).filter(&plugin, "pod p deviceclass.resource.kubernetes.io/gpu=2"));
-    expect!["skip\n"].assert_eq(&world(BACKED).filter(&plugin, "pod p example.com/other=1"));
+    .assert_eq(
+        &test_cluster(EXTENDED_RESOURCE_CLUSTER)
+            .filter(&plugin, "pod p deviceclass.resource.kubernetes.io/gpu=2"),
+    );
+    expect!["skip\n"]
+        .assert_eq(&test_cluster(EXTENDED_RESOURCE_CLUSTER).filter(&plugin, "pod p example.com/other=1"));
 }
 
 #[test]
-fn devices_for_extended_resources_are_given_once() {
+fn extended_resource_devices_are_not_allocated_twice() {
     let plugin = super::make(&Value::Null).unwrap();
     let reserve = plugin.reserve.as_ref().unwrap();
-    let mut world = world(BACKED);
+    let mut cluster = test_cluster(EXTENDED_RESOURCE_CLUSTER);
     let node: Arc<str> = "devices".into();
-    let (first, _) = world.info("pod p example.com/gpu=2");
-    assert!(reserve.reserve(&mut world.state, &first, &node).is_success());
+    let (first, _) = cluster.info("pod p example.com/gpu=2");
+    assert!(reserve.reserve(&mut cluster.state, &first, &node).is_success());
     expect![[r#"
         devices: never, cannot allocate all claims
         itself: ok
         neither: never, cannot allocate all claims
     "#]]
-    .assert_eq(&world.filter(&plugin, "pod q example.com/gpu=1"));
-    reserve.unreserve(&mut world.state, &first, &node);
-    assert!(world.state.objects.resource_claims.is_empty());
+    .assert_eq(&cluster.filter(&plugin, "pod q example.com/gpu=1"));
+    reserve.unreserve(&mut cluster.state, &first, &node);
+    assert!(cluster.state.objects.resource_claims.is_empty());
     // A claim that was made for the pod before it was turned away must go first.
-    world.add(
+    cluster.add(
         r#"{"kind":"ResourceClaim","metadata":{"name":"p-extended-resources-x","namespace":"default","annotations":{"resource.kubernetes.io/extended-resource-claim":"true"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"uid-p","controller":true}]},"spec":{}}"#,
     );
     expect![[r#"
@@ -351,19 +375,19 @@ fn devices_for_extended_resources_are_given_once() {
         itself: never, cannot schedule extended resource claim
         neither: never, cannot schedule extended resource claim
     "#]]
-    .assert_eq(&world.filter(&plugin, "pod p example.com/gpu=1"));
+    .assert_eq(&cluster.filter(&plugin, "pod p example.com/gpu=1"));
     expect!["0/3 nodes are available: 3 cannot schedule extended resource claim. deletion of ResourceClaim completed, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.\n"]
-        .assert_eq(&world.attempt(&crate::testing::default_profile(), "pod p example.com/gpu=1"));
+        .assert_eq(&cluster.attempt(&crate::testing::default_profile(), "pod p example.com/gpu=1"));
 }
 
 /// Answers like a server that takes everything, and remembers what it was asked.
-struct Taking(Mutex<Vec<String>>);
+struct RecordingConnection(Mutex<Vec<String>>);
 
 #[async_trait::async_trait]
-impl Connection for Taking {
+impl Connection for RecordingConnection {
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error> {
         let mut body: Value = serde_json::from_slice(request.body()).expect("JSON");
-        let shown = match request.method().as_str() {
+        let summary = match request.method().as_str() {
             "PATCH" => body["status"]["extendedResourceClaimStatus"].clone(),
             _ => json!([
                 body["metadata"]["name"],
@@ -373,31 +397,31 @@ impl Connection for Taking {
                 body["status"]["allocation"]["devices"]["results"][0]["device"]
             ]),
         };
-        self.0.lock().push(format!("{} {} {shown}", request.method(), request.uri().path()));
+        self.0.lock().push(format!("{} {} {summary}", request.method(), request.uri().path()));
         if body["metadata"]["name"].is_null() {
             body["metadata"]["name"] = "p-extended-resources-x7z9q".into();
         }
         Ok(Response::new(Bytes::from(body.to_string())))
     }
 
-    async fn follow(&self, _: &str) -> Result<Box<dyn Feed>, Error> {
+    async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
         unreachable!("nothing is followed here")
     }
 
-    fn acting_as(&self, _: &str) -> Option<Arc<dyn Connection>> {
+    fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
         None
     }
 }
 
 #[test]
-fn the_claim_for_extended_resources_is_made_and_told() {
+fn creates_extended_resource_claim_and_patches_pod_status() {
     let plugin = super::make(&Value::Null).unwrap();
-    let mut world = world(BACKED);
+    let mut cluster = test_cluster(EXTENDED_RESOURCE_CLUSTER);
     let node: Arc<str> = "devices".into();
-    let (pod, _) = world.info("pod p example.com/gpu=1");
-    assert!(plugin.reserve.as_ref().unwrap().reserve(&mut world.state, &pod, &node).is_success());
-    let connection = Arc::new(Taking(Mutex::default()));
-    let api = Arc::new(crate::run::Calls(Client::new(connection.clone(), "test")));
+    let (pod, _) = cluster.info("pod p example.com/gpu=1");
+    assert!(plugin.reserve.as_ref().unwrap().reserve(&mut cluster.state, &pod, &node).is_success());
+    let connection = Arc::new(RecordingConnection(Mutex::default()));
+    let api = Arc::new(crate::run::ClientApi(Client::new(connection.clone(), "test")));
     let context =
         BindContext { api, claims: Arc::default(), resource_claims: Arc::default(), metrics: Arc::default() };
     let pre_bind = plugin.pre_bind.unwrap();
@@ -414,7 +438,7 @@ fn the_claim_for_extended_resources_is_made_and_told() {
 
 /// One that ends early has the devices of those that begin later, and shares what it needs beyond with others like it.
 #[test]
-fn containers_share_devices_in_turn() {
+fn init_containers_reuse_devices_of_later_containers() {
     let container = |name: &str, count: u32| json!({"name": name, "resources": {"requests": {"cpu": "1", "e.com/g": count.to_string()}}});
     let mut sidecar = container("side", 1);
     sidecar["restartPolicy"] = "Always".into();
@@ -422,14 +446,15 @@ fn containers_share_devices_in_turn() {
         "initContainers": [container("early", 5), sidecar, container("late", 3), container("least", 1)],
         "containers": [container("main", 1), container("none", 0)],
     });
-    let (info, _) = world("").info(&format!(r#"pod p {{"spec":{spec}}}"#));
-    let (claim, mappings) = super::extended::claim(&info, &[&("e.com/g".into(), "gpu".to_owned())]);
+    let (info, _) = test_cluster("").info(&format!(r#"pod p {{"spec":{spec}}}"#));
+    let (claim, mappings) =
+        super::extended_resources::new_extended_claim(&info, &[&("e.com/g".into(), "gpu".to_owned())]);
     let requests = claim.spec.devices.as_ref().unwrap().requests.as_ref().unwrap();
-    let asked: Vec<(&str, Option<i64>)> =
+    let requested: Vec<(&str, Option<i64>)> =
         requests.iter().map(|one| (&*one.name, one.exactly.as_ref().unwrap().count)).collect();
     // The first lacks three beyond what the sidecar and the main container have; the other two are enough with that.
     assert_eq!(
-        asked,
+        requested,
         [
             ("container-0-request-1", Some(3)),
             ("container-1-request-1", Some(1)),
@@ -454,30 +479,30 @@ fn containers_share_devices_in_turn() {
 }
 
 #[test]
-fn what_is_rather_wanted_scores_higher() {
+fn scores_prioritized_list_by_rank() {
     let plugin = super::make(&Value::Null).unwrap();
-    let wish = |name: &str, class: &str| json!({"name": name, "deviceClassName": class});
+    let sub_request = |name: &str, class: &str| json!({"name": name, "deviceClassName": class});
     let claim = json!({"kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": {"requests": [
-        {"name": "r", "firstAvailable": [wish("big", "picky"), wish("any", "gpu")]},
+        {"name": "r", "firstAvailable": [sub_request("big", "picky"), sub_request("any", "gpu")]},
     ]}}});
-    let mut world = world(CLUSTER);
-    world.add(&claim.to_string());
+    let mut cluster = test_cluster(CLUSTER);
+    cluster.add(&claim.to_string());
     // Only b has a big one; the second wish is worth seven of eight.
     expect![[r#"
         a: 7 -> 87
         b: 8 -> 100
     "#]]
-    .assert_eq(&world.score(&plugin, &pod("p", "c")));
-    expect!["skip\n"].assert_eq(&world.score(&plugin, &pod("p", "one")));
+    .assert_eq(&cluster.score(&plugin, &pod("p", "c")));
+    expect!["skip\n"].assert_eq(&cluster.score(&plugin, &pod("p", "one")));
 }
 
 #[test]
-fn a_claim_nobody_uses_is_given_back() {
+fn unused_claim_is_released_when_it_prevents_scheduling() {
     let profile = crate::testing::default_profile();
-    let mut world = world(CLUSTER);
-    world.add("pod full on=b cpu=4");
+    let mut cluster = test_cluster(CLUSTER);
+    cluster.add("pod full on=b cpu=4");
     expect![[r#"
         0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed, preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling.
     "#]]
-    .assert_eq(&world.attempt(&profile, &pod("p", "has").replace("pod p", "pod p cpu=1")));
+    .assert_eq(&cluster.attempt(&profile, &pod("p", "has").replace("pod p", "pod p cpu=1")));
 }

@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 const CLUSTER: &str = r#"
     node a zone=z1
@@ -30,17 +30,17 @@ fn pod(label: &str, kind: &str, when: &str, terms: &[String]) -> String {
 #[track_caller]
 fn filter(more: &str, pod: &str, expected: Expect) {
     let plugin = super::make(&Value::Null).unwrap();
-    expected.assert_eq(&world(&format!("{CLUSTER}\n{more}")).filter(&plugin, pod));
+    expected.assert_eq(&test_cluster(&format!("{CLUSTER}\n{more}")).filter(&plugin, pod));
 }
 
 #[track_caller]
 fn score(more: &str, pod: &str, expected: Expect) {
     let plugin = super::make(&Value::Null).unwrap();
-    expected.assert_eq(&world(&format!("{CLUSTER}\n{more}")).score(&plugin, pod));
+    expected.assert_eq(&test_cluster(&format!("{CLUSTER}\n{more}")).score(&plugin, pod));
 }
 
 #[test]
-fn near_those_it_likes() {
+fn required_affinity_filters_topology_domains() {
     filter("", "pod p", expect!["skip\n"]);
     filter(
         "",
@@ -66,7 +66,7 @@ fn near_those_it_likes() {
 }
 
 #[test]
-fn other_namespaces_by_name_and_by_label() {
+fn affinity_matches_namespaces_by_name_and_label() {
     for namespaces in [
         r#","namespaces":["other"]"#,
         r#","namespaceSelector":{"matchLabels":{"team":"two"}}"#,
@@ -97,7 +97,7 @@ fn other_namespaces_by_name_and_by_label() {
 }
 
 #[test]
-fn the_first_of_its_kind_may_go_anywhere_with_the_label() {
+fn first_pod_of_group_matching_own_affinity_is_schedulable() {
     filter(
         "",
         &pod("app=new", "podAffinity", "required", &[term(ZONE, "new", "")]),
@@ -111,7 +111,7 @@ fn the_first_of_its_kind_may_go_anywhere_with_the_label() {
 }
 
 #[test]
-fn far_from_those_it_does_not_like() {
+fn required_anti_affinity_rejects_topology_domain() {
     filter(
         "",
         &pod("app=x", "podAntiAffinity", "required", &[term(ZONE, "web", "")]),
@@ -125,11 +125,11 @@ fn far_from_those_it_does_not_like() {
 }
 
 #[test]
-fn far_from_those_that_do_not_like_it() {
-    let hater = pod("app=hater", "podAntiAffinity", "required", &[term(ZONE, "web", "")])
+fn existing_anti_affinity_rejects_topology_domain() {
+    let existing = pod("app=hater", "podAntiAffinity", "required", &[term(ZONE, "web", "")])
         .replace("pod p", "pod hater on=c");
     filter(
-        &hater,
+        &existing,
         "pod p label=app=web",
         expect![[r#"
             a: ok
@@ -138,11 +138,11 @@ fn far_from_those_that_do_not_like_it() {
             x: ok
         "#]],
     );
-    filter(&hater, "pod p label=app=db", expect!["skip\n"]);
+    filter(&existing, "pod p label=app=db", expect!["skip\n"]);
 }
 
 #[test]
-fn preferences_of_both_sides_count() {
+fn scores_preferences_of_incoming_and_existing_pods() {
     score("", "pod p label=app=web", expect!["skip\n"]);
     let weighted = |weight: i32, term: String| format!(r#"{{"weight":{weight},"podAffinityTerm":{term}}}"#);
     score(
@@ -166,14 +166,15 @@ fn preferences_of_both_sides_count() {
         "#]],
     );
     // A pod on c prefers web near (4), one on b prefers it far (3), and one on a requires it near (1).
-    let friend = pod("app=f", "podAffinity", "preferred", &[weighted(4, term(HOST, "web", ""))])
+    let affinity_pod = pod("app=f", "podAffinity", "preferred", &[weighted(4, term(HOST, "web", ""))])
         .replace("pod p", "pod f on=c");
-    let foe = pod("app=g", "podAntiAffinity", "preferred", &[weighted(3, term(HOST, "web", ""))])
-        .replace("pod p", "pod g on=b");
-    let needs =
+    let anti_affinity_pod =
+        pod("app=g", "podAntiAffinity", "preferred", &[weighted(3, term(HOST, "web", ""))])
+            .replace("pod p", "pod g on=b");
+    let required_affinity_pod =
         pod("app=h", "podAffinity", "required", &[term(HOST, "web", "")]).replace("pod p", "pod h on=a");
     score(
-        &[friend, foe, needs].join("\n"),
+        &[affinity_pod, anti_affinity_pod, required_affinity_pod].join("\n"),
         "pod p label=app=web",
         expect![[r#"
             a: 1 -> 57
@@ -185,7 +186,7 @@ fn preferences_of_both_sides_count() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_told() {
+fn rejects_invalid_label_selector() {
     let broken =
         r#"pod p {"spec":{"affinity":{"podAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[
         {"topologyKey":"z","labelSelector":{"matchExpressions":[{"key":"a","operator":"Like"}]}}]}}}}"#

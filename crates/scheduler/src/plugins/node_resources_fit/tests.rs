@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 const NODES: &str = "
     node a cpu=4 memory=8Gi example.com/gpu=2
@@ -10,15 +10,15 @@ const NODES: &str = "
     pod y on=b cpu=500m memory=1Gi";
 
 #[track_caller]
-fn check(args: Value, pod: &str, filtered: Expect, scored: Expect) {
+fn check(args: Value, pod: &str, filtered: Expect, scoring: Expect) {
     let plugin = super::make(&args).unwrap();
-    let mut world = world(NODES);
-    filtered.assert_eq(&world.filter(&plugin, pod));
-    scored.assert_eq(&world.score(&plugin, pod));
+    let mut cluster = test_cluster(NODES);
+    filtered.assert_eq(&cluster.filter(&plugin, pod));
+    scoring.assert_eq(&cluster.score(&plugin, pod));
 }
 
 #[test]
-fn what_is_free_must_suffice() {
+fn filters_nodes_without_enough_free_resources() {
     check(
         Value::Null,
         "pod p cpu=1 memory=1Gi",
@@ -60,18 +60,18 @@ fn what_is_free_must_suffice() {
 }
 
 #[test]
-fn ignored_resources_are_not_looked_at() {
+fn skips_ignored_resources_and_groups() {
     for args in
         [json!({"ignoredResources": ["example.com/gpu"]}), json!({"ignoredResourceGroups": ["example.com"]})]
     {
         let plugin = super::make(&args).unwrap();
-        let mut world = world("node a");
-        expect!["a: ok\n"].assert_eq(&world.filter(&plugin, "pod p example.com/gpu=7"));
+        let mut cluster = test_cluster("node a");
+        expect!["a: ok\n"].assert_eq(&cluster.filter(&plugin, "pod p example.com/gpu=7"));
     }
 }
 
 #[test]
-fn full_nodes_can_be_preferred() {
+fn scores_by_most_allocated_and_requested_to_capacity_ratio() {
     check(
         json!({"scoringStrategy": {"type": "MostAllocated"}}),
         "pod p cpu=1 memory=1Gi",
@@ -105,9 +105,9 @@ fn full_nodes_can_be_preferred() {
 }
 
 #[test]
-fn wrong_arguments_are_named() {
+fn rejects_invalid_arguments() {
     let shape = |points: Value| json!({"scoringStrategy": {"type": "RequestedToCapacityRatio", "requestedToCapacityRatio": {"shape": points}}});
-    for (args, words) in [
+    for (args, message) in [
         (shape(json!([])), "shape: at least one point must be specified"),
         (
             shape(json!([{"utilization": 101, "score": 1}])),
@@ -119,23 +119,23 @@ fn wrong_arguments_are_named() {
             "resource weight of cpu not in valid range [1, 100]: 101",
         ),
     ] {
-        assert_eq!(super::make(&args).err().as_deref(), Some(words));
+        assert_eq!(super::make(&args).err().as_deref(), Some(message));
     }
 }
 
 /// CPU and memory a pod counts as: exactly, with defaults, and in scores.
 #[track_caller]
-fn sums(spec: &str, exact: [i64; 2], nonzero: [i64; 2], scored: [i64; 2]) {
-    let mut world = world("");
-    let (pod, _) = world.info(&format!("pod p {{\"spec\":{spec}}}"));
+fn check_requests(spec: &str, exact: [i64; 2], nonzero: [i64; 2], scoring: [i64; 2]) {
+    let mut cluster = test_cluster("");
+    let (pod, _) = cluster.info(&format!("pod p {{\"spec\":{spec}}}"));
     let requests = &pod.requests;
     assert_eq!([requests.exact.milli_cpu, requests.exact.memory], exact);
     assert_eq!(requests.nonzero, nonzero);
-    assert_eq!(requests.scored, scored);
+    assert_eq!(requests.scoring, scoring);
 }
 
 #[test]
-fn containers_add_up() {
+fn pod_requests_include_containers_and_sidecars() {
     const MI: i64 = 1 << 20;
     let container = |cpu: &str, memory: &str| {
         format!(r#"{{"name":"c","resources":{{"requests":{{"cpu":"{cpu}","memory":"{memory}"}}}}}}"#)
@@ -152,34 +152,39 @@ fn containers_add_up() {
     // Sum of containers against the highest init container.
     let (a, b, c) = same([3000, 3072 * MI]);
     let init = [container("2", "1Gi"), container("2", "3Gi")];
-    sums(&spec(&init, &[container("2", "1Gi"), container("1", "1Gi")], ""), a, b, c);
+    check_requests(&spec(&init, &[container("2", "1Gi"), container("1", "1Gi")], ""), a, b, c);
     // A sidecar counts beside the containers, and beside init containers that start after it.
     let (a, b, c) = same([5000, 1024 * MI]);
     let init = [container("4", "0"), sidecar("1", "512Mi"), container("4", "0")];
-    sums(&spec(&init, &[container("1", "512Mi")], ""), a, b, c);
+    check_requests(&spec(&init, &[container("1", "512Mi")], ""), a, b, c);
     // Overhead on top.
     let (a, b, c) = same([1250, 576 * MI]);
     let overhead = r#","overhead":{"cpu":"250m","memory":"64Mi"}"#;
-    sums(&spec(&[], &[container("1", "512Mi")], overhead), a, b, c);
+    check_requests(&spec(&[], &[container("1", "512Mi")], overhead), a, b, c);
     // Containers without requests count as something when nodes are compared.
     let bare = r#"{"name":"c"}"#.to_owned();
-    sums(&spec(&[], &[bare.clone(), bare], ""), [0, 0], [200, 400 * MI], [200, 400 * MI]);
+    check_requests(&spec(&[], &[bare.clone(), bare], ""), [0, 0], [200, 400 * MI], [200, 400 * MI]);
     // What the pod asks for as a whole replaces the sum, but not in scores.
     let whole = r#","resources":{"requests":{"cpu":"2"}}"#;
-    sums(&spec(&[], &[container("1", "512Mi")], whole), [2000, 512 * MI], [2000, 512 * MI], [1000, 512 * MI]);
+    check_requests(
+        &spec(&[], &[container("1", "512Mi")], whole),
+        [2000, 512 * MI],
+        [2000, 512 * MI],
+        [1000, 512 * MI],
+    );
     // Fractions are rounded up once.
     let (a, b, c) = same([1, 1]);
-    sums(&spec(&[], &[container("400u", "0.3"), container("400u", "0.3")], ""), a, b, c);
+    check_requests(&spec(&[], &[container("400u", "0.3"), container("400u", "0.3")], ""), a, b, c);
 }
 
 #[test]
-fn resizing_pods_take_the_highest_of_wanted_promised_and_given() {
+fn resizing_pod_uses_maximum_of_desired_allocated_and_actual_requests() {
     let status = r#"{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":"2"}}}]},
         "status":{"containerStatuses":[{"name":"c","image":"","imageID":"","ready":true,"restartCount":0,
             "resources":{"requests":{"cpu":"3"}},"allocatedResources":{"cpu":"1"}}]CONDITIONS}}"#;
     let cpu = |conditions: &str| {
-        let mut world = world("");
-        let (pod, _) = world.info(&format!("pod p {}", status.replace("CONDITIONS", conditions)));
+        let mut cluster = test_cluster("");
+        let (pod, _) = cluster.info(&format!("pod p {}", status.replace("CONDITIONS", conditions)));
         pod.requests.exact.milli_cpu
     };
     assert_eq!(cpu(""), 3000);
@@ -187,16 +192,18 @@ fn resizing_pods_take_the_highest_of_wanted_promised_and_given() {
     assert_eq!(cpu(infeasible), 3000);
     // So does a pod that asks for something as a whole, whatever its containers do.
     let whole = r#","resources":{"requests":{"cpu":"4"}},"allocatedResources":{"cpu":"5"}"#;
-    let asks = status.replace("}]},", r#"}],"resources":{"requests":{"cpu":"1"}}},"#);
-    let (pod, _) = world("").info(&format!("pod p {}", asks.replace("CONDITIONS", whole)));
+    let with_pod_level_requests = status.replace("}]},", r#"}],"resources":{"requests":{"cpu":"1"}}},"#);
+    let (pod, _) =
+        test_cluster("").info(&format!("pod p {}", with_pod_level_requests.replace("CONDITIONS", whole)));
     assert_eq!(pod.requests.exact.milli_cpu, 5000);
     // Of an init container that goes nothing counts but what it wants.
-    let gone = status.replace("containers", "initContainers").replace("containerS", "initContainerS");
-    let gone = gone.replace(
+    let as_init_container =
+        status.replace("containers", "initContainers").replace("containerS", "initContainerS");
+    let as_init_container = as_init_container.replace(
         r#"]},
         "status""#,
         r#"],"containers":[]},"status""#,
     );
-    let (pod, _) = world("").info(&format!("pod p {}", gone.replace("CONDITIONS", "")));
+    let (pod, _) = test_cluster("").info(&format!("pod p {}", as_init_container.replace("CONDITIONS", "")));
     assert_eq!(pod.requests.exact.milli_cpu, 2000);
 }

@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 #[track_caller]
 fn check(pod: &str, expected: Expect) {
@@ -36,11 +36,11 @@ fn check(pod: &str, expected: Expect) {
         r#"{"kind":"VolumeAttachment","metadata":{"name":"t"},"spec":{"attacher":"d","nodeName":"b","source":{"persistentVolumeName":"v3"}}}"#
             .to_owned(),
     ];
-    expected.assert_eq(&world(&text.join("\n")).filter(&super::make(&Value::Null).unwrap(), pod));
+    expected.assert_eq(&test_cluster(&text.join("\n")).filter(&super::make(&Value::Null).unwrap(), pod));
 }
 
 #[test]
-fn only_so_many_volumes_of_a_driver() {
+fn filters_nodes_over_volume_limit_of_driver() {
     check("pod p", expect!["skip\n"]);
     // One more on a is one too many; b has one in use and one attached.
     for new in ["c2", "new"] {

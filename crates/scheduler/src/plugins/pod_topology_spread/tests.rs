@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 const CLUSTER: &str = "
     node a zone=z1
@@ -33,20 +33,20 @@ fn pod(label: &str, constraints: &[String], spec: &str) -> String {
 #[track_caller]
 fn filter(cluster: &str, pod: &str, expected: Expect) {
     let plugin = super::make(&Value::Null).unwrap();
-    expected.assert_eq(&world(cluster).filter(&plugin, pod));
+    expected.assert_eq(&test_cluster(cluster).filter(&plugin, pod));
 }
 
 #[track_caller]
 fn score(cluster: &str, pod: &str, expected: Expect) {
     let plugin = super::make(&Value::Null).unwrap();
-    expected.assert_eq(&world(cluster).score(&plugin, pod));
+    expected.assert_eq(&test_cluster(cluster).score(&plugin, pod));
 }
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 const HOST: &str = "kubernetes.io/hostname";
 
 #[test]
-fn zones_may_differ_by_the_skew() {
+fn enforces_max_skew_between_zones() {
     filter(CLUSTER, "pod p", expect!["skip\n"]);
     // z1 has 3, z2 has 1 (one is leaving, one in another namespace): 3+1-1 > 1, 1+1-1 <= 1.
     filter(
@@ -83,7 +83,7 @@ fn zones_may_differ_by_the_skew() {
 }
 
 #[test]
-fn too_few_domains_count_as_empty_ones() {
+fn min_domains_counts_missing_domains_as_empty() {
     // Two zones of three wanted: the least is 0, so 1+1-0 > 1 in z2 too.
     filter(
         CLUSTER,
@@ -98,7 +98,7 @@ fn too_few_domains_count_as_empty_ones() {
 }
 
 #[test]
-fn hosts_and_zones_together() {
+fn enforces_multiple_constraints() {
     // Nodes without a zone count for neither. Hosts: a 2, b 1, c 1.
     filter(
         CLUSTER,
@@ -117,7 +117,7 @@ fn hosts_and_zones_together() {
 }
 
 #[test]
-fn nodes_that_are_out_of_question_do_not_count() {
+fn skips_nodes_excluded_by_node_policies() {
     let cluster = "
         node a zone=z1 label=pool=x
         node b zone=z2 label=pool=x
@@ -136,10 +136,10 @@ fn nodes_that_are_out_of_question_do_not_count() {
         "#]],
     );
     // Unless the selector is to be ignored.
-    let ignoring = r#","nodeAffinityPolicy":"Ignore""#;
+    let ignore_affinity_policy = r#","nodeAffinityPolicy":"Ignore""#;
     filter(
         cluster,
-        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", ignoring)], selected),
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", ignore_affinity_policy)], selected),
         expect![[r#"
             a: no, node(s) didn't match pod topology spread constraints
             b: no, node(s) didn't match pod topology spread constraints
@@ -147,10 +147,10 @@ fn nodes_that_are_out_of_question_do_not_count() {
         "#]],
     );
     // And with taints honored z3 is out again.
-    let honoring = r#","nodeTaintsPolicy":"Honor""#;
+    let taints_policy = r#","nodeTaintsPolicy":"Honor""#;
     filter(
         cluster,
-        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", honoring)], ""),
+        &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", taints_policy)], ""),
         expect![[r#"
             a: ok
             b: ok
@@ -160,16 +160,18 @@ fn nodes_that_are_out_of_question_do_not_count() {
 }
 
 #[test]
-fn label_keys_narrow_the_selector() {
+fn applies_match_label_keys() {
     let cluster = "
         node a zone=z1
         node b zone=z2
         pod a1 on=a label=app=web label=rev=1
         pod b1 on=b label=app=web label=rev=2";
-    let keyed = constraint(ZONE, 1, "DoNotSchedule", r#","matchLabelKeys":["rev"]"#);
+    let with_match_label_keys = constraint(ZONE, 1, "DoNotSchedule", r#","matchLabelKeys":["rev"]"#);
     filter(
         cluster,
-        &format!(r#"pod p label=app=web label=rev=2 {{"spec":{{"topologySpreadConstraints":[{keyed}]}}}}"#),
+        &format!(
+            r#"pod p label=app=web label=rev=2 {{"spec":{{"topologySpreadConstraints":[{with_match_label_keys}]}}}}"#
+        ),
         expect![[r#"
             a: ok
             b: no, node(s) didn't match pod topology spread constraints
@@ -178,7 +180,7 @@ fn label_keys_narrow_the_selector() {
 }
 
 #[test]
-fn fewer_of_the_same_score_more() {
+fn domain_with_less_matching_pods_has_best_score() {
     // Zones: weight ln(3+2) over the values z1, z2 and none... the node without the label is ignored, so
     // ln(2+2) = 1.386: z1 3*1.386 = 4.16 -> 4, z2 1.386 -> 1. Normalized 100*(4+1-s)/4.
     score(
@@ -195,7 +197,7 @@ fn fewer_of_the_same_score_more() {
 }
 
 #[test]
-fn pods_of_a_service_are_spread_by_default() {
+fn applies_default_constraints_to_service_pods() {
     let cluster = format!(
         "{CLUSTER}\n{}",
         r#"{"kind":"Service","metadata":{"name":"web","namespace":"default"},"spec":{"selector":{"app":"web"}}}"#
@@ -215,7 +217,7 @@ fn pods_of_a_service_are_spread_by_default() {
 }
 
 #[test]
-fn wrong_arguments_are_named() {
+fn rejects_invalid_arguments() {
     let listed = json!({"defaultConstraints": [{"topologyKey": "z", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]});
     assert_eq!(
         super::make(&listed).err().as_deref(),

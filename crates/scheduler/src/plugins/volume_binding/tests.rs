@@ -3,7 +3,7 @@ use std::sync::Arc;
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 const CLUSTER: &str = r#"
     node a zone=z1
@@ -29,11 +29,11 @@ const CLUSTER: &str = r#"
 
 #[track_caller]
 fn check(pod: &str, expected: Expect) {
-    expected.assert_eq(&world(CLUSTER).filter(&super::make(&Value::Null).unwrap(), pod));
+    expected.assert_eq(&test_cluster(CLUSTER).filter(&super::make(&Value::Null).unwrap(), pod));
 }
 
 #[test]
-fn bound_claims_say_where() {
+fn bound_claims_restrict_nodes() {
     check("pod p", expect!["skip\n"]);
     check(
         "pod p claim=bound",
@@ -52,7 +52,7 @@ fn bound_claims_say_where() {
 }
 
 #[test]
-fn claims_that_cannot_be_waited_for_end_it() {
+fn rejects_pod_with_unbound_immediate_or_missing_claims() {
     check("pod p claim=now", expect!["reject never, pod has unbound immediate PersistentVolumeClaims\n"]);
     check(
         "pod p claim=nobody",
@@ -75,7 +75,7 @@ fn claims_that_cannot_be_waited_for_end_it() {
 }
 
 #[test]
-fn claims_that_wait_find_volumes_or_are_provisioned() {
+fn delayed_claims_bind_or_provision_volumes() {
     check(
         "pod p claim=w",
         expect![[r#"
@@ -114,23 +114,23 @@ fn claims_that_wait_find_volumes_or_are_provisioned() {
 }
 
 #[test]
-fn what_is_reserved_is_not_given_twice() {
+fn reserved_volume_is_not_bound_twice() {
     let plugin = super::make(&Value::Null).unwrap();
     let reserve = plugin.reserve.as_ref().unwrap();
-    let mut world = world(CLUSTER);
+    let mut cluster = test_cluster(CLUSTER);
     let node: Arc<str> = "a".into();
-    let (first, _) = world.info("pod p1 claim=w");
-    let claimed = |world: &crate::testing::World, name: &str| {
-        let spec = world.state.objects.volumes[name].spec.clone().unwrap();
+    let (first, _) = cluster.info("pod p1 claim=w");
+    let claim_of_volume = |cluster: &crate::testing::TestCluster, name: &str| {
+        let spec = cluster.state.objects.volumes[name].spec.clone().unwrap();
         spec.claim_ref.and_then(|claim| claim.name)
     };
-    assert!(reserve.reserve(&mut world.state, &first, &node).is_success());
+    assert!(reserve.reserve(&mut cluster.state, &first, &node).is_success());
     // The smallest that is large enough.
-    assert_eq!(claimed(&world, "small").as_deref(), Some("w"));
-    let (second, _) = world.info("pod p2 claim=w2");
-    assert!(reserve.reserve(&mut world.state, &second, &node).is_success());
-    assert_eq!(claimed(&world, "big").as_deref(), Some("w2"));
-    reserve.unreserve(&mut world.state, &first, &node);
-    assert_eq!(claimed(&world, "small"), None);
-    assert_eq!(claimed(&world, "big").as_deref(), Some("w2"));
+    assert_eq!(claim_of_volume(&cluster, "small").as_deref(), Some("w"));
+    let (second, _) = cluster.info("pod p2 claim=w2");
+    assert!(reserve.reserve(&mut cluster.state, &second, &node).is_success());
+    assert_eq!(claim_of_volume(&cluster, "big").as_deref(), Some("w2"));
+    reserve.unreserve(&mut cluster.state, &first, &node);
+    assert_eq!(claim_of_volume(&cluster, "small"), None);
+    assert_eq!(claim_of_volume(&cluster, "big").as_deref(), Some("w2"));
 }

@@ -1,11 +1,11 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 #[track_caller]
 fn check(pod: &str, expected: Expect) {
-    let mut world = world(
+    let mut cluster = test_cluster(
         r#"
         node a
         node b
@@ -15,11 +15,11 @@ fn check(pod: &str, expected: Expect) {
         pod y on=b claim=once claim=many
         pod z on=b {"spec":{"volumes":[{"name":"d","gcePersistentDisk":{"pdName":"ro","readOnly":true}}]}}"#,
     );
-    expected.assert_eq(&world.filter(&super::make(&Value::Null).unwrap(), pod));
+    expected.assert_eq(&cluster.filter(&super::make(&Value::Null).unwrap(), pod));
 }
 
 #[test]
-fn disks_and_claims_of_one_pod() {
+fn rejects_disk_and_read_write_once_pod_conflicts() {
     check("pod p", expect!["skip\n"]);
     check("pod p claim=many", expect!["skip\n"]);
     check(

@@ -1,11 +1,11 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
-use crate::testing::world;
+use crate::testing::test_cluster;
 
 #[track_caller]
 fn check(pod: &str, expected: Expect) {
-    let mut world = world(
+    let mut cluster = test_cluster(
         r#"
         node a zone=z1
         node b zone=z2
@@ -20,11 +20,11 @@ fn check(pod: &str, expected: Expect) {
         {"kind":"PersistentVolumeClaim","metadata":{"name":"early","namespace":"default"},"spec":{"storageClassName":"early"}}
         {"kind":"PersistentVolumeClaim","metadata":{"name":"none","namespace":"default"},"spec":{}}"#,
     );
-    expected.assert_eq(&world.filter(&super::make(&Value::Null).unwrap(), pod));
+    expected.assert_eq(&cluster.filter(&super::make(&Value::Null).unwrap(), pod));
 }
 
 #[test]
-fn pods_go_where_their_volumes_are() {
+fn filters_nodes_outside_volume_zones() {
     check("pod p", expect!["skip\n"]);
     check("pod p claim=late", expect!["skip\n"]);
     check(

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use super::*;
 
 const ROUNDS: usize = 30;
-const WRITERS: usize = 8;
-const DIR: &str = "SKIFF_TEST_CRASH_DIR";
+const WRITER_COUNT: usize = 8;
+const DIR_ENV: &str = "SKIFF_TEST_CRASH_DIR";
 
 fn config() -> Config {
     // Small, so that segments and snapshots come and go all the time.
@@ -22,7 +22,7 @@ fn value(key: &str, n: u64) -> String {
     format!("{text} {}", crc32c::crc32c(text.as_bytes()))
 }
 
-fn number(key: &str, found: &[u8]) -> u64 {
+fn parse_number(key: &str, found: &[u8]) -> u64 {
     let found = std::str::from_utf8(found).unwrap();
     let n = found.split(' ').nth(1).unwrap().parse().unwrap();
     assert_eq!(found, value(key, n));
@@ -33,16 +33,16 @@ fn number(key: &str, found: &[u8]) -> u64 {
 /// what has been acknowledged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn victim() {
-    let Some(dir) = std::env::var_os(DIR) else { return };
+    let Some(dir) = std::env::var_os(DIR_ENV) else { return };
     let store = Arc::new(LogStore::open(Path::new(&dir), config()).unwrap());
-    let mut writers = tokio::task::JoinSet::new();
-    for writer in 0..WRITERS {
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..WRITER_COUNT {
         let store = store.clone();
-        writers.spawn(async move {
+        tasks.spawn(async move {
             let key = format!("/crash/{writer}");
             loop {
                 let (n, expect) = match store.get(&key).await.unwrap() {
-                    Some(entry) => (number(&key, &entry.value) + 1, Expect::Revision(entry.revision)),
+                    Some(entry) => (parse_number(&key, &entry.value) + 1, Expect::Revision(entry.revision)),
                     None => (1, Expect::Absent),
                 };
                 let write = Write { lazy: writer == 0, ..put(&key, &value(&key, n), expect) };
@@ -52,20 +52,20 @@ async fn victim() {
             }
         });
     }
-    writers.join_next().await;
+    tasks.join_next().await;
 }
 
 #[tokio::test]
-async fn killed_again_and_again() {
+async fn acked_writes_persist_after_kill() {
     let dir = tempfile::tempdir().unwrap();
-    let mut acknowledged: HashMap<String, u64> = HashMap::new();
-    let mut newest = 0;
+    let mut acked: HashMap<String, u64> = HashMap::new();
+    let mut latest = 0;
     for round in 0..ROUNDS {
         // From "just opened" to "many snapshots later".
         let lines = round * round * 3 + 1;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "log::tests::crash::victim", "--nocapture"])
-            .env(DIR, dir.path())
+            .env(DIR_ENV, dir.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -75,12 +75,12 @@ async fn killed_again_and_again() {
         let mut line = String::new();
         while output.read_line(&mut line).unwrap() > 0 {
             // A line without its end was not said.
-            if let Some((_, said)) = line.split_once("acknowledged ")
-                && let Some(said) = said.strip_suffix('\n')
+            if let Some((_, rest)) = line.split_once("acknowledged ")
+                && let Some(rest) = rest.strip_suffix('\n')
             {
-                let parts: Vec<&str> = said.split(' ').collect();
-                acknowledged.insert(parts[0].to_owned(), parts[1].parse().unwrap());
-                newest = newest.max(parts[2].parse().unwrap());
+                let parts: Vec<&str> = rest.split(' ').collect();
+                acked.insert(parts[0].to_owned(), parts[1].parse().unwrap());
+                latest = latest.max(parts[2].parse().unwrap());
                 seen += 1;
                 if seen == lines {
                     child.kill().unwrap();
@@ -91,16 +91,19 @@ async fn killed_again_and_again() {
         child.wait().unwrap();
         assert!(seen >= lines, "round {round}: it ended by itself after {seen} writes");
         let store = LogStore::open(dir.path(), config()).unwrap();
-        assert!(store.revision().await.unwrap() >= newest);
-        for (key, told) in &mut acknowledged {
+        assert!(store.revision().await.unwrap() >= latest);
+        for (key, expected) in &mut acked {
             let entry = store.get(key).await.unwrap().expect("an acknowledged key");
-            let n = number(key, &entry.value);
+            let n = parse_number(key, &entry.value);
             // One more may have been on its way, and then it is what the next round begins with.
-            assert!(n == *told || n == *told + 1, "round {round}: {key} is {n}, acknowledged {told}");
-            *told = n;
+            assert!(
+                n == *expected || n == *expected + 1,
+                "round {round}: {key} is {n}, acknowledged {expected}"
+            );
+            *expected = n;
         }
         drop(store);
     }
-    assert_eq!(acknowledged.len(), WRITERS);
-    assert!(!files(dir.path(), "snap").is_empty());
+    assert_eq!(acked.len(), WRITER_COUNT);
+    assert!(!files_with_extension(dir.path(), "snap").is_empty());
 }

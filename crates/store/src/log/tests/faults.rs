@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use super::*;
 
 /// A switch that makes one kind of operation fail.
-fn faulty(op: Op) -> (Config, Arc<AtomicBool>) {
+fn failing_disk(op: DiskOp) -> (Config, Arc<AtomicBool>) {
     let broken = Arc::new(AtomicBool::new(false));
     let switch = broken.clone();
-    let faults: Faults = Arc::new(move |asked| {
-        if asked == op && switch.load(Ordering::SeqCst) {
+    let faults: FaultHook = Arc::new(move |requested| {
+        if requested == op && switch.load(Ordering::SeqCst) {
             return Err(io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error()));
         }
         Ok(())
@@ -21,7 +21,7 @@ fn faulty(op: Op) -> (Config, Arc<AtomicBool>) {
 }
 
 /// Tries until the store takes the write again.
-async fn write_again(store: &LogStore, write: Write) -> Revision {
+async fn retry_write(store: &LogStore, write: Write) -> Revision {
     let started = std::time::Instant::now();
     loop {
         match store.write(write.clone()).await {
@@ -34,10 +34,10 @@ async fn write_again(store: &LogStore, write: Write) -> Revision {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_disk_is_told_of_and_recovered_from() {
-    for op in [Op::Write, Op::Sync] {
-        let dir = directory();
-        let (config, broken) = faulty(op);
+async fn store_accepts_writes_after_disk_failure() {
+    for op in [DiskOp::Write, DiskOp::Sync] {
+        let dir = temp_dir();
+        let (config, broken) = failing_disk(op);
         let store = LogStore::open(dir.path(), config).unwrap();
         let a = create(&store, "/a", "1").await;
         let lazy = Write { lazy: true, ..put("/lazy", "1", Expect::Absent) };
@@ -56,31 +56,31 @@ async fn a_failing_disk_is_told_of_and_recovered_from() {
             assert_eq!(store.revision().await.unwrap(), lazy);
         }
         // Killed now, it comes back with what was answered. Even of lazy writes, here.
-        let crashed = copy(dir.path());
+        let crash_copy = copy_dir(dir.path());
         broken.store(false, Ordering::SeqCst);
-        let b = write_again(&store, put("/b", "1", Expect::Absent)).await;
+        let b = retry_write(&store, put("/b", "1", Expect::Absent)).await;
         assert_eq!(b, lazy + 1);
         assert!(
             matches!(&next_events(&mut watch).await[..], [Event::Put { entry, .. }] if entry.revision == b)
         );
         update(&store, "/a", "3", a).await;
-        let before = contents(&store).await;
-        let after_crash = copy(dir.path());
+        let before = list_entries(&store).await;
+        let later_copy = copy_dir(dir.path());
         store.close();
         drop(store);
-        for dir in [dir.path(), after_crash.path()] {
-            assert_eq!(contents(&open(dir)).await, before, "{op:?}");
+        for dir in [dir.path(), later_copy.path()] {
+            assert_eq!(list_entries(&open_store(dir)).await, before, "{op:?}");
         }
-        let found = contents(&open(crashed.path())).await;
+        let found = list_entries(&open_store(crash_copy.path())).await;
         assert_eq!(found[0], ("/a".into(), "1".into(), a), "{op:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failed_snapshot_loses_nothing() {
-    for op in [Op::Create, Op::Rename] {
-        let dir = directory();
-        let (config, broken) = faulty(op);
+async fn failed_snapshot_keeps_data() {
+    for op in [DiskOp::Create, DiskOp::Rename] {
+        let dir = temp_dir();
+        let (config, broken) = failing_disk(op);
         let config = Config { snapshot_bytes: 4 << 10, ..config };
         let store = LogStore::open(dir.path(), config).unwrap();
         let mut revision = create(&store, "/a", "").await;
@@ -91,14 +91,14 @@ async fn a_failed_snapshot_loses_nothing() {
                 Ok(new) => revision = new,
                 Err(Error::Unavailable { .. }) => {
                     broken.store(false, Ordering::SeqCst);
-                    revision = write_again(&store, write).await;
+                    revision = retry_write(&store, write).await;
                 }
                 Err(error) => panic!("{error}"),
             }
         }
-        let before = contents(&store).await;
+        let before = list_entries(&store).await;
         drop(store);
-        assert_eq!(contents(&open(dir.path())).await, before);
+        assert_eq!(list_entries(&open_store(dir.path())).await, before);
     }
 }
 
@@ -107,17 +107,17 @@ proptest! {
 
     /// Any operation may fail at any time; whatever was answered is there afterwards, crash or not.
     #[test]
-    fn what_was_answered_is_stored(
+    fn acked_writes_persist_after_disk_faults(
         steps in prop::collection::vec((0..4u8, any::<bool>(), prop::option::weighted(0.15, 0..6u8)), 1..60),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let dir = directory();
+            let dir = temp_dir();
             // Fails the operation after this many others; then the disk is well again.
-            let fuse = Arc::new(AtomicU64::new(u64::MAX));
-            let left = fuse.clone();
-            let faults: Faults = Arc::new(move |_| {
-                if left.fetch_sub(1, Ordering::SeqCst) == 0 {
+            let ops_until_fault = Arc::new(AtomicU64::new(u64::MAX));
+            let ops_left = ops_until_fault.clone();
+            let faults: FaultHook = Arc::new(move |_| {
+                if ops_left.fetch_sub(1, Ordering::SeqCst) == 0 {
                     return Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()));
                 }
                 Ok(())
@@ -125,71 +125,71 @@ proptest! {
             let config = Config { faults, snapshot_bytes: 2 << 10, ..Config::default() };
             let store = LogStore::open(dir.path(), config).unwrap();
             let mut model: BTreeMap<String, (String, Revision)> = BTreeMap::new();
-            let mut newest = 1;
+            let mut latest = 1;
             for (n, (key, lazy, fault)) in steps.into_iter().enumerate() {
                 if let Some(fault) = fault {
-                    fuse.store(fault.into(), Ordering::SeqCst);
+                    ops_until_fault.store(fault.into(), Ordering::SeqCst);
                 }
                 let (key, value) = (format!("/{key}"), format!("{n}{}", "x".repeat(n * 10)));
                 let expect = model.get(&key).map_or(Expect::Absent, |(_, revision)| Expect::Revision(*revision));
                 let write = Write { lazy, ..put(&key, &value, expect) };
                 match store.write(write).await {
                     Ok(revision) => {
-                        assert!(revision > newest);
-                        newest = revision;
+                        assert!(revision > latest);
+                        latest = revision;
                         model.insert(key, (value, revision));
                     }
                     Err(Error::Unavailable { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
                 let expected: Vec<_> = model.iter().map(|(key, (value, revision))| (key.clone(), value.clone(), *revision)).collect();
-                assert_eq!(contents(&store).await, expected);
+                assert_eq!(list_entries(&store).await, expected);
             }
-            fuse.store(u64::MAX, Ordering::SeqCst);
-            let before = contents(&store).await;
+            ops_until_fault.store(u64::MAX, Ordering::SeqCst);
+            let before = list_entries(&store).await;
             store.close();
             drop(store);
             // A write refused while failing may still be on its way when the process ends, no other.
-            let after = open(dir.path());
-            assert!(after.revision().await.unwrap() >= newest);
-            let found = contents(&after).await;
+            let after = open_store(dir.path());
+            assert!(after.revision().await.unwrap() >= latest);
+            let found = list_entries(&after).await;
             for entry in &before {
-                assert!(found.iter().any(|now| now == entry || now.0 == entry.0 && now.2 > newest), "{entry:?}");
+                assert!(found.iter().any(|now| now == entry || now.0 == entry.0 && now.2 > latest), "{entry:?}");
             }
         });
     }
 }
 
 /// A file system of a few megabytes, for as long as it lives.
-struct Small(tempfile::TempDir);
+struct SmallTmpfs(tempfile::TempDir);
 
-impl Small {
-    fn mount() -> Option<Small> {
+impl SmallTmpfs {
+    fn mount() -> Option<SmallTmpfs> {
         let dir = tempfile::tempdir().unwrap();
         let mounted = std::process::Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
             .arg(dir.path())
             .output();
         if mounted.is_ok_and(|output| output.status.success()) {
-            return Some(Small(dir));
+            return Some(SmallTmpfs(dir));
         }
         eprintln!("skipped: mounting a file system needs root");
         None
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let _ = std::process::Command::new("umount").arg(self.0.path()).output();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_really_full_disk() {
-    let Some(small) = Small::mount() else { return };
-    let (dir, filler) = (small.0.path().join("store"), small.0.path().join("filler"));
+async fn full_disk_rejects_writes_until_space_is_available() {
+    let Some(tmpfs) = SmallTmpfs::mount() else { return };
+    let (dir, filler) = (tmpfs.0.path().join("store"), tmpfs.0.path().join("filler"));
     fs::write(&filler, vec![1; 4 << 20]).unwrap();
-    let store = open(&dir);
+    let store = open_store(&dir);
     let value = "x".repeat(100_000);
     let mut stored = 0;
     let reason = loop {
@@ -201,9 +201,9 @@ async fn a_really_full_disk() {
         assert!(stored < 100);
     };
     assert!(reason.contains("No space left on device"), "{reason}");
-    assert_eq!(contents(&store).await.len(), stored);
+    assert_eq!(list_entries(&store).await.len(), stored);
     fs::remove_file(filler).unwrap();
-    write_again(&store, put("/again", "", Expect::Absent)).await;
+    retry_write(&store, put("/again", "", Expect::Absent)).await;
     drop(store);
-    assert_eq!(contents(&open(&dir)).await.len(), stored + 1);
+    assert_eq!(list_entries(&open_store(&dir)).await.len(), stored + 1);
 }

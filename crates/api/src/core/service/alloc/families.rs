@@ -2,24 +2,28 @@
 
 use serde_json::Value;
 
-use super::{Failure, Family, Ranges, set};
-use crate::core::service::{cluster_ips, needs_cluster_ip, texts};
-use crate::field::{Errors, Path};
-use crate::json::Json;
+use super::{AllocationError, AllocationRanges, Family, set_field};
+use crate::core::service::{cluster_ips, needs_cluster_ip, strings};
+use crate::field::{ErrorList, Path};
+use crate::json::JsonExt;
 
 /// A PreferDualStack Service whose addresses and families are as before stays as it is, whatever became
 /// of the cluster since.
-pub(super) fn is_settled_dual_stack(spec: &Value, old: &Value) -> bool {
-    let prefers = |spec: &Value| spec.text("ipFamilyPolicy") == "PreferDualStack";
+pub(super) fn is_unchanged_dual_stack(spec: &Value, old: &Value) -> bool {
+    let is_preferred = |spec: &Value| spec.text("ipFamilyPolicy") == "PreferDualStack";
     old.text("type") == spec.text("type")
         && matches!(spec.text("type"), "ClusterIP" | "NodePort" | "LoadBalancer")
-        && prefers(spec)
-        && (prefers(old) || !old.has("ipFamilyPolicy"))
+        && is_preferred(spec)
+        && (is_preferred(old) || !old.has("ipFamilyPolicy"))
         && same(spec, old, "clusterIPs")
         && same(spec, old, "ipFamilies")
 }
 
-pub(super) fn fill_in(spec: &mut Value, old: Option<&Value>, ranges: &Ranges) -> Result<(), Failure> {
+pub(super) fn set_ip_families(
+    spec: &mut Value,
+    old: Option<&Value>,
+    ranges: &AllocationRanges,
+) -> Result<(), AllocationError> {
     if !needs_cluster_ip(spec) {
         return Ok(());
     }
@@ -31,27 +35,27 @@ pub(super) fn fill_in(spec: &mut Value, old: Option<&Value>, ranges: &Ranges) ->
             "" => "SingleStack",
             before => before,
         };
-        set(spec, "ipFamilyPolicy", Value::from(policy));
+        set_field(spec, "ipFamilyPolicy", Value::from(policy));
     }
-    let mut errors = Errors::default();
-    cluster_ips::check(spec, &mut errors);
-    fail_on(errors)?;
+    let mut errors = ErrorList::default();
+    cluster_ips::validate_cluster_ips(spec, &mut errors);
+    errors_to_result(errors)?;
 
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     if let Some(old) = old {
         release_second(spec, old, &mut errors);
     }
-    policy_fits(spec, &mut errors);
+    validate_policy(spec, &mut errors);
     infer_from_addresses(spec, ranges, &mut errors);
-    fail_on(errors)?;
+    errors_to_result(errors)?;
 
     let single = spec.text("ipFamilyPolicy") == "SingleStack";
     // Nobody knows the endpoints of a headless Service without a selector, so it may claim families the
     // cluster does not have.
     if !free_headless {
-        fail_on(configured(spec, ranges))?;
+        errors_to_result(check_configured(spec, ranges))?;
     }
-    let mut families = read(spec);
+    let mut families = read_families(spec);
     if families.is_empty() {
         families.push(ranges.default_family());
     }
@@ -59,30 +63,30 @@ pub(super) fn fill_in(spec: &mut Value, old: Option<&Value>, ranges: &Ranges) ->
         && !single
         && (free_headless || ranges.is_dual_stack())
     {
-        families.push(only.other());
+        families.push(only.other_family());
     }
-    write(spec, &families);
+    write_families(spec, &families);
     Ok(())
 }
 
 /// Going single-stack drops the second address and family; any other policy may not lose them.
-fn release_second(spec: &mut Value, old: &Value, errors: &mut Errors) {
+fn release_second(spec: &mut Value, old: &Value, errors: &mut ErrorList) {
     let single = spec.text("ipFamilyPolicy") == "SingleStack";
     for (field, what) in [("clusterIPs", "cluster IP"), ("ipFamilies", "IP family")] {
         let count = spec.items(field).len();
         if single {
             if count > 1 && same(spec, old, field) {
                 let first = spec.items(field)[..1].to_vec();
-                set(spec, field, Value::Array(first));
+                set_field(spec, field, Value::Array(first));
             }
         } else if count > 0 && count < old.items(field).len() {
             let detail = format!("must be 'SingleStack' to release the secondary {what}");
-            about_policy(spec, &detail, errors);
+            policy_error(spec, &detail, errors);
         }
     }
 }
 
-fn policy_fits(spec: &Value, errors: &mut Errors) {
+fn validate_policy(spec: &Value, errors: &mut ErrorList) {
     if spec.text("ipFamilyPolicy") != "SingleStack" {
         return;
     }
@@ -90,18 +94,18 @@ fn policy_fits(spec: &Value, errors: &mut Errors) {
         if spec.items(field).len() == 2 {
             let detail =
                 format!("must be 'RequireDualStack' or 'PreferDualStack' when multiple {what} are specified");
-            about_policy(spec, &detail, errors);
+            policy_error(spec, &detail, errors);
         }
     }
 }
 
-fn infer_from_addresses(spec: &mut Value, ranges: &Ranges, errors: &mut Errors) {
-    let mut families = read(spec);
-    for (i, address) in texts(spec, "clusterIPs").into_iter().enumerate() {
+fn infer_from_addresses(spec: &mut Value, ranges: &AllocationRanges, errors: &mut ErrorList) {
+    let mut families = read_families(spec);
+    for (i, address) in strings(spec, "clusterIPs").into_iter().enumerate() {
         if address == "None" {
             break;
         }
-        let family = Family::of(address);
+        let family = Family::from_address(address);
         if i < families.len() {
             continue;
         }
@@ -114,16 +118,16 @@ fn infer_from_addresses(spec: &mut Value, ranges: &Ranges, errors: &mut Errors) 
         }
     }
     if !families.is_empty() {
-        write(spec, &families);
+        write_families(spec, &families);
     }
 }
 
-fn configured(spec: &Value, ranges: &Ranges) -> Errors {
-    let mut errors = Errors::default();
+fn check_configured(spec: &Value, ranges: &AllocationRanges) -> ErrorList {
+    let mut errors = ErrorList::default();
     if spec.text("ipFamilyPolicy") == "RequireDualStack" && !ranges.is_dual_stack() {
-        about_policy(spec, "this cluster is not configured for dual-stack services", &mut errors);
+        policy_error(spec, "this cluster is not configured for dual-stack services", &mut errors);
     }
-    for (i, family) in read(spec).into_iter().enumerate() {
+    for (i, family) in read_families(spec).into_iter().enumerate() {
         if !ranges.families.contains(&family) {
             let path = Path::new("spec.ipFamilies").index(i);
             errors.invalid(&path, family.as_str(), "not configured on this cluster");
@@ -132,23 +136,23 @@ fn configured(spec: &Value, ranges: &Ranges) -> Errors {
     errors
 }
 
-fn read(spec: &Value) -> Vec<Family> {
-    texts(spec, "ipFamilies").into_iter().map(Family::read).collect()
+fn read_families(spec: &Value) -> Vec<Family> {
+    strings(spec, "ipFamilies").into_iter().map(Family::parse).collect()
 }
 
-fn write(spec: &mut Value, families: &[Family]) {
+fn write_families(spec: &mut Value, families: &[Family]) {
     let families: Vec<&str> = families.iter().map(|family| family.as_str()).collect();
-    set(spec, "ipFamilies", Value::from(families));
+    set_field(spec, "ipFamilies", Value::from(families));
 }
 
 fn same(spec: &Value, old: &Value, field: &str) -> bool {
     spec.items(field) == old.items(field)
 }
 
-fn about_policy(spec: &Value, detail: &str, errors: &mut Errors) {
+fn policy_error(spec: &Value, detail: &str, errors: &mut ErrorList) {
     errors.invalid(&Path::new("spec.ipFamilyPolicy"), spec.at("ipFamilyPolicy").clone(), detail);
 }
 
-fn fail_on(errors: Errors) -> Result<(), Failure> {
-    if errors.is_empty() { Ok(()) } else { Err(Failure::Invalid(errors)) }
+fn errors_to_result(errors: ErrorList) -> Result<(), AllocationError> {
+    if errors.is_empty() { Ok(()) } else { Err(AllocationError::Invalid(errors)) }
 }

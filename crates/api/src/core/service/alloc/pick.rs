@@ -7,28 +7,37 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use super::{Family, Pools, Ranges};
+use super::{AllocationRanges, AllocatorState, Family};
 use crate::networking::ip::{self, Cidr};
 
-pub(super) fn ip(family: Family, ranges: &Ranges, taken: &[IpAddr], pools: &mut dyn Pools) -> Option<IpAddr> {
+pub(super) fn pick_ip(
+    family: Family,
+    ranges: &AllocationRanges,
+    allocated: &[IpAddr],
+    state: &mut dyn AllocatorState,
+) -> Option<IpAddr> {
     let v6 = family == Family::IPv6;
     ranges.cidrs.iter().filter(|cidr| cidr.is_v6() == v6).find_map(|cidr| {
         let usable = usable(*cidr)?;
         let size = ip::to_number(cidr.last()).saturating_sub(ip::to_number(cidr.first())).saturating_add(1);
-        pick(usable, reserved(size, 16, 256, 16), pools, |pools, number| {
+        pick(usable, reserved(size, 16, 256, 16), state, |state, number| {
             let ip = ip::from_number(number, v6);
-            !pools.ip_in_use(ip) && !taken.contains(&ip)
+            !state.ip_in_use(ip) && !allocated.contains(&ip)
         })
         .map(|number| ip::from_number(number, v6))
     })
 }
 
-pub(super) fn port(ranges: &Ranges, taken: &BTreeSet<u16>, pools: &mut dyn Pools) -> Option<u16> {
+pub(super) fn pick_port(
+    ranges: &AllocationRanges,
+    allocated: &BTreeSet<u16>,
+    state: &mut dyn AllocatorState,
+) -> Option<u16> {
     let ports = &ranges.node_ports;
     let size = u128::from(ports.end().saturating_sub(*ports.start())) + 1;
     let range = u128::from(*ports.start())..=u128::from(*ports.end());
-    pick(range, reserved(size, 16, 128, 32), pools, |pools, port| {
-        u16::try_from(port).is_ok_and(|port| !pools.port_in_use(port) && !taken.contains(&port))
+    pick(range, reserved(size, 16, 128, 32), state, |state, port| {
+        u16::try_from(port).is_ok_and(|port| !state.port_in_use(port) && !allocated.contains(&port))
     })
     .and_then(|port| u16::try_from(port).ok())
 }
@@ -52,8 +61,8 @@ fn reserved(size: u128, min: u128, max: u128, step: u128) -> u128 {
 fn pick(
     range: RangeInclusive<u128>,
     reserved: u128,
-    pools: &mut dyn Pools,
-    is_free: impl Fn(&dyn Pools, u128) -> bool,
+    state: &mut dyn AllocatorState,
+    is_free: impl Fn(&dyn AllocatorState, u128) -> bool,
 ) -> Option<u128> {
     let (first, last) = range.into_inner();
     let split = first.saturating_add(reserved);
@@ -62,8 +71,8 @@ fn pick(
             return None;
         }
         let count = (high - low).saturating_add(1);
-        let start = low + u128::from(pools.random(u64::try_from(count).unwrap_or(u64::MAX)));
-        (start..=high).chain(low..start).find(|number| is_free(pools, *number))
+        let start = low + u128::from(state.random(u64::try_from(count).unwrap_or(u64::MAX)));
+        (start..=high).chain(low..start).find(|number| is_free(state, *number))
     };
     scan(split, last).or_else(|| scan(first, last.min(split.checked_sub(1)?)))
 }

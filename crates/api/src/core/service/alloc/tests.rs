@@ -12,10 +12,10 @@ use crate::core::testing;
 struct Cluster {
     ips: HashSet<IpAddr>,
     ports: HashSet<u16>,
-    chance: u64,
+    seed: u64,
 }
 
-impl Pools for Cluster {
+impl AllocatorState for Cluster {
     fn ip_in_use(&self, ip: IpAddr) -> bool {
         self.ips.contains(&ip)
     }
@@ -25,21 +25,21 @@ impl Pools for Cluster {
     }
 
     fn random(&mut self, bound: u64) -> u64 {
-        self.chance % bound
+        self.seed % bound
     }
 }
 
 impl Cluster {
-    fn book(&mut self, changes: &Changes) {
-        self.ips.extend(&changes.taken_ips);
-        self.ports.extend(&changes.taken_ports);
-        self.ips.retain(|ip| !changes.freed_ips.contains(ip));
-        self.ports.retain(|port| !changes.freed_ports.contains(port));
+    fn record(&mut self, changes: &AllocationChanges) {
+        self.ips.extend(&changes.allocated_ips);
+        self.ports.extend(&changes.allocated_ports);
+        self.ips.retain(|ip| !changes.released_ips.contains(ip));
+        self.ports.retain(|port| !changes.released_ports.contains(port));
     }
 }
 
-fn ranges(cidrs: &[&str]) -> Ranges {
-    Ranges::new(cidrs.iter().map(|cidr| Cidr::parse(cidr).unwrap()).collect(), 30000..=32767)
+fn ranges(cidrs: &[&str]) -> AllocationRanges {
+    AllocationRanges::new(cidrs.iter().map(|cidr| Cidr::parse(cidr).unwrap()).collect(), 30000..=32767)
 }
 
 const V4: &[&str] = &["10.0.0.0/24"];
@@ -49,22 +49,22 @@ const DUAL: &[&str] = &["10.0.0.0/24", "fd00::/112"];
 /// The allocated fields, or the complaint.
 fn run(cluster: &mut Cluster, cidrs: &[&str], old: Option<&Value>, spec: Value) -> (Value, String) {
     let mut new = json!({"metadata": {"name": "x"}, "spec": spec});
-    let outcome = match allocate(&mut new, old, &ranges(cidrs), cluster) {
+    let result = match allocate(&mut new, old, &ranges(cidrs), cluster) {
         Ok(changes) => {
-            cluster.book(&changes);
+            cluster.record(&changes);
             let spec = &new["spec"];
             let ports: Vec<i64> = node_ports(spec).collect();
             format!(
                 "{} {} {:?} {ports:?}",
-                texts(spec, "clusterIPs").join(","),
-                texts(spec, "ipFamilies").join(","),
+                strings(spec, "clusterIPs").join(","),
+                strings(spec, "ipFamilies").join(","),
                 spec.text("ipFamilyPolicy"),
             )
         }
-        Err(Failure::Invalid(errors)) => testing::lines(&errors).trim_end().to_owned(),
-        Err(Failure::Internal(message)) => format!("internal: {message}"),
+        Err(AllocationError::Invalid(errors)) => testing::lines(&errors).trim_end().to_owned(),
+        Err(AllocationError::Internal(message)) => format!("internal: {message}"),
     };
-    (new, outcome)
+    (new, result)
 }
 
 #[track_caller]
@@ -73,7 +73,7 @@ fn check(cidrs: &[&str], spec: Value, expected: &str) {
 }
 
 #[test]
-fn families_follow_the_cluster() {
+fn default_families_match_cluster() {
     let selector = json!({"a": "b"});
     check(V4, json!({"type": "ClusterIP"}), "10.0.0.17 IPv4 \"SingleStack\" []");
     check(V6, json!({"type": "ClusterIP"}), "fd00::101 IPv6 \"SingleStack\" []");
@@ -119,48 +119,48 @@ fn families_follow_the_cluster() {
 }
 
 #[test]
-fn addresses_asked_for() {
+fn requested_ips_are_allocated() {
     let cluster = &mut Cluster::default();
-    let ask = |ip: &str| json!({"type": "ClusterIP", "clusterIP": ip});
-    assert_eq!(run(cluster, V4, None, ask("10.0.0.10")).1, "10.0.0.10 IPv4 \"SingleStack\" []");
+    let request = |ip: &str| json!({"type": "ClusterIP", "clusterIP": ip});
+    assert_eq!(run(cluster, V4, None, request("10.0.0.10")).1, "10.0.0.10 IPv4 \"SingleStack\" []");
     assert_eq!(
-        run(cluster, V4, None, ask("10.0.0.10")).1,
+        run(cluster, V4, None, request("10.0.0.10")).1,
         "spec.clusterIPs: Invalid value: [\"10.0.0.10\"]: failed to allocate IP 10.0.0.10: provided IP is already allocated"
     );
     for outside in ["1.2.3.4", "10.0.0.0", "10.0.0.255"] {
         assert_eq!(
-            run(cluster, V4, None, ask(outside)).1,
+            run(cluster, V4, None, request(outside)).1,
             format!(
                 "spec.clusterIPs: Invalid value: [\"{outside}\"]: failed to allocate IP {outside}: the provided network does not match the current range"
             )
         );
     }
     assert_eq!(
-        run(cluster, V4, None, ask("nope")).1,
+        run(cluster, V4, None, request("nope")).1,
         "spec.clusterIPs[0]: Invalid value: \"nope\": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
     );
 }
 
 #[test]
-fn node_ports_asked_for_and_given() {
+fn requested_node_ports_are_allocated() {
     let cluster = &mut Cluster::default();
     let port = |port: i64, node_port: i64| json!({"port": port, "protocol": "TCP", "nodePort": node_port});
-    let ask = |ports: Vec<Value>| json!({"type": "NodePort", "ports": ports});
+    let request = |ports: Vec<Value>| json!({"type": "NodePort", "ports": ports});
     assert_eq!(
-        run(cluster, V4, None, ask(vec![port(80, 80)])).1,
+        run(cluster, V4, None, request(vec![port(80, 80)])).1,
         "spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports is 30000-32767"
     );
     assert_eq!(
-        run(cluster, V4, None, ask(vec![port(80, 30999)])).1,
+        run(cluster, V4, None, request(vec![port(80, 30999)])).1,
         "10.0.0.17 IPv4 \"SingleStack\" [30999]"
     );
     assert_eq!(
-        run(cluster, V4, None, ask(vec![port(80, 30999)])).1,
+        run(cluster, V4, None, request(vec![port(80, 30999)])).1,
         "spec.ports[0].nodePort: Invalid value: 30999: provided port is already allocated"
     );
     // One node port serves both protocols of a port; the low ports are left to those who ask.
     assert_eq!(
-        run(cluster, V4, None, ask(vec![port(53, 0), port(53, 0), port(80, 0)])).1,
+        run(cluster, V4, None, request(vec![port(53, 0), port(53, 0), port(80, 0)])).1,
         "10.0.0.18 IPv4 \"SingleStack\" [30086, 30086, 30087]"
     );
     let balancer = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
@@ -170,49 +170,49 @@ fn node_ports_asked_for_and_given() {
         (&new["spec"]["ports"][0]["nodePort"], &new["spec"]["healthCheckNodePort"]),
         (&json!(0), &json!(30088))
     );
-    let mut asks = balancer;
-    asks["healthCheckNodePort"] = json!(30088);
+    let mut requested = balancer;
+    requested["healthCheckNodePort"] = json!(30088);
     assert_eq!(
-        run(cluster, V4, None, asks).1,
+        run(cluster, V4, None, requested).1,
         "internal: failed to allocate requested HealthCheck NodePort 30088: provided port is already allocated"
     );
 }
 
 #[test]
-fn updates_keep_what_they_do_not_mention() {
+fn update_keeps_unspecified_fields() {
     let cluster = &mut Cluster::default();
     let manifest = json!({"type": "NodePort", "ports": [{"port": 80, "protocol": "TCP"}]});
     let (stored, first) = run(cluster, V4, None, manifest.clone());
     assert_eq!(run(cluster, V4, Some(&stored), manifest).1, first);
 
-    let (stored, outcome) =
+    let (stored, result) =
         run(cluster, V4, Some(&stored), json!({"type": "ClusterIP", "ports": [{"port": 80}]}));
-    assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
+    assert_eq!(result, "10.0.0.17 IPv4 \"SingleStack\" []");
     assert!(cluster.ports.is_empty());
-    let (stored, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ExternalName"}));
-    assert_eq!(outcome, "  \"\" []");
+    let (stored, result) = run(cluster, V4, Some(&stored), json!({"type": "ExternalName"}));
+    assert_eq!(result, "  \"\" []");
     assert!(cluster.ips.is_empty());
-    let (_, outcome) = run(cluster, V4, Some(&stored), json!({"type": "ClusterIP"}));
-    assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
+    let (_, result) = run(cluster, V4, Some(&stored), json!({"type": "ClusterIP"}));
+    assert_eq!(result, "10.0.0.17 IPv4 \"SingleStack\" []");
 }
 
 #[test]
-fn going_dual_stack_and_back() {
+fn updates_between_single_and_dual_stack() {
     let cluster = &mut Cluster::default();
     let (stored, _) = run(cluster, DUAL, None, json!({"type": "ClusterIP"}));
     let mut spec = stored["spec"].clone();
     spec["ipFamilyPolicy"] = json!("RequireDualStack");
-    let (stored, outcome) = run(cluster, DUAL, Some(&stored), spec);
-    assert_eq!(outcome, "10.0.0.17,fd00::101 IPv4,IPv6 \"RequireDualStack\" []");
+    let (stored, result) = run(cluster, DUAL, Some(&stored), spec);
+    assert_eq!(result, "10.0.0.17,fd00::101 IPv4,IPv6 \"RequireDualStack\" []");
     let mut spec = stored["spec"].clone();
     spec["ipFamilyPolicy"] = json!("SingleStack");
-    let (_, outcome) = run(cluster, DUAL, Some(&stored), spec);
-    assert_eq!(outcome, "10.0.0.17 IPv4 \"SingleStack\" []");
+    let (_, result) = run(cluster, DUAL, Some(&stored), spec);
+    assert_eq!(result, "10.0.0.17 IPv4 \"SingleStack\" []");
     assert_eq!(cluster.ips.len(), 1);
 }
 
 #[test]
-fn a_full_range_uses_the_low_band_then_fails() {
+fn full_range_uses_static_band_and_then_fails() {
     let cluster = &mut Cluster::default();
     let mut seen = Vec::new();
     for _ in 0..14 {
@@ -231,13 +231,13 @@ fn a_full_range_uses_the_low_band_then_fails() {
 proptest! {
     /// Whatever chance says, an address is inside the range, fresh, and one of every address is given out.
     #[test]
-    fn every_address_is_given_once(chance: u64, bits in 26..30_u32) {
+    fn every_address_is_allocated_once(seed: u64, bits in 26..30_u32) {
         let cidr = format!("10.0.0.0/{bits}");
-        let mut cluster = Cluster { chance, ..Cluster::default() };
+        let mut cluster = Cluster { seed, ..Cluster::default() };
         let count = (1 << (32 - bits)) - 2;
         for _ in 0..count {
-            let (_, outcome) = run(&mut cluster, &[&cidr], None, json!({"type": "ClusterIP"}));
-            prop_assert!(outcome.starts_with("10.0.0."), "{outcome}");
+            let (_, result) = run(&mut cluster, &[&cidr], None, json!({"type": "ClusterIP"}));
+            prop_assert!(result.starts_with("10.0.0."), "{result}");
         }
         prop_assert_eq!(cluster.ips.len(), count);
     }
@@ -245,15 +245,15 @@ proptest! {
 
 /// A request may hold a hundred thousand ports. Comparing each with each would take minutes here.
 #[test]
-fn many_ports_are_no_burden() {
+fn allocation_of_many_ports_is_fast() {
     let ports: Vec<Value> = (0..100_000)
         .map(|port| json!({"port": port, "protocol": "TCP", "targetPort": 1, "name": "a"}))
         .collect();
     let cluster = &mut Cluster::default();
     let spec = json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": ports});
     assert_eq!(run(cluster, V4, None, spec).1, "10.0.0.17 IPv4 \"SingleStack\" []");
-    let mut errors = Errors::default();
+    let mut errors = ErrorList::default();
     let service = json!({"spec": {"type": "ClusterIP", "ports": ports}});
-    crate::core::service::validate::service(&service, &mut errors);
+    crate::core::service::validate::validate_service(&service, &mut errors);
     assert!(!errors.is_empty());
 }

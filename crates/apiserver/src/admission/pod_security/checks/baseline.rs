@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use api::field::quoted;
-use api::json::Json as _;
+use api::field::quote;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
-use super::{Pod, Violation, containers, list, plural, setters, violation};
+use super::{Pod, Violation, containers, format_subjects, list, plural, violation};
 
 pub fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
     const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
@@ -21,11 +21,11 @@ pub fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
     };
     let on_pod = bad(pod.context());
     let named = pod.contexts_where(bad);
-    let mut by = Vec::from_iter(setters(on_pod, &named));
+    let mut by = Vec::from_iter(format_subjects(on_pod, &named));
     let annotations = pod.metadata.entries("annotations").filter_map(|(key, value)| {
         let value = value.as_str().unwrap_or("");
         let good = value.is_empty() || value == "runtime/default" || value.starts_with("localhost/");
-        (key.starts_with(ANNOTATION) && !good).then(|| format!("{key}={}", quoted(value)))
+        (key.starts_with(ANNOTATION) && !good).then(|| format!("{key}={}", quote(value)))
     });
     let mut annotations: Vec<String> = annotations.collect();
     annotations.sort();
@@ -41,7 +41,7 @@ pub fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
 }
 
 /// The capabilities that a container adds and may not, and who they are.
-pub fn added<'a>(pod: &Pod<'a>, allowed: &[&str]) -> Option<String> {
+pub fn forbidden_capabilities<'a>(pod: &Pod<'a>, allowed: &[&str]) -> Option<String> {
     let mut forbidden: BTreeSet<&str> = BTreeSet::new();
     let names = pod.contexts_where(|context| {
         let added = context.at("capabilities").items("add").iter().filter_map(Value::as_str);
@@ -74,7 +74,7 @@ pub fn default_capabilities(pod: &Pod<'_>) -> Option<Violation> {
         "SETUID",
         "SYS_CHROOT",
     ];
-    violation("non-default capabilities", added(pod, DEFAULT)?)
+    violation("non-default capabilities", forbidden_capabilities(pod, DEFAULT)?)
 }
 
 pub fn host_namespaces(pod: &Pod<'_>) -> Option<Violation> {
@@ -109,7 +109,7 @@ pub fn host_ports(pod: &Pod<'_>) -> Option<Violation> {
     violation("hostPort", format!("{} {use_} {word} {ports}", containers(&names)))
 }
 
-pub fn probed_hosts(pod: &Pod<'_>) -> Option<Violation> {
+pub fn probe_hosts(pod: &Pod<'_>) -> Option<Violation> {
     const HANDLERS: [&str; 5] =
         ["livenessProbe", "readinessProbe", "startupProbe", "lifecycle.postStart", "lifecycle.preStop"];
     let mut hosts: BTreeSet<&str> = BTreeSet::new();
@@ -170,7 +170,7 @@ pub fn se_linux(pod: &Pod<'_>, allowed: &[&str]) -> Option<Violation> {
     };
     let on_pod = bad(pod.context());
     let names = pod.contexts_where(bad);
-    let by = setters(on_pod, &names)?;
+    let by = format_subjects(on_pod, &names)?;
     let mut what = Vec::new();
     if !types.is_empty() {
         what.push(format!("{} {}", plural(types.len(), "type", "types"), list(types)));
@@ -191,7 +191,7 @@ pub fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
     let forbidden = keys.filter_map(|key| {
         let value = annotations.at(&key).as_str()?;
         let good = matches!(value, "runtime/default" | "docker/default") || value.starts_with("localhost/");
-        (!good).then(|| format!("{key}={}", quoted(value)))
+        (!good).then(|| format!("{key}={}", quote(value)))
     });
     let forbidden = Vec::from_iter(BTreeSet::from_iter(forbidden));
     if forbidden.is_empty() {
@@ -201,7 +201,7 @@ pub fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
     violation("seccompProfile", format!("forbidden {word} {}", forbidden.join(", ")))
 }
 
-pub fn good_seccomp(context: &Value) -> Option<bool> {
+pub fn is_allowed_seccomp(context: &Value) -> Option<bool> {
     let profile = context.at("seccompProfile");
     (!profile.is_null()).then(|| matches!(profile.text("type"), "RuntimeDefault" | "Localhost"))
 }
@@ -209,7 +209,7 @@ pub fn good_seccomp(context: &Value) -> Option<bool> {
 pub fn seccomp(pod: &Pod<'_>) -> Option<Violation> {
     let mut values = BTreeSet::new();
     let mut bad = |context: &Value| {
-        let bad = good_seccomp(context) == Some(false);
+        let bad = is_allowed_seccomp(context) == Some(false);
         if bad {
             values.insert(context.at("seccompProfile").text("type").to_owned());
         }
@@ -217,7 +217,7 @@ pub fn seccomp(pod: &Pod<'_>) -> Option<Violation> {
     };
     let on_pod = bad(pod.context());
     let names = pod.contexts_where(bad);
-    let by = setters(on_pod, &names)?;
+    let by = format_subjects(on_pod, &names)?;
     let values = list(values);
     violation("seccompProfile", format!("{by} must not set securityContext.seccompProfile.type to {values}"))
 }
@@ -247,6 +247,6 @@ pub fn sysctls(pod: &Pod<'_>, version: u32) -> Option<Violation> {
 
 pub fn host_process(pod: &Pod<'_>) -> Option<Violation> {
     let bad = |context: &Value| context.at("windowsOptions").flag("hostProcess");
-    let by = setters(bad(pod.context()), &pod.contexts_where(bad))?;
+    let by = format_subjects(bad(pod.context()), &pod.contexts_where(bad))?;
     violation("hostProcess", format!("{by} must not set securityContext.windowsOptions.hostProcess=true"))
 }

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use api::json::Json as _;
+use api::json::JsonExt as _;
 use serde_json::Value;
 
-use super::baseline::{added, good_seccomp, seccomp};
-use super::{Pod, Violation, containers, list, plural, setters, violation};
+use super::baseline::{forbidden_capabilities, is_allowed_seccomp, seccomp};
+use super::{Pod, Violation, containers, format_subjects, list, plural, violation};
 
 pub fn no_capabilities(pod: &Pod<'_>) -> Option<Violation> {
-    let keeping = pod
+    let missing_drop_all = pod
         .contexts_where(|context| !context.at("capabilities").items("drop").iter().any(|name| name == "ALL"));
-    let kept = (!keeping.is_empty())
-        .then(|| format!("{} must set securityContext.capabilities.drop=[\"ALL\"]", containers(&keeping)));
-    let details: Vec<String> = kept.into_iter().chain(added(pod, &["NET_BIND_SERVICE"])).collect();
+    let drop_violation = (!missing_drop_all.is_empty()).then(|| {
+        format!("{} must set securityContext.capabilities.drop=[\"ALL\"]", containers(&missing_drop_all))
+    });
+    let details: Vec<String> =
+        drop_violation.into_iter().chain(forbidden_capabilities(pod, &["NET_BIND_SERVICE"])).collect();
     if details.is_empty() { None } else { violation("unrestricted capabilities", details.join("; ")) }
 }
 
@@ -21,10 +23,10 @@ pub fn seccomp_required(pod: &Pod<'_>) -> Option<Violation> {
     if let Some(violation) = seccomp(pod) {
         return Some(violation);
     }
-    if good_seccomp(pod.context()) == Some(true) {
+    if is_allowed_seccomp(pod.context()) == Some(true) {
         return None;
     }
-    let names = pod.contexts_where(|context| good_seccomp(context).is_none());
+    let names = pod.contexts_where(|context| is_allowed_seccomp(context).is_none());
     if names.is_empty() {
         return None;
     }
@@ -105,15 +107,15 @@ pub fn volume_types(pod: &Pod<'_>) -> Option<Violation> {
 
 pub fn non_root(pod: &Pod<'_>) -> Option<Violation> {
     const REASON: &str = "runAsNonRoot != true";
-    let said = |context: &Value| context.at("runAsNonRoot").as_bool();
-    let names = pod.contexts_where(|context| said(context) == Some(false));
-    if let Some(by) = setters(said(pod.context()) == Some(false), &names) {
+    let run_as_non_root = |context: &Value| context.at("runAsNonRoot").as_bool();
+    let names = pod.contexts_where(|context| run_as_non_root(context) == Some(false));
+    if let Some(by) = format_subjects(run_as_non_root(pod.context()) == Some(false), &names) {
         return violation(REASON, format!("{by} must not set securityContext.runAsNonRoot=false"));
     }
-    if said(pod.context()) == Some(true) {
+    if run_as_non_root(pod.context()) == Some(true) {
         return None;
     }
-    let names = pod.contexts_where(|context| said(context).is_none());
+    let names = pod.contexts_where(|context| run_as_non_root(context).is_none());
     if names.is_empty() {
         return None;
     }
@@ -122,6 +124,6 @@ pub fn non_root(pod: &Pod<'_>) -> Option<Violation> {
 
 pub fn user_zero(pod: &Pod<'_>) -> Option<Violation> {
     let bad = |context: &Value| context.int("runAsUser") == Some(0);
-    let by = setters(bad(pod.context()), &pod.contexts_where(bad))?;
+    let by = format_subjects(bad(pod.context()), &pod.contexts_where(bad))?;
     violation("runAsUser=0", format!("{by} must not set runAsUser=0"))
 }

@@ -34,19 +34,19 @@ fn merged(mut into: Value, patch: &Value) -> Value {
     into
 }
 
-fn judged(at: &str, pod: &Value) -> String {
+fn evaluate(at: &str, pod: &Value) -> String {
     let (level, version) = at.split_once(':').expect("a level and a version");
     let (level, version) = (Level::parse(level), Version::parse(version));
-    let strictness = Strictness { level: level.expect("a level"), version: version.expect("a version") };
+    let level_version = LevelVersion { level: level.expect("a level"), version: version.expect("a version") };
     let pod = Pod { metadata: pod.at("metadata"), spec: pod.at("spec") };
-    let found = violations(strictness, &pod);
+    let found = run_checks(level_version, &pod);
     found.iter().map(|one| format!("{}: {}", one.reason, one.detail)).collect::<Vec<_>>().join(" | ")
 }
 
 /// The good pod with this of it changed.
 #[track_caller]
 fn check(at: &str, change: Value, expected: &str) {
-    assert_eq!(judged(at, &merged(good(), &change)), expected, "{at} {change}");
+    assert_eq!(evaluate(at, &merged(good(), &change)), expected, "{at} {change}");
 }
 
 fn container(context: Value) -> Value {
@@ -58,7 +58,7 @@ fn on_pod(context: Value) -> Value {
 }
 
 #[test]
-fn a_good_pod_is_good_everywhere() {
+fn allows_restricted_pod_at_every_level_and_version() {
     for version in (0..40).map(|minor| format!("v1.{minor}")).chain(["latest".to_owned()]) {
         for level in ["privileged", "baseline", "restricted"] {
             check(&format!("{level}:{version}"), json!({}), "");
@@ -67,21 +67,21 @@ fn a_good_pod_is_good_everywhere() {
 }
 
 #[test]
-fn an_empty_pod_meets_the_baseline_and_nothing_more() {
+fn default_pod_passes_baseline_only() {
     let pod = json!({"spec": {"containers": [{"name": "a"}, {"name": "b"}]}});
-    assert_eq!(judged("baseline:latest", &pod), "");
+    assert_eq!(evaluate("baseline:latest", &pod), "");
     assert_eq!(
-        judged("restricted:v1.0", &pod),
+        evaluate("restricted:v1.0", &pod),
         r#"runAsNonRoot != true: pod or containers "a", "b" must set securityContext.runAsNonRoot=true"#
     );
     assert_eq!(
-        judged("restricted:latest", &pod),
+        evaluate("restricted:latest", &pod),
         r#"allowPrivilegeEscalation != false: containers "a", "b" must set securityContext.allowPrivilegeEscalation=false | unrestricted capabilities: containers "a", "b" must set securityContext.capabilities.drop=["ALL"] | runAsNonRoot != true: pod or containers "a", "b" must set securityContext.runAsNonRoot=true | seccompProfile: pod or containers "a", "b" must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost""#
     );
 }
 
 #[test]
-fn the_baseline() {
+fn baseline_checks() {
     let check = |change: Value, expected: &str| check("baseline:latest", change, expected);
     let profile = |kind: &str| json!({"appArmorProfile": {"type": kind}});
     check(on_pod(profile("Localhost")), "");
@@ -100,10 +100,10 @@ fn the_baseline() {
         annotated,
         r#"forbidden AppArmor profiles: container "c" and annotation must not set AppArmor profile type to "Unconfined", "container.apparmor.security.beta.kubernetes.io/c="unconfined"""#,
     );
-    let adding = |names: &[&str]| json!({"capabilities": {"add": names}});
-    check(container(adding(&["CHOWN", "KILL"])), "");
+    let add_capabilities = |names: &[&str]| json!({"capabilities": {"add": names}});
+    check(container(add_capabilities(&["CHOWN", "KILL"])), "");
     check(
-        container(adding(&["NET_RAW", "CHOWN", "BPF"])),
+        container(add_capabilities(&["NET_RAW", "CHOWN", "BPF"])),
         r#"non-default capabilities: container "c" must not include "BPF", "NET_RAW" in securityContext.capabilities.add"#,
     );
     check(
@@ -151,15 +151,15 @@ fn the_baseline() {
         ),
         r#"hostProcess: pod and container "c" must not set securityContext.windowsOptions.hostProcess=true"#,
     );
-    let probed = json!({"spec": {"containers": [{
+    let probes = json!({"spec": {"containers": [{
         "livenessProbe": {"httpGet": {"host": "b"}},
         "lifecycle": {"preStop": {"tcpSocket": {"host": "a"}}},
     }], "ephemeralContainers": [{"name": "e", "startupProbe": {"tcpSocket": {"host": "a"}}}]}});
-    check(probed, r#"probe or lifecycle host: containers "c", "e" use probe or lifecycle hosts "a", "b""#);
+    check(probes, r#"probe or lifecycle host: containers "c", "e" use probe or lifecycle hosts "a", "b""#);
 }
 
 #[test]
-fn the_restricted_level() {
+fn restricted_checks() {
     let check = |change: Value, expected: &str| check("restricted:latest", change, expected);
     check(
         container(json!({"allowPrivilegeEscalation": true})),
@@ -203,7 +203,7 @@ fn the_restricted_level() {
 
 /// Each check where it changes: the last version without it, and the first with it.
 #[test]
-fn versions() {
+fn checks_apply_from_their_minor_version() {
     let windows = json!({"spec": {"os": {"name": "windows"}}});
     let own_users = json!({"spec": {"hostUsers": false}});
     let rows: &[(&str, &str, Value, bool)] = &[
@@ -281,9 +281,9 @@ fn versions() {
             false,
         ),
     ];
-    for (level, version, change, fine) in rows {
-        let found = judged(&format!("{level}:{version}"), &merged(good(), change));
-        assert_eq!(found.is_empty(), *fine, "{level}:{version} {change}: {found}");
+    for (level, version, change, allowed) in rows {
+        let found = evaluate(&format!("{level}:{version}"), &merged(good(), change));
+        assert_eq!(found.is_empty(), *allowed, "{level}:{version} {change}: {found}");
     }
     let annotated = |value: &str| {
         json!({"metadata": {"annotations": {
@@ -300,12 +300,13 @@ fn versions() {
 }
 
 #[test]
-fn the_table_is_in_order_and_sound() {
+fn checks_are_sorted_and_override_existing_checks() {
     let keys: Vec<_> = CHECKS.iter().map(|check| (check.level, check.name)).collect();
     assert!(keys.is_sorted(), "{keys:?}");
     for check in CHECKS {
         assert!(check.since.is_sorted_by(|a, b| a.0 < b.0), "{}", check.name);
-        let known = check.instead_of.is_empty() || CHECKS.iter().any(|other| other.name == check.instead_of);
+        let known =
+            check.override_check.is_empty() || CHECKS.iter().any(|other| other.name == check.override_check);
         assert!(known, "{}", check.name);
     }
 }

@@ -3,18 +3,18 @@
 use std::fmt::Write as _;
 
 use super::escape::Escape;
-use super::{Failure, Parser, push_escaped};
+use super::{ParseFailure, Parser, push_escaped};
 
-const CLASSES: [&str; 14] = [
+const POSIX_CLASSES: [&str; 14] = [
     "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space",
     "upper", "word", "xdigit",
 ];
 
-const BRACKET: &str = "missing closing ]";
-pub(super) const RANGE: &str = "invalid character class range";
+const MISSING_BRACKET: &str = "missing closing ]";
+pub(super) const INVALID_RANGE: &str = "invalid character class range";
 
 impl<'p> Parser<'p> {
-    pub(super) fn class(&mut self) -> Result<(), Failure<'p>> {
+    pub(super) fn class(&mut self) -> Result<(), ParseFailure<'p>> {
         let whole = self.rest();
         self.next();
         self.out.push('[');
@@ -26,7 +26,7 @@ impl<'p> Parser<'p> {
         loop {
             let start = self.at;
             match self.peek() {
-                None => return Err((BRACKET, whole)),
+                None => return Err((MISSING_BRACKET, whole)),
                 Some(']') if !first => {
                     self.next();
                     self.out.push(']');
@@ -34,10 +34,10 @@ impl<'p> Parser<'p> {
                 }
                 Some('[') if self.rest().starts_with("[:") && self.rest()[2..].contains(":]") => {
                     self.at += 2 + self.rest()[2..].find(":]").unwrap_or(0) + 2;
-                    let class = self.since(start);
+                    let class = self.text_since(start);
                     let name = &class[2..class.len() - 2];
-                    if !CLASSES.contains(&name.strip_prefix('^').unwrap_or(name)) {
-                        return Err((RANGE, class));
+                    if !POSIX_CLASSES.contains(&name.strip_prefix('^').unwrap_or(name)) {
+                        return Err((INVALID_RANGE, class));
                     }
                     self.out.push_str(class);
                     first = false;
@@ -68,7 +68,7 @@ impl<'p> Parser<'p> {
                 return Err((super::INVALID_ESCAPE, &self.pattern[end..end + length]));
             };
             if high < low {
-                return Err((RANGE, self.since(start)));
+                return Err((INVALID_RANGE, self.text_since(start)));
             }
             push_escaped(&mut self.out, low);
             self.out.push('-');
@@ -76,9 +76,9 @@ impl<'p> Parser<'p> {
         }
     }
 
-    fn class_character(&mut self, whole: &'p str) -> Result<Escape, Failure<'p>> {
+    fn class_character(&mut self, whole: &'p str) -> Result<Escape, ParseFailure<'p>> {
         match self.peek() {
-            None => Err((BRACKET, whole)),
+            None => Err((MISSING_BRACKET, whole)),
             Some('\\') => self.escape(),
             Some(next) => {
                 self.next();
@@ -88,10 +88,10 @@ impl<'p> Parser<'p> {
     }
 
     /// `\pL` or `\p{Greek}`, of which the backslash and the `p` are read.
-    pub(super) fn unicode_class(&mut self, start: usize, negated: bool) -> Result<Escape, Failure<'p>> {
+    pub(super) fn unicode_class(&mut self, start: usize, negated: bool) -> Result<Escape, ParseFailure<'p>> {
         let (name, length) = match self.rest().strip_prefix('{') {
             Some(name) => {
-                let end = name.find('}').ok_or((RANGE, &self.pattern[start..]))?;
+                let end = name.find('}').ok_or((INVALID_RANGE, &self.pattern[start..]))?;
                 (&name[..end], end + 2)
             }
             None => {
@@ -115,6 +115,6 @@ impl<'p> Parser<'p> {
                 return Ok(Escape::Class(class));
             }
         }
-        Err((RANGE, self.since(start)))
+        Err((INVALID_RANGE, self.text_since(start)))
     }
 }

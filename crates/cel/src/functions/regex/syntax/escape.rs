@@ -1,10 +1,10 @@
 //! What stands behind a backslash.
 
 use super::node::Node;
-use super::{Failure, INVALID_ESCAPE, Parser};
+use super::{INVALID_ESCAPE, ParseFailure, Parser};
 
 /// Go's classes and word boundaries know ASCII only.
-const CLASSES: [(char, &str); 6] = [
+const PERL_CLASSES: [(char, &str); 6] = [
     ('d', "[0-9]"),
     ('D', "[^0-9]"),
     ('w', "[0-9A-Za-z_]"),
@@ -12,7 +12,8 @@ const CLASSES: [(char, &str); 6] = [
     ('s', r"[\t\n\x0C\r ]"),
     ('S', r"[^\t\n\x0C\r ]"),
 ];
-const ASSERTIONS: [(char, &str); 4] = [('A', r"\A"), ('b', r"(?-u:\b)"), ('B', r"(?-u:\B)"), ('z', r"\z")];
+const ZERO_WIDTH_ESCAPES: [(char, &str); 4] =
+    [('A', r"\A"), ('b', r"(?-u:\b)"), ('B', r"(?-u:\B)"), ('z', r"\z")];
 
 pub(super) enum Escape {
     Literal(char),
@@ -22,12 +23,12 @@ pub(super) enum Escape {
 
 impl<'p> Parser<'p> {
     /// An escape outside of a class.
-    pub(super) fn escaped(&mut self) -> Result<(), Failure<'p>> {
+    pub(super) fn escaped(&mut self) -> Result<(), ParseFailure<'p>> {
         let letter = self.rest().chars().nth(1);
         if letter == Some('Q') {
             return self.quoted();
         }
-        if let Some((_, assertion)) = ASSERTIONS.iter().find(|(name, _)| Some(*name) == letter) {
+        if let Some((_, assertion)) = ZERO_WIDTH_ESCAPES.iter().find(|(name, _)| Some(*name) == letter) {
             self.at += 2;
             self.out.push_str(assertion);
             return self.push(Node::leaf());
@@ -42,7 +43,7 @@ impl<'p> Parser<'p> {
     }
 
     /// Everything up to `\E` stands for itself.
-    fn quoted(&mut self) -> Result<(), Failure<'p>> {
+    fn quoted(&mut self) -> Result<(), ParseFailure<'p>> {
         self.at += 2;
         let (literal, length) = match self.rest().split_once(r"\E") {
             Some((literal, _)) => (literal, literal.len() + 2),
@@ -52,11 +53,11 @@ impl<'p> Parser<'p> {
         literal.chars().try_for_each(|literal| self.push_literal(literal))
     }
 
-    pub(super) fn escape(&mut self) -> Result<Escape, Failure<'p>> {
+    pub(super) fn escape(&mut self) -> Result<Escape, ParseFailure<'p>> {
         let start = self.at;
         self.next();
         let Some(next) = self.next() else { return Err(("trailing backslash at end of expression", "")) };
-        if let Some((_, class)) = CLASSES.iter().find(|(name, _)| *name == next) {
+        if let Some((_, class)) = PERL_CLASSES.iter().find(|(name, _)| *name == next) {
             return Ok(Escape::Class((*class).to_owned()));
         }
         let literal = match next {
@@ -70,16 +71,16 @@ impl<'p> Parser<'p> {
             't' => '\t',
             'v' => '\u{b}',
             next if next.is_ascii() && !next.is_ascii_alphanumeric() => next,
-            _ => return Err((INVALID_ESCAPE, self.since(start))),
+            _ => return Err((INVALID_ESCAPE, self.text_since(start))),
         };
         Ok(Escape::Literal(literal))
     }
 
     /// Up to three digits. One alone would be a reference to a group, unless it is 0.
-    fn octal(&mut self, start: usize, first: char) -> Result<char, Failure<'p>> {
+    fn octal(&mut self, start: usize, first: char) -> Result<char, ParseFailure<'p>> {
         let digit = |next: Option<char>| next.and_then(|next| next.to_digit(8));
         if first != '0' && digit(self.peek()).is_none() {
-            return Err((INVALID_ESCAPE, self.since(start)));
+            return Err((INVALID_ESCAPE, self.text_since(start)));
         }
         let mut value = first.to_digit(8).unwrap_or(0);
         for _ in 0..2 {
@@ -87,10 +88,10 @@ impl<'p> Parser<'p> {
             self.next();
             value = value * 8 + digit;
         }
-        char::from_u32(value).ok_or((INVALID_ESCAPE, self.since(start)))
+        char::from_u32(value).ok_or((INVALID_ESCAPE, self.text_since(start)))
     }
 
-    fn hex(&mut self, start: usize) -> Result<char, Failure<'p>> {
+    fn hex(&mut self, start: usize) -> Result<char, ParseFailure<'p>> {
         if self.peek() == Some('{') {
             self.next();
             let (mut value, mut digits) = (0, 0);
@@ -98,7 +99,7 @@ impl<'p> Parser<'p> {
                 match next.to_digit(16) {
                     Some(digit) => value = value * 16 + digit,
                     None if next == '}' && digits > 0 => {
-                        return char::from_u32(value).ok_or((INVALID_ESCAPE, self.since(start)));
+                        return char::from_u32(value).ok_or((INVALID_ESCAPE, self.text_since(start)));
                     }
                     None => break,
                 }
@@ -107,11 +108,11 @@ impl<'p> Parser<'p> {
                     break;
                 }
             }
-            return Err((INVALID_ESCAPE, self.since(start)));
+            return Err((INVALID_ESCAPE, self.text_since(start)));
         }
         let mut digit = || self.next().and_then(|next| next.to_digit(16));
         let (high, low) = (digit(), digit());
         let value = high.zip(low).and_then(|(high, low)| char::from_u32(high * 16 + low));
-        value.ok_or((INVALID_ESCAPE, self.since(start)))
+        value.ok_or((INVALID_ESCAPE, self.text_since(start)))
     }
 }

@@ -2,7 +2,7 @@
 //! it compiles to, and how often its innermost part is repeated.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Shape {
+enum NodeKind {
     Literal,
     Class,
     Concat,
@@ -12,51 +12,56 @@ enum Shape {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
-    shape: Shape,
+    kind: NodeKind,
     pub(super) height: u32,
     pub(super) size: u64,
     /// The highest product of nested counted repetitions.
-    pub(super) repeats: u32,
+    pub(super) repeat_count: u32,
 }
 
 impl Node {
-    fn new(shape: Shape) -> Node {
-        Node { shape, height: 1, size: 1, repeats: 1 }
+    fn new(shape: NodeKind) -> Node {
+        Node { kind: shape, height: 1, size: 1, repeat_count: 1 }
     }
 
     pub(super) fn leaf() -> Node {
-        Node::new(Shape::Other)
+        Node::new(NodeKind::Other)
     }
 
     pub(super) fn literal() -> Node {
-        Node::new(Shape::Literal)
+        Node::new(NodeKind::Literal)
     }
 
     pub(super) fn class() -> Node {
-        Node::new(Shape::Class)
+        Node::new(NodeKind::Class)
     }
 
     fn wrapped(self, size: u64) -> Node {
-        Node { shape: Shape::Other, height: self.height + 1, size: size.max(1), repeats: self.repeats }
+        Node {
+            kind: NodeKind::Other,
+            height: self.height + 1,
+            size: size.max(1),
+            repeat_count: self.repeat_count,
+        }
     }
 
     /// Repeated by an operator that costs `extra` instructions.
-    pub(super) fn repeated(self, extra: u64) -> Node {
+    pub(super) fn with_repeat_operator(self, extra: u64) -> Node {
         self.wrapped(self.size + extra)
     }
 
-    pub(super) fn counted(self, min: u32, max: Option<u32>) -> Node {
+    pub(super) fn with_repeat_count(self, min: u32, max: Option<u32>) -> Node {
         let size = match (min, max) {
             (0, None) => 2 + self.size,
             (min, None) => 1 + u64::from(min) * self.size,
             (min, Some(max)) => u64::from(max) * self.size + u64::from(max - min),
         };
-        let repeats = match max {
+        let repeat_count = match max {
             Some(0) => 1,
-            Some(times) => times.saturating_mul(self.repeats),
-            None => min.max(1).saturating_mul(self.repeats),
+            Some(times) => times.saturating_mul(self.repeat_count),
+            None => min.max(1).saturating_mul(self.repeat_count),
         };
-        Node { repeats, ..self.wrapped(size) }
+        Node { repeat_count, ..self.wrapped(size) }
     }
 }
 
@@ -65,13 +70,13 @@ impl Node {
 pub(super) struct Group {
     captures: bool,
     /// The alternatives before the current one.
-    branches: Vec<Node>,
+    alternation: Vec<Node>,
     /// The parts of the current alternative.
     parts: Vec<Node>,
 }
 
 impl Group {
-    pub(super) fn capturing() -> Group {
+    pub(super) fn capture() -> Group {
         Group { captures: true, ..Group::default() }
     }
 
@@ -88,19 +93,19 @@ impl Group {
     pub(super) fn end_branch(&mut self) {
         self.join_literals();
         let parts = std::mem::take(&mut self.parts);
-        let branch = collapse(parts, Shape::Concat);
+        let branch = collapse(parts, NodeKind::Concat);
         // A choice between classes is one class.
         let is_class =
-            |node: &Node| node.shape == Shape::Class || node.shape == Shape::Literal && node.size == 1;
-        match self.branches.last_mut() {
-            Some(last) if is_class(last) && is_class(&branch) => last.shape = Shape::Class,
-            _ => self.branches.push(branch),
+            |node: &Node| node.kind == NodeKind::Class || node.kind == NodeKind::Literal && node.size == 1;
+        match self.alternation.last_mut() {
+            Some(last) if is_class(last) && is_class(&branch) => last.kind = NodeKind::Class,
+            _ => self.alternation.push(branch),
         }
     }
 
     pub(super) fn close(&mut self) -> Node {
         self.end_branch();
-        let node = collapse(std::mem::take(&mut self.branches), Shape::Alternate);
+        let node = collapse(std::mem::take(&mut self.alternation), NodeKind::Alternate);
         match self.captures {
             true => node.wrapped(node.size + 2),
             false => node,
@@ -109,7 +114,7 @@ impl Group {
 
     fn join_literals(&mut self) {
         if let [.., first, second] = self.parts.as_mut_slice()
-            && (first.shape, second.shape) == (Shape::Literal, Shape::Literal)
+            && (first.kind, second.kind) == (NodeKind::Literal, NodeKind::Literal)
         {
             first.size += second.size;
             self.parts.pop();
@@ -118,22 +123,22 @@ impl Group {
 }
 
 /// One node of several, into which those of its own shape dissolve.
-fn collapse(nodes: Vec<Node>, shape: Shape) -> Node {
+fn collapse(nodes: Vec<Node>, shape: NodeKind) -> Node {
     if let [node] = nodes[..] {
         return node;
     }
-    let separators = if shape == Shape::Alternate { nodes.len().saturating_sub(1) as u64 } else { 0 };
+    let separators = if shape == NodeKind::Alternate { nodes.len().saturating_sub(1) as u64 } else { 0 };
     let mut whole = Node { size: 0, height: 0, ..Node::new(shape) };
     for node in nodes {
         whole.size = whole.size.saturating_add(node.size);
-        whole.height = whole.height.max(if node.shape == shape { node.height - 1 } else { node.height });
-        whole.repeats = whole.repeats.max(node.repeats);
+        whole.height = whole.height.max(if node.kind == shape { node.height - 1 } else { node.height });
+        whole.repeat_count = whole.repeat_count.max(node.repeat_count);
     }
     whole.size = (whole.size + separators).max(1);
     whole.height += 1;
     if whole.height == 1 {
         // Nothing at all.
-        whole.shape = Shape::Other;
+        whole.kind = NodeKind::Other;
     }
     whole
 }

@@ -19,7 +19,7 @@ fn matches(pattern: &str, yes: &[&str], no: &[&str]) {
 }
 
 #[test]
-fn refuses_what_go_refuses() {
+fn rejects_patterns_that_go_rejects() {
     check("(", "missing closing ): `(`");
     check("a(b|c", "missing closing ): `a(b|c`");
     check("a)b", "unexpected ): `a)b`");
@@ -49,7 +49,7 @@ fn refuses_what_go_refuses() {
 }
 
 #[test]
-fn limits_nested_repetitions_by_their_product() {
+fn limits_product_of_nested_repeat_counts() {
     check("((a{1000}){1000})", "invalid repeat count: `{1000}`");
     check("(a{100}){11}", "invalid repeat count: `{11}`");
     check("(x|(y{20}){10})z{3}|(x|(y{20}){10}){6}?", "invalid repeat count: `{6}?`");
@@ -75,7 +75,7 @@ fn limits_size_and_nesting() {
 }
 
 #[test]
-fn compiles_whatever_go_compiles() {
+fn accepts_patterns_that_go_accepts() {
     matches(&format!("^{}a{}$", "(".repeat(998), ")".repeat(998)), &["a"], &["b"]);
     matches(&format!("^{}a{}$", "(x|y+".repeat(240), ")*".repeat(240)), &[""], &["b"]);
     matches(&format!("^{}a{}$", "(?:x".repeat(480), ")?".repeat(480)), &["x", "xx"], &["b"]);
@@ -83,7 +83,7 @@ fn compiles_whatever_go_compiles() {
 }
 
 #[test]
-fn reads_patterns_as_go_does() {
+fn accepts_syntax_of_go() {
     matches(r"^{.*}$", &["{a}"], &["a"]);
     matches("^a{,2}$", &["a{,2}"], &["aa"]);
     matches("^a{01}$", &["a{01}"], &["a"]);

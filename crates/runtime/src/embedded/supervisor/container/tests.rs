@@ -1,17 +1,17 @@
 use std::time::Duration;
 
-use super::super::listener::{FURTHEST_BEHIND, PATIENCE};
+use super::super::listener::{MAX_PENDING_BYTES, WRITE_TIMEOUT};
 use super::*;
 
 /// A container of which one end of stdout is here.
-fn running() -> (Running, File) {
+fn running() -> (RunningContainer, File) {
     let (reader, writer) = std::io::pipe().unwrap();
-    let running = Running {
+    let running = RunningContainer {
         spec: spec::Container::default(),
-        status: Status::default(),
+        status: RunStatus::default(),
         child: None,
         starting: None,
-        output: [Some(patient(reader.into()).unwrap()), None],
+        output: [Some(nonblocking_file(reader.into()).unwrap()), None],
         terminal: None,
         stdin: None,
         to_stdin: Vec::new(),
@@ -20,21 +20,21 @@ fn running() -> (Running, File) {
         log: Log::open(None).unwrap(),
         listeners: Vec::new(),
     };
-    (running, patient(writer.into()).unwrap())
+    (running, nonblocking_file(writer.into()).unwrap())
 }
 
-fn attach(running: &mut Running, connection: u64) -> File {
+fn attach(running: &mut RunningContainer, connection: u64) -> File {
     let (reader, writer) = std::io::pipe().unwrap();
     running.listeners.push(Listener::new(connection, None, [Some(writer.into()), None]).unwrap());
-    patient(reader.into()).unwrap()
+    nonblocking_file(reader.into()).unwrap()
 }
 
-fn end(running: &mut Running) {
-    running.end(Ended::Exited(0), false);
+fn end(running: &mut RunningContainer) {
+    running.end(ExitStatus::Exited(0), false);
 }
 
 /// All that there is to read at the moment.
-fn taken(file: &mut File) -> Vec<u8> {
+fn read_available(file: &mut File) -> Vec<u8> {
     let mut all = Vec::new();
     let mut buffer = [0; 4096];
     while let Ok(count) = file.read(&mut buffer)
@@ -46,85 +46,88 @@ fn taken(file: &mut File) -> Vec<u8> {
 }
 
 /// Says so much, or as much as is heard.
-fn say(running: &mut Running, mouth: &mut File, most: usize) -> usize {
-    let mut said = 0;
-    let piece: Vec<u8> = (0..4096).map(|at| u8::try_from(at % 251).unwrap()).collect();
-    while said < most {
-        match mouth.write(&piece[..piece.len().min(most - said)]) {
-            Ok(count) => said += count,
-            Err(_) if running.is_held(Stream::Out) => break,
-            Err(_) => drop(running.hear(Stream::Out)),
+fn write_output(running: &mut RunningContainer, stdout: &mut File, most: usize) -> usize {
+    let mut written = 0;
+    let chunk: Vec<u8> = (0..4096).map(|at| u8::try_from(at % 251).unwrap()).collect();
+    while written < most {
+        match stdout.write(&chunk[..chunk.len().min(most - written)]) {
+            Ok(count) => written += count,
+            Err(_) if running.is_blocked(OutputStream::Out) => break,
+            Err(_) => drop(running.read_output(OutputStream::Out)),
         }
     }
-    running.hear(Stream::Out);
-    said
+    running.read_output(OutputStream::Out);
+    written
 }
 
 #[test]
-fn a_slow_listener_is_waited_for_and_hears_all() {
-    let (mut running, mut mouth) = running();
-    let mut ear = attach(&mut running, 1);
-    let said = say(&mut running, &mut mouth, 8 * FURTHEST_BEHIND);
-    assert!(running.is_held(Stream::Out) && said < 2 * FURTHEST_BEHIND, "{said}");
+fn slow_listener_gets_all_output() {
+    let (mut running, mut stdout) = running();
+    let mut reader = attach(&mut running, 1);
+    let written = write_output(&mut running, &mut stdout, 8 * MAX_PENDING_BYTES);
+    assert!(running.is_blocked(OutputStream::Out) && written < 2 * MAX_PENDING_BYTES, "{written}");
     assert!(running.deadline().is_some());
-    let mut heard = 0;
-    while heard < said {
-        let now = taken(&mut ear);
-        assert!(!now.is_empty() && running.part(Instant::now()).is_empty(), "after {heard} of {said}");
-        heard += now.len();
-        running.listeners[0].flush(Stream::Out);
-        running.hear(Stream::Out);
+    let mut received = 0;
+    while received < written {
+        let now = read_available(&mut reader);
+        assert!(
+            !now.is_empty() && running.take_finished_listeners(Instant::now()).is_empty(),
+            "after {received} of {written}"
+        );
+        received += now.len();
+        running.listeners[0].flush(OutputStream::Out);
+        running.read_output(OutputStream::Out);
     }
-    assert_eq!((heard, running.is_held(Stream::Out), running.deadline()), (said, false, None));
+    assert_eq!((received, running.is_blocked(OutputStream::Out), running.deadline()), (written, false, None));
     end(&mut running);
-    assert_eq!(running.part(Instant::now()), [(1, true)]);
+    assert_eq!(running.take_finished_listeners(Instant::now()), [(1, true)]);
 }
 
 #[test]
-fn one_that_takes_nothing_is_sent_away() {
-    let (mut running, mut mouth) = running();
-    let _stalled = attach(&mut running, 1);
+fn drops_a_listener_after_the_write_timeout() {
+    let (mut running, mut stdout) = running();
+    let _blocked_reader = attach(&mut running, 1);
     // It also was the one to type.
     let (typed, _typing) = std::io::pipe().unwrap();
-    running.listeners[0].stdin = Some(patient(typed.into()).unwrap());
+    running.listeners[0].stdin = Some(nonblocking_file(typed.into()).unwrap());
     running.spec.stdin_once = true;
     let mut other = attach(&mut running, 2);
-    let mut said = 0;
-    while !running.is_held(Stream::Out) {
-        said += say(&mut running, &mut mouth, 4096);
-        taken(&mut other);
-        running.listeners[1].flush(Stream::Out);
+    let mut written = 0;
+    while !running.is_blocked(OutputStream::Out) {
+        written += write_output(&mut running, &mut stdout, 4096);
+        read_available(&mut other);
+        running.listeners[1].flush(OutputStream::Out);
     }
-    assert!(said >= FURTHEST_BEHIND);
+    assert!(written >= MAX_PENDING_BYTES);
     let deadline = running.deadline().unwrap();
-    assert!(deadline <= Instant::now() + PATIENCE);
-    assert_eq!(running.part(deadline - Duration::from_millis(1)), []);
+    assert!(deadline <= Instant::now() + WRITE_TIMEOUT);
+    assert_eq!(running.take_finished_listeners(deadline - Duration::from_millis(1)), []);
     assert!(!running.stdin_ends);
-    assert_eq!(running.part(deadline), [(1, false)]);
+    assert_eq!(running.take_finished_listeners(deadline), [(1, false)]);
     assert!(running.stdin_ends, "nobody else types");
     // The container goes on for the other.
-    assert!(!running.is_held(Stream::Out));
+    assert!(!running.is_blocked(OutputStream::Out));
     assert_eq!(running.listeners.len(), 1);
     end(&mut running);
 }
 
 #[test]
-fn last_words_are_waited_for() {
-    let (mut running, mut mouth) = running();
-    let mut ear = attach(&mut running, 1);
-    let stalled = attach(&mut running, 2);
-    let said = say(&mut running, &mut mouth, FURTHEST_BEHIND / 2);
+fn listeners_drain_after_the_container_exits() {
+    let (mut running, mut stdout) = running();
+    let mut reader = attach(&mut running, 1);
+    let blocked_reader = attach(&mut running, 2);
+    let written = write_output(&mut running, &mut stdout, MAX_PENDING_BYTES / 2);
     // More than a pipe holds, so that some of it is kept here; nobody waits for that as long as the container runs.
-    assert_eq!((said, running.deadline()), (FURTHEST_BEHIND / 2, None));
+    assert_eq!((written, running.deadline()), (MAX_PENDING_BYTES / 2, None));
     end(&mut running);
-    assert_eq!(running.part(Instant::now()), []);
-    let mut heard = 0;
-    while heard < said {
-        heard += taken(&mut ear).len();
-        running.listeners[0].flush(Stream::Out);
+    assert_eq!(running.take_finished_listeners(Instant::now()), []);
+    let mut received = 0;
+    while received < written {
+        received += read_available(&mut reader).len();
+        running.listeners[0].flush(OutputStream::Out);
     }
-    assert_eq!(running.part(Instant::now()), [(1, true)]);
+    assert_eq!(running.take_finished_listeners(Instant::now()), [(1, true)]);
     let deadline = running.deadline().unwrap();
-    assert_eq!(running.part(deadline), [(2, false)]);
-    drop(stalled);
+    assert_eq!(running.take_finished_listeners(deadline), [(2, false)]);
+    drop(blocked_reader);
 }

@@ -1,0 +1,386 @@
+//! The rules of a schema (`x-kubernetes-validations`), compiled, and what they have against an object.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cel::{Budget, Decl, Env, EvalError, Program, RUNTIME_BUDGET, Type, Variables};
+use serde_json::Value;
+
+use crate::apiextensions::values;
+use crate::field::{ErrorList, ErrorType, Path};
+use crate::json::JsonExt as _;
+
+/// The name of the type of `self`, which nobody is to rely on.
+const SELF_TYPE: &str = "selfType";
+/// The longest message an expression may make.
+const MAX_MESSAGE_BYTES: usize = 5 * 1024;
+const OUT_OF_BUDGET: &str =
+    "validation failed due to running out of cost budget, no further validation rules will be run";
+
+/// The rules of a schema and of the schemas below it that have any.
+pub struct SchemaRules {
+    own_rules: Vec<SchemaRule>,
+    /// How the value looks to its rules; `None` without rules.
+    decl: Option<Decl>,
+    /// The type as the schema names it.
+    kind: String,
+    items: Option<Box<SchemaRules>>,
+    additional: Option<Box<SchemaRules>>,
+    properties: BTreeMap<String, SchemaRules>,
+}
+
+/// One rule, compiled.
+pub struct SchemaRule {
+    text: String,
+    message: String,
+    reason: Option<String>,
+    /// Where the complaint belongs below the value, if not to the value itself.
+    field_path: String,
+    optional_old_self: bool,
+    /// The expression speaks of the state before.
+    pub uses_old_self: bool,
+    /// The rule itself, or what is wrong with it.
+    pub program: Result<Program, String>,
+    /// What makes the message, or what is wrong with it.
+    pub message_program: Option<Result<Program, String>>,
+}
+
+impl std::fmt::Debug for SchemaRules {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rules({} and below)", self.own_rules.len())
+    }
+}
+
+/// The declaration of the values of a schema. `root` is a whole object, which has metadata.
+pub fn schema_decl(schema: &Value, root: bool) -> Option<Decl> {
+    let root = root || schema.flag("x-kubernetes-embedded-resource");
+    Decl::from_schema(schema, root).map(|decl| decl.with_type_name(SELF_TYPE))
+}
+
+/// Compiles the rules a schema has itself.
+pub fn compile(schema: &Value, decl: &Decl) -> Vec<SchemaRule> {
+    let env = Env::new().variable("self", decl.clone()).variable("oldSelf", decl.clone());
+    let optional = Type::optional(decl.ty.clone());
+    let optional_env = Env::new().variable("self", decl.clone()).variable("oldSelf", optional);
+    let rules = schema.items("x-kubernetes-validations").iter();
+    rules
+        .map(|rule| SchemaRule::new(rule, if rule.flag("optionalOldSelf") { &optional_env } else { &env }))
+        .collect()
+}
+
+impl SchemaRule {
+    fn new(rule: &Value, env: &Env) -> SchemaRule {
+        let program = match env.compile(rule.text("rule")) {
+            Err(errors) => Err(format!("compilation failed: {errors}")),
+            Ok(program) if *program.output() != Type::Bool => {
+                Err("cel expression must evaluate to a bool".to_owned())
+            }
+            Ok(program) => Ok(program),
+        };
+        let expression = rule.text("messageExpression");
+        let message_program = (!expression.is_empty()).then(|| match env.compile(expression) {
+            Err(errors) => Err(format!("messageExpression compilation failed: {errors}")),
+            Ok(program) if *program.output() != Type::String => {
+                Err("messageExpression must evaluate to a string".to_owned())
+            }
+            Ok(program) => Ok(program),
+        });
+        SchemaRule {
+            text: rule.text("rule").trim().to_owned(),
+            message: rule.text("message").trim().to_owned(),
+            reason: rule.at("reason").as_str().map(str::to_owned),
+            field_path: normalize_field_path(rule.text("fieldPath")),
+            optional_old_self: rule.flag("optionalOldSelf"),
+            uses_old_self: program.as_ref().is_ok_and(|program| program.references_variable("oldSelf")),
+            program,
+            message_program,
+        }
+    }
+
+    /// How complaints about the rule itself name it.
+    fn display_name(&self) -> &str {
+        if self.message.is_empty() { &self.text } else { &self.message }
+    }
+}
+
+/// `.a['b'].c` as paths are written: `a.b.c`.
+fn normalize_field_path(path: &str) -> String {
+    let mut out = Path::root();
+    let mut rest = path;
+    while !rest.is_empty() {
+        if let Some(child) = rest.strip_prefix("['") {
+            let Some((name, after)) = child.split_once("']") else { break };
+            out = out.child(&name.replace("\\'", "'"));
+            rest = after;
+        } else {
+            rest = rest.strip_prefix('.').unwrap_or(rest);
+            let end = rest.find(['.', '[']).unwrap_or(rest.len());
+            if end == 0 {
+                break;
+            }
+            out = out.child(&rest[..end]);
+            rest = &rest[end..];
+        }
+    }
+    out.as_str().to_owned()
+}
+
+/// A value, what it was before, and the nearest value around it of which that is known. What has not changed
+/// may stay wrong.
+#[derive(Clone, Copy, Default)]
+struct OldValue<'v> {
+    own_rules: Option<(&'v Value, &'v Value)>,
+    parent: Option<(&'v Value, &'v Value)>,
+}
+
+impl<'v> OldValue<'v> {
+    fn is_unchanged(self) -> bool {
+        self.own_rules.or(self.parent).is_some_and(|(old, new)| old == new)
+    }
+
+    fn field(self, name: &str) -> OldValue<'v> {
+        let Some((old, new)) = self.own_rules else { return self };
+        if self.parent.is_none() && matches!(name, "apiVersion" | "kind") {
+            return OldValue::default();
+        }
+        let child = old.is_object().then(|| (old.at(name), new.at(name)));
+        OldValue { own_rules: child, parent: self.own_rules }
+    }
+
+    fn item(self, schema: &Value, item: &'v Value) -> OldValue<'v> {
+        let Some((old, _)) = self.own_rules else { return self };
+        let child = values::find_old_item(schema, old, item).map(|old| (old, item));
+        OldValue { own_rules: child, parent: self.own_rules }
+    }
+}
+
+impl SchemaRules {
+    /// Compiles the rules of a schema; `None` if there are none at all.
+    pub(super) fn compile_tree(schema: &Value, root: bool) -> Option<SchemaRules> {
+        let inner = |name: &str| {
+            let child = schema.at(name);
+            child.is_object().then(|| SchemaRules::compile_tree(child, false)).flatten().map(Box::new)
+        };
+        let properties: BTreeMap<String, SchemaRules> = schema
+            .entries("properties")
+            .filter_map(|(name, property)| {
+                Some((name.to_owned(), SchemaRules::compile_tree(property, false)?))
+            })
+            .collect();
+        let (items, additional) = (inner("items"), inner("additionalProperties"));
+        let has_own = !schema.items("x-kubernetes-validations").is_empty();
+        let decl = if has_own { schema_decl(schema, root) } else { None };
+        let own_rules = decl.as_ref().map(|decl| compile(schema, decl)).unwrap_or_default();
+        let has_rules =
+            !own_rules.is_empty() || items.is_some() || additional.is_some() || !properties.is_empty();
+        has_rules.then(|| SchemaRules {
+            own_rules,
+            decl,
+            kind: schema.text("type").to_owned(),
+            items,
+            additional,
+            properties,
+        })
+    }
+
+    /// Complains about an object that breaks rules.
+    pub(super) fn check(&self, schema: &Value, value: &Value, old: Option<&Value>, errors: &mut ErrorList) {
+        let mut check = RuleValidator { budget: Budget::new(RUNTIME_BUDGET), errors };
+        let before = OldValue { own_rules: old.map(|old| (old, value)), parent: None };
+        // A budget that is used up ends everything.
+        let _ = check.validate_value(self, schema, value, old, before, &Path::root());
+    }
+}
+
+/// Nothing more is to be checked.
+struct BudgetExhausted;
+
+struct RuleValidator<'e> {
+    budget: Budget,
+    errors: &'e mut ErrorList,
+}
+
+impl RuleValidator<'_> {
+    fn validate_value(
+        &mut self,
+        rules: &SchemaRules,
+        schema: &Value,
+        value: &Value,
+        old: Option<&Value>,
+        before: OldValue<'_>,
+        path: &Path,
+    ) -> Result<(), BudgetExhausted> {
+        if value.is_null() {
+            return Ok(());
+        }
+        let old = old.filter(|old| !old.is_null());
+        if let Some(decl) = &rules.decl {
+            self.validate_own_rules(rules, decl, value, old, before, path)?;
+        }
+        match value {
+            Value::Object(map) => {
+                for (name, child) in map {
+                    let property = rules.properties.get(name);
+                    let (inner, child_schema, at) = match (property, &rules.additional) {
+                        (Some(inner), _) => (inner, schema.at("properties").at(name), path.child(name)),
+                        (None, Some(inner)) => (&**inner, schema.at("additionalProperties"), path.key(name)),
+                        (None, None) => continue,
+                    };
+                    let old = old.and_then(|old| old.get(name));
+                    self.validate_value(inner, child_schema, child, old, before.field(name), &at)?;
+                }
+            }
+            Value::Array(items) => {
+                let Some(inner) = &rules.items else { return Ok(()) };
+                for (i, item) in items.iter().enumerate() {
+                    let old = old.and_then(|old| values::find_old_item(schema, old, item));
+                    let before = before.item(schema, item);
+                    self.validate_value(inner, schema.at("items"), item, old, before, &path.index(i))?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The rules of the value itself.
+    fn validate_own_rules(
+        &mut self,
+        rules: &SchemaRules,
+        decl: &Decl,
+        value: &Value,
+        old: Option<&Value>,
+        before: OldValue<'_>,
+        path: &Path,
+    ) -> Result<(), BudgetExhausted> {
+        if self.budget.remaining().unwrap_or(0) == 0 {
+            self.errors.invalid(path, rules.kind.as_str(), OUT_OF_BUDGET);
+            return Err(BudgetExhausted);
+        }
+        for rule in &rules.own_rules {
+            let program = match &rule.program {
+                Ok(program) => program,
+                Err(reason) => {
+                    self.errors.invalid(path, rules.kind.as_str(), &format!("rule compile error: {reason}"));
+                    continue;
+                }
+            };
+            if rule.uses_old_self && old.is_none() && !rule.optional_old_self {
+                continue;
+            }
+            let variables = variables(rule, decl, value, old);
+            let result = program.run(&variables, &mut self.budget);
+            if self.budget.is_exhausted() {
+                self.errors.invalid(path, rules.kind.as_str(), OUT_OF_BUDGET);
+                return Err(BudgetExhausted);
+            }
+            let name = rule.display_name();
+            match result {
+                Ok(result) if result.as_bool() == Some(true) => {}
+                Ok(_) => self.report_failure(rules, rule, &variables, value, before, path)?,
+                Err(error @ EvalError::CostLimitExceeded) => {
+                    let reason = format!(
+                        "'{error}': no further validation rules will be run due to call cost exceeds limit for rule: {name}"
+                    );
+                    self.errors.invalid(path, rules.kind.as_str(), &reason);
+                    return Err(BudgetExhausted);
+                }
+                Err(EvalError::Error(error)) => {
+                    let reason = match error.starts_with("no such overload") {
+                        true => format!(
+                            "'{error}': call arguments did not match a supported operator, function or macro signature for rule: {name}"
+                        ),
+                        false => format!("{error} evaluating rule: {name}"),
+                    };
+                    self.errors.invalid(path, rules.kind.as_str(), &reason);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn report_failure<'a>(
+        &mut self,
+        rules: &SchemaRules,
+        rule: &'a SchemaRule,
+        variables: &Variables<'a>,
+        value: &Value,
+        before: OldValue<'_>,
+        path: &Path,
+    ) -> Result<(), BudgetExhausted> {
+        let path = if rule.field_path.is_empty() { path.clone() } else { path.child(&rule.field_path) };
+        let is_unchanged = !rule.uses_old_self && before.is_unchanged();
+        let custom_message = match &rule.message_program {
+            Some(Ok(program)) => self.evaluate_message(program, variables),
+            _ => Ok(None),
+        };
+        let custom_message = match custom_message {
+            Ok(custom_message) => custom_message,
+            Err(reason) => {
+                if !is_unchanged {
+                    self.errors.invalid(&path, rules.kind.as_str(), &reason);
+                }
+                return Err(BudgetExhausted);
+            }
+        };
+        if is_unchanged {
+            return Ok(());
+        }
+        let detail = custom_message.unwrap_or_else(|| match rule.message.as_str() {
+            "" => format!("failed rule: {}", rule.text),
+            message => message.to_owned(),
+        });
+        let whole = matches!(rules.kind.as_str(), "object" | "array");
+        match rule.reason.as_deref() {
+            Some("FieldValueForbidden") => self.errors.forbidden(&path, &detail),
+            Some("FieldValueRequired") => self.errors.required(&path, &detail),
+            Some("FieldValueDuplicate") if whole => {
+                self.errors.push(ErrorType::Duplicate, &path, "Duplicate value".to_owned())
+            }
+            Some("FieldValueDuplicate") => self.errors.duplicate(&path, value.clone()),
+            _ if whole => self.errors.push(ErrorType::Invalid, &path, format!("Invalid value: {detail}")),
+            _ => self.errors.invalid(&path, value.clone(), &detail),
+        }
+        Ok(())
+    }
+
+    /// The message an expression makes; `None` if it makes none that can be used. An error ends everything.
+    fn evaluate_message<'a>(
+        &mut self,
+        program: &'a Program,
+        variables: &Variables<'a>,
+    ) -> Result<Option<String>, String> {
+        let result = program.run(variables, &mut self.budget);
+        if self.budget.is_exhausted() {
+            return Err("messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run".to_owned());
+        }
+        let text = match result {
+            Err(EvalError::CostLimitExceeded) => {
+                return Err(format!(
+                    "no further validation rules will be run due to call cost exceeds limit for messageExpression: {}",
+                    crate::field::quote(program.source())
+                ));
+            }
+            Err(EvalError::Error(_)) => return Ok(None),
+            Ok(value) => value.as_str().unwrap_or("").trim().to_owned(),
+        };
+        let is_valid = !text.is_empty() && text.len() <= MAX_MESSAGE_BYTES && !text.contains('\n');
+        Ok(is_valid.then_some(text))
+    }
+}
+
+fn variables<'a>(
+    rule: &SchemaRule,
+    decl: &'a Decl,
+    value: &'a Value,
+    old: Option<&'a Value>,
+) -> Variables<'a> {
+    let to_cel = |json: &'a Value| cel::Value::from_declared(json, decl);
+    let mut variables = Variables::new().with("self", to_cel(value));
+    if rule.optional_old_self {
+        variables.set("oldSelf", cel::Value::Optional(old.map(|old| Arc::new(to_cel(old)))));
+    } else if let Some(old) = old {
+        variables.set("oldSelf", to_cel(old));
+    }
+    variables
+}

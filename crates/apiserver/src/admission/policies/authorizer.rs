@@ -1,0 +1,61 @@
+//! Who answers when expressions ask what somebody may do.
+
+use api::selector::FieldSelector;
+use cel::{AuthorizationAttributes, Authorizer, Decision};
+use futures_util::FutureExt as _;
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::access::User;
+use crate::rbac::Attributes;
+use crate::server::Server;
+
+/// Asks for whoever has sent the request, or for the account the expression names.
+pub struct CelAuthorizer<'a> {
+    pub server: &'a Server,
+    pub user: &'a User,
+}
+
+impl Authorizer for CelAuthorizer<'_> {
+    fn authorize(&self, question: &AuthorizationAttributes) -> Decision {
+        let account = question.service_account.as_ref().map(|(namespace, name)| User {
+            name: format!("system:serviceaccount:{namespace}:{name}"),
+            groups: vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{namespace}"),
+                "system:authenticated".to_owned(),
+            ],
+            ..User::default()
+        });
+        let user = account.as_ref().unwrap_or(self.user);
+        let fields = FieldSelector::parse(&question.field_selector).unwrap_or_default();
+        let attributes = match &question.path {
+            Some(path) => Attributes::Path { verb: &question.verb, path },
+            None => Attributes::Resource {
+                verb: &question.verb,
+                group: &question.group,
+                resource: &question.resource,
+                subresource: &question.subresource,
+                namespace: &question.namespace,
+                name: &question.name,
+                fields: Some(&fields),
+            },
+        };
+        let rbac = &self.server.rbac;
+        // Only who asks over the network keeps an expression waiting, and then others go on meanwhile.
+        let verdict = match rbac.evaluate(user, &attributes).now_or_never() {
+            Some(verdict) => verdict,
+            None if Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread => {
+                tokio::task::block_in_place(|| Handle::current().block_on(rbac.evaluate(user, &attributes)))
+            }
+            None => {
+                let error = Some("the authorizer cannot be waited for".to_owned());
+                return Decision { error, ..Decision::default() };
+            }
+        };
+        Decision {
+            allowed: verdict.allowed,
+            reason: verdict.reason,
+            error: Some(verdict.evaluation_error).filter(|evaluation_error| !evaluation_error.is_empty()),
+        }
+    }
+}

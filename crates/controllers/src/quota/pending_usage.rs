@@ -1,0 +1,73 @@
+//! What was granted a moment ago and may not be stored yet: a count misses it, and must not take it back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use reconcile::Key;
+use tokio::time::Instant;
+
+/// How long after a grant its object must be among those that are counted.
+const INCREASE_GRACE: Duration = Duration::from_millis(500);
+/// Where grants never cease, what was given back is written down after this long all the same.
+const MAX_UPDATE_DELAY: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+pub struct PendingUsage(Mutex<HashMap<Key, Increase>>);
+
+struct Increase {
+    last: Instant,
+    /// Since when somebody wants to write down less.
+    waiting: Option<Instant>,
+}
+
+impl PendingUsage {
+    /// More of a quota is used than before.
+    pub fn record(&self, key: Key) {
+        let last = Instant::now();
+        self.0.lock().entry(key).or_insert(Increase { last, waiting: None }).last = last;
+    }
+
+    /// How long to wait before less of a quota is said to be used.
+    pub fn update_delay(&self, key: &Key) -> Option<Duration> {
+        let mut pending_usage = self.0.lock();
+        let grant = pending_usage.get_mut(key)?;
+        let now = Instant::now();
+        let until = (*grant.waiting.get_or_insert(now) + MAX_UPDATE_DELAY).min(grant.last + INCREASE_GRACE);
+        if until > now {
+            return Some(until - now);
+        }
+        pending_usage.remove(key);
+        None
+    }
+
+    pub fn forget(&self, key: &Key) {
+        self.0.lock().remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn update_waits_for_recent_increase() {
+        let (pending_usage, key) = (PendingUsage::default(), Key::new("default", "q"));
+        assert_eq!(pending_usage.update_delay(&key), None, "nothing was granted");
+        pending_usage.record(key.clone());
+        assert_eq!(pending_usage.update_delay(&key), Some(INCREASE_GRACE));
+        tokio::time::advance(INCREASE_GRACE).await;
+        assert_eq!(pending_usage.update_delay(&key), None);
+        // Grants that never cease do not keep what was given back from being told.
+        let start = Instant::now();
+        let mut elapsed = Duration::ZERO;
+        while start.elapsed() == elapsed {
+            pending_usage.record(key.clone());
+            let Some(pause) = pending_usage.update_delay(&key) else { break };
+            let step = pause.min(INCREASE_GRACE / 2);
+            tokio::time::advance(step).await;
+            elapsed += step;
+        }
+        assert_eq!(start.elapsed(), MAX_UPDATE_DELAY);
+    }
+}

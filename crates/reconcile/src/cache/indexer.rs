@@ -1,0 +1,336 @@
+//! What caches of all kinds have in common, without their types: there are sixty kinds, and one such machine will do.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Error, Key, RawObject, Watch, WatchEvent, controller_of, revision_of};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{Notify, watch};
+
+use super::entry::{DecodedCache, Entry, EntryKeys};
+use crate::labels::{Labels, StringPool};
+
+/// How long a writer waits for its own write to show up before it gives up and tries again later.
+const CACHE_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long after news or a look around the objects that are not looked at any more are let go of.
+const GC_INTERVAL: Duration = Duration::from_secs(5);
+
+/// An object of the shelf's kind.
+pub(crate) type Item = Arc<dyn Any + Send + Sync>;
+/// Hears of an object before and after a change.
+pub(crate) type Listener = Box<dyn Fn(Option<&Item>, Option<&Item>) + Send + Sync>;
+/// Calls back with each value under which an object is found.
+type ItemIndexFunc = Box<dyn Fn(&Item, &mut dyn FnMut(&str)) + Send + Sync>;
+/// The keys of the objects found under each value.
+type KeysByValue = HashMap<Arc<str>, BTreeSet<Key>>;
+
+/// What a kind's type knows.
+pub(crate) struct ResourceType {
+    pub plural: &'static str,
+    pub decode: fn(&RawObject) -> Option<Item>,
+    pub metadata: fn(&Item) -> &ObjectMeta,
+}
+
+/// The objects of one kind as of some revision.
+pub(crate) struct Indexer {
+    kind: ResourceType,
+    state: RwLock<State>,
+    decoded: DecodedCache,
+    /// Told when there is something to sweep.
+    gc_notify: Notify,
+    /// Everything up to this revision is in; 0 until first filled.
+    revision: watch::Sender<u64>,
+    /// Held while changes are applied, so that a listener misses none and hears none twice.
+    listeners: Mutex<Vec<Listener>>,
+}
+
+struct State {
+    objects: BTreeMap<Key, Arc<Entry>>,
+    /// By the uid of the controlling owner.
+    by_owner: KeysByValue,
+    indexes: Vec<Index>,
+    strings: StringPool,
+}
+
+struct Index {
+    name: &'static str,
+    values: ItemIndexFunc,
+    keys: KeysByValue,
+}
+
+impl Indexer {
+    pub fn new(kind: ResourceType, indexes: impl Iterator<Item = (&'static str, ItemIndexFunc)>) -> Indexer {
+        let indexes = indexes.map(|(name, values)| Index { name, values, keys: HashMap::new() }).collect();
+        let state = State {
+            objects: BTreeMap::new(),
+            by_owner: HashMap::new(),
+            indexes,
+            strings: StringPool::default(),
+        };
+        Indexer {
+            decoded: DecodedCache::new(kind.decode),
+            kind,
+            state: RwLock::new(state),
+            gc_notify: Notify::new(),
+            revision: watch::Sender::new(0),
+            listeners: Mutex::default(),
+        }
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Item> {
+        let entry = self.state.read().objects.get(key).cloned();
+        self.decode_entry(entry)
+    }
+
+    /// The object of this name and uid.
+    pub fn get_exactly(&self, key: &Key, uid: &str) -> Option<Item> {
+        let entry = self.state.read().objects.get(key).filter(|entry| &*entry.keys.uid == uid).cloned();
+        self.decode_entry(entry)
+    }
+
+    /// Decodes it if need be, once nothing is locked any more.
+    fn decode_entry(&self, entry: Option<Arc<Entry>>) -> Option<Item> {
+        let item = self.decoded.item(&entry?);
+        self.gc_notify.notify_one();
+        Some(item)
+    }
+
+    pub fn len(&self) -> usize {
+        self.state.read().objects.len()
+    }
+
+    /// All objects, in the order of their keys.
+    pub fn all(&self) -> impl Iterator<Item = Item> {
+        let entries = self.state.read().objects.values().cloned().collect();
+        self.decode_entries(entries)
+    }
+
+    /// The objects of a namespace with wanted labels.
+    pub fn in_namespace(
+        &self,
+        namespace: &str,
+        predicate: &dyn Fn(&Labels) -> bool,
+    ) -> impl Iterator<Item = Item> {
+        let state = self.state.read();
+        let range = state.objects.range((Bound::Included(Key::new(namespace, "")), Bound::Unbounded));
+        let here = range.take_while(|(key, _)| &*key.namespace == namespace).map(|(_, entry)| entry);
+        self.decode_entries(here.filter(|entry| predicate(&entry.keys.labels)).cloned().collect())
+    }
+
+    pub fn owned_by(&self, uid: &str) -> impl Iterator<Item = Item> {
+        let state = self.state.read();
+        self.decode_entries(state.entries(state.by_owner.get(uid)))
+    }
+
+    /// Nothing where there is no such index.
+    pub fn indexed(&self, index: &str, value: &str) -> impl Iterator<Item = Item> {
+        let state = self.state.read();
+        let index = state.indexes.iter().find(|row| row.name == index);
+        self.decode_entries(state.entries(index.and_then(|index| index.keys.get(value))))
+    }
+
+    /// What may have to be decoded is, once nothing is locked any more.
+    fn decode_entries(&self, entries: Vec<Arc<Entry>>) -> impl Iterator<Item = Item> + use<'_> {
+        self.gc_notify.notify_one();
+        entries.into_iter().map(|entry| self.decoded.item_in_use(&entry))
+    }
+
+    pub fn revision(&self) -> u64 {
+        *self.revision.borrow()
+    }
+
+    /// Calls `listener` with every object there is and then with every change, in order.
+    pub fn listen(&self, listener: Listener) {
+        let mut listeners = self.listeners.lock();
+        let entries: Vec<Arc<Entry>> = self.state.read().objects.values().cloned().collect();
+        for entry in entries {
+            listener(None, Some(&self.decoded.item(&entry)));
+        }
+        self.gc_notify.notify_one();
+        listeners.push(listener);
+    }
+
+    /// Waits until the shelf has been filled.
+    pub async fn wait_for_sync(&self) {
+        let _ = self.revision.subscribe().wait_for(|revision| *revision > 0).await;
+    }
+
+    /// Waits until everything up to `revision` is in, however long that takes.
+    pub async fn wait_for_revision(&self, revision: u64) {
+        let _ = self.revision.subscribe().wait_for(|reached| *reached >= revision).await;
+    }
+
+    /// Waits until `condition` holds, looking again after every change.
+    pub async fn wait_until(&self, what: &str, condition: &(dyn Fn() -> bool + Sync)) -> Result<(), Error> {
+        let mut changes = self.revision.subscribe();
+        let wait = async {
+            while !condition() {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let result = tokio::time::timeout(CACHE_WAIT_TIMEOUT, wait).await;
+        result.map_err(|_| Error::NotCached(format!("{what} of {}", self.kind.plural)))
+    }
+
+    /// Follows `feed` for as long as it goes.
+    pub async fn run_watch(&self, watcher: &mut dyn Watch) -> Result<(), Error> {
+        loop {
+            match watcher.next().await? {
+                WatchEvent::Replace { objects, revision } => self.replace(objects, revision),
+                WatchEvent::Changes { changes, revision } => self.apply(changes, revision),
+            }
+        }
+    }
+
+    fn replace(&self, objects: Vec<RawObject>, revision: u64) {
+        let listeners = self.listeners.lock();
+        // What is gone goes before anything comes. Only where something is known are all looked at twice, since that
+        // many cannot stay typed.
+        let mut removed: BTreeSet<Key> = self.state.read().objects.keys().cloned().collect();
+        if !removed.is_empty() {
+            for object in objects.iter().filter_map(self.kind.decode) {
+                removed.remove(&self.key(&object));
+            }
+        }
+        for key in removed {
+            let before = self.remove(&key);
+            notify_listeners(&listeners, before.as_ref(), None);
+        }
+        let revision_of = |object: &Item| revision_of((self.kind.metadata)(object));
+        for raw in objects {
+            let Some(object) = (self.kind.decode)(&raw) else { continue };
+            let before = self.put(self.key(&object), raw, object.clone());
+            if before.as_ref().is_none_or(|before| revision_of(before) != revision_of(&object)) {
+                self.notify_put(&listeners, before, &object);
+            }
+        }
+        self.set_revision(revision);
+    }
+
+    fn apply(&self, changes: Vec<client::WatchChange>, revision: u64) {
+        let listeners = self.listeners.lock();
+        for change in changes {
+            let Some(object) = (self.kind.decode)(&change.object) else { continue };
+            let key = self.key(&object);
+            if change.deleted {
+                let before = self.remove(&key);
+                notify_listeners(&listeners, Some(before.as_ref().unwrap_or(&object)), None);
+            } else {
+                let before = self.put(key, change.object, object.clone());
+                self.notify_put(&listeners, before, &object);
+            }
+        }
+        self.set_revision(revision);
+    }
+
+    fn set_revision(&self, revision: u64) {
+        // Also when the number is the same: whoever waits for a condition looks again.
+        self.gc_notify.notify_one();
+        self.revision.send_modify(|reached| *reached = revision.max(*reached).max(1));
+    }
+
+    fn key(&self, object: &Item) -> Key {
+        let metadata = (self.kind.metadata)(object);
+        let part = |part: &'_ Option<String>| part.clone().unwrap_or_default();
+        Key::new(&part(&metadata.namespace), &part(&metadata.name))
+    }
+
+    fn notify_put(&self, listeners: &[Listener], before: Option<Item>, after: &Item) {
+        let uid = |object: &Item| (self.kind.metadata)(object).uid.clone();
+        match before {
+            // Another object of the same name: the end of the first was missed.
+            Some(before) if uid(&before) != uid(after) => {
+                notify_listeners(listeners, Some(&before), None);
+                notify_listeners(listeners, None, Some(after));
+            }
+            before => notify_listeners(listeners, before.as_ref(), Some(after)),
+        }
+    }
+
+    fn put(&self, key: Key, raw: RawObject, object: Item) -> Option<Item> {
+        let metadata = (self.kind.metadata)(&object);
+        let mut guard = self.state.write();
+        let state = &mut *guard;
+        let before = state.remove(&key);
+        let owner = controller_of(metadata).map(|owner| state.strings.get_or_insert(&owner.uid));
+        if let Some(owner) = &owner {
+            state.by_owner.entry(owner.clone()).or_default().insert(key.clone());
+        }
+        let mut values = Vec::new();
+        for (number, index) in (0..).zip(&mut state.indexes) {
+            (index.values)(&object, &mut |value| {
+                let value = state.strings.get_or_insert(value);
+                index.keys.entry(value.clone()).or_default().insert(key.clone());
+                values.push((number, value));
+            });
+        }
+        let uid = metadata.uid.as_deref().unwrap_or_default().into();
+        let labels = state.strings.labels(metadata.labels.as_ref());
+        let entry_keys = EntryKeys { uid, labels, owner, values: values.into() };
+        let entry = Arc::new(Entry::new(raw, object, entry_keys));
+        state.objects.insert(key, entry.clone());
+        drop(guard);
+        self.decoded.add_recent(&entry);
+        before.map(|before| self.decoded.take_item(&before))
+    }
+
+    fn remove(&self, key: &Key) -> Option<Item> {
+        let entry = self.state.write().remove(key)?;
+        Some(self.decoded.take_item(&entry))
+    }
+
+    /// Answers whether something is left for later.
+    pub fn collect_garbage(&self) -> bool {
+        self.decoded.collect_garbage()
+    }
+
+    /// Lets go of what nobody looks at any more, whenever there may be something.
+    pub async fn run_garbage_collector(&self) {
+        loop {
+            self.gc_notify.notified().await;
+            tokio::time::sleep(GC_INTERVAL).await;
+            while self.collect_garbage() {
+                tokio::time::sleep(GC_INTERVAL).await;
+            }
+        }
+    }
+}
+
+impl State {
+    fn entries(&self, keys: Option<&BTreeSet<Key>>) -> Vec<Arc<Entry>> {
+        keys.into_iter().flatten().filter_map(|key| self.objects.get(key).cloned()).collect()
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Arc<Entry>> {
+        let entry = self.objects.remove(key)?;
+        if let Some(owner) = &entry.keys.owner {
+            remove_key(&mut self.by_owner, owner, key);
+        }
+        for (number, value) in &entry.keys.values {
+            remove_key(&mut self.indexes[usize::from(*number)].keys, value, key);
+        }
+        Some(entry)
+    }
+}
+
+fn notify_listeners(listeners: &[Listener], before: Option<&Item>, after: Option<&Item>) {
+    for listener in listeners {
+        listener(before, after);
+    }
+}
+
+fn remove_key(index: &mut KeysByValue, value: &str, key: &Key) {
+    if let Some(keys) = index.get_mut(value) {
+        keys.remove(key);
+        if keys.is_empty() {
+            index.remove(value);
+        }
+    }
+}

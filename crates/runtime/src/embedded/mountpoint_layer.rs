@@ -1,0 +1,79 @@
+//! Where something is mounted in nearly every container, as a layer below those of its image.
+//!
+//! An image may lack these places. They would then be made among the changes of each of its containers, which costs more
+//! than what is mounted there: every file of an overlay is made aside and moved.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+/// Where a pod's token is, unless it wants none.
+const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A layer, by its directory in that of the runtime, and whether there is a place for the token.
+const LAYERS: [(&str, bool); 2] = [("places", false), ("places-with-token", true)];
+const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
+const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
+
+/// The layer for a container with mounts at these places, as seen from the directory of all layers.
+pub fn layer_name<'a>(mut mounts: impl Iterator<Item = &'a str>) -> String {
+    let has_token = mounts.any(|target| target == TOKEN_DIR);
+    let (name, _) = LAYERS[usize::from(has_token)];
+    format!("../../{name}")
+}
+
+/// Makes what is not there yet.
+pub fn create(root: &Path) -> io::Result<()> {
+    // As containers see them, whatever this process leaves out of new files.
+    let set_mode = |path: &Path, mode: u32| fs::set_permissions(path, Permissions::from_mode(mode));
+    for (name, has_token) in LAYERS {
+        let layer_dir = root.join(name);
+        let to_token =
+            TOKEN_DIR.match_indices('/').skip(1).map(|(at, _)| &TOKEN_DIR[1..at]).chain([&TOKEN_DIR[1..]]);
+        for name in DIRECTORIES.into_iter().chain(to_token.filter(|_| has_token)) {
+            fs::create_dir_all(layer_dir.join(name))?;
+            set_mode(&layer_dir.join(name), 0o755)?;
+        }
+        for name in FILES {
+            File::options().append(true).create(true).open(layer_dir.join(name))?;
+            set_mode(&layer_dir.join(name), 0o644)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn creates_world_readable_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("places/etc")).unwrap();
+        fs::set_permissions(dir.path().join("places/etc"), Permissions::from_mode(0o700)).unwrap();
+        for _ in 0..2 {
+            create(dir.path()).unwrap();
+            let mode = |name: &str| {
+                fs::metadata(dir.path().join(name)).map(|found| found.permissions().mode() & 0o777)
+            };
+            for (layer, has_token) in LAYERS {
+                let modes = |names: &[&str]| -> Vec<u32> {
+                    names.iter().map(|name| mode(&format!("{layer}/{name}")).unwrap()).collect()
+                };
+                assert_eq!(modes(&DIRECTORIES), [0o755; 5]);
+                assert_eq!(modes(&FILES), [0o644; 3]);
+                for above in Path::new(TOKEN_DIR).ancestors().filter(|above| *above != Path::new("/")) {
+                    let place = format!("{layer}{}", above.display());
+                    assert_eq!(mode(&place).ok(), has_token.then_some(0o755), "{place}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn select_the_layer_by_token_mount() {
+        assert_eq!(layer_name([TOKEN_DIR, "/etc/hosts"].into_iter()), "../../places-with-token");
+        assert_eq!(layer_name(["/var/run", "/etc/hosts"].into_iter()), "../../places");
+    }
+}

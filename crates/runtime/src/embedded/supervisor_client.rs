@@ -1,0 +1,125 @@
+//! Talking to the supervisor of a pod.
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::protocol::{SOCKET, SupervisorRequest, SupervisorResponse, decode_message, encode_message};
+
+/// A supervisor answers at once; one that does not is lost.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One question and its answers.
+pub struct SupervisorClient {
+    stream: UnixStream,
+    received: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl SupervisorClient {
+    /// Asks the supervisor of the pod in this directory.
+    pub async fn send_request(
+        directory: &Path,
+        request: &SupervisorRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<SupervisorClient> {
+        // A socket's path may have no more than 108 bytes, a directory any number.
+        let directory_fd =
+            rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let path = format!("/proc/self/fd/{}/{SOCKET}", directory_fd.as_raw_fd());
+        let stream = UnixStream::connect(path).await?;
+        let caller = SupervisorClient { stream, received: Vec::new(), fds: Vec::new() };
+        caller.send(request, fds).await?;
+        Ok(caller)
+    }
+
+    /// Says one more thing.
+    pub async fn send(&self, request: &SupervisorRequest, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = encode_message(request);
+        let mut sent = 0;
+        while sent < bytes.len() {
+            self.stream.writable().await?;
+            let with = if sent == 0 { fds } else { &[] };
+            let send = || sys::fds::send(self.stream.as_fd(), &bytes[sent..], with);
+            match self.stream.try_io(Interest::WRITABLE, send) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing the supervisor says; `None` when it has hung up.
+    pub async fn next(&mut self) -> io::Result<Option<SupervisorResponse>> {
+        let mut buffer = vec![0; 8 << 10];
+        loop {
+            if let Some(answer) = decode_message(&mut self.received).map_err(io::Error::other)? {
+                return Ok(Some(answer));
+            }
+            self.stream.readable().await?;
+            let receive = || sys::fds::receive(self.stream.as_fd(), &mut buffer);
+            match self.stream.try_io(Interest::READABLE, receive) {
+                Ok((0, _)) => return Ok(None),
+                Ok((count, fds)) => {
+                    self.received.extend_from_slice(&buffer[..count]);
+                    self.fds.extend(fds);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The descriptor that came with an answer.
+    pub fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.fds.pop()
+    }
+
+    /// Waits until it is done, or why it is not.
+    pub async fn wait_done(&mut self) -> Result<(), String> {
+        match tokio::time::timeout(RESPONSE_TIMEOUT, self.next()).await {
+            Ok(Ok(Some(SupervisorResponse::Done))) => Ok(()),
+            Ok(Ok(Some(SupervisorResponse::Failed { message }))) => Err(message),
+            Ok(Ok(_)) => Err("the pod's supervisor is gone".to_owned()),
+            Ok(Err(error)) => Err(format!("the pod's supervisor cannot be reached: {error}")),
+            Err(_) => Err("the pod's supervisor does not answer".to_owned()),
+        }
+    }
+}
+
+/// The number of the process a pod lives in.
+pub async fn supervisor_pid(directory: &Path) -> io::Result<i32> {
+    let caller = SupervisorClient::send_request(directory, &SupervisorRequest::Watch, &[]).await?;
+    caller.stream.peer_cred()?.pid().ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Ends the supervisor of a pod, one that listens to nobody, and with it all that it has started.
+pub async fn kill_supervisor(directory: &Path) -> io::Result<()> {
+    let pid =
+        rustix::process::Pid::from_raw(supervisor_pid(directory).await?).ok_or(io::ErrorKind::NotFound)?;
+    Ok(rustix::process::kill_process(pid, rustix::process::Signal::KILL)?)
+}
+
+/// Whether the pod in this directory has a supervisor.
+pub fn has_supervisor(directory: &Path) -> bool {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(directory, flags, Mode::empty()).is_ok_and(|directory_fd| {
+        let path = format!("/proc/self/fd/{}/{SOCKET}", directory_fd.as_raw_fd());
+        std::os::unix::net::UnixStream::connect(path).is_ok()
+    })
+}
+
+/// Asks for something that is done or not.
+pub async fn call(directory: &Path, request: &SupervisorRequest) -> Result<(), String> {
+    match SupervisorClient::send_request(directory, request, &[]).await {
+        Ok(mut caller) => caller.wait_done().await,
+        Err(error) => Err(format!("the pod's supervisor cannot be reached: {error}")),
+    }
+}

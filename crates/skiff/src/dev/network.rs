@@ -1,0 +1,131 @@
+//! The bridge between the nodes and this machine.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+use anyhow::Context as _;
+use podnet::Cidr;
+use proxy::Firewall as _;
+use sys::netlink::{Netlink, Veth};
+
+/// What the link is called in each node.
+pub const NODE_LINK: &str = "eth0";
+/// The bridge, and the table of rules.
+const BRIDGE: &str = "skiff-dev";
+const IP_FORWARD_SYSCTL: &str = "/proc/sys/net/ipv4/ip_forward";
+/// A file that says that this machine passed nothing on before.
+const FORWARDING_DISABLED_MARKER: &str = "forwarding-was-off";
+/// The beginning of the links' names on this side.
+const HOST_LINK_PREFIX: &str = "skd";
+const MTU: u32 = 1500;
+/// The first node's place in the network.
+const FIRST_NODE_OFFSET: u64 = 10;
+
+/// A bridge and what is on it.
+pub struct DevNetwork {
+    dir: PathBuf,
+    range: Option<Cidr>,
+    /// Whether nodes have no link in common.
+    point_to_point: bool,
+}
+
+/// Keeps the network of one node for as long as it is held, whatever becomes of the node's process.
+pub struct NodeNamespace {
+    _namespace: File,
+}
+
+impl DevNetwork {
+    pub fn create(dir: &Path, range: Cidr, point_to_point: bool) -> anyhow::Result<DevNetwork> {
+        let mut netlink = Netlink::open().context("cannot speak to the kernel about networks")?;
+        let is_there = netlink.link(BRIDGE)?.is_some();
+        anyhow::ensure!(!is_there, "there is a link {BRIDGE} already: skiff dev --remove");
+        let mac = podnet::mac(Some(range.gateway()));
+        let index =
+            netlink.ensure_bridge(BRIDGE, MTU, mac).with_context(|| format!("cannot make {BRIDGE}"))?;
+        netlink.add_address(index, range.gateway(), range.prefix())?;
+        netlink.set_up(index)?;
+        let networks = DevNetwork { dir: dir.to_owned(), range: Some(range), point_to_point };
+        // From here on there is something to remove.
+        match networks.masquerade(range) {
+            Ok(()) => Ok(networks),
+            Err(error) => {
+                let _ = networks.remove();
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets nodes out by this machine's address, and makes it pass their packets on.
+    fn masquerade(&self, range: Cidr) -> anyhow::Result<()> {
+        let before = std::fs::read_to_string(IP_FORWARD_SYSCTL).unwrap_or_default();
+        if before.trim() == "0" {
+            std::fs::write(self.dir.join(FORWARDING_DISABLED_MARKER), "")?;
+            std::fs::write(IP_FORWARD_SYSCTL, "1")
+                .with_context(|| format!("cannot write {IP_FORWARD_SYSCTL}"))?;
+        }
+        let network: nft::IpNet = range.to_string().parse().context("the network of nodes")?;
+        let mut rules = nft::Ruleset::default();
+        rules.put(&"way-out".into(), proxy::base_ruleset::masquerade_outgoing(&[network]));
+        proxy::NetlinkFirewall::of(BRIDGE).apply(&rules.full_batch()).context("cannot make rules")
+    }
+
+    /// What an earlier process has made.
+    pub fn from_previous_run(dir: &Path) -> DevNetwork {
+        DevNetwork { dir: dir.to_owned(), range: None, point_to_point: false }
+    }
+
+    /// The address of a node, by its number.
+    pub fn address(&self, number: u8) -> anyhow::Result<IpAddr> {
+        let range = self.range.context("no network")?;
+        range.nth(FIRST_NODE_OFFSET + u64::from(number)).with_context(|| format!("{range} is too small"))
+    }
+
+    /// Ties a process that waits in a network of its own to the bridge, and tells it its address.
+    pub fn connect(&self, number: u8, process: &mut Child) -> anyhow::Result<NodeNamespace> {
+        let (mut stdin, stdout) = process.stdin.take().zip(process.stdout.take()).context("no pipes")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        anyhow::ensure!(line.trim() == "ready", "it has not left for a network of its own");
+        let path = format!("/proc/{}/ns/net", process.id());
+        let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+        let mut netlink = Netlink::open()?;
+        let bridge = netlink.link(BRIDGE)?.with_context(|| format!("{BRIDGE} is gone"))?;
+        netlink.add_veth(&Veth {
+            name: &format!("{HOST_LINK_PREFIX}{number}"),
+            peer: NODE_LINK,
+            namespace: namespace.as_fd(),
+            mac: None,
+            peer_mac: [0x0a, 0x73, 0, 0, 0, number],
+            master: bridge.index,
+            mtu: MTU,
+        })?;
+        let range = self.range.context("no network")?;
+        let prefix = if self.point_to_point { 32 } else { range.prefix() };
+        writeln!(stdin, "{} {prefix} {}", self.address(number)?, range.gateway())?;
+        Ok(NodeNamespace { _namespace: namespace })
+    }
+
+    /// Removes all links and rules.
+    pub fn remove(self) -> anyhow::Result<()> {
+        proxy::NetlinkFirewall::of(BRIDGE)
+            .apply(&nft::Batch::delete_table())
+            .context("cannot remove rules")?;
+        if self.dir.join(FORWARDING_DISABLED_MARKER).exists() {
+            std::fs::write(IP_FORWARD_SYSCTL, "0")
+                .with_context(|| format!("cannot write {IP_FORWARD_SYSCTL}"))?;
+        }
+        let mut netlink = Netlink::open()?;
+        for link in netlink.links()? {
+            let is_node_link =
+                link.name.strip_prefix(HOST_LINK_PREFIX).is_some_and(|rest| rest.parse::<u8>().is_ok());
+            if link.name == BRIDGE || is_node_link {
+                netlink.delete_link(&link.name).with_context(|| format!("cannot remove {}", link.name))?;
+            }
+        }
+        Ok(())
+    }
+}
