@@ -1,4 +1,4 @@
-//! The kinds of the admissionregistration group.
+//! The kinds of the `admissionregistration.k8s.io` group.
 
 pub mod client_config;
 pub mod expressions;

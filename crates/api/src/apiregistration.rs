@@ -1,3 +1,3 @@
-//! The kinds of the apiregistration group.
+//! The kinds of the `apiregistration.k8s.io` group.
 
 pub mod api_service;

@@ -1,4 +1,4 @@
-//! The kinds of the apps group.
+//! The kinds of the `apps` group.
 
 pub mod controller_revision;
 pub mod daemon_set;

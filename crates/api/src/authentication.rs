@@ -1,4 +1,4 @@
-//! The kinds of the authentication group.
+//! The kinds of the `authentication.k8s.io` group.
 
 pub mod self_subject_review;
 pub mod token_request;

@@ -1,4 +1,4 @@
-//! The kinds of the authorization group: questions that are answered and not kept.
+//! The kinds of the `authorization.k8s.io` group. They are evaluated and never stored.
 
 pub mod local_subject_access_review;
 pub mod self_subject_access_review;
@@ -11,7 +11,7 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 
-/// What may be done to what: exactly one of the two forms.
+/// Validates that exactly one of resource and non-resource attributes is set.
 fn attributes(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec");
     match (spec.has("resourceAttributes"), spec.has("nonResourceAttributes")) {
@@ -29,12 +29,12 @@ fn attributes(spec: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// The attributes as upstream prints them.
+/// Non-resource attributes as upstream prints its internal type.
 fn internal_format(attributes: &Value) -> Value {
     json!({"Path": attributes.text("path"), "Verb": attributes.text("verb")})
 }
 
-/// Whom it is asked about.
+/// Validates that a user or group is given.
 fn subject(spec: &Value, errors: &mut ErrorList) {
     if spec.text("user").is_empty() && spec.items("groups").is_empty() {
         errors.invalid(&Path::new("spec.user"), "", "at least one of user or group must be specified");
@@ -69,7 +69,7 @@ fn selectors(spec: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// Metadata of something that is not kept says nothing, save for the fields in `but`.
+/// Reviews must have empty metadata, except for the fields in `except`.
 fn require_empty_metadata(obj: &Value, except: &[&str], message: &str, errors: &mut ErrorList) {
     let metadata = obj.at("metadata");
     let is_set = |(name, value): (&str, &Value)| {

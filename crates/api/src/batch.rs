@@ -1,4 +1,4 @@
-//! The kinds of the batch group.
+//! The kinds of the `batch` group.
 
 pub mod cron_job;
 pub mod job;

@@ -1,3 +1,3 @@
-//! The kinds of the certificates group.
+//! The kinds of the `certificates.k8s.io` group.
 
 pub mod certificate_signing_request;

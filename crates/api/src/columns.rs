@@ -1,9 +1,11 @@
-//! What `kubectl get` shows: the columns of every kind and the cells of an object, as upstream prints them.
+//! The columns of `kubectl get` for every kind, as printed by upstream.
 //!
-//! A kind's columns are rows of data in [`table`], each with the recipe for its cell, so a row can never have
-//! more or fewer cells than columns. Recipes that need more than a path are functions in the modules below.
-//! Columns with a priority above zero are for `-o wide`; the server always sends them and kubectl hides them.
-//! Objects come in the form they are stored in.
+//! The columns of a kind are rows in [`table`], each with the source of its cell, so rows and columns
+//! always match. Cells that need more than a path are computed by functions in the submodules. Columns
+//! with a priority above zero are for `-o wide`; the server always sends them and kubectl hides them.
+//! Objects are in their storage version.
+//!
+//! Upstream: `pkg/printers/internalversion/printers.go`.
 
 mod admission;
 mod batch;
@@ -23,61 +25,61 @@ use crate::json::JsonExt as _;
 use row::AgeText;
 pub use row::TableRow;
 
-/// A column of a Table, with the fields of `TableColumnDefinition`.
+/// A column with the fields of `TableColumnDefinition`.
 pub struct Column {
     pub name: &'static str,
     /// `type`: string, integer, boolean or date.
     pub kind: &'static str,
-    /// `name` marks the column with the object's name, which kubectl prefixes with the resource.
+    /// `name` marks the column of the object name, which kubectl prefixes with the resource.
     pub format: &'static str,
     pub description: &'static str,
     pub priority: i32,
     cell: CellSource,
 }
 
-/// How a cell is made from the object. What is absent is the type's zero value unless said otherwise.
+/// The source of a cell. Absent values are zero values unless noted.
 enum CellSource {
     /// The string at a path.
     Text(&'static str),
-    /// The string or number at a path as a string, or these words where it is absent or empty.
+    /// The string or number at a path as a string; a default if it is absent or empty.
     TextOr(&'static str, &'static str),
     Int(&'static str),
-    /// The number at a path, or these words where it is absent.
+    /// The number at a path; a default if it is absent.
     IntOr(&'static str, &'static str),
     Flag(&'static str),
-    /// The boolean at a path, true where it is absent.
+    /// The boolean at a path; true if it is absent.
     FlagOrTrue(&'static str),
-    /// How many items or entries the list or map at the path has.
+    /// The number of items of the list or map at a path.
     Count(&'static str),
-    /// How long ago the time at the path was.
+    /// The age of the time at a path.
     Age(&'static str),
     Compute(fn(&Value) -> i64),
     ComputeString(fn(&Value) -> String),
     ComputeAge(fn(&Value) -> AgeText),
 }
 
-/// What clients are told of the column with an object's name.
+/// The description of the `Name` column.
 pub(crate) fn name_description() -> &'static str {
     table::NAME_DESCRIPTION
 }
 
-/// What clients are told of the time an object was created.
+/// The description of the creation time column.
 pub(crate) fn created_description() -> &'static str {
     table::AGE_DESCRIPTION
 }
 
-/// The columns of a resource; a resource without columns of its own shows its name and when it was created.
+/// The columns of a resource. Resources without their own show name and creation time.
 pub fn columns(group: &str, plural: &str) -> &'static [Column] {
     let table = table::TABLES.iter().find(|(g, p, _)| *g == group && *p == plural);
     table.map_or(table::DEFAULT_COLUMNS, |(_, _, columns)| columns)
 }
 
-/// The cells of one object, one for each of [`columns`].
+/// The cells of an object, one for each of [`columns`].
 pub fn cells(group: &str, plural: &str, obj: &Value, now: Timestamp) -> Vec<Value> {
     columns(group, plural).iter().map(|column| column.cell.evaluate(obj, now)).collect()
 }
 
-/// The `conditions` of an object's row: a pod that is over says so, and kubectl can tell it apart.
+/// The `conditions` of a table row. Finished pods have a Completed condition, as upstream.
 pub fn conditions(group: &str, plural: &str, obj: &Value) -> Vec<Value> {
     if (group, plural) != ("", "pods") {
         return Vec::new();

@@ -1,7 +1,7 @@
-//! Kinds served in more than one group or version, brought from one to the other.
+//! Converts kinds that are served in more than one group or version.
 //!
-//! Objects are stored in one form; the other is made on the way in and out. What has no place in the older
-//! form of an autoscaler travels in annotations, as upstream does it.
+//! Objects are stored in one version and converted in requests and responses. Fields of
+//! `autoscaling/v2` that v1 lacks are kept in annotations, as upstream.
 
 mod autoscaler;
 mod event;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::json::JsonExt;
 
-/// The object in another group and version; anything but the kinds above just gets another `apiVersion`.
+/// Converts an object to another group and version. Kinds without a conversion only get another `apiVersion`.
 pub fn convert(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value) -> Value {
     if from == to {
         return object;
@@ -34,7 +34,7 @@ pub fn convert(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Val
     normalize(to, kind, object)
 }
 
-/// The object as its new type writes it: fields that are always written there, and no others that are empty.
+/// Normalizes an object as its new type: adds the fields without `omitempty` and drops other empty fields.
 fn normalize((group, version): (&str, &str), kind: &str, object: Value) -> Value {
     let table = schema::kubernetes();
     let mut copy = object.clone();
@@ -49,7 +49,7 @@ pub fn api_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
-/// Takes a field out; `null` if there is none.
+/// Removes and returns a field; `null` if it is absent.
 fn take_field(object: &mut Value, field: &str) -> Value {
     object.as_object_mut().and_then(|map| map.remove(field)).unwrap_or(Value::Null)
 }

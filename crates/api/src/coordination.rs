@@ -1,3 +1,3 @@
-//! The kinds of the coordination group.
+//! The kinds of the `coordination.k8s.io` group.
 
 pub mod lease;

@@ -1,9 +1,9 @@
-//! Custom kinds: rows of the table that CustomResourceDefinitions bring while the server runs.
+//! Custom resources: rows of the resource table that CustomResourceDefinitions add at run time.
 //!
-//! A [`Definition`] is what a CRD says, read without its schemas, which are many times larger than the rest
-//! and only worked out ([`Form`]) when somebody writes or looks at an object of the kind. A row made of it has a [`Slot`] in
-//! the place of a module with rules: the row stays the same as long as its names do, the slot always has the
-//! definition that counts now.
+//! A [`Definition`] is a CRD decoded without its schemas, which are many times larger than the rest. A
+//! schema is compiled ([`VersionSchema`]) when objects of the kind are first read or written. The row
+//! of a custom resource has a [`CrdHandle`] as its strategy: the row is constant as long as the names
+//! are, and the handle always refers to the current definition (ADR 0012).
 
 mod definition;
 mod json_path;
@@ -28,7 +28,7 @@ pub use version_schema::VersionSchema;
 use crate::resource_table::{Resource, SCALE, STATUS, Storage, Subresource, Verbs};
 use crate::strategy::RestStrategy;
 
-/// The part of a custom kind's row that changes while the server runs.
+/// The mutable part of a custom resource's row.
 pub struct CrdHandle {
     pub singular: &'static str,
     pub list_kind: &'static str,
@@ -37,7 +37,7 @@ pub struct CrdHandle {
 }
 
 impl CrdHandle {
-    /// What counts now.
+    /// The current definition.
     pub fn definition(&self) -> Arc<Definition> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -46,13 +46,13 @@ impl CrdHandle {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = definition;
     }
 
-    /// The schema and all that goes by it, in the version of the row.
+    /// The compiled schema of the row's version.
     pub fn version_schema(&self) -> Arc<VersionSchema> {
         self.definition().version_schema(self.version)
     }
 }
 
-/// What makes a row of a custom kind another row.
+/// The properties of a custom resource that its row contains. A change of one needs a new row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CustomResourceKey {
     pub group: String,
@@ -63,7 +63,7 @@ pub struct CustomResourceKey {
 }
 
 impl CustomResourceKey {
-    /// The rows a definition asks for, one for each version that is served, the preferred one first.
+    /// The rows of a definition: one per served version, the preferred version first.
     pub fn from_definition(definition: &Definition) -> Vec<CustomResourceKey> {
         let mut served: Vec<&Version> = definition.versions.iter().filter(|version| version.served).collect();
         served.sort_by(|a, b| crate::names::compare_versions(&b.name, &a.name));
@@ -81,8 +81,8 @@ impl CustomResourceKey {
         served.into_iter().map(key).collect()
     }
 
-    /// Makes the row. It lives as long as the program, since everything that a request touches refers to
-    /// rows; there are as many as there ever were different names of kinds, and they are small.
+    /// Creates the row. It is leaked, because requests keep `'static` references to rows. The number of
+    /// rows is bounded by the number of distinct names of CRDs, and rows are small.
     pub fn to_resource(&self, definition: Arc<Definition>) -> &'static Resource {
         let leak_str = |leak_str: &str| -> &'static str { Box::leak(leak_str.into()) };
         let leak_list = |leak_list: &[String]| -> &'static [&'static str] {

@@ -1,10 +1,11 @@
-//! The values absent fields get, for every type wherever it occurs: a PodSpec's defaults hold in a Pod, a
-//! Deployment and a CronJob alike.
+//! The defaults of all types, at every occurrence: the defaults of PodSpec apply to Pods, Deployments
+//! and CronJobs alike.
 //!
-//! Constants are rows ([`Rule::Set`]), what depends on other fields is a small function ([`Rule::Fill`]), and
-//! the few defaults OpenAPI publishes come from `schema`. The rules of a struct run before those of the
-//! structs within it, as upstream's do. Objects come as `schema` decodes them, so structs that are always
-//! written are there. No clock here: `DeviceTaint.timeAdded` is its kind's own business.
+//! Constant defaults are rows ([`DefaultRule::Set`]), defaults that depend on other fields are
+//! functions ([`DefaultRule::Apply`]), and the few defaults that OpenAPI publishes come from `schema`.
+//! The rules of a struct run before those of nested structs, as upstream. Objects have been decoded by
+//! `schema`, so structs without `omitempty` are present. There is no clock here:
+//! `DeviceTaint.timeAdded` is set by the strategy of ResourceSlice.
 
 mod admission;
 mod core;
@@ -23,7 +24,7 @@ use serde_json::{Map, Value};
 
 use crate::json::JsonExt;
 
-/// Sets the defaults of an object of this type, in place.
+/// Sets the defaults of an object of this type.
 pub fn set_defaults(table: &Table, ty: TypeId, object: &mut Value) {
     if std::ptr::eq(table, schema::kubernetes()) {
         BUILTIN_DEFAULTS.apply(table, ty, object);
@@ -32,16 +33,16 @@ pub fn set_defaults(table: &Table, ty: TypeId, object: &mut Value) {
     }
 }
 
-/// The rules of one type; its name is the definition's without the leading `io.k8s.api.`.
+/// The rules of a type. The name is the definition name without `io.k8s.api.`.
 struct TypeDefaults {
     ty: &'static str,
     rules: &'static [DefaultRule],
 }
 
 enum DefaultRule {
-    /// The field gets the value if it is absent (or zero, where zero means absent).
+    /// Sets the field if it is absent (or zero, if the field is not a pointer).
     Set(&'static str, DefaultValue),
-    /// Sees the whole struct.
+    /// Applies a function to the struct.
     Apply(fn(&mut Value)),
 }
 
@@ -65,7 +66,7 @@ const TYPE_DEFAULTS: &[&[TypeDefaults]] = &[
 
 static BUILTIN_DEFAULTS: LazyLock<Defaulter> = LazyLock::new(|| Defaulter::new(schema::kubernetes()));
 
-/// What there is to do for each type of a table.
+/// The default steps of all types of a table.
 struct Defaulter {
     steps: HashMap<TypeId, Vec<DefaultStep>>,
     filter: TypeFilter,
@@ -78,7 +79,7 @@ enum DefaultStep {
         pointer: bool,
     },
     Apply(fn(&mut Value)),
-    /// The field is a `ResourceList`, whose quantities are kept to the thousandth.
+    /// Rounds the quantities of a `ResourceList` field to thousandths.
     Round {
         field: Box<str>,
     },
@@ -161,7 +162,7 @@ fn full_name(ty: &str) -> String {
     if ty.starts_with("io.") { ty.to_owned() } else { format!("io.k8s.api.{ty}") }
 }
 
-/// The defaults OpenAPI tells of, but for those that equal an absent field.
+/// The defaults in OpenAPI, except those that equal an absent field.
 fn openapi_defaults(ty: &Type) -> impl Iterator<Item = DefaultStep> {
     ty.fields.iter().filter_map(|field| {
         let value = field.default.clone().filter(|default| field.pointer || !is_zero(default))?;
@@ -169,7 +170,7 @@ fn openapi_defaults(ty: &Type) -> impl Iterator<Item = DefaultStep> {
     })
 }
 
-/// The core group's maps of quantities are all `ResourceList`s.
+/// In the core group, every map of quantities is a `ResourceList`.
 fn round_steps(ty: &Type) -> impl Iterator<Item = DefaultStep> {
     let in_core = ty.name.starts_with("io.k8s.api.core.v1.");
     let is_list = |shape: &Shape| matches!(shape, Shape::Map { value, .. } if **value == Shape::Quantity);
@@ -188,7 +189,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// Only canonical forms with a suffix finer than `m` can need it.
+/// Only canonical forms with a suffix below `m` need rounding.
 fn round_to_milli(value: &mut Value) {
     let Some(text) = value.as_str().filter(|text| text.ends_with(['n', 'u']) || text.contains("e-")) else {
         return;

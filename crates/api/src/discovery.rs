@@ -1,3 +1,3 @@
-//! The kinds of the discovery group.
+//! The kinds of the `discovery.k8s.io` group.
 
 pub mod endpoint_slice;

@@ -1,3 +1,3 @@
-//! The kinds of the events group.
+//! The kinds of the `events.k8s.io` group.
 
 pub mod event;

@@ -1,14 +1,13 @@
-//! Validation errors with upstream's field paths and words.
+//! Field paths and validation errors. Upstream: `apimachinery/pkg/util/validation/field`.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 
 use serde_json::Value;
 
-/// A place in an object, as `spec.containers[0].ports[1].name` or `data[a b]`.
+/// The path of a field, such as `spec.containers[0].ports[1].name` or `data[a b]`.
 ///
-/// One is made for every field that is looked at and hardly ever shown, so a usual one needs no memory of its
-/// own.
+/// A path is created for every validated field and rarely printed, so short paths need no heap allocation.
 #[derive(Clone)]
 pub struct Path(PathBuffer);
 
@@ -18,6 +17,7 @@ enum PathBuffer {
     Heap(Box<[u8]>),
 }
 
+/// With length and discriminant, a [`Path`] takes 96 bytes.
 const INLINE_BYTES: usize = 94;
 
 impl Path {
@@ -29,7 +29,7 @@ impl Path {
         Path::join([path.as_bytes(), b"", b"", b""])
     }
 
-    /// A field below this one; `name` may itself be dotted.
+    /// The path of a field of this value. `name` may contain dots.
     pub fn child(&self, name: &str) -> Path {
         let parent = self.bytes();
         Path::join([parent, if parent.is_empty() { b"" } else { b"." }, name.as_bytes(), b""])
@@ -44,7 +44,7 @@ impl Path {
     }
 
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(self.bytes()).expect("joined from whole strings")
+        std::str::from_utf8(self.bytes()).expect("a path is joined from valid UTF-8 strings")
     }
 
     fn bytes(&self) -> &[u8] {
@@ -98,7 +98,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What is wrong with a field.
+/// The type of a validation error, as upstream's `ErrorType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorType {
     Required,
@@ -116,7 +116,7 @@ pub enum ErrorType {
 }
 
 impl ErrorType {
-    /// The reason of a Status' cause.
+    /// The reason in a cause of a Status.
     pub fn cause(self) -> &'static str {
         match self {
             ErrorType::Required => "FieldValueRequired",
@@ -135,19 +135,19 @@ impl ErrorType {
     }
 }
 
-/// One complaint about one field.
+/// A validation error of a field.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldError {
     pub error_type: ErrorType,
     pub path: Path,
-    /// Everything after the path: `Invalid value: 0: must be between 1 and 65535, inclusive`.
+    /// The text after the path: `Invalid value: 0: must be between 1 and 65535, inclusive`.
     pub message: String,
 }
 
-/// A small request can be wrong in a million places; nobody reads on after this many.
+/// Limits the errors of an object: a small request can contain millions of errors.
 const MAX_ERRORS: usize = 10_000;
 
-/// The complaints about one object, in the order found.
+/// The validation errors of an object, in the order found.
 #[derive(Clone, Debug, Default)]
 pub struct ErrorList(pub Vec<FieldError>);
 
@@ -180,7 +180,7 @@ impl ErrorList {
         self.push(ErrorType::NotFound, path, format!("Not found: {}", render_value(&value.into())));
     }
 
-    /// `supported` is printed in the order given.
+    /// `supported` is printed in this order.
     pub fn not_supported(&mut self, path: &Path, value: impl Into<Value>, supported: &[&str]) {
         let mut message = format!("Unsupported value: {}", render_value(&value.into()));
         for (i, word) in supported.iter().enumerate() {
@@ -189,7 +189,7 @@ impl ErrorList {
         self.push(ErrorType::NotSupported, path, message);
     }
 
-    /// Longer than `max` bytes.
+    /// The value is longer than `max` bytes.
     pub fn too_long(&mut self, path: &Path, max: usize) {
         let unit = plural(max, "byte");
         self.push(ErrorType::TooLong, path, format!("Too long: may not be more than {max} {unit}"));
@@ -215,7 +215,7 @@ impl ErrorList {
         self.push(ErrorType::TooFew, path, format!("Too few: {actual}: must have at least {min} {unit}"));
     }
 
-    /// The value's type is not the one the schema asks for.
+    /// The value has another type than the schema specifies.
     pub fn type_invalid(&mut self, path: &Path, value: impl Into<Value>, detail: &str) {
         let what = format!("Invalid value: {}", render_value(&value.into()));
         self.push(ErrorType::TypeInvalid, path, with_detail(&what, detail));
@@ -225,7 +225,7 @@ impl ErrorList {
         self.push(ErrorType::Internal, path, with_detail("Internal error", detail));
     }
 
-    /// One "Invalid value" for each of the words, as `names` returns them.
+    /// Reports each message of a name check (see `names`) as an error.
     pub fn invalid_each(&mut self, path: &Path, value: impl Into<Value>, words: Vec<String>) {
         if !words.is_empty() {
             let value = value.into();
@@ -241,7 +241,7 @@ impl ErrorList {
     }
 }
 
-/// All complaints in one line, each told once: `a: Required value`, or `[a: Required value, b: …]`.
+/// All distinct errors on one line: `a: Required value`, or `[a: Required value, b: …]`.
 impl fmt::Display for ErrorList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut seen = HashSet::new();
@@ -267,7 +267,7 @@ fn plural(count: usize, unit: &str) -> String {
     if count == 1 { unit.to_owned() } else { format!("{unit}s") }
 }
 
-/// A value as upstream prints it in a complaint: a string quoted, anything else as Go writes JSON.
+/// A value as upstream prints it in errors: a quoted string, or JSON as Go encodes it.
 fn render_value(value: &Value) -> String {
     match value {
         Value::String(text) => quote(text),
@@ -275,7 +275,7 @@ fn render_value(value: &Value) -> String {
     }
 }
 
-/// A string as Go's `%q` prints it.
+/// Quotes a string as Go's `%q`.
 pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -299,8 +299,8 @@ pub fn quote(text: &str) -> String {
     out
 }
 
-/// Letters, marks, numbers, punctuation, symbols and the ASCII space (Go's `unicode.IsPrint`, nearly:
-/// unassigned characters count as printable here).
+/// Approximates Go's `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII
+/// space. Unassigned characters count as printable here.
 pub fn is_printable(c: char) -> bool {
     let invisible = matches!(u32::from(c),
         0xad | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x180e | 0x200b..=0x200f | 0x2028..=0x202e

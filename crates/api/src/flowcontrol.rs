@@ -1,4 +1,4 @@
-//! The kinds of the flowcontrol group.
+//! The kinds of the `flowcontrol.apiserver.k8s.io` group.
 
 pub mod flow_schema;
 pub mod priority_level_configuration;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 
-/// `status.conditions` of either kind: named, and each once.
+/// Validates `status.conditions`: types are required and unique.
 fn validate_conditions(obj: &Value, errors: &mut ErrorList) {
     let path = Path::new("status.conditions");
     let mut seen = HashSet::new();

@@ -1,4 +1,4 @@
-//! Reading `IntOrString` fields: a number, or a string that may be a percentage.
+//! Reads `IntOrString` fields: a number, or a string that may be a percentage.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ pub enum IntOrString<'a> {
     Text(&'a str),
 }
 
-/// Which way a percentage of a whole is rounded.
+/// The rounding of a percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundingMode {
     Up,
@@ -20,7 +20,7 @@ pub enum RoundingMode {
 }
 
 impl<'a> IntOrString<'a> {
-    /// `None` where the field is absent.
+    /// `None` if the field is absent.
     pub fn from_value(value: &'a Value) -> Option<IntOrString<'a>> {
         match value {
             Value::Number(number) => number.as_i64().map(IntOrString::Int),
@@ -37,7 +37,7 @@ impl<'a> IntOrString<'a> {
         }
     }
 
-    /// The number itself, or that percentage of `total`. `None` for any other string.
+    /// The number, or the percentage of `total`. `None` for other strings.
     pub fn scaled_value(self, total: i64, round: RoundingMode) -> Option<i64> {
         let part = match self {
             IntOrString::Int(number) => return Some(number),
@@ -48,7 +48,7 @@ impl<'a> IntOrString<'a> {
         i64::try_from(whole + i128::from(up)).ok()
     }
 
-    /// The number, or the number a string spells, or 0 (`IntValue` upstream).
+    /// The number, the number that a string contains, or 0 (upstream's `IntValue`).
     pub fn int_value(self) -> i64 {
         match self {
             IntOrString::Int(number) => number,
@@ -57,7 +57,7 @@ impl<'a> IntOrString<'a> {
     }
 }
 
-/// Complains unless the field is a number of at least 0, or a percentage.
+/// Validates a number of at least 0, or a percentage.
 pub fn non_negative(value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::String(text) => errors.invalid_each(path, text.as_str(), names::percent(text)),
@@ -65,7 +65,7 @@ pub fn non_negative(value: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Complains about more than `100%`. A plain number may be anything.
+/// Validates that a percentage is at most `100%`. Numbers are not restricted.
 pub fn at_most_100_percent(value: &Value, path: &Path, errors: &mut ErrorList) {
     let percent = IntOrString::from_value(value).and_then(IntOrString::percent);
     if percent.is_some_and(|percent| percent > 100) {

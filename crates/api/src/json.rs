@@ -1,10 +1,10 @@
-//! Reading fields of a JSON object without ceremony: what is absent reads as its zero value.
+//! Access to the fields of JSON objects. Absent fields read as their zero value.
 
 use serde_json::{Map, Value};
 
 static NULL: Value = Value::Null;
 
-/// Field access on objects whose shape has been checked.
+/// Field access for objects whose structure has been validated by decoding.
 pub trait JsonExt {
     /// The field, or `null`.
     fn at(&self, name: &str) -> &Value;
@@ -18,9 +18,10 @@ pub trait JsonExt {
     fn items(&self, name: &str) -> &[Value];
     /// The entries of an object field.
     fn entries(&self, name: &str) -> impl Iterator<Item = (&str, &Value)>;
-    /// The field as an object, made if it is absent or null. Does nothing useful on a non-object.
+    /// The field as an object, which is created if it is absent or null. Has no effect on a value that
+    /// is not an object.
     fn object_mut(&mut self, name: &str) -> &mut Map<String, Value>;
-    /// Sets the field. Does nothing on a non-object.
+    /// Sets the field. Has no effect on a value that is not an object.
     fn set(&mut self, name: &str, value: impl Into<Value>);
     /// Sets the field if it is absent or null.
     fn set_default(&mut self, name: &str, value: impl Into<Value>);
@@ -63,11 +64,11 @@ impl JsonExt for Value {
         if !self.is_object() {
             *self = Value::Object(Map::new());
         }
-        let field = self.as_object_mut().expect("just made an object").entry(name).or_insert(Value::Null);
+        let field = self.as_object_mut().expect("the value is an object").entry(name).or_insert(Value::Null);
         if !field.is_object() {
             *field = Value::Object(Map::new());
         }
-        field.as_object_mut().expect("just made an object")
+        field.as_object_mut().expect("the value is an object")
     }
 
     fn set(&mut self, name: &str, value: impl Into<Value>) {

@@ -1,8 +1,10 @@
-//! The built-in kinds: one table row and one module each, and the words the API speaks.
+//! The built-in kinds with their validation, defaults, conversions and printer columns, and the types
+//! of the API machinery (Status, selectors, field errors).
 //!
-//! An object is a [`serde_json::Value`] whose shape `schema` has already checked, so the rules here read
-//! fields through [`json::Json`] and never fail on a wrong type. Pure: no I/O, no clock of its own.
-//! Read [`table::Resource`] (the table's row) and [`kind::Kind`] (what is special about a kind) first.
+//! An object is a [`serde_json::Value`] that `schema` has decoded, so the code here reads fields
+//! through [`json::JsonExt`] and does not handle wrong types. There is no I/O and no clock. Start with
+//! [`resource_table::Resource`] (a row of the resource table) and [`strategy::RestStrategy`] (the rules
+//! of a kind).
 
 pub mod admissionregistration;
 pub mod apiextensions;

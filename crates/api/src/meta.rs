@@ -1,4 +1,4 @@
-//! The rules for `metadata`, and for the labels and selectors other fields are made of.
+//! Validates `metadata`, labels, selectors, conditions and other common types.
 
 use std::collections::BTreeSet;
 
@@ -9,24 +9,25 @@ use crate::json::JsonExt;
 use crate::names;
 use crate::strategy::NameFormat;
 
-/// All keys and values of an object's annotations together.
+/// Maximum total size of the annotations of an object.
 const MAX_ANNOTATIONS_BYTES: usize = 256 << 10;
 const MAX_FIELD_MANAGER_BYTES: usize = 128;
-/// How many controllers too many are told of.
+/// Maximum number of reported errors about several controller references.
 const MAX_REPORTED_CONTROLLERS: usize = 10;
 
-/// What a selector may hold beyond the rules, for objects stored before them.
+/// Relaxations for stored objects with selectors that violate newer rules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SelectorOptions {
     pub allow_invalid_values: bool,
-    /// Reviews pass operators on that only the authorizer may know.
+    /// SubjectAccessReviews may contain operators that only the authorizer knows.
     pub allow_unknown_operators: bool,
 }
 
-/// Finalizers that belong to nobody in particular.
+/// The finalizers without a domain prefix.
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 
-/// Checks a new object's `metadata`, after its name was generated. `path` is that of the metadata.
+/// Validates the `metadata` of a new object, after `generateName` is applied. `path` is the path of the
+/// metadata.
 pub fn validate_object_meta(
     meta: &Value,
     namespaced: bool,
@@ -56,7 +57,7 @@ pub fn validate_object_meta(
     validate_managed_fields(meta.at("managedFields"), &path.child("managedFields"), errors);
 }
 
-/// Checks the `metadata` of an update. The resource version is the caller's to check.
+/// Validates the `metadata` of an update. The caller checks the resource version.
 pub fn validate_object_meta_update(new: &Value, old: &Value, path: &Path, errors: &mut ErrorList) {
     if old.has("deletionTimestamp") {
         validate_no_new_finalizers(new, old, &path.child("finalizers"), errors);
@@ -79,7 +80,7 @@ pub fn validate_object_meta_update(new: &Value, old: &Value, path: &Path, errors
     validate_managed_fields(new.at("managedFields"), &path.child("managedFields"), errors);
 }
 
-/// What is wrong with an object's name.
+/// The errors of an object name.
 pub fn name_errors(text: &str, rule: NameFormat) -> Vec<String> {
     match rule {
         NameFormat::Subdomain => names::dns1123_subdomain(text),
@@ -89,19 +90,19 @@ pub fn name_errors(text: &str, rule: NameFormat) -> Vec<String> {
     }
 }
 
-/// What is wrong with a `generateName`: it may end with a dash, for more follows.
+/// The errors of a `generateName`, which may end with a dash.
 pub fn name_prefix_errors(text: &str, rule: NameFormat) -> Vec<String> {
     if rule == NameFormat::PathSegment {
         return names::path_segment_prefix(text);
     }
-    // Upstream puts one letter for the last two.
+    // Upstream replaces the last two characters with one letter.
     match text.strip_suffix('-').and_then(|head| head.get(..head.len().checked_sub(1)?)) {
         Some(head) => name_errors(&format!("{head}a"), rule),
         None => name_errors(text, rule),
     }
 }
 
-/// A map of labels, as `metadata.labels` or `matchLabels`.
+/// Validates a map of labels, such as `metadata.labels` or `matchLabels`.
 pub fn validate_labels(labels: &Value, path: &Path, errors: &mut ErrorList) {
     for (key, value) in labels.as_object().into_iter().flatten() {
         validate_label_name(key, path, errors);
@@ -110,7 +111,7 @@ pub fn validate_labels(labels: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// The key of a label.
+/// Validates a label key.
 pub fn validate_label_name(key: &str, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, key, names::qualified_name(key));
 }
@@ -126,7 +127,7 @@ pub fn validate_annotations(annotations: &Value, path: &Path, errors: &mut Error
     }
 }
 
-/// A `metav1.LabelSelector`; an absent one has nothing wrong with it.
+/// Validates a `metav1.LabelSelector`, which may be absent.
 pub fn validate_label_selector(
     selector: &Value,
     path: &Path,
@@ -160,7 +161,7 @@ pub fn validate_label_selector_requirement(
     }
 }
 
-/// A `metav1.FieldSelectorRequirement`.
+/// Validates a `metav1.FieldSelectorRequirement`.
 pub fn validate_field_selector_requirement(
     requirement: &Value,
     path: &Path,
@@ -194,7 +195,7 @@ fn validate_selector_operator(
     }
 }
 
-/// Whether a stored selector already holds a value the rules forbid, which an update may then keep.
+/// Whether a stored selector has an invalid label value, which updates may then keep.
 pub fn selector_has_invalid_value(selector: &Value) -> bool {
     let values = |requirement| JsonExt::items(requirement, "values");
     selector
@@ -212,7 +213,7 @@ pub fn validate_owner_references(references: &Value, path: &Path, errors: &mut E
         if reference.flag("controller") {
             let this = format!("{}/{}", reference.text("kind"), reference.text("name"));
             match &controller {
-                // Each complaint holds the whole list, which a client may make long.
+                // Each message contains the names of the owners, which clients may make long.
                 Some(_) if reported == MAX_REPORTED_CONTROLLERS => {}
                 Some(first) => {
                     reported += 1;
@@ -258,7 +259,7 @@ pub fn validate_finalizers(finalizers: &Value, path: &Path, errors: &mut ErrorLi
     }
 }
 
-/// Of Kubernetes' own kinds, finalizers are standard ones or name who they belong to.
+/// Validates finalizers of built-in kinds: standard ones or names with a domain prefix.
 pub fn validate_builtin_finalizers(meta: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, finalizer) in meta.items("finalizers").iter().filter_map(Value::as_str).enumerate() {
         if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
@@ -302,7 +303,7 @@ pub fn validate_managed_fields(entries: &Value, path: &Path, errors: &mut ErrorL
     }
 }
 
-/// The name of a field manager: short and printable.
+/// Validates the name of a field manager: length and printable characters.
 pub fn validate_field_manager(manager: &str, path: &Path, errors: &mut ErrorList) {
     if manager.len() > MAX_FIELD_MANAGER_BYTES {
         return errors.too_long(path, MAX_FIELD_MANAGER_BYTES);
@@ -313,7 +314,7 @@ pub fn validate_field_manager(manager: &str, path: &Path, errors: &mut ErrorList
     }
 }
 
-/// A list of `metav1.Condition`.
+/// Validates a list of `metav1.Condition`.
 pub fn validate_conditions(conditions: &Value, path: &Path, errors: &mut ErrorList) {
     let mut seen = BTreeSet::new();
     for (i, condition) in conditions.as_array().into_iter().flatten().enumerate() {
@@ -356,14 +357,15 @@ fn validate_condition(condition: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Complains if a field that may not change has changed.
+/// Validates that a field does not change.
 pub fn validate_immutable(new: &Value, old: &Value, path: &Path, errors: &mut ErrorList) {
     if !semantic_equal(new, old) {
         errors.invalid(path, new.clone(), "field is immutable");
     }
 }
 
-/// Equal, where an absent list or map equals an empty one.
+/// Whether two values are equal, where absent, null and empty lists and maps are equal
+/// (`apiequality.Semantic`).
 pub fn semantic_equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -386,7 +388,7 @@ fn is_empty_value(value: &Value) -> bool {
     }
 }
 
-/// Complains about a number below zero.
+/// Validates that a number is not negative.
 pub fn validate_non_negative(value: &Value, path: &Path, errors: &mut ErrorList) {
     if value.as_i64().is_some_and(|number| number < 0) {
         errors.invalid(path, value.clone(), "must be greater than or equal to 0");

@@ -1,6 +1,7 @@
-//! What a string may look like: each function says what is wrong with one, in upstream's words, or nothing.
+//! String format checks. Each function returns upstream's error messages; no message means valid.
 //!
-//! The words quote regular expressions because users see them; the matching itself is done by hand.
+//! The messages quote regular expressions, because users see them. The checks themselves do not use
+//! regular expressions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -41,7 +42,7 @@ pub fn dns1123_subdomain(value: &str) -> Vec<String> {
     wrong
 }
 
-/// As a subdomain, but `_` may appear, and lead a label (DNS search paths).
+/// Like a subdomain, but labels may contain `_`, also as the first character (DNS search paths).
 pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
     let label = |label: &str| {
         let rest = label.strip_prefix('_').unwrap_or(label);
@@ -75,7 +76,7 @@ pub fn dns1035_label(value: &str) -> Vec<String> {
     wrong
 }
 
-/// `*.example.com`
+/// Such as `*.example.com`.
 pub fn wildcard_dns1123_subdomain(value: &str) -> Vec<String> {
     let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !value.strip_prefix("*.").is_some_and(is_subdomain) {
@@ -88,7 +89,7 @@ pub fn wildcard_dns1123_subdomain(value: &str) -> Vec<String> {
     wrong
 }
 
-/// A label or annotation key, a finalizer, a resource name: `name` or `prefix/name`.
+/// The key of a label or annotation, a finalizer or resource name: `name` or `prefix/name`.
 pub fn qualified_name(value: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     let name = match *value.split('/').collect::<Vec<_>>() {
@@ -178,12 +179,12 @@ pub fn in_range(value: i64, low: i64, high: i64) -> Vec<String> {
     }
 }
 
-/// A Unix user or group.
+/// A Unix user ID.
 pub fn user_id(value: i64) -> Vec<String> {
     in_range(value, 0, i64::from(i32::MAX))
 }
 
-/// Relaxed as of 1.34: anything printable but `=`.
+/// Relaxed in Kubernetes 1.34: any printable character except `=`.
 pub fn env_var_name(value: &str) -> Vec<String> {
     if value.is_empty() {
         return vec!["environment variable name must be non-empty".to_owned()];
@@ -209,7 +210,7 @@ pub fn http_header_name(value: &str) -> Vec<String> {
     }
 }
 
-/// `93%`
+/// A percentage such as `93%`.
 pub fn percent(value: &str) -> Vec<String> {
     let words = || {
         regex_message(
@@ -236,7 +237,7 @@ pub fn c_identifier(value: &str) -> Vec<String> {
     if valid { Vec::new() } else { vec![words()] }
 }
 
-/// What may stand between two slashes of a URL.
+/// A segment of a URL path.
 pub fn path_segment_name(value: &str) -> Vec<String> {
     match value {
         "." | ".." => vec![format!("may not be '{value}'")],
@@ -266,7 +267,7 @@ pub fn condition_reason(value: &str) -> Vec<String> {
     if valid { Vec::new() } else { vec![words()] }
 }
 
-/// An IP address in fields that ask for the canonical form.
+/// An IP address in fields that require the canonical form.
 pub fn ip(value: &str) -> Vec<String> {
     let wrong = ip_any_form(value);
     if let (true, Some(ip)) = (wrong.is_empty(), parse_ip(value)) {
@@ -276,7 +277,7 @@ pub fn ip(value: &str) -> Vec<String> {
     wrong
 }
 
-/// An IP address in fields older than the canonical form ("legacy" upstream): strict, but `FE80::0:1` will do.
+/// An IP address in legacy fields, which do not require the canonical form: `FE80::0:1` is valid.
 pub fn ip_any_form(value: &str) -> Vec<String> {
     match parse_ip(value) {
         None => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
@@ -288,7 +289,7 @@ pub fn ip_any_form(value: &str) -> Vec<String> {
     }
 }
 
-/// A network such as `10.9.8.0/24`, in canonical form.
+/// A CIDR such as `10.9.8.0/24` in canonical form.
 pub fn cidr(value: &str) -> Vec<String> {
     let wrong = cidr_any_form(value);
     if let (true, Some((ip, bits))) = (wrong.is_empty(), parse_cidr(value)) {
@@ -298,7 +299,7 @@ pub fn cidr(value: &str) -> Vec<String> {
     wrong
 }
 
-/// A network in fields older than the canonical form.
+/// A CIDR in legacy fields, which do not require the canonical form.
 pub fn cidr_any_form(value: &str) -> Vec<String> {
     let Some((ip, bits)) = parse_cidr(value) else {
         return vec!["must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)".to_owned()];
@@ -313,7 +314,7 @@ pub fn cidr_any_form(value: &str) -> Vec<String> {
     error_if_invalid(mask(ip, bits) == ip, "must not have bits set beyond the prefix length")
 }
 
-/// An address with the length of its network: `192.168.1.5/24`.
+/// An interface address with its prefix length, such as `192.168.1.5/24`.
 pub fn interface_address(value: &str) -> Vec<String> {
     let Some((ip, bits)) = parse_cidr(value) else {
         return vec!["must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)".to_owned()];
@@ -322,7 +323,7 @@ pub fn interface_address(value: &str) -> Vec<String> {
     error_if_invalid(canonical == value, &format!("must be in canonical form ({canonical:?})"))
 }
 
-/// An IP address, leading zeros and all, as old objects may hold.
+/// Parses an IP address. Leading zeros are accepted, because stored objects may have them.
 pub fn parse_ip(value: &str) -> Option<IpAddr> {
     if value.contains(':') {
         let mut groups: Vec<String> = value.split(':').map(trim_leading_zeros).collect();
@@ -337,7 +338,7 @@ pub fn parse_ip(value: &str) -> Option<IpAddr> {
     }
 }
 
-/// The address and the length of the prefix.
+/// Parses a CIDR into address and prefix length.
 pub fn parse_cidr(value: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = value.split_once('/')?;
     let ip = parse_ip(address)?;
@@ -346,7 +347,7 @@ pub fn parse_cidr(value: &str) -> Option<(IpAddr, u8)> {
     (bits <= if ip.is_ipv4() { 32 } else { 128 }).then_some((ip, bits))
 }
 
-/// The address with all bits after the prefix cleared.
+/// The address with the host bits cleared.
 pub fn mask(ip: IpAddr, bits: u8) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => {
@@ -360,7 +361,7 @@ pub fn mask(ip: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-/// A domain of at least three parts (signer and webhook names).
+/// A domain with at least three labels, as in signer and webhook names.
 pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut ErrorList) {
     let wrong = dns1123_subdomain(value);
     if value.is_empty() {
@@ -372,7 +373,7 @@ pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// A domain of at least two parts; may end with a dot.
+/// A domain with at least two labels, optionally with a trailing dot.
 pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         return errors.required(path, "");
@@ -397,7 +398,7 @@ pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut ErrorL
     }
 }
 
-/// `acme.io/foo/bar`
+/// A domain-prefixed path such as `acme.io/foo/bar`.
 pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut ErrorList) {
     const PATH: &str = r"[A-Za-z0-9/\-._~%!$&'()*+,;=:]+";
     if value.is_empty() {
@@ -416,7 +417,7 @@ pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// `acme.io/foo`, a qualified name that must have its prefix.
+/// A domain-prefixed key such as `acme.io/foo`.
 pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut ErrorList) {
     let wrong = qualified_name(value);
     if value.is_empty() {
@@ -428,7 +429,7 @@ pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// The words for a string that does not match a regular expression. The odd commas are upstream's.
+/// The message about a value that does not match a regular expression. The odd commas are upstream's.
 pub fn regex_message(words: &str, regex: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
         return format!("{words} (regex used for validation is '{regex}')");
@@ -437,13 +438,13 @@ pub fn regex_message(words: &str, regex: &str, examples: &[&str]) -> String {
     format!("{words} (e.g. {}regex used for validation is '{regex}')", examples.join(" or "))
 }
 
-/// `must be no more than 63 characters`
+/// The message for a value longer than `max`.
 pub fn too_long(value: &str, max: usize) -> Vec<String> {
     if value.len() <= max { Vec::new() } else { vec![format!("must be no more than {max} characters")] }
 }
 
-/// Compares versions of an API by how finished they are: `v2` after `v1`, after `v1beta2`, after `v1alpha1`,
-/// after anything else, which is compared in reverse alphabetical order.
+/// Compares API versions by stability, as upstream's `CompareKubeAwareVersionStrings`: `v2` > `v1` >
+/// `v1beta2` > `v1alpha1` > other names, which are in reverse alphabetical order.
 pub fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
     match (version_parts(a), version_parts(b)) {
         (Some(a), Some(b)) => a.cmp(&b),
@@ -453,7 +454,7 @@ pub fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
     }
 }
 
-/// `v1beta2` as (1 for beta, 1, 2).
+/// `v1beta2` is (1 for beta, 1, 2).
 fn version_parts(version: &str) -> Option<(u8, u64, u64)> {
     let rest = version.strip_prefix('v')?;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -488,12 +489,13 @@ fn is_label_byte(b: u8) -> bool {
     is_lower_letter_or_digit(b) || b == b'-'
 }
 
-/// Not empty, and every byte fits.
+/// Whether the value is not empty and all bytes are valid.
 fn non_empty_and_all(value: &str, valid: impl Fn(u8) -> bool) -> bool {
     !value.is_empty() && value.bytes().all(valid)
 }
 
-/// The first byte, the last one and those between each fit; one byte alone must be a good first one.
+/// Whether the first byte, the last byte and those between are valid. A single byte must be a valid
+/// first byte.
 fn spans(
     value: &str,
     first: impl Fn(u8) -> bool,
@@ -511,7 +513,7 @@ fn error_if_invalid(valid: bool, words: &str) -> Vec<String> {
     if valid { Vec::new() } else { vec![words.to_owned()] }
 }
 
-/// A hexadecimal group of an IPv6 address without the zeros that make it longer than four digits.
+/// Removes leading zeros of a hexadecimal group with more than four digits.
 fn trim_leading_zeros(group: &str) -> String {
     if group.len() <= 4 || group.contains('.') {
         return group.to_owned();

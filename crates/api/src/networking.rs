@@ -1,4 +1,4 @@
-//! The kinds of the networking group.
+//! The kinds of the `networking.k8s.io` group.
 
 pub mod ingress;
 pub mod ingress_class;

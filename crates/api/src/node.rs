@@ -1,8 +1,8 @@
-//! The kinds of the node group.
+//! The kinds of the `node.k8s.io` group.
 
 pub mod runtime_class;
 
-/// Node labels that selectors should no longer name, and what to say about each.
+/// Deprecated node labels and the warnings about them.
 const DEPRECATED_LABELS: &[(&str, &str)] = &[
     ("beta.kubernetes.io/arch", "deprecated since v1.14; use \"kubernetes.io/arch\" instead"),
     ("beta.kubernetes.io/os", "deprecated since v1.14; use \"kubernetes.io/os\" instead"),
@@ -26,7 +26,7 @@ const DEPRECATED_LABELS: &[(&str, &str)] = &[
     ("node-role.kubernetes.io/master", "use \"node-role.kubernetes.io/control-plane\" instead"),
 ];
 
-/// What to say to somebody who selects nodes by this label, if anything.
+/// The warning about a selector with a deprecated node label.
 pub(crate) fn deprecated_label(key: &str) -> Option<&'static str> {
     DEPRECATED_LABELS.iter().find(|(label, _)| *label == key).map(|(_, words)| *words)
 }

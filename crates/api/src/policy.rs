@@ -1,4 +1,4 @@
-//! The kinds of the policy group.
+//! The kinds of the `policy` group.
 
 pub mod eviction;
 pub mod pod_disruption_budget;

@@ -1,6 +1,6 @@
-//! What an object uses of a ResourceQuota, and which quotas count it. Pure.
+//! Computes the usage of an object for ResourceQuotas, and matches objects with quota scopes. Does no I/O.
 //!
-//! Shared by the API server, which grants, and the control loop, which counts.
+//! Used by the quota admission plugin of the API server and by the quota controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::json::JsonExt as _;
 use crate::resources::{ResourceList, add_resources, pod_resources_in_use, resource_list};
 
-/// Core kinds that have a name of their own in a quota besides `count/...`.
+/// Core resources with their own quota name besides `count/...`.
 const COUNTED_CORE_RESOURCES: &[&str] = &[
     "configmaps",
     "persistentvolumeclaims",
@@ -25,7 +25,7 @@ const COMPUTE_RESOURCES: &[&str] =
     &["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 const STORAGE_CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
 
-/// A kind by group and plural; the oldest group is `""`.
+/// A resource by group and plural. The core group is `""`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QuotaResource<'a> {
     pub group: &'a str,
@@ -33,12 +33,12 @@ pub struct QuotaResource<'a> {
 }
 
 impl<'a> QuotaResource<'a> {
-    /// One of the oldest kinds.
+    /// A resource of the core group.
     pub const fn core(plural: &'a str) -> QuotaResource<'a> {
         QuotaResource { group: "", plural }
     }
 
-    /// `count/deployments.apps`.
+    /// The quota name, such as `count/deployments.apps`.
     fn count_name(self) -> String {
         match self.group {
             "" => format!("count/{}", self.plural),
@@ -50,7 +50,7 @@ impl<'a> QuotaResource<'a> {
         self.group.is_empty() && self.plural == plural
     }
 
-    /// Whether an object must be decoded to know what it uses.
+    /// Whether the usage depends on the contents of the object.
     pub fn needs_object(self) -> bool {
         ["pods", "services", "persistentvolumeclaims"].into_iter().any(|plural| self.is_core(plural))
     }
@@ -62,7 +62,7 @@ impl<'a> From<&'a crate::Resource> for QuotaResource<'a> {
     }
 }
 
-/// The kind whose objects use a resource; none where nothing does.
+/// The kind of object that uses a quota resource; `None` if nothing uses it.
 pub fn resource_for(resource: &str) -> Option<QuotaResource<'_>> {
     if let Some(name) = resource.strip_prefix("count/") {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
@@ -85,18 +85,18 @@ pub fn resource_for(resource: &str) -> Option<QuotaResource<'_>> {
     of_pods.then_some(QuotaResource::core("pods"))
 }
 
-/// Whether usage of `resource` comes from objects of this kind.
+/// Whether objects of this kind use `resource`.
 pub fn is_used_by(kind: QuotaResource<'_>, resource: &str) -> bool {
     resource_for(resource) == Some(kind)
 }
 
-/// A resource of somebody else's: with a domain that is not Kubernetes' own.
+/// Whether this is an extended resource, with a domain outside of `kubernetes.io`.
 pub fn is_extended(name: &str) -> bool {
     let native = !name.contains('/') || name.contains("kubernetes.io/");
     !native && !name.starts_with("requests.")
 }
 
-/// The class of a claim, by its annotation of old or its field.
+/// The storage class of a claim, from the legacy annotation or the field.
 pub fn storage_class(claim: &Value) -> &str {
     match claim.path("metadata.annotations").get("volume.beta.kubernetes.io/storage-class") {
         Some(class) => class.as_str().unwrap_or(""),
@@ -104,7 +104,7 @@ pub fn storage_class(claim: &Value) -> &str {
     }
 }
 
-/// What one object uses. Only some kinds need to be looked into; for the rest `object` may be `Null`.
+/// The usage of an object. `object` may be `Null` for kinds without [`QuotaResource::needs_object`].
 pub fn usage(kind: QuotaResource<'_>, object: &Value, now: Timestamp) -> ResourceList {
     let mut used = ResourceList::new();
     used.insert(kind.count_name(), count_quantity(1));
@@ -128,13 +128,13 @@ fn count_quantity(n: usize) -> Quantity {
     Quantity::new(i64::try_from(n).unwrap_or(i64::MAX), Format::DecimalSI)
 }
 
-/// A pod that has ended, or should have long ago, uses nothing any more.
+/// Finished pods, and deleted pods whose grace period has expired, are not counted.
 fn is_counted(pod: &Value, now: Timestamp) -> bool {
     let ended = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");
     !ended && counted_until(pod).is_none_or(|until| now.as_second() <= until)
 }
 
-/// The last second in which a pod that is being deleted uses anything.
+/// The time until which a pod that is being deleted is counted.
 pub fn counted_until(pod: &Value) -> Option<i64> {
     let metadata = pod.at("metadata");
     let end = metadata.text("deletionTimestamp").parse::<Timestamp>().ok()?;
@@ -154,7 +154,7 @@ fn pod_usage(pod: &Value) -> ResourceList {
     compute(&requests, &limits)
 }
 
-/// Requests and limits under the names quotas have for them.
+/// The usage of requests and limits under their quota names.
 fn compute(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut used = ResourceList::new();
     for (name, quantity) in requests {
@@ -193,7 +193,7 @@ fn claim_usage(claim: &Value, used: &mut ResourceList) {
     if !class.is_empty() {
         used.insert(format!("{class}{STORAGE_CLASS_SUFFIX}persistentvolumeclaims"), count_quantity(1));
     }
-    // A claim that has grown or shrinks counts with the larger size.
+    // A claim that is being resized counts with the larger size.
     let requested = Quantity::from_value(claim.path("spec.resources.requests.storage"));
     let allocated = Quantity::from_value(claim.path("status.allocatedResources.storage"));
     if let Some(size) = requested.max(allocated) {
@@ -204,7 +204,7 @@ fn claim_usage(claim: &Value, used: &mut ResourceList) {
     }
 }
 
-/// Where a quota limits compute, every container must say what it takes.
+/// If a quota restricts compute resources, all containers must specify them.
 pub fn missing_requirements(kind: QuotaResource<'_>, restricted: &[&str], object: &Value) -> Option<String> {
     if !kind.is_core("pods") {
         return None;
@@ -233,10 +233,10 @@ pub fn missing_requirements(kind: QuotaResource<'_>, restricted: &[&str], object
     (!lines.is_empty()).then(|| format!("must specify {}", lines.join("; ")))
 }
 
-/// What of an object the scopes of quotas look at.
+/// The properties of an object that quota scopes match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ScopeAttributes {
-    /// Scopes are about pods and claims; a quota that has any counts nothing else.
+    /// Scopes only apply to pods and claims. A quota with scopes does not count other kinds.
     #[default]
     Other,
     Pod {
@@ -270,12 +270,11 @@ impl ScopeAttributes {
     }
 }
 
-/// Whether a quota with this spec has scopes.
 pub fn has_scopes(spec: &Value) -> bool {
     !spec.items("scopes").is_empty() || spec.has("scopeSelector")
 }
 
-/// Whether a quota counts an object: all of its scopes hold.
+/// Whether an object matches all scopes of a quota.
 pub fn matches(quota: &Value, attributes: &ScopeAttributes) -> bool {
     let spec = quota.at("spec");
     let scopes =

@@ -1,4 +1,4 @@
-//! The kinds of the rbac group, and what roles share with roles and bindings with bindings.
+//! The kinds of the `rbac.authorization.k8s.io` group and their common validation.
 
 pub mod cluster_role;
 pub mod cluster_role_binding;
@@ -13,7 +13,7 @@ use crate::names;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// The rules of a role. A `namespaced` one cannot speak of URLs.
+/// Validates the rules of a role. Namespaced roles must not have non-resource URLs.
 pub fn validate_rules(rules: &[Value], namespaced: bool, path: &Path, errors: &mut ErrorList) {
     for (i, item) in rules.iter().enumerate() {
         validate_rule(item, namespaced, &path.index(i), errors);
@@ -43,7 +43,7 @@ fn validate_rule(rule: &Value, namespaced: bool, path: &Path, errors: &mut Error
     }
 }
 
-/// A RoleBinding (`namespaced`) or ClusterRoleBinding: whom it names, and which `kinds` of role it may grant.
+/// Validates a RoleBinding (`namespaced`) or ClusterRoleBinding. `kinds` are the allowed kinds of the role.
 fn validate_binding(obj: &Value, namespaced: bool, kinds: &[&str], errors: &mut ErrorList) {
     let (role, path) = (obj.at("roleRef"), Path::new("roleRef"));
     if role.text("apiGroup") != GROUP {
@@ -93,12 +93,12 @@ fn validate_subject(subject: &Value, namespaced: bool, path: &Path, errors: &mut
     }
 }
 
-/// What a binding grants can't change: delete it and make another.
+/// The role of a binding is immutable: delete and create the binding instead.
 fn validate_role_ref_unchanged(new: &Value, old: &Value, errors: &mut ErrorList) {
     const FIELDS: [&str; 3] = ["apiGroup", "kind", "name"];
     let (new, old) = (new.at("roleRef"), old.at("roleRef"));
     if FIELDS.iter().any(|field| new.text(field) != old.text(field)) {
-        // Upstream prints its inner form of the reference here, whose names are spelt like this.
+        // Upstream prints its internal type with these field names.
         let rendered =
             json!({"APIGroup": new.text("apiGroup"), "Kind": new.text("kind"), "Name": new.text("name")});
         errors.invalid(&Path::new("roleRef"), rendered, "cannot change roleRef");

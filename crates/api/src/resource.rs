@@ -1,4 +1,4 @@
-//! The kinds of the resource group (dynamic resource allocation), and the names and requests they share.
+//! The kinds of the `resource.k8s.io` group (dynamic resource allocation) and their common validation.
 
 mod claim;
 mod device;
@@ -26,7 +26,7 @@ const MAX_PARAMETERS_BYTES: usize = 10 * 1024;
 const MAX_BINDING_CONDITIONS: usize = 4;
 const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
 
-/// Checks every item of a list that is not too long; of one that is, says only that.
+/// Validates the length of a list and, if it is within the limit, its items.
 fn validate_list(
     list: &[Value],
     max: usize,
@@ -44,7 +44,7 @@ fn validate_list(
     true
 }
 
-/// The same for a list whose items differ by `key`.
+/// Like [`validate_list`], with items that must be unique by `key`.
 fn validate_unique_list(
     list: &[Value],
     max: usize,
@@ -75,7 +75,7 @@ fn validate_label(value: &str, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, value, names::dns1123_label(value));
 }
 
-/// The name of a driver: a subdomain in any case.
+/// Validates a driver name: a DNS subdomain, in any case.
 fn validate_driver(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
@@ -87,7 +87,7 @@ fn validate_driver(name: &str, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, name, names::dns1123_subdomain(&name.to_lowercase()));
 }
 
-/// The name of a pool: subdomains with slashes between.
+/// Validates a pool name: DNS subdomains separated by slashes.
 fn validate_pool(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
@@ -101,7 +101,7 @@ fn validate_pool(name: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// `attribute` or `example.com/attribute`.
+/// Validates `attribute` or `example.com/attribute`.
 fn validate_qualified_name(name: &str, path: &Path, errors: &mut ErrorList) {
     let parts: Vec<&str> = name.split('/').collect();
     match parts.as_slice() {
@@ -118,7 +118,7 @@ fn validate_qualified_name(name: &str, path: &Path, errors: &mut ErrorList) {
                 validate_identifier(id, path, errors);
             }
         }
-        // Upstream lets these pass, and objects with them may be around.
+        // Upstream accepts more than one slash, and stored objects may contain such names.
         _ => {}
     }
 }
@@ -138,7 +138,7 @@ fn validate_identifier(id: &str, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, id, names::c_identifier(id));
 }
 
-/// A UUID in its one normal form.
+/// A UUID in canonical form.
 fn validate_uid(value: &str, path: &Path, errors: &mut ErrorList) {
     let dash = |i: usize| matches!(i, 8 | 13 | 18 | 23);
     let is_canonical = |text: &str| {
@@ -180,7 +180,7 @@ fn validate_selectors(list: &[Value], path: &Path, errors: &mut ErrorList) {
     });
 }
 
-/// The settings a driver is handed unread.
+/// Validates a driver configuration, whose parameters are opaque.
 fn validate_configuration(config: &Value, path: &Path, errors: &mut ErrorList) {
     let (opaque, path) = (config.at("opaque"), path.child("opaque"));
     if opaque.is_null() {
@@ -201,7 +201,7 @@ fn validate_raw_object(value: &Value, max: usize, path: &Path, errors: &mut Erro
     }
 }
 
-/// What must come true before, or must not before, a device is bound.
+/// Validates the conditions for binding a device: those that must become true, and those that must not.
 fn validate_binding_conditions(of: &Value, path: &Path, errors: &mut ErrorList) {
     let fields = ["bindingConditions", "bindingFailureConditions"];
     let [conditions, failures] = fields.map(|field| of.items(field));

@@ -1,5 +1,5 @@
-//! The table of built-in kinds. Routes, discovery, OpenAPI paths, storage keys, RBAC names and columns all
-//! derive from its rows.
+//! The table of built-in resources. Routes, discovery, OpenAPI paths, storage keys, RBAC names and
+//! printer columns are derived from it.
 
 use crate::custom::CrdHandle;
 use crate::strategy::RestStrategy;
@@ -9,9 +9,9 @@ use crate::{
     resource, scheduling, storage,
 };
 
-/// One row: a resource in one group and version.
+/// A row: a resource in one group and version.
 pub struct Resource {
-    /// `""` for core.
+    /// `""` for the core group.
     pub group: &'static str,
     pub version: &'static str,
     pub kind: &'static str,
@@ -21,13 +21,13 @@ pub struct Resource {
     pub namespaced: bool,
     pub verbs: Verbs,
     pub subresources: &'static [Subresource],
-    /// Where the object is stored when not under its own group and version's rules: rows of the same
-    /// stored kind (Events, HPA) share `storage` and convert on the way in and out.
+    /// Where objects are stored. Resources that share a stored kind (Events, HorizontalPodAutoscalers)
+    /// are converted on reads and writes.
     pub storage: Storage,
-    /// `metadata.generation` counts changes to anything but metadata and status.
+    /// Whether `metadata.generation` counts changes outside of metadata and status.
     pub generation: bool,
     pub strategy: &'static dyn RestStrategy,
-    /// What a CustomResourceDefinition says about the kind; `None` for built-in ones.
+    /// The CRD of a custom resource; `None` for built-in ones.
     pub custom: Option<&'static CrdHandle>,
 }
 
@@ -38,16 +38,16 @@ pub enum Verbs {
     All,
     /// All but deletecollection (namespaces, services before 1.23).
     NoDeleteCollection,
-    /// Reviews: create and nothing stored.
+    /// Only create, without storage: reviews.
     CreateOnly,
-    /// componentstatuses.
+    /// componentstatuses
     GetList,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Subresource {
     pub name: &'static str,
-    /// The group and version of `kind` where they are not the row's, as in `autoscaling/v1 Scale`.
+    /// The group and version of `kind` if they differ from those of the row, as for `autoscaling/v1` Scale.
     pub group_version: Option<(&'static str, &'static str)>,
     pub kind: &'static str,
     pub verbs: &'static [&'static str],
@@ -55,9 +55,9 @@ pub struct Subresource {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// Under `/registry/<group?>/<plural>/`, this version being the stored one.
+    /// Under `/registry/<group?>/<plural>/`, in this version.
     Own,
-    /// Stored as this other row: (group, version, plural).
+    /// Stored as another row: (group, version, plural).
     StoredAs(&'static str, &'static str, &'static str),
     /// Never stored (reviews).
     None,
@@ -181,18 +181,18 @@ const fn new_resource(
     }
 }
 
-/// The row of a resource.
+/// Finds a row by its resource.
 pub fn find_resource(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
     RESOURCES.iter().find(|row| row.plural == plural && row.group == group && row.version == version)
 }
 
-/// The row of a kind.
+/// Finds a row by its kind.
 pub fn find_kind(group: &str, version: &str, kind: &str) -> Option<&'static Resource> {
     RESOURCES.iter().find(|row| row.kind == kind && row.group == group && row.version == version)
 }
 
 impl Resource {
-    /// The row whose form the object is stored in; `None` if it never is.
+    /// The row in whose version objects are stored; `None` if they are not stored.
     pub fn storage_resource(&'static self) -> Option<&'static Resource> {
         match self.storage {
             Storage::Own => Some(self),
@@ -209,7 +209,7 @@ impl Resource {
         self.subresource("status").is_some()
     }
 
-    /// `apps/v1`, or `v1` for core.
+    /// `apps/v1`, or `v1` for the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_owned()
@@ -274,7 +274,7 @@ impl Resource {
     }
 }
 
-/// An empty `kind` is the row's own.
+/// An empty `kind` stands for the kind of the row.
 const fn subresource(name: &'static str, kind: &'static str, verbs: &'static [&'static str]) -> Subresource {
     Subresource { name, group_version: None, kind, verbs }
 }

@@ -1,4 +1,4 @@
-//! Sums over the containers of a pod.
+//! Resource totals of pods. Upstream: `component-helpers/resource`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::json::JsonExt as _;
 
-/// Quantities by the names of resources.
+/// Quantities by resource name.
 pub type ResourceList = BTreeMap<String, Quantity>;
 
 /// The quantities of an object field such as `requests`.
@@ -16,10 +16,10 @@ pub fn resource_list(value: &Value, field: &str) -> ResourceList {
     entries.filter_map(|(name, value)| Some((name.to_owned(), Quantity::from_value(value)?))).collect()
 }
 
-/// Adds what another list has.
+/// Adds the quantities of another list.
 pub fn add_resources(sum: &mut ResourceList, other: &ResourceList) {
     for (name, quantity) in other {
-        // The first one decides how the sum is printed.
+        // The first quantity determines the format of the sum.
         sum.entry(name.clone()).and_modify(|sum| *sum = *sum + *quantity).or_insert(*quantity);
     }
 }
@@ -33,17 +33,17 @@ fn max_into(list: &mut ResourceList, floor: &ResourceList) {
     }
 }
 
-/// What a pod needs in all of `field` (`requests` or `limits`): the sum of what runs together, or what the
-/// greediest init container needs on top of the sidecars started before it. What the pod says for itself
-/// counts instead.
+/// The total of a pod's `field` (`requests` or `limits`): the sum of the containers that run together,
+/// or the need of an init container with the sidecars started before it if that is larger. Pod-level
+/// resources override the total.
 pub fn pod_resources(spec: &Value, field: &str) -> ResourceList {
     let mut sum = sum_containers(spec, |container, _| resource_list(container.at("resources"), field));
     sum.extend(pod_level_resources(spec, field));
     sum
 }
 
-/// What a pod has of its node in all: the same, but while it is resized the highest of what is wanted, promised and given
-/// counts for each container and for the pod itself. What is wanted and can never be had counts for nothing.
+/// Like [`pod_resources`], but a resize in progress counts with the maximum of desired, allocated and actual
+/// resources, for each container and for the pod. Desired resources of an infeasible resize do not count.
 pub fn pod_resources_in_use(pod: &Value, field: &str) -> ResourceList {
     let (spec, status) = (pod.at("spec"), pod.at("status"));
     let is_infeasible = status.items("conditions").iter().any(|condition| {
@@ -76,7 +76,8 @@ pub fn pod_resources_in_use(pod: &Value, field: &str) -> ResourceList {
     sum
 }
 
-/// The sum over containers of what each of them needs; whether it runs for as long as the pod does is said beside it.
+/// The total of all containers. `container_resources` gets whether the container runs for the lifetime
+/// of the pod.
 fn sum_containers(spec: &Value, container_resources: impl Fn(&Value, bool) -> ResourceList) -> ResourceList {
     let mut sum = ResourceList::new();
     for container in spec.items("containers") {
@@ -100,7 +101,7 @@ fn sum_containers(spec: &Value, container_resources: impl Fn(&Value, bool) -> Re
     sum
 }
 
-/// What a pod says for itself, of the resources that it can.
+/// The pod-level resources of a pod, as far as they are supported at the pod level.
 fn pod_level_resources(spec: &Value, field: &str) -> ResourceList {
     let mut own = resource_list(spec.at("resources"), field);
     own.retain(|name, _| name == "cpu" || name == "memory" || name.starts_with("hugepages-"));
@@ -121,7 +122,7 @@ mod tests {
             let side =
                 json!({"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "10m"}}});
             let big_init_container = json!({"name": "s", "resources": {"requests": {"cpu": "30m"}}});
-            // Of one that comes and goes nothing counts but what it wants.
+            // For an init container that is not a sidecar, the status does not count.
             let removed_container = json!({"name": "i", "resources": {"requests": {"cpu": "9"}}});
             let pod = json!({
                 "spec": {"containers": [main], "initContainers": [init, side]},

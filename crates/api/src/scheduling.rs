@@ -1,3 +1,3 @@
-//! The kinds of the scheduling group.
+//! The kinds of the `scheduling.k8s.io` group.
 
 pub mod priority_class;

@@ -1,4 +1,4 @@
-//! Label and field selectors: parsed with upstream's words for what is wrong, matched without allocating.
+//! Label and field selectors. Parsing has upstream's error messages; matching does not allocate.
 
 pub mod fields;
 mod parse;
@@ -13,12 +13,12 @@ use crate::field::{ErrorList, Path, quote};
 use crate::json::JsonExt;
 use crate::names;
 
-/// Which objects are meant, by their labels: all requirements must hold.
+/// A label selector: all requirements must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LabelSelector {
     /// Sorted by key.
     requirements: Vec<Requirement>,
-    /// Matches no object at all, as an absent `metav1.LabelSelector` does.
+    /// Matches no objects, like an absent `metav1.LabelSelector`.
     nothing: bool,
 }
 
@@ -42,7 +42,7 @@ pub enum Operator {
     LessThan,
 }
 
-/// Why a selector cannot be understood; a `BadRequest` carries the words.
+/// A parse error, which is the message of a `BadRequest`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SelectorError(pub String);
@@ -56,12 +56,12 @@ impl LabelSelector {
         LabelSelector { nothing: true, ..LabelSelector::default() }
     }
 
-    /// Reads the text form: `a=b,c!=d,e in (x,y),!f,g notin (z),h>5`.
+    /// Parses the text form: `a=b,c!=d,e in (x,y),!f,g notin (z),h>5`.
     pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
         parse::parse_requirements(text).map(LabelSelector::new)
     }
 
-    /// Reads a `metav1.LabelSelector`: an absent one matches nothing, an empty one everything.
+    /// Converts a `metav1.LabelSelector`: an absent one matches nothing, an empty one everything.
     pub fn from_value(selector: &Value) -> Result<LabelSelector, SelectorError> {
         if selector.is_null() {
             return Ok(LabelSelector::nothing());
@@ -84,8 +84,8 @@ impl LabelSelector {
         Ok(LabelSelector::new(requirements))
     }
 
-    /// Reads a plain map of labels, such as a Service's or a ReplicationController's selector, that must all
-    /// be there. An empty one matches everything; what that means is the caller's to say.
+    /// Converts a plain map of required labels, such as the selector of a Service or
+    /// ReplicationController. An empty map matches everything; some callers need another meaning.
     pub fn from_set(labels: &Value) -> LabelSelector {
         let requirement = |(key, value): (&String, &Value)| Requirement {
             key: key.clone(),
@@ -95,19 +95,18 @@ impl LabelSelector {
         LabelSelector::new(labels.as_object().into_iter().flatten().map(requirement).collect())
     }
 
-    /// The selector of these requirements, which must all hold.
     pub fn new(mut requirements: Vec<Requirement>) -> LabelSelector {
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         LabelSelector { requirements, nothing: false }
     }
 
-    /// Whether an object with these labels is meant; `get` looks one up.
+    /// Whether the selector matches an object; `get` returns the value of a label.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         !self.nothing
             && self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
     }
 
-    /// The same for a map of labels, as `metadata.labels`.
+    /// Whether the selector matches a map of labels, such as `metadata.labels`.
     pub fn matches_labels(&self, labels: &Value) -> bool {
         self.matches(|key| labels.at(key).as_str())
     }
@@ -124,7 +123,7 @@ impl LabelSelector {
         &self.requirements
     }
 
-    /// The one value the selector allows for a label, if it allows only one.
+    /// The only value that the selector allows for a label, if there is exactly one.
     pub fn exact(&self, key: &str) -> Option<&str> {
         let requirement = self.requirements.iter().find(|requirement| requirement.key == key)?;
         match (requirement.operator, requirement.values.as_slice()) {
@@ -135,7 +134,7 @@ impl LabelSelector {
 }
 
 impl Requirement {
-    /// Checks the key and values as upstream does, and tells all that is wrong at once.
+    /// Validates key and values as upstream, and reports all errors together.
     pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Requirement, SelectorError> {
         let mut errors = ErrorList::default();
         let wrong = names::qualified_name(key);
@@ -155,7 +154,7 @@ impl Requirement {
         }
     }
 
-    /// Whether the value of the label, if it is there, meets the requirement.
+    /// Whether the value of the label, if there is one, meets the requirement.
     pub fn matches(&self, value: Option<&str>) -> bool {
         let listed = |value: &str| self.values.iter().any(|wanted| wanted == value);
         match self.operator {
@@ -214,7 +213,7 @@ fn label_set_requirements(labels: &Value) -> Result<Vec<Requirement>, SelectorEr
     labels.as_object().into_iter().flatten().map(requirement).collect()
 }
 
-/// The form upstream prints: sorted by key.
+/// The format is upstream's: sorted by key.
 impl fmt::Display for LabelSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, requirement) in self.requirements.iter().enumerate() {

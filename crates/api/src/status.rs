@@ -1,4 +1,4 @@
-//! What the API answers when it does not answer an object: reason, message, details and code together.
+//! `metav1.Status`, the body of error responses.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::field::{ErrorList, quote};
 
-/// `metav1.Status`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Status {
     pub kind: &'static str,
@@ -16,7 +15,7 @@ pub struct Status {
     pub status: &'static str,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// One of the API's own words, or whatever a webhook says.
+    /// A `StatusReason` of the API, or the reason of a webhook.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub reason: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -24,7 +23,7 @@ pub struct Status {
     pub code: u16,
 }
 
-/// Empty, except where a list has expired and may go on from a new token.
+/// Empty, except for an expired list, which may continue with a new token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ListMeta {
     #[serde(rename = "continue", skip_serializing_if = "str::is_empty")]
@@ -78,7 +77,7 @@ impl Status {
         }
     }
 
-    /// About one object: `pods "web" not found`.
+    /// Sets the details: the object that the error is about.
     pub fn with_details(mut self, group: &str, kind: &str, name: &str) -> Status {
         let details = self.details.get_or_insert_default();
         details.group = group.to_owned();
@@ -91,19 +90,19 @@ impl Status {
         Status::failure(400, "BadRequest", message)
     }
 
-    /// No such path; kubectl words this one itself.
+    /// 404 for a path that does not exist. kubectl has its own text for it.
     pub fn unknown_path() -> Status {
         let mut status = Status::failure(404, "NotFound", UNKNOWN_PATH);
         status.details = Some(StatusDetails::default());
         status
     }
 
-    /// Nobody serves the path at all.
+    /// Whether the path does not exist on this server.
     pub fn is_unknown_path(&self) -> bool {
         self.code == 404 && self.message == UNKNOWN_PATH
     }
 
-    /// `resource` is the plural, qualified as `deployments.apps` where it has a group.
+    /// `resource` is the plural, with its group if it has one, such as `deployments.apps`.
     pub fn not_found(group: &str, plural: &str, name: &str) -> Status {
         let message = format!("{} {} not found", qualified_resource(group, plural), quote(name));
         Status::failure(404, "NotFound", message).with_details(group, plural, name)
@@ -145,7 +144,7 @@ impl Status {
         status
     }
 
-    /// 422: `Pod "x" is invalid: spec.containers: Required value`.
+    /// 422, such as `Pod "x" is invalid: spec.containers: Required value`.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &ErrorList) -> Status {
         let all = if errors.is_empty() { String::new() } else { format!(": {errors}") };
         let message = format!("{} {} is invalid{all}", qualified_resource(group, kind), quote(name));

@@ -1,4 +1,4 @@
-//! The kinds of the storage group.
+//! The kinds of the `storage.k8s.io` group.
 
 pub mod csi_driver;
 pub mod csi_node;

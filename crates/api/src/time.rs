@@ -1,27 +1,26 @@
-//! Times and durations as the API writes them: RFC 3339, Go's `1h2m3s`, and kubectl's AGE.
+//! Times and durations in the formats of the API: RFC 3339, Go's `1h2m3s`, and kubectl's AGE column.
 
 use std::fmt::Write as _;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Reads an RFC 3339 time as strictly as Go does: `2026-01-02T03:04:05Z`, with a fraction and an offset if
-/// there is one.
+/// Parses an RFC 3339 time as strictly as Go: `2026-01-02T03:04:05Z`, with optional fraction and offset.
 pub fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let time = schema::time::Timestamp::parse(text).ok()?;
     Timestamp::new(time.seconds, i32::try_from(time.nanos).ok()?).ok()
 }
 
-/// To the second: `metav1.Time`.
+/// Formats a time with seconds, as `metav1.Time`.
 pub fn rfc3339(time: Timestamp) -> String {
     to_schema_timestamp(time).to_seconds()
 }
 
-/// To the microsecond: `metav1.MicroTime`.
+/// Formats a time with microseconds, as `metav1.MicroTime`.
 pub fn rfc3339_micro(time: Timestamp) -> String {
     to_schema_timestamp(time).to_micros()
 }
 
-/// A time before the year 1 is none that the API has; it prints as 1970.
+/// Times before year 1 are not representable and become 1970.
 fn to_schema_timestamp(time: Timestamp) -> schema::time::Timestamp {
     let nanos = time.as_nanosecond();
     let (seconds, nanos) = (nanos.div_euclid(1_000_000_000), nanos.rem_euclid(1_000_000_000));
@@ -29,7 +28,7 @@ fn to_schema_timestamp(time: Timestamp) -> schema::time::Timestamp {
         .unwrap_or(schema::time::Timestamp { seconds: 0, nanos: 0 })
 }
 
-/// Reads a Go duration such as `1h30m`, `-1.5s` or `0`.
+/// Parses a Go duration such as `1h30m`, `-1.5s` or `0`.
 pub fn parse_duration(text: &str) -> Result<SignedDuration, String> {
     let invalid = || format!("time: invalid duration {}", crate::field::quote(text));
     let negative = text.starts_with('-');
@@ -50,7 +49,7 @@ pub fn parse_duration(text: &str) -> Result<SignedDuration, String> {
     nanos.map(SignedDuration::from_nanos).ok_or_else(invalid)
 }
 
-/// One number and its unit, in nanoseconds.
+/// Parses one number with its unit into nanoseconds.
 fn duration_part<'a>(rest: &'a str, text: &str) -> Result<(u64, &'a str), String> {
     let quoted = crate::field::quote;
     let invalid = || format!("time: invalid duration {}", quoted(text));
@@ -76,7 +75,7 @@ fn duration_part<'a>(rest: &'a str, text: &str) -> Result<(u64, &'a str), String
     };
     let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
     let mut nanos = whole.checked_mul(scale).ok_or_else(invalid)?;
-    // Digits beyond the eighteenth are below a nanosecond for every unit.
+    // Digits after the eighteenth are below a nanosecond for every unit.
     let fraction = &fraction[..fraction.len().min(18)];
     if let Ok(digits) = fraction.parse::<u128>() {
         let part = digits * u128::from(scale) / 10u128.pow(fraction.len() as u32);
@@ -85,7 +84,7 @@ fn duration_part<'a>(rest: &'a str, text: &str) -> Result<(u64, &'a str), String
     Ok((nanos, after))
 }
 
-/// Prints a duration as Go does: `1h2m3.5s`, `1.5ms`, `0s`.
+/// Formats a duration as Go: `1h2m3.5s`, `1.5ms`, `0s`.
 pub fn format_duration(duration: SignedDuration) -> String {
     let nanos = duration.as_nanos();
     let (sign, nanos) = (if nanos < 0 { "-" } else { "" }, nanos.unsigned_abs());
@@ -110,7 +109,7 @@ pub fn format_duration(duration: SignedDuration) -> String {
     }
 }
 
-/// `value / unit` without trailing zeros; `unit` is a power of ten.
+/// Formats `value / unit` without trailing zeros. `unit` is a power of ten.
 fn format_decimal(value: u128, unit: u128) -> String {
     let (whole, part) = (value / unit, value % unit);
     if part == 0 {
@@ -121,7 +120,7 @@ fn format_decimal(value: u128, unit: u128) -> String {
     format!("{whole}.{}", fraction.trim_end_matches('0'))
 }
 
-/// How long ago, as kubectl's AGE column tells it: two units while small, then one.
+/// Formats an age as kubectl's AGE column: two units for short durations, one for longer ones.
 pub fn human_duration(duration: SignedDuration) -> String {
     let seconds = duration.as_secs();
     let pair = |big: i64, unit: &str, small: i64, rest: &str| {

@@ -1,4 +1,4 @@
-//! What the kinds outside of the core complain about: an object in, upstream's words out, line by line.
+//! Tests the validation errors of kinds outside of the core group.
 
 use api::{ErrorList, RESOURCES, RestStrategy};
 use expect_test::Expect;
@@ -31,7 +31,7 @@ fn lines(errors: &ErrorList) -> String {
     errors.0.iter().map(|complaint| format!("{}: {}\n", complaint.path, complaint.message)).collect()
 }
 
-/// Creates an object.
+/// Validates a new object.
 #[track_caller]
 fn check(kind: &str, mut obj: Value, expected: Expect) {
     let mut errors = ErrorList::default();
@@ -40,13 +40,13 @@ fn check(kind: &str, mut obj: Value, expected: Expect) {
     expected.assert_eq(&lines(&errors));
 }
 
-/// Creates an object with nothing wrong.
+/// Validates a new object without errors.
 #[track_caller]
 fn check_valid(kind: &str, obj: Value) {
     check(kind, obj, expect_test::expect![""]);
 }
 
-/// Replaces a stored object.
+/// Validates an update.
 #[track_caller]
 fn check_update(kind: &str, old: Value, mut new: Value, expected: Expect) {
     let mut errors = ErrorList::default();
@@ -59,7 +59,7 @@ fn check_update(kind: &str, old: Value, mut new: Value, expected: Expect) {
     expected.assert_eq(&lines(&errors));
 }
 
-/// Replaces a stored object's status.
+/// Validates a status update.
 #[track_caller]
 fn check_status(kind: &str, obj: Value, expected: Expect) {
     let mut errors = ErrorList::default();
@@ -67,10 +67,10 @@ fn check_status(kind: &str, obj: Value, expected: Expect) {
     expected.assert_eq(&lines(&errors));
 }
 
-/// The object with the value at a JSON pointer replaced, or removed where it is null.
+/// Replaces the value at a JSON pointer. Null removes it.
 fn with_value(mut obj: Value, pointer: &str, value: Value) -> Value {
     let (parent, name) = pointer.rsplit_once('/').expect("a pointer");
-    let parent = obj.pointer_mut(parent).unwrap_or_else(|| panic!("nothing at {parent}"));
+    let parent = obj.pointer_mut(parent).unwrap_or_else(|| panic!("no value at {parent}"));
     match parent {
         Value::Object(map) if value.is_null() => {
             map.remove(name);

@@ -1,5 +1,5 @@
-//! A small manifest of every kind in the table: read strictly, defaulted, found valid, and the same after
-//! being written and read again.
+//! Decodes a small manifest of every kind strictly, defaults and validates it, and checks that it
+//! round-trips.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ fn read(row: &Resource, bytes: &[u8]) -> Value {
     decoded.value
 }
 
-/// The row whose form an object of this row is stored and checked in.
+/// The row in whose version objects of this row are stored and validated.
 fn storage_resource(row: &'static Resource) -> &'static Resource {
     let Storage::StoredAs(group, version, plural) = row.storage else { return row };
     RESOURCES
@@ -36,7 +36,7 @@ fn storage_resource(row: &'static Resource) -> &'static Resource {
         .expect("the stored form has a row")
 }
 
-/// What is wrong with a new object.
+/// The validation errors of a new object.
 fn validation_errors(row: &'static Resource, mut obj: Value) -> Vec<String> {
     let table = schema::kubernetes();
     let ty = table.type_by_kind(row.group, row.version, row.kind).expect("the kind has a type");
@@ -44,7 +44,7 @@ fn validation_errors(row: &'static Resource, mut obj: Value) -> Vec<String> {
     let home = storage_resource(row);
     let mut obj = convert::convert((row.group, row.version), (home.group, home.version), row.kind, obj);
     if row.storage != Storage::None {
-        // What the server gives every new object before anything looks at it.
+        // The API server sets these fields before validation.
         obj["metadata"]["uid"] = "5c1a9a0e-2b7e-4a36-9d3e-0d7a1f0f6f1c".into();
         obj["metadata"]["creationTimestamp"] = "2026-01-02T03:04:05Z".into();
     }
@@ -87,7 +87,7 @@ fn every_manifest_is_valid_and_round_trips() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The checks above would pass if nothing were checked, so something must be.
+/// Guards against missing validation: most kinds must reject an empty object.
 #[test]
 fn empty_object_is_invalid_for_most_kinds() {
     let silent: Vec<&str> = RESOURCES

@@ -1,5 +1,5 @@
-//! Nothing a client may send makes the rules of a kind panic: manifests with their values swapped for odd
-//! ones, as long as the shape still fits the type.
+//! Property tests: validation never panics. Manifests get random replacement values that still match
+//! their type.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ fn manifest(row: &Resource) -> Value {
     serde_json::from_str(&text).expect("a manifest is JSON")
 }
 
-/// Where every value of an object is.
+/// Collects the JSON pointers of all values.
 fn json_pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {
@@ -87,7 +87,7 @@ fn edge_case_values() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// The manifest with some values swapped, if it is still of the right shape.
+/// A manifest with some values replaced, if it still matches its type.
 fn replace_values(row: &Resource, swaps: &[(prop::sample::Index, Value)]) -> Option<Value> {
     let table = schema::kubernetes();
     let ty = table.type_by_kind(row.group, row.version, row.kind)?;

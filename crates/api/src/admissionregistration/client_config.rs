@@ -1,4 +1,4 @@
-//! Where a webhook is reached: a URL or a Service, and the certificates to trust there.
+//! `WebhookClientConfig`: a URL or a Service reference, and the CA bundle of the webhook server.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-/// A `WebhookClientConfig`, of admission or of conversion.
+/// Validates a `WebhookClientConfig` of an admission or conversion webhook.
 pub fn endpoint(config: &Value, path: &Path, errors: &mut ErrorList) {
     match (config.at("url").as_str(), config.at("service")) {
         (Some(address), Value::Null) => url(address, &path.child("url"), errors),
@@ -53,7 +53,8 @@ fn service(service: &Value, path: &Path, errors: &mut ErrorList) {
     url_path(service.text("path"), &path.child("path"), errors);
 }
 
-/// The Service behind a webhook or an APIService: `required` in the order upstream asks for them, and a port.
+/// Validates the Service reference of a webhook or APIService. `required` are the required fields, in
+/// upstream's order.
 pub(crate) fn service_reference(service: &Value, required: [&str; 2], path: &Path, errors: &mut ErrorList) {
     for field in required {
         if service.text(field).is_empty() {
@@ -79,7 +80,7 @@ fn url_path(value: &str, path: &Path, errors: &mut ErrorList) {
     }
     let steps = value.strip_prefix('/').unwrap_or_else(|| {
         errors.invalid(path, value, "must start with a '/'");
-        // Upstream goes on after the first character, whatever it is.
+        // Upstream skips the first character even if it is not a slash.
         value.char_indices().nth(1).map_or("", |(i, _)| &value[i..])
     });
     for (i, step) in steps.strip_suffix('/').unwrap_or(steps).split('/').enumerate() {
@@ -93,7 +94,7 @@ fn url_path(value: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// What is wrong with a `caBundle`, given as the base64 it is in JSON.
+/// The validation error of a `caBundle`, which is base64 as in JSON.
 pub fn ca_bundle_error(bundle: &str) -> Option<&'static str> {
     const NOT_PEM: &str = "unable to load root certificates: unable to parse bytes as PEM block";
     const INVALID_CERTIFICATE: &str = "unable to load root certificates: failed to parse certificate";

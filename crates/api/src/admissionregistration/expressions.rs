@@ -1,5 +1,5 @@
-//! The CEL of policies and match conditions: what expressions about a request can refer to, and what they have to
-//! evaluate to. Both who checks an expression when it is written and who runs it later look here.
+//! The CEL environments of admission policies and match conditions: the available variables and the
+//! required result types. Used by validation and by the evaluation at request time.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::json::JsonExt;
 
-/// The names that not every place has.
+/// Variables that are only available in some expressions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OptionalVariables {
     /// `params`
@@ -20,7 +20,7 @@ pub struct OptionalVariables {
     pub patches: bool,
 }
 
-/// `request`.
+/// The `request` variable.
 pub static REQUEST_DECL: LazyLock<Decl> = LazyLock::new(|| {
     let kind = || string_object("kubernetes.GroupVersionKind", &["group", "version", "kind"]);
     let resource = || string_object("kubernetes.GroupVersionResource", &["group", "version", "resource"]);
@@ -53,7 +53,7 @@ pub static REQUEST_DECL: LazyLock<Decl> = LazyLock::new(|| {
     request.into()
 });
 
-/// `namespaceObject`.
+/// The `namespaceObject` variable.
 pub static NAMESPACE_DECL: LazyLock<Decl> = LazyLock::new(|| {
     let list = || Type::list(Type::String);
     let map = || Type::map(Type::String, Type::String);
@@ -108,12 +108,12 @@ fn field(name: &str, ty: Type) -> Field {
     Field { property: name.to_owned(), decl: ty.into() }
 }
 
-/// The environment of an expression about a request.
+/// The CEL environment of an admission expression.
 pub fn base_env(names: OptionalVariables) -> Env {
     env_with_types(names, Type::Dyn, Type::Dyn)
 }
 
-/// The same, where the types of the object and of the parameters are known.
+/// Like [`env`], with known types of the object and the parameters.
 pub fn env_with_types(
     names: OptionalVariables,
     object: impl Into<Decl> + Clone,
@@ -142,14 +142,15 @@ pub fn env_with_types(
     env
 }
 
-/// The variables of a policy: each may use those before it.
+/// The `variables` of a policy. Each variable may refer to the earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct CompositionEnv {
     fields: BTreeMap<String, Field>,
 }
 
 impl CompositionEnv {
-    /// Compiles one more. One that cannot be compiled can still be referred to.
+    /// Compiles and adds a variable. If it does not compile, it is added with type `dyn`, so that later
+    /// expressions can refer to it.
     pub fn add(&mut self, base: &Env, name: &str, expression: &str) -> Result<Program, String> {
         let program = compile(&self.env(base), expression, &[]);
         let ty = program.as_ref().map_or(Type::Dyn, |program| program.output().clone());
@@ -157,13 +158,13 @@ impl CompositionEnv {
         program
     }
 
-    /// `base` with the variables so far.
+    /// `base` with the variables added so far.
     pub fn env(&self, base: &Env) -> Env {
         base.clone().variable("variables", Type::object("kubernetes.variables", self.fields.clone()))
     }
 }
 
-/// Compiles an expression that has to evaluate to one of the types; to anything if there are none.
+/// Compiles an expression whose result must have one of these types. An empty list allows any type.
 pub fn compile(env: &Env, expression: &str, allowed_types: &[Type]) -> Result<Program, String> {
     let program = env.compile(expression).map_err(|errors| format!("compilation failed: {errors}"))?;
     if allowed_types.is_empty() || allowed_types.contains(program.output()) {
@@ -179,7 +180,7 @@ pub fn compile(env: &Env, expression: &str, allowed_types: &[Type]) -> Result<Pr
     })
 }
 
-/// What a mutation has to evaluate to.
+/// The result type of the expression of a mutation.
 pub fn patch_type(mutation: &Value) -> Type {
     let named = |name: &str| Type::object(name, BTreeMap::new());
     match mutation.text("patchType") {
@@ -188,7 +189,7 @@ pub fn patch_type(mutation: &Value) -> Type {
     }
 }
 
-/// A type by the names types have at run time.
+/// The run-time name of a type, as in upstream's error messages.
 fn type_name(ty: &Type) -> String {
     match ty {
         Type::List(item) => format!("list({})", type_name(item)),

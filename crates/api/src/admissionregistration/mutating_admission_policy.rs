@@ -1,4 +1,4 @@
-//! MutatingAdmissionPolicy: CEL expressions that may change a request.
+//! MutatingAdmissionPolicy: CEL expressions that mutate the objects of requests.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! MutatingAdmissionPolicyBinding: where a policy applies, and with which parameters.
+//! MutatingAdmissionPolicyBinding: binds a policy to resources and parameters.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! MutatingWebhookConfiguration: webhooks that may change a request.
+//! MutatingWebhookConfiguration: webhooks that mutate the objects of requests.
 
 use serde_json::Value;
 

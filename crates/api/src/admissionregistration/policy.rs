@@ -1,4 +1,4 @@
-//! What validating and mutating policies, and their bindings, have in common.
+//! Validation that validating and mutating admission policies and their bindings share.
 
 use std::collections::HashSet;
 
@@ -14,17 +14,17 @@ use crate::meta::{self, SelectorOptions};
 use crate::names;
 
 const MAX_MATCH_CONDITIONS: usize = 64;
-/// Mutating policies see no DELETE: there is nothing left to change.
+/// Mutating policies do not apply to DELETE, which has no object to mutate.
 const MUTATING_OPERATIONS: [&str; 4] = ["*", "CONNECT", "CREATE", "UPDATE"];
 
-/// What the expressions of a policy can refer to.
+/// The CEL environment of the expressions of a policy.
 pub(super) struct ExpressionContext {
     params: bool,
     composition_env: CompositionEnv,
 }
 
 impl ExpressionContext {
-    /// Complains about an expression that cannot be compiled or gives something else.
+    /// Reports an expression that does not compile or has the wrong result type.
     pub fn check(
         &self,
         names: OptionalVariables,
@@ -40,7 +40,7 @@ impl ExpressionContext {
     }
 }
 
-/// The first part of a policy's spec, up to its variables.
+/// Validates the part of a policy's spec up to its variables.
 pub(super) fn validate_matching(
     spec: &Value,
     mutating: bool,
@@ -74,7 +74,7 @@ pub(super) fn validate_matching(
     ExpressionContext { params, composition_env }
 }
 
-/// The first part of a binding's spec.
+/// Validates the part of a binding's spec that both kinds have.
 pub(super) fn binding(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let policy = spec.text("policyName");
     if policy.is_empty() {

@@ -1,4 +1,4 @@
-//! Which requests a webhook or policy looks at: operations, groups, versions and resources.
+//! `RuleWithOperations`: the operations, groups, versions and resources that a webhook or policy matches.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::names;
 const OPERATIONS: [&str; 5] = ["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const SCOPES: [&str; 3] = ["*", "Cluster", "Namespaced"];
 
-/// A `RuleWithOperations`.
+/// Validates a `RuleWithOperations`.
 pub(super) fn rule(rule: &Value, path: &Path, errors: &mut ErrorList) {
     list(rule, "operations", "operations", path, errors);
     for (i, operation) in rule.items("operations").iter().enumerate() {
@@ -33,7 +33,7 @@ pub(super) fn rule(rule: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// A list that is not empty, in which `*` stands alone.
+/// Validates a required list, in which `*` must be the only item.
 fn list(rule: &Value, field: &str, others: &str, path: &Path, errors: &mut ErrorList) {
     let items = rule.items(field);
     if items.is_empty() {
@@ -51,7 +51,7 @@ fn resources(resources: &Value, path: &Path, errors: &mut ErrorList) {
         errors.required(path, "");
     }
     let (mut whole, mut everywhere) = (HashSet::new(), HashSet::new());
-    // Upstream remembers only the last plain resource, which this keeps to.
+    // Upstream keeps only the last resource without a subresource here; this does the same.
     let mut plain = false;
     for (i, resource) in list.iter().enumerate() {
         let name = resource.as_str().unwrap_or("");
@@ -88,7 +88,7 @@ fn resources(resources: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// A `NamedRuleWithOperations`.
+/// Validates a `NamedRuleWithOperations`.
 pub(super) fn named_rule(named: &Value, path: &Path, errors: &mut ErrorList) {
     let mut seen = HashSet::new();
     for (i, item) in named.items("resourceNames").iter().enumerate() {

@@ -1,5 +1,7 @@
-//! What is odd about a validating policy's expressions, given the types of the objects they are about. They are
-//! evaluated without types, so this is advice, for the policy's status.
+//! Type checks the expressions of a ValidatingAdmissionPolicy against the schemas of the matched types.
+//! Evaluation is untyped, so the results are only warnings in the policy's status.
+//!
+//! Upstream: `apiserver/pkg/admission/plugin/policy/validating/typechecking.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,21 +11,21 @@ use serde_json::Value;
 use super::expressions::{self, CompositionEnv, OptionalVariables};
 use crate::json::JsonExt;
 
-/// A policy's rules may name many types; so many are looked at.
+/// The maximum number of types that a policy is checked against, as upstream.
 const MAX_TYPES: usize = 10;
 
-/// A kind that is not built in, as its API server describes it.
+/// A kind that is not built in, as described by its API server.
 #[derive(Clone, Debug, Default)]
 pub struct CustomKind {
     pub group: String,
     pub version: String,
     pub plural: String,
     pub kind: String,
-    /// The OpenAPI schema, without references.
+    /// The OpenAPI schema with all references resolved.
     pub schema: Value,
 }
 
-/// The groups and versions, such as `example.com/v1`, of the policy's kinds that are not built in.
+/// The API versions, such as `example.com/v1`, of the policy's kinds that are not built in.
 pub fn custom_versions(policy: &Value) -> BTreeSet<String> {
     let spec = policy.at("spec");
     let mut versions = BTreeSet::new();
@@ -48,12 +50,12 @@ pub fn custom_versions(policy: &Value) -> BTreeSet<String> {
     versions
 }
 
-/// A rule about every group or version is about no kind in particular.
+/// Rules with a wildcard group or version are not type checked.
 fn has_wildcard(rule: &Value) -> bool {
     ["apiGroups", "apiVersions"].iter().any(|field| rule.items(field).iter().any(|name| name == "*"))
 }
 
-/// The paths of expressions, each with its warning. `custom` are the kinds of `custom_versions`.
+/// Returns the paths of expressions with their warnings. `custom` are the kinds of [`custom_versions`].
 pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> {
     let spec = policy.at("spec");
     let types = matched_types(spec, custom);
@@ -80,7 +82,7 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
                     let env = expressions::env_with_types(names, decl.clone(), params.clone());
                     let mut composition_env = CompositionEnv::default();
                     for variable in spec.items("variables") {
-                        // What is wrong with a variable shows where it is used.
+                        // An error in a variable is reported by the expressions that use the variable.
                         let _ = composition_env.add(&env, variable.text("name"), variable.text("expression"));
                     }
                     let error = expressions::compile(&composition_env.env(&env), expression, &[]).err()?;
@@ -95,7 +97,7 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
     found
 }
 
-/// The types of the kinds that the policy's rules name one by one, in order.
+/// The types that the policy's rules name explicitly, sorted.
 fn matched_types(spec: &Value, custom: &[CustomKind]) -> BTreeMap<String, Decl> {
     let mut types = BTreeMap::new();
     for rule in spec.at("matchConstraints").items("resourceRules").iter().filter(|rule| !has_wildcard(rule)) {

@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicy: CEL expressions that may refuse a request.
+//! ValidatingAdmissionPolicy: CEL expressions that validate requests.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicyBinding: where a policy applies, with which parameters, and what follows.
+//! ValidatingAdmissionPolicyBinding: binds a policy to resources, parameters and validation actions.
 
 use std::collections::HashSet;
 

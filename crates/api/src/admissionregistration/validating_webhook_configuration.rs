@@ -1,4 +1,4 @@
-//! ValidatingWebhookConfiguration: webhooks that may refuse a request.
+//! ValidatingWebhookConfiguration: webhooks that validate requests.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! A list of webhooks, mutating or validating.
+//! Validation of the webhook list of a mutating or validating configuration.
 
 use std::collections::HashSet;
 
@@ -57,7 +57,7 @@ fn webhook(hook: &Value, mutating: bool, path: &Path, errors: &mut ErrorList) {
     match_conditions(hook.items("matchConditions"), false, &path.child("matchConditions"), errors);
 }
 
-/// A field that, where it is given, has one of a few values.
+/// Validates an optional enum field.
 pub(super) fn one_of(obj: &Value, field: &str, values: &[&str], path: &Path, errors: &mut ErrorList) {
     if let Some(value) = obj.at(field).as_str().filter(|value| !values.contains(value)) {
         errors.not_supported(&path.child(field), value, values);

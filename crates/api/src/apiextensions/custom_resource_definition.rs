@@ -1,8 +1,8 @@
-//! CustomResourceDefinition: a new row for the table of kinds, brought by a client.
+//! CustomResourceDefinition: REST strategy and validation.
 //!
-//! Upstream checks an older inner form, into which what all versions share is moved up: the schema that a
-//! reader finds at `spec.versions[0].schema` is complained about as `spec.validation`. [`Shared`] keeps that
-//! visible, since those paths are what people search the web for.
+//! Upstream validates the internal version, where a field that is equal in all versions moves to the
+//! top level: an error in `spec.versions[0].schema` is reported at `spec.validation`. [`PerVersion`]
+//! reproduces this, because users search the web for these paths.
 
 mod approval;
 mod cel_rules;
@@ -50,7 +50,8 @@ impl RestStrategy for CustomResourceDefinition {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        // Once more, with an eye on what the stored object already had, in upstream's order.
+        // Validates again with the old object, in upstream's order. Only the errors of the first pass
+        // about metadata are kept, which the second pass does not repeat.
         let note = Path::new("metadata.annotations").key(approval::APPROVAL_ANNOTATION);
         errors.0.retain(|complaint| {
             let path = complaint.path.as_str();
@@ -74,7 +75,7 @@ impl RestStrategy for CustomResourceDefinition {
     }
 }
 
-/// The first request to delete a definition keeps it until all its objects are gone.
+/// Adds the cleanup finalizer and the Terminating condition on the first delete request.
 pub fn begin_deletion(crd: &mut Value, now: &Value) {
     let metadata = crd.object_mut("metadata");
     let finalizers = metadata.entry("finalizers").or_insert_with(|| json!([]));
@@ -94,7 +95,8 @@ pub fn begin_deletion(crd: &mut Value, now: &Value) {
     crd.object_mut("status").insert("conditions".into(), Value::Array(conditions));
 }
 
-/// Objects may be stored in any version that ever was the storage version, so those are kept count of.
+/// Adds the storage version to `status.storedVersions`: objects may still be stored in any former
+/// storage version.
 fn add_stored_version(crd: &mut Value) {
     let storage = crd.at("spec").items("versions").iter().find(|version| version.flag("storage"));
     let Some(name) = storage.map(|version| version.text("name").to_owned()) else { return };
@@ -110,7 +112,8 @@ fn add_stored_version(crd: &mut Value) {
     }
 }
 
-/// A field of every version: in one place if it is the same in all of them, otherwise in each.
+/// A field of all versions: either equal in all of them (at the top level of the internal version) or
+/// kept per version.
 enum PerVersion<'a> {
     ByAll(&'a Value),
     Apart,
@@ -126,7 +129,7 @@ impl<'a> PerVersion<'a> {
         if rest.iter().all(same) { PerVersion::ByAll(first.at(field)) } else { PerVersion::Apart }
     }
 
-    /// The value shared by all, or null.
+    /// The value common to all versions, or null.
     fn shared_value(&self) -> &'a Value {
         static NULL: Value = Value::Null;
         match self {
@@ -135,7 +138,7 @@ impl<'a> PerVersion<'a> {
         }
     }
 
-    /// A version's own value, which is null where it has been moved up.
+    /// The value of a single version; null if it has moved to the top level.
     fn version_value<'b>(&self, version: &'b Value, field: &str) -> &'b Value {
         static NULL: Value = Value::Null;
         match self {
@@ -302,14 +305,14 @@ fn one_of(value: &str, known: &[&str], path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// All that is wrong with a name as one complaint.
+/// Reports all messages of a name check as a single error.
 fn invalid_joined(messages: Vec<String>, value: &str, prefix: &str, path: &Path, errors: &mut ErrorList) {
     if !messages.is_empty() {
         errors.invalid(path, value, &format!("{prefix}{}", messages.join(",")));
     }
 }
 
-/// What holds for the versions taken together.
+/// Validates the list of versions as a whole.
 fn validate_versions(versions: &[Value], path: &Path, errors: &mut ErrorList) {
     let mut seen: Vec<&str> = versions.iter().map(|version| version.text("name")).collect();
     seen.sort_unstable();
@@ -325,7 +328,7 @@ fn validate_versions(versions: &[Value], path: &Path, errors: &mut ErrorList) {
     if versions.iter().filter(|version| version.flag("storage")).count() != 1 {
         report("must have exactly one version marked as storage version");
     }
-    // The inner form also keeps the first version's name by itself.
+    // The internal version also has the name of the first version as `spec.version`.
     if let Some(first) = versions.first().map(|version| version.text("name")).filter(|name| !name.is_empty())
     {
         invalid_joined(names::dns1035_label(first), first, "", &path.child("version"), errors);

@@ -1,7 +1,6 @@
-//! Whether a value is what a custom resource's schema says, in upstream's words, and what becomes of it before:
-//! unknown fields are pruned and defaults set.
+//! Custom resource values: validation against their schema with upstream's messages, pruning and defaulting.
 //!
-//! Schemas are read as the JSON they arrive in. CEL rules are not looked at here.
+//! Schemas are processed as JSON. CEL rules are in `custom::validation_rules`.
 
 mod embedded;
 mod formats;
@@ -21,7 +20,7 @@ pub use prune::{coerce_embedded, prune, remove_null_fields, set_defaults};
 
 pub(super) use formats::is_known as is_known_format;
 
-/// Checks a value that stands at `path`. Nesting is bounded by the JSON parser, so recursion is safe.
+/// Validates a value at `path`. The JSON parser limits the depth, so recursion is safe.
 pub fn validate_value(
     schema: &Value,
     value: &Value,
@@ -32,7 +31,7 @@ pub fn validate_value(
     ValueValidator { base: path, patterns, errors }.check_value(schema, value, None, "");
 }
 
-/// The same for a value that was `old` before: what was wrong already and has not changed is let pass.
+/// Validates an update with ratcheting: errors in parts that are equal to `old` are ignored.
 pub fn validate_change(
     schema: &Value,
     value: &Value,
@@ -51,7 +50,7 @@ struct ValueValidator<'a> {
 }
 
 impl ValueValidator<'_> {
-    /// `name` is the value's place below the base: `.spec.ports[0]` without the first dot.
+    /// `name` is the path of the value relative to the base, such as `spec.ports[0]`.
     fn check_value(&mut self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) {
         let before = self.errors.0.len();
         self.check_type(schema, value, name);
@@ -99,7 +98,7 @@ impl ValueValidator<'_> {
             && matches!(value, Value::String(_) | Value::Array(_))
             && !matches!(expected, "integer" | "number")
         {
-            // The format has the word.
+            // The format check decides instead.
             return;
         }
         let whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
@@ -120,7 +119,7 @@ impl ValueValidator<'_> {
         }
     }
 
-    /// The complaints about a value if this were its schema.
+    /// The errors of a value if it had this schema. For junctors.
     fn errors_for_schema(&self, schema: &Value, value: &Value, old: Option<&Value>, name: &str) -> ErrorList {
         let mut errors = ErrorList::default();
         ValueValidator { base: self.base, patterns: self.patterns, errors: &mut errors }
@@ -283,7 +282,7 @@ impl ValueValidator<'_> {
         let additional = schema.at("additionalProperties");
         for (field, value) in fields {
             let inside = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
-            // The version an object is in is the server's choice.
+            // The server chooses the version of an object, so it is not compared with the old one.
             let type_meta = name.is_empty() && matches!(field.as_str(), "apiVersion" | "kind");
             let before = old.filter(|_| !type_meta).and_then(|old| old.get(field));
             let property = schema.at("properties").at(field);

@@ -1,4 +1,4 @@
-//! APIService: who answers for a group and version, this server or another.
+//! APIService: the server of a group and version, which is this server or an aggregated one.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ impl RestStrategy for APIService {
         if new.at("spec").has("service") {
             return;
         }
-        // What this server answers itself is there from the start.
+        // Groups served by this server are always available.
         let mut condition = json!({
             "type": "Available",
             "status": "True",

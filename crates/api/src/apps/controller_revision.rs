@@ -1,4 +1,4 @@
-//! ControllerRevision: a snapshot of a workload's template that never changes.
+//! ControllerRevision: an immutable snapshot of a workload's template.
 
 use serde_json::Value;
 

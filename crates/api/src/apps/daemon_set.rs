@@ -1,4 +1,4 @@
-//! DaemonSet: what is special about it.
+//! DaemonSet: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::meta::{self, SelectorOptions, semantic_equal};
 use crate::selector::LabelSelector;
 use crate::strategy::RestStrategy;
 
-/// Counts template changes in v1, where the field of old is an annotation.
+/// Counts template changes. In `apps/v1` the former field is this annotation.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 pub struct DaemonSet;

@@ -1,4 +1,4 @@
-//! Deployment: what is special about it.
+//! Deployment: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -18,7 +18,8 @@ impl RestStrategy for Deployment {
 
     fn prepare_for_update(&self, new: &mut Value, old: &Value) {
         workload::prepare_template(new, &["spec", "template"]);
-        // Annotations are handed on to ReplicaSets, so a change of them counts as one of the spec would.
+        // The controller copies annotations to ReplicaSets, so changed annotations increase the
+        // generation, too.
         if !semantic_equal(new.path("metadata.annotations"), old.path("metadata.annotations"))
             && let Some(generation) = old.path("metadata.generation").as_i64()
         {
@@ -101,7 +102,7 @@ fn validate_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
     }
 }
 
-/// A strategy of a Deployment or DaemonSet in upstream's internal form.
+/// The strategy of a Deployment or DaemonSet as upstream prints its internal type.
 pub(super) fn render_strategy(strategy: &Value) -> String {
     let rollout = strategy.at("rollingUpdate");
     let rollout = if rollout.is_null() {

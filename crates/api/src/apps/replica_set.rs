@@ -1,4 +1,4 @@
-//! ReplicaSet: what is special about it.
+//! ReplicaSet: REST strategy and validation.
 
 use serde_json::Value;
 

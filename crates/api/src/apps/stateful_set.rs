@@ -1,4 +1,4 @@
-//! StatefulSet: what is special about it.
+//! StatefulSet: REST strategy and validation.
 
 use std::collections::BTreeSet;
 
@@ -108,7 +108,7 @@ impl RestStrategy for StatefulSet {
         let mut found = workload::template_warnings(new, old);
         for (i, claim) in new.at("spec").items("volumeClaimTemplates").iter().enumerate() {
             let at = Path::new("spec.volumeClaimTemplates").index(i);
-            // The path differs between create and update upstream.
+            // Upstream's path differs between create and update.
             let at = if old.is_some() { at.child("Spec") } else { at };
             found.extend(warnings::for_claim(claim.at("spec"), &at));
         }
@@ -122,7 +122,7 @@ impl RestStrategy for StatefulSet {
     }
 }
 
-/// The field belongs to a feature that is off by default.
+/// Drops the field of the `MaxUnavailableStatefulSet` feature, which is off by default.
 fn drop_max_unavailable(object: &mut Value) {
     let rollout = object.pointer_mut("/spec/updateStrategy/rollingUpdate").and_then(Value::as_object_mut);
     if let Some(rollout) = rollout {
@@ -166,8 +166,8 @@ fn retention(policy: &Value, path: &Path, e: &mut ErrorList) {
     }
 }
 
-/// The template is checked as its pods will be: with a volume for each claim template, and without the host
-/// name that each pod gets anew.
+/// Validates the template like the pods created from it: with a volume for each claim template, and
+/// without the host name, which is set for each pod.
 fn template(spec: &Value, path: &Path, e: &mut ErrorList) {
     let mut template = spec.at("template").clone();
     let claims: BTreeSet<&str> =
@@ -184,7 +184,7 @@ fn template(spec: &Value, path: &Path, e: &mut ErrorList) {
         }
     }
     validate_pod_template_spec(&template, path, e);
-    // Upstream checks these once more; the duplicates are taken out of the message.
+    // Upstream validates these twice. Duplicate errors are removed from the message.
     let metadata = template.at("metadata");
     meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
     meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);

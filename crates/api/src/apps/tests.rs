@@ -1,4 +1,4 @@
-//! Workloads in, complaints out.
+//! Tests workload validation.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Rules that several workloads share: selectors, rollouts, counts in a status.
+//! Validation shared by workloads: selectors, rollouts and status counts.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::selector::LabelSelector;
 
 const MISMATCH: &str = "`selector` does not match template `labels`";
 
-/// A selector that must be there and select something. `kind` is what upstream calls the workload.
+/// Validates a required selector that must not be empty. `kind` is the workload's name in the message.
 pub(crate) fn selector(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
     let (selector, at) = (spec.at("selector"), path.child("selector"));
     if selector.is_null() {
@@ -30,8 +30,8 @@ pub(crate) fn is_empty(selector: &Value) -> bool {
     selector.entries("matchLabels").next().is_none() && selector.items("matchExpressions").is_empty()
 }
 
-/// The template's labels are ones the selector selects. `invalid` is what upstream says of a selector that
-/// does not make sense; then the template is not looked at.
+/// Validates that the selector matches the labels of the template. `invalid` is the message for an
+/// invalid selector; the template is not checked then. Returns whether the selector is valid.
 pub(crate) fn validate_selector_matches_template(
     spec: &Value,
     path: &Path,
@@ -61,13 +61,13 @@ pub(crate) fn selector_mismatch(selector: &LabelSelector, spec: &Value, path: &P
     }
 }
 
-/// The template of a Deployment, ReplicaSet or ReplicationController.
+/// Validates the template of a Deployment, ReplicaSet or ReplicationController.
 pub(crate) fn validate_template(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
     validate_pod_template_spec(spec.at("template"), &path.child("template"), e);
     keeps_running(spec.at("template"), &path.child("template"), kind, e);
 }
 
-/// Takes away what a client may not set in the pod template at `path`.
+/// Drops fields of disabled features from the pod template at `path`.
 pub(crate) fn prepare_template(object: &mut Value, path: &[&str]) {
     let spec = path.iter().try_fold(object, |value, name| value.get_mut(name));
     if let Some(spec) = spec.and_then(|template| template.get_mut("spec")) {
@@ -75,7 +75,7 @@ pub(crate) fn prepare_template(object: &mut Value, path: &[&str]) {
     }
 }
 
-/// A count or a percentage that is not negative.
+/// Validates a non-negative number or a percentage.
 pub(crate) fn count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
     match IntOrString::from_value(rollout.at(field)) {
         Some(IntOrString::Text(text)) => e.invalid_each(&path.child(field), text, names::percent(text)),
@@ -83,7 +83,7 @@ pub(crate) fn count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mu
     }
 }
 
-/// The number itself or before the percent sign, or 0.
+/// The number, the number before a percent sign, or 0.
 pub(crate) fn int_value(rollout: &Value, field: &str) -> i64 {
     match IntOrString::from_value(rollout.at(field)) {
         Some(value) => parse_percent(value).unwrap_or_else(|| value.int_value()),
@@ -105,12 +105,12 @@ pub(crate) fn not_over_100_percent(rollout: &Value, path: &Path, field: &str, e:
     }
 }
 
-/// A number as upstream shows it in a structure: an absent one is zero.
+/// A number as upstream prints it in a struct: absent means zero.
 pub(crate) fn render_number(value: &Value) -> String {
     if value.is_null() { "0".to_owned() } else { value.to_string() }
 }
 
-/// Complains about a whole structure that has no JSON names upstream.
+/// Reports an unsupported struct, which upstream prints with Go field names.
 pub(crate) fn unsupported(e: &mut ErrorList, path: &Path, shown: &str, supported: &str) {
     e.push(
         ErrorType::NotSupported,
@@ -119,7 +119,8 @@ pub(crate) fn unsupported(e: &mut ErrorList, path: &Path, shown: &str, supported
     );
 }
 
-/// Counts in a status: none negative, none above what it is a part of (`part`, `whole`, words).
+/// Validates status counts: none is negative, and no part is larger than its whole. `parts` are rows of
+/// part, whole and message.
 pub(crate) fn validate_counts(
     status: &Value,
     fields: &[&str],
@@ -138,7 +139,7 @@ pub(crate) fn validate_counts(
     }
 }
 
-/// The status of a ReplicaSet, or of a ReplicationController, which has no terminating replicas.
+/// Validates the status of a ReplicaSet or of a ReplicationController (which has no terminating replicas).
 pub(crate) fn replica_status(status: &Value, e: &mut ErrorList) {
     const COUNTS: &[&str] = &[
         "replicas",
@@ -157,12 +158,12 @@ pub(crate) fn replica_status(status: &Value, e: &mut ErrorList) {
     validate_counts(status, COUNTS, PARTS, e);
 }
 
-/// How many replicas there are, which lists of ReplicaSets and ReplicationControllers can be filtered by.
+/// `status.replicas` is a selectable field of ReplicaSets and ReplicationControllers.
 pub(crate) fn selectable_replicas(obj: &Value) -> Vec<(&'static str, String)> {
     vec![("status.replicas", obj.at("status").int("replicas").unwrap_or(0).to_string())]
 }
 
-/// The counter against hash collisions only grows.
+/// `status.collisionCount` must not decrease.
 pub(crate) fn validate_collision_count(new: &Value, old: &Value, e: &mut ErrorList) {
     let count = |object: &Value| object.at("status").int("collisionCount");
     if let Some(old) = count(old)
@@ -172,7 +173,7 @@ pub(crate) fn validate_collision_count(new: &Value, old: &Value, e: &mut ErrorLi
     }
 }
 
-/// Warnings about a workload's template: always for a new object, else when the spec changed.
+/// Warnings about the pod template of a new object or one whose spec changed.
 pub(crate) fn template_warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
     if old.is_some_and(|old| semantic_equal(old.at("spec"), new.at("spec"))) {
         return Vec::new();
@@ -180,8 +181,7 @@ pub(crate) fn template_warnings(new: &Value, old: Option<&Value>) -> Vec<String>
     warnings::for_template(new.path("spec.template"), &Path::new("spec.template"))
 }
 
-/// The same, and one about the name of a new object, if pods that are named after it can't have it as
-/// their hostname.
+/// Template warnings, and one for a new object whose name is not a valid host name of its pods.
 pub(crate) fn name_and_template_warnings(new: &Value, old: Option<&Value>) -> Vec<String> {
     let name = if old.is_none() { name_warning(new, "Pod names and hostnames") } else { None };
     name.into_iter().chain(template_warnings(new, old)).collect()

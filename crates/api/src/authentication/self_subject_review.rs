@@ -1,4 +1,4 @@
-//! SelfSubjectReview: what is special about it.
+//! SelfSubjectReview: has no rules.
 
 use crate::strategy::RestStrategy;
 

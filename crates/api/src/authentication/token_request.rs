@@ -1,4 +1,4 @@
-//! TokenRequest: what a `POST .../serviceaccounts/<name>/token` may ask for.
+//! TokenRequest: the body of the `token` subresource of ServiceAccounts.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ const MIN_SECONDS: i64 = 10 * 60;
 const MAX_SECONDS: i64 = 1 << 32;
 const DEFAULT_SECONDS: i64 = 60 * 60;
 
-/// How long the token lasts if nothing else is asked for; upstream's default is an hour.
+/// The requested lifetime of the token. The default is one hour, as upstream.
 pub fn expiration_seconds(request: &Value) -> i64 {
     request.at("spec").int("expirationSeconds").unwrap_or(DEFAULT_SECONDS)
 }

@@ -1,4 +1,4 @@
-//! TokenReview: whose token is this? Nothing about it can be invalid; a missing token is a bad request.
+//! TokenReview: authenticates a token. It has no validation; a missing token is a bad request.
 
 use serde_json::Value;
 
@@ -10,8 +10,8 @@ pub struct TokenReview;
 
 impl RestStrategy for TokenReview {}
 
-/// The token asked about.
-#[allow(clippy::result_large_err, reason = "a refusal is rare, and callers hand it on as it is")]
+/// The token to review.
+#[allow(clippy::result_large_err, reason = "errors are rare, and callers return them unchanged")]
 pub fn token(review: &Value) -> Result<&str, Status> {
     match review.at("spec").text("token") {
         "" => Err(Status::bad_request("token is required for TokenReview in authentication")),

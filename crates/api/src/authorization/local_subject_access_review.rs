@@ -1,4 +1,4 @@
-//! LocalSubjectAccessReview: may this user do that in this namespace?
+//! LocalSubjectAccessReview: checks whether a user may perform an action in this namespace.
 
 use serde_json::Value;
 

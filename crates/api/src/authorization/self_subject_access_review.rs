@@ -1,4 +1,4 @@
-//! SelfSubjectAccessReview: may I do that?
+//! SelfSubjectAccessReview: checks whether the current user may perform an action.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! SelfSubjectRulesReview: what may I do in this namespace? Nothing about it can be invalid; a missing
-//! namespace is a bad request.
+//! SelfSubjectRulesReview: lists the actions that the current user may perform in a namespace. It has
+//! no validation; a missing namespace is a bad request.
 
 use serde_json::Value;
 
@@ -11,8 +11,8 @@ pub struct SelfSubjectRulesReview;
 
 impl RestStrategy for SelfSubjectRulesReview {}
 
-/// The namespace asked about.
-#[allow(clippy::result_large_err, reason = "a refusal is rare, and callers hand it on as it is")]
+/// The namespace to review.
+#[allow(clippy::result_large_err, reason = "errors are rare, and callers return them unchanged")]
 pub fn namespace(review: &Value) -> Result<&str, Status> {
     match review.at("spec").text("namespace") {
         "" => Err(Status::bad_request("no namespace on request")),

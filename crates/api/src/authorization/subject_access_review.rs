@@ -1,4 +1,4 @@
-//! SubjectAccessReview: may this user do that?
+//! SubjectAccessReview: checks whether a user may perform an action.
 
 use serde_json::Value;
 

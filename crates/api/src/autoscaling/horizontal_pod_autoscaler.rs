@@ -1,4 +1,5 @@
-//! HorizontalPodAutoscaler, in its v2 form: a v1 request has been converted before it gets here.
+//! HorizontalPodAutoscaler: REST strategy and validation of `autoscaling/v2`. Requests in v1 are
+//! converted first.
 
 mod metric;
 
@@ -21,7 +22,7 @@ impl RestStrategy for HorizontalPodAutoscaler {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        // What was accepted once stays acceptable, so the strict verdict is taken back and reached anew.
+        // The errors about the spec are replaced, because an update may keep values that the old object has.
         errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
         validate_spec(new.at("spec"), &ValidationOptions::for_update(new, old), errors);
     }
@@ -37,14 +38,14 @@ impl RestStrategy for HorizontalPodAutoscaler {
     }
 }
 
-/// What is overlooked, because a stored object already has it or because of the target's kind.
+/// Relaxed rules for values of the old object and for some target kinds.
 struct ValidationOptions {
     min_replicas: i64,
     target: ApiVersionCheck,
     described_object: ApiVersionCheck,
 }
 
-/// How a reference's apiVersion is checked.
+/// How the `apiVersion` of a reference is validated.
 #[derive(Clone, Copy, PartialEq)]
 enum ApiVersionCheck {
     Unchecked,

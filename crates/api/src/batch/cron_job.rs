@@ -1,4 +1,4 @@
-//! CronJob: what is special about it.
+//! CronJob: REST strategy and validation.
 
 use jiff::tz::TimeZone;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use crate::meta::semantic_equal;
 use crate::strategy::RestStrategy;
 
 const TEMPLATE: &[&str] = &["spec", "jobTemplate", "spec", "template"];
-/// A job's name is the CronJob's with a dash and ten digits.
+/// The controller appends a dash and ten digits to the name of each Job.
 const MAX_NAME: usize = 52;
 
 pub struct CronJob;
@@ -87,7 +87,7 @@ fn time_zone(zone: &str, path: &Path, e: &mut ErrorList) {
             return;
         }
     }
-    // The database finds names in any case; upstream does not.
+    // The time zone database ignores case; upstream does not.
     if !TimeZone::get(zone).is_ok_and(|found| found.iana_name() == Some(zone)) {
         e.invalid(path, zone, &format!("unknown time zone {zone}"));
     }

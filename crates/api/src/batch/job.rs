@@ -1,4 +1,4 @@
-//! Job: what is special about it.
+//! Job: REST strategy and validation.
 
 mod indexes;
 mod policies;
@@ -102,7 +102,7 @@ impl RestStrategy for Job {
     }
 }
 
-/// Warnings about a job or the template of one.
+/// Warnings about the spec of a Job or of a Job template.
 pub(super) fn spec_warnings(spec: &Value, path: &Path) -> Vec<String> {
     let number = |field| spec.int(field).unwrap_or(0);
     let mut found = Vec::new();
@@ -122,7 +122,7 @@ fn is_indexed(spec: &Value) -> bool {
     spec.text("completionMode") == "Indexed"
 }
 
-/// A job finds its pods by its own uid, unless the client manages the selector.
+/// Generates selector and labels from the uid of the Job, unless `manualSelector` is set.
 fn generate_selector(job: &mut Value) {
     let name = job.at("metadata").text("name").to_owned();
     let uid = job.at("metadata").text("uid").to_owned();
@@ -139,7 +139,7 @@ fn generate_selector(job: &mut Value) {
     matched.entry(UID_LABEL).or_insert_with(|| Value::String(uid));
 }
 
-/// A Job without labels has its template's, the generated ones among them.
+/// Defaults the labels of a Job to those of its template, including the generated ones.
 fn inherit_labels(job: &mut Value) {
     let labels = job.path("spec.template.metadata.labels").clone();
     let is_empty = |labels: &Value| labels.as_object().is_none_or(serde_json::Map::is_empty);
@@ -177,7 +177,7 @@ fn generated_selector(job: &Value, e: &mut ErrorList) {
     }
 }
 
-/// The rules of a job's spec that also hold in the template of a CronJob.
+/// Validates the parts of a Job spec that also apply to the template of a CronJob.
 pub(super) fn validate_spec(spec: &Value, path: &Path, e: &mut ErrorList) {
     const COUNTS: [&str; 7] = [
         "parallelism",
@@ -273,7 +273,7 @@ fn validate_indexed(spec: &Value, path: &Path, e: &mut ErrorList) {
     }
 }
 
-/// An indexed job may grow or shrink, with its parallelism.
+/// An Indexed Job may change its completions together with its parallelism.
 fn validate_completions_update(new: &Value, old: &Value, path: &Path, e: &mut ErrorList) {
     let (now, before) = (new.at("completions"), old.at("completions"));
     if !is_indexed(new) {
@@ -284,8 +284,8 @@ fn validate_completions_update(new: &Value, old: &Value, path: &Path, e: &mut Er
     }
 }
 
-/// The template stays as it is, but a suspended job that runs nothing may still move elsewhere and change
-/// what its containers need.
+/// The pod template is immutable, except that a suspended Job without running pods may change
+/// scheduling fields and container resources.
 fn validate_template_update(new: &Value, old: &Value, e: &mut ErrorList) {
     const MUTABLE_TEMPLATE_FIELDS: [&str; 3] = ["nodeSelector", "tolerations", "schedulingGates"];
     let path = Path::new("spec.template");

@@ -1,20 +1,20 @@
-//! Cron schedules: five fields or a descriptor such as `@daily` or `@every 90s`.
+//! Cron schedules: five fields or a descriptor such as `@daily` or `@every 90s`. Upstream: `robfig/cron`.
 
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, Zoned};
 
-/// When a CronJob is due.
+/// The schedule of a CronJob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// At the times all fields name, as sets of bits.
+    /// The times that match all fields.
     Times(CronFields),
-    /// Again and again after this long, which is at least a second.
+    /// A fixed interval of at least a second.
     Every(Duration),
 }
 
-/// Bit `n` of a field stands for the value `n`.
+/// The values that each field matches: bit `n` is set for the value `n`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CronFields {
     pub minutes: u64,
@@ -22,7 +22,8 @@ pub struct CronFields {
     pub days: u64,
     pub months: u64,
     pub weekdays: u64,
-    /// The day of the month, or of the week, is `*`. If neither is, a day matches by one of the two.
+    /// Whether the day of the month (or the day of the week) is `*`. If neither is, a day matches if
+    /// one of them does.
     pub any_day: bool,
     pub any_weekday: bool,
 }
@@ -30,7 +31,7 @@ pub struct CronFields {
 struct Bounds {
     min: u32,
     max: u32,
-    /// The names of `min` and what follows it.
+    /// The names of the values, starting with `min`.
     names: &'static [&'static str],
 }
 
@@ -45,14 +46,14 @@ const MONTHS: Bounds = Bounds {
 const WEEKDAYS: Bounds = Bounds { min: 0, max: 6, names: &["sun", "mon", "tue", "wed", "thu", "fri", "sat"] };
 
 impl Schedule {
-    /// Reads a schedule; the error is in upstream's words.
+    /// Parses a schedule. The error has upstream's text.
     pub fn parse(text: &str) -> Result<Schedule, String> {
         if text.is_empty() {
             return Err("empty spec string".to_owned());
         }
         let mut text = text;
         if let Some(zoned) = text.strip_prefix("TZ=").or_else(|| text.strip_prefix("CRON_TZ=")) {
-            // Refused later in any case; here only the rest has to make sense.
+            // Time zones in a schedule are rejected later. Validate the rest here.
             text = zoned.split_once(' ').map_or("", |(_, rest)| rest.trim());
         }
         if text.starts_with('@') {
@@ -70,8 +71,8 @@ impl Schedule {
         Ok(Schedule::Times(CronFields { minutes, hours, days, months, weekdays, any_day, any_weekday }))
     }
 
-    /// The first time after `after`, on the clocks of `zone`. `None` where there is none within five years,
-    /// such as on the 31st of a February.
+    /// The first time after `after` in the time zone `zone`; `None` if there is none within five years,
+    /// as for a February 31st.
     pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let after = Timestamp::from_second(after.as_second()).ok()?;
         match self {
@@ -82,7 +83,8 @@ impl Schedule {
 }
 
 impl CronFields {
-    /// Goes through real time, so that an hour the clocks skip has no runs and one they repeat has all twice.
+    /// Steps through absolute time: a skipped local hour has no runs, and the runs of a repeated hour
+    /// happen twice.
     fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         const MINUTE: SignedDuration = SignedDuration::from_mins(1);
         let to_minute = SignedDuration::from_secs(60 - after.as_second().rem_euclid(60));
@@ -134,7 +136,7 @@ fn parse_descriptor(text: &str) -> Result<Schedule, String> {
     Schedule::parse(expression)
 }
 
-/// The bits of one field, and whether it is a plain `*`.
+/// The bits of a field, and whether it is `*`.
 fn parse_field(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
     let (mut bits, mut any) = (0, false);
     for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -207,12 +209,12 @@ fn parse_number(text: &str) -> Result<u32, String> {
             "failed to parse int from {text}: strconv.Atoi: parsing {quoted}: value out of range"
         )),
         Ok(number) if number < 0 => Err(format!("negative number ({number}) not allowed: {text}")),
-        // Too large for any field, and shown as it is.
+        // Too large for any field; the range check reports it.
         Ok(number) => Ok(u32::try_from(number).unwrap_or(u32::MAX)),
     }
 }
 
-/// A duration such as `1h30m`, without a sign: a schedule in the past is none.
+/// Parses a duration such as `1h30m`. Negative durations are rejected.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, f64); 7] =
         [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
@@ -244,7 +246,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     if text.starts_with('-') {
         return Ok(Duration::ZERO);
     }
-    // Upstream's durations end after 292 years.
+    // Go's durations are limited to 292 years.
     let longest = Duration::from_nanos(i64::MAX.unsigned_abs());
     Duration::try_from_secs_f64(seconds).ok().filter(|duration| *duration <= longest).ok_or_else(invalid)
 }

@@ -1,4 +1,4 @@
-//! Jobs and schedules in, complaints out.
+//! Tests validation of Jobs and CronJobs, and schedules.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -259,7 +259,7 @@ fn returns_next_schedule_times() {
         "2026-01-01T12:00:00Z",
         expect!["01-02 06:30:00+00:00, 01-05 06:30:00+00:00, 01-06 06:30:00+00:00"],
     );
-    // Both days restricted: either will do.
+    // With both day fields restricted, either may match.
     check(
         "0 12 13 * 5",
         "UTC",
@@ -284,7 +284,7 @@ fn returns_next_schedule_times() {
         "2026-01-01T00:00:00Z",
         expect!["02-01 00:00:00+05:30, 03-01 00:00:00+05:30, 04-01 00:00:00+05:30"],
     );
-    // The clocks go forward from 2:00 to 3:00, and back from 3:00 to 2:00.
+    // Daylight saving time starts at 2:00 (skips to 3:00) and ends at 3:00 (back to 2:00).
     check(
         "30 2 * * *",
         "Europe/Berlin",
@@ -303,7 +303,7 @@ fn returns_next_schedule_times() {
         "2026-10-24T23:30:00Z",
         expect!["10-25 02:00:00+02:00, 10-25 02:00:00+01:00, 10-25 03:00:00+01:00"],
     );
-    // There is no midnight when they go forward in Cairo.
+    // In Cairo the skipped hour starts at midnight.
     check(
         "0 0 * * *",
         "Africa/Cairo",

@@ -1,6 +1,6 @@
-//! CertificateSigningRequest: asked for by anyone, approved by one party, signed by another. The three write
-//! through different doors: the request itself never changes, `/approval` sets the conditions Approved and
-//! Denied, `/status` sets the certificate.
+//! CertificateSigningRequest: REST strategy and validation. Requester, approver and signer use
+//! different endpoints: the spec is immutable, `/approval` sets the conditions Approved and Denied,
+//! `/status` sets the certificate and the other conditions.
 
 use std::collections::HashSet;
 
@@ -51,7 +51,7 @@ const USAGES: [&str; 23] = [
 pub struct CertificateSigningRequest;
 
 impl RestStrategy for CertificateSigningRequest {
-    /// Forgets who the client says it is; the caller fills that in with [`set_requester`].
+    /// Clears the requester fields. The caller sets them with [`set_requester`].
     fn prepare_for_create(&self, new: &mut Value) {
         let spec = new.object_mut("spec");
         for field in ["username", "uid", "groups", "extra"] {
@@ -88,7 +88,7 @@ impl RestStrategy for CertificateSigningRequest {
     }
 }
 
-/// Who is asking, as authenticated.
+/// Sets the requester from the authenticated user.
 pub fn set_requester(
     csr: &mut Value,
     username: &str,
@@ -110,8 +110,8 @@ pub fn set_requester(
     }
 }
 
-/// Before an update through `/status`: the request stays, and so do Approved and Denied as long as the client
-/// neither adds nor removes one (which validation then refuses). `now` is an RFC 3339 time.
+/// Prepares an update through `/status`: keeps the spec, and the conditions Approved and Denied unless
+/// the client adds or removes one, which validation rejects. `now` is an RFC 3339 time.
 pub fn prepare_status(new: &mut Value, old: &Value, now: &str) {
     new.set("spec", old.at("spec").clone());
     for kind in [APPROVED, DENIED] {
@@ -126,7 +126,7 @@ pub fn prepare_status(new: &mut Value, old: &Value, now: &str) {
     stamp_conditions(new, old, now);
 }
 
-/// Before an update through `/approval`: only the conditions change.
+/// Prepares an update through `/approval`: only the conditions may change.
 pub fn prepare_approval(new: &mut Value, old: &Value, now: &str) {
     stamp_conditions(new, old, now);
     let conditions = new.path("status.conditions").clone();
@@ -143,7 +143,7 @@ pub fn validate_approval(new: &Value, old: &Value, errors: &mut ErrorList) {
     validate_csr_update(new, old, UpdateEndpoint::Approval, errors);
 }
 
-/// The ways in, which differ in what they may change.
+/// The endpoints, which differ in what they may change.
 #[derive(Clone, Copy, PartialEq)]
 enum UpdateEndpoint {
     Main,
@@ -186,7 +186,7 @@ fn validate_spec(spec: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     if usages.is_empty() {
         errors.required(&at_usages, "");
     }
-    // The request never changes, so on an update there is nothing new to find fault with.
+    // The spec is immutable, so updates do not validate it again.
     if old.is_none() {
         for (i, usage) in usages.iter().enumerate().filter(|(_, usage)| !USAGES.contains(usage)) {
             errors.not_supported(&at_usages.index(i), *usage, &USAGES);
@@ -226,12 +226,12 @@ fn request_error(request: &str) -> Option<&'static str> {
     }
 }
 
-/// The organizations, which become groups, in the subject of the request.
+/// The organizations in the subject of the request. They become groups.
 pub fn organizations(csr: &Value) -> Result<Vec<String>, &'static str> {
     subject(csr, |subject| attribute_strings(subject.iter_organization()))
 }
 
-/// The common names, of which one becomes the user, in the subject of the request.
+/// The common names in the subject of the request. The common name becomes the user name.
 pub fn common_names(csr: &Value) -> Result<Vec<String>, &'static str> {
     subject(csr, |subject| attribute_strings(subject.iter_common_name()))
 }
@@ -246,12 +246,12 @@ fn subject(csr: &Value, read: impl Fn(&X509Name<'_>) -> Vec<String>) -> Result<V
     Ok(parsed.map(|(_, parsed)| read(&parsed.certification_request_info.subject)).unwrap_or_default())
 }
 
-/// One that is no text names nobody.
+/// Values that are not strings are ignored.
 fn attribute_strings<'a>(parts: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>) -> Vec<String> {
     parts.filter_map(|part| part.as_str().ok()).map(str::to_owned).collect()
 }
 
-/// `example.com/signer`.
+/// Validates a signer name such as `example.com/signer`.
 fn validate_signer_name(name: &str, path: &Path, errors: &mut ErrorList) {
     const MAX_LABEL_BYTES: usize = 253;
     if name.is_empty() {
@@ -278,7 +278,7 @@ fn validate_signer_name(name: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Complaining about the first is enough, for the others would read alike.
+/// Reports only the first invalid label.
 fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, errors: &mut ErrorList) {
     let bad = part.split('.').map(|label| (label, check(label))).find(|(_, words)| !words.is_empty());
     if let Some((label, words)) = bad {
@@ -288,7 +288,7 @@ fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, erro
     }
 }
 
-/// What holds for the conditions; what `old` already broke is let be.
+/// Validates the conditions. Violations that the old object has are allowed.
 fn validate_conditions(status: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let path = Path::new("status.conditions");
     let old_types: Vec<&str> = old

@@ -1,5 +1,5 @@
-//! HorizontalPodAutoscalers: v1 knows one CPU target, v2 any number of metrics. What v1 cannot say is kept in
-//! its annotations.
+//! HorizontalPodAutoscaler: `autoscaling/v1` has one CPU target, v2 any number of metrics. What v1
+//! lacks is kept in annotations.
 
 use serde_json::{Map, Value, json};
 
@@ -19,7 +19,7 @@ const ANNOTATIONS: &[&str] = &[
     CONDITIONS,
 ];
 
-/// A source of metrics: its field, then each of its fields in v1 (as the annotation has them) and v2.
+/// The field of a metric source, and its fields in v1 (as in the annotation) and v2.
 type MetricSource = (&'static str, &'static [(&'static str, &'static str)]);
 
 const SPECS: &[MetricSource] = &[
@@ -116,7 +116,7 @@ const STATUSES: &[MetricSource] = &[
     ),
 ];
 
-/// The quantities v1 always writes.
+/// The quantities that v1 always encodes.
 const REQUIRED_FIELDS: &[(&str, &str)] = &[
     ("pods", "targetAverageValue"),
     ("object", "targetValue"),
@@ -222,7 +222,7 @@ fn is_cpu_utilization(metric: &Value) -> bool {
     is_cpu(metric) && !metric.path("resource.target.averageUtilization").is_null()
 }
 
-/// A v2 metric in v1's words.
+/// Converts a v2 metric to v1.
 fn metric_to_v1(metric: &Value, sources: &[MetricSource]) -> Value {
     let mut out = json!({"type": metric.text("type")});
     for (source, fields) in sources.iter().filter(|(source, _)| metric.has(source)) {
@@ -240,7 +240,7 @@ fn metric_to_v1(metric: &Value, sources: &[MetricSource]) -> Value {
     out
 }
 
-/// A v1 metric in v2's words.
+/// Converts a v1 metric to v2.
 fn metric_to_v2(metric: &Value, sources: &[MetricSource]) -> Value {
     let mut out = json!({"type": metric.text("type")});
     for (source, fields) in sources.iter().filter(|(source, _)| metric.has(source)) {
@@ -260,7 +260,7 @@ fn metric_to_v2(metric: &Value, sources: &[MetricSource]) -> Value {
     out
 }
 
-/// v2 also says which of its fields is the target.
+/// Converts a v1 metric spec. In v2 the target has a type.
 fn metric_spec_to_v2(metric: &Value) -> Value {
     let mut out = metric_to_v2(metric, SPECS);
     for (source, _) in SPECS {
@@ -288,7 +288,8 @@ fn parse_annotation(hpa: &Value, name: &str) -> Option<Value> {
     serde_json::from_str(text).ok()
 }
 
-/// What an annotation holds, each item in v2's words; none of it if any is malformed, as upstream has it.
+/// Decodes a list in an annotation and converts its items to v2. As upstream, one malformed item
+/// discards the whole list.
 fn parse_annotation_list(
     hpa: &Value,
     name: &str,
@@ -298,7 +299,7 @@ fn parse_annotation_list(
     parse_annotation(hpa, name)?.as_array()?.iter().map(|item| decode_checked(ty, convert(item))).collect()
 }
 
-/// The value as `schema` reads it, for a client may have written anything into an annotation.
+/// Validates and normalizes a value from an annotation, because clients may write anything there.
 fn decode_checked(ty: &str, mut value: Value) -> Option<Value> {
     let table = schema::kubernetes();
     let ty = table.type_by_name(&format!("io.k8s.api.autoscaling.v2.{ty}"))?;
@@ -320,7 +321,7 @@ fn drop_annotations(hpa: &mut Value) {
     }
 }
 
-/// Every key with another first letter: the behavior annotation is written in Go's names.
+/// Changes the case of the first letter of every key, because the behavior annotation has Go field names.
 fn change_case(value: Value, letter: fn(char) -> char) -> Value {
     match value {
         Value::Object(map) => {

@@ -1,10 +1,10 @@
-//! Events: the core group's, and their renamed form in `events.k8s.io`.
+//! Event: converts between the core group and `events.k8s.io`, which has other field names.
 
 use serde_json::Value;
 
 use super::{set_non_null, take_field};
 
-/// The core group's name of a field, then that of `events.k8s.io`.
+/// The name of a field in the core group and in `events.k8s.io`.
 const RENAMED: &[(&str, &str)] = &[
     ("involvedObject", "regarding"),
     ("message", "note"),

@@ -1,4 +1,4 @@
-//! The `scale` subresource: the number of replicas of a workload, apart from the rest of it.
+//! The `scale` subresource of built-in workloads.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ pub fn scale_of(object: &Value) -> Value {
     scale
 }
 
-/// A ReplicationController's selector is a plain map of labels.
+/// The selector of a ReplicationController is a plain map of labels.
 fn selector(selector: &Value) -> LabelSelector {
     let plain = selector.as_object().is_some_and(|map| map.values().all(Value::is_string));
     if plain {
@@ -40,13 +40,13 @@ fn selector(selector: &Value) -> LabelSelector {
     }
 }
 
-/// Writes a Scale's number of replicas into the workload; the rest of it stays.
+/// Sets the replicas of a workload from a Scale. Other fields are not changed.
 pub fn apply_scale(object: &mut Value, scale: &Value) {
     let replicas = scale.path("spec.replicas").as_i64().unwrap_or(0);
     object.object_mut("spec").insert("replicas".to_owned(), replicas.into());
 }
 
-/// The rules for a Scale that a client sends.
+/// Validates a Scale sent by a client.
 pub fn validate_scale(scale: &Value, errors: &mut ErrorList) {
     meta::validate_object_meta(
         scale.at("metadata"),

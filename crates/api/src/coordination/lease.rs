@@ -1,4 +1,4 @@
-//! Lease: what is special about it.
+//! Lease: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ impl RestStrategy for Lease {
         meta::validate_non_negative(spec.at("leaseTransitions"), &path.child("leaseTransitions"), errors);
         let strategy = spec.text("strategy");
         if spec.has("strategy") {
-            // Upstream says `strategy` twice.
+            // Upstream's path contains `strategy` twice.
             let path = path.child("strategy.strategy");
             if strategy.contains('/') {
                 rules::validate_name(strategy, names::qualified_name, &path, errors);

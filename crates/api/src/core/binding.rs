@@ -1,4 +1,4 @@
-//! Binding: tells a pod which node it runs on. Never stored.
+//! Binding: assigns a pod to a node. It is never stored.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ impl RestStrategy for Binding {
     }
 }
 
-/// The rules of a binding, posted alone or to a pod's `binding` subresource.
+/// Validates a Binding, created directly or through the `binding` subresource of a pod.
 pub fn validate_binding(binding: &Value, errors: &mut ErrorList) {
     let target = binding.at("target");
     let kind = target.text("kind");

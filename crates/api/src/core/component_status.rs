@@ -1,4 +1,4 @@
-//! ComponentStatus: what is special about it.
+//! ComponentStatus: has no rules.
 
 use crate::strategy::RestStrategy;
 

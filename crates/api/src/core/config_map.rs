@@ -1,4 +1,4 @@
-//! ConfigMap: what is special about it.
+//! ConfigMap: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::{meta, names};
 
 pub struct ConfigMap;
 
-/// The most a ConfigMap's or Secret's values may weigh together.
+/// Maximum total size of the values of a ConfigMap or Secret.
 pub(super) const MAX_BYTES: usize = 1024 * 1024;
 
 const IMMUTABLE_FIELD: &str = "field is immutable when `immutable` is set";
@@ -32,7 +32,7 @@ impl RestStrategy for ConfigMap {
             size = size.saturating_add(decoded_len(value));
         }
         if size > MAX_BYTES {
-            // Upstream's spelling of "the whole object".
+            // Upstream's path of the whole object.
             errors.too_long(&Path::new("[]"), MAX_BYTES);
         }
     }
@@ -42,7 +42,7 @@ impl RestStrategy for ConfigMap {
     }
 }
 
-/// An object marked immutable stays so, and keeps these fields.
+/// Validates that an immutable object stays immutable and these fields do not change.
 pub(super) fn validate_immutable(new: &Value, old: &Value, fields: &[&str], errors: &mut ErrorList) {
     if !old.flag("immutable") {
         return;
@@ -57,7 +57,7 @@ pub(super) fn validate_immutable(new: &Value, old: &Value, fields: &[&str], erro
     }
 }
 
-/// How many bytes a base64 string stands for.
+/// The decoded length of a base64 string.
 pub(super) fn decoded_len(value: &Value) -> usize {
     let text = value.as_str().unwrap_or("").trim_end_matches('=');
     text.len() / 4 * 3 + (text.len() % 4).saturating_sub(1)

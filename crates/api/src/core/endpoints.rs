@@ -1,4 +1,4 @@
-//! Endpoints: what is special about it.
+//! Endpoints: REST strategy and validation.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Event: what is special about it. The events.k8s.io form shares these rules.
+//! Event: REST strategy and validation, shared with `events.k8s.io`.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ impl RestStrategy for Event {
         validate_legacy_event(obj, "reportingComponent", errors);
     }
 
-    /// Old clients name their Events as they like.
+    /// Old clients use names that are not valid DNS subdomains.
     fn name_format(&self) -> NameFormat {
         NameFormat::PathSegment
     }
@@ -47,8 +47,8 @@ impl RestStrategy for Event {
     }
 }
 
-/// The rules of both forms, for an Event in the core form. `controller` is what the client's form calls
-/// `reportingComponent`.
+/// Validates an Event in the core version. `controller` is the name of the `reportingComponent` field
+/// in the version that the client uses.
 pub(crate) fn validate_legacy_event(event: &Value, controller: &str, errors: &mut ErrorList) {
     let namespace = event.at("metadata").text("namespace");
     let about = event.at("involvedObject").text("namespace");

@@ -1,4 +1,4 @@
-//! LimitRange: what is special about it.
+//! LimitRange: REST strategy and validation.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn validate_type_name(kind: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// The amounts one limit names for one resource.
+/// The values of a limit for a resource.
 #[derive(Default)]
 struct LimitValues {
     min: Option<Quantity>,
@@ -101,7 +101,8 @@ fn check_limit(limit: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// `spec.limits[0].defaultRequest` to `spec.limits[0].limits`, a name only upstream's message knows.
+/// Turns `spec.limits[0].defaultRequest` into `spec.limits[0].limits`, a path that only occurs in
+/// upstream's message.
 fn path_of_limits(path: Path) -> Path {
     let text = path.as_str();
     Path::new(text.rsplit_once('.').map_or(text, |(limit, _)| limit)).child("limits")
@@ -109,7 +110,7 @@ fn path_of_limits(path: Path) -> Path {
 
 fn check_order(name: &str, values: &LimitValues, path: &Path, errors: &mut ErrorList) {
     let LimitValues { min, max, default, default_request: request, .. } = values;
-    // Which is to be no more than which, where to complain, and which of the two upstream shows there.
+    // Each rule: a value that must not exceed another, the field of the error, and the value upstream prints.
     let rules = [
         (min, "min value", max, "max value", "min", min),
         (min, "min value", request, "default request value", "defaultRequest", request),

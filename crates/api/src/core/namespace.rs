@@ -1,4 +1,4 @@
-//! Namespace: what is special about it.
+//! Namespace: REST strategy and validation.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ impl RestStrategy for Namespace {
     fn prepare_for_create(&self, new: &mut Value) {
         new.object_mut("status").clear();
         new.object_mut("status").insert("phase".to_owned(), json!("Active"));
-        // The content is deleted before the Namespace may go.
+        // The `kubernetes` finalizer keeps the Namespace until its content is deleted.
         let mut finalizers = new.at("spec").items("finalizers").to_vec();
         if !finalizers.contains(&json!(KUBERNETES)) {
             finalizers.push(json!(KUBERNETES));
@@ -28,7 +28,7 @@ impl RestStrategy for Namespace {
     }
 
     fn prepare_for_update(&self, new: &mut Value, old: &Value) {
-        // Finalizers change through `/finalize` alone.
+        // Only `/finalize` changes the finalizers of the spec.
         match old.at("spec").get("finalizers") {
             Some(finalizers) => {
                 new.object_mut("spec").insert("finalizers".to_owned(), finalizers.clone());
@@ -68,7 +68,7 @@ impl RestStrategy for Namespace {
     }
 }
 
-/// The rules for an update through `/finalize`, which alone may change `spec.finalizers`.
+/// Validates an update through `/finalize`, the only one that may change `spec.finalizers`.
 pub fn validate_finalize(new: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.finalizers");
     for (i, finalizer) in new.at("spec").items("finalizers").iter().enumerate() {
@@ -76,7 +76,7 @@ pub fn validate_finalize(new: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// So that selectors can name a Namespace.
+/// Sets the `kubernetes.io/metadata.name` label, so that selectors can match a Namespace by name.
 fn label_with_name(obj: &mut Value) {
     let name = obj.at("metadata").text("name").to_owned();
     if name.is_empty() {

@@ -1,4 +1,4 @@
-//! Node: what is special about it.
+//! Node: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::networking::ip::{self, Cidr};
 use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
-/// The label of nodes without machines, whose pods have no containers.
+/// The label of simulated nodes, whose pods have no containers.
 pub const SIMULATE_NODE_LABEL: &str = "simulate.skiff/node";
 
 pub struct Node;
@@ -33,7 +33,7 @@ impl RestStrategy for Node {
     }
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        // The path is upstream's: taints used to be an annotation.
+        // Upstream's path. Taints were an annotation at first.
         validate_taints(obj.at("spec"), &Path::new("metadata.taints"), errors);
         validate_resources(obj, errors);
         if let Some(capacity) = obj.path("status.nodeInfo.swap").int("capacity").filter(|c| *c <= 0) {
@@ -101,7 +101,7 @@ fn validate_taints(spec: &Value, path: &Path, errors: &mut ErrorList) {
         }
         rules::one_of(effect, TAINT_EFFECTS, &path.child("effect"), errors);
         if repeated[i] {
-            // Upstream prints its own struct.
+            // Upstream prints its internal struct.
             let message = format!(
                 "Duplicate value: {{\"Key\":{},\"Value\":{},\"Effect\":{},\"TimeAdded\":{}}}: taints must be unique by key and effect pair",
                 Value::from(key),
@@ -114,7 +114,7 @@ fn validate_taints(spec: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// What the node says it has.
+/// Validates capacity and allocatable of a node.
 fn validate_resources(obj: &Value, errors: &mut ErrorList) {
     for field in ["capacity", "allocatable"] {
         let path = Path::new("status").child(field);
@@ -192,7 +192,7 @@ fn validate_addresses(obj: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// Fields that may be filled in but not changed.
+/// Fields that may be set once and not changed afterwards.
 fn validate_set_once(new: &Value, old: &Value, errors: &mut ErrorList) {
     let (after, before) = (new.at("spec"), old.at("spec"));
     let path = Path::new("spec");
@@ -209,7 +209,7 @@ fn validate_set_once(new: &Value, old: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// The remains of dynamic kubelet configuration.
+/// Validates the configuration source, which remains from dynamic kubelet configuration.
 fn validate_config_source_update(obj: &Value, errors: &mut ErrorList) {
     let spec_source = obj.path("spec.configSource");
     if !spec_source.is_null() {

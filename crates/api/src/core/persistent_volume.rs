@@ -1,4 +1,4 @@
-//! PersistentVolume: what is special about it.
+//! PersistentVolume: REST strategy and validation.
 
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
     ("rbd", "rbd", "deprecated in v1.28, non-functional in v1.31+"),
 ];
 
-/// The spec inside a VolumeAttachment, which stands for a volume without an object of its own.
+/// Validates the inline spec in a VolumeAttachment, which represents a volume without a PersistentVolume.
 pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut ErrorList) {
     for field in ["claimRef", "capacity"] {
         if !rules::is_empty(spec.at(field)) {
@@ -198,7 +198,7 @@ fn validate_attributes_class_update(spec: &Value, path: &Path, errors: &mut Erro
     }
 }
 
-/// The affinity with beta labels replaced by those that took their place, which may change freely.
+/// The node affinity with beta labels replaced by their GA labels. Updates may make this replacement.
 fn ga_labels(affinity: &Value) -> Value {
     const RENAMED: &[(&str, &str)] = &[
         ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),

@@ -1,4 +1,4 @@
-//! PersistentVolumeClaim: what is special about it.
+//! PersistentVolumeClaim: REST strategy and validation.
 
 use serde_json::{Value, json};
 
@@ -127,7 +127,8 @@ impl RestStrategy for PersistentVolumeClaim {
     }
 }
 
-/// `dataSource` used to take claims and snapshots and to forget anything else; clients still rely on it.
+/// Drops a `dataSource` of an unsupported kind without an error, for compatibility with clients that
+/// rely on this.
 fn drop_invalid_data_source(claim: &mut Value) {
     let spec = claim.at("spec");
     let source = spec.at("dataSource");
@@ -143,7 +144,7 @@ fn drop_invalid_data_source(claim: &mut Value) {
     }
 }
 
-/// Old and new clients each find the source in the field they know.
+/// Copies `dataSource` to `dataSourceRef` or vice versa, so that old and new clients find it.
 fn sync_data_sources(claim: &mut Value) {
     let spec = claim.at("spec");
     let (old, new) = (spec.at("dataSource"), spec.at("dataSourceRef"));
@@ -159,7 +160,7 @@ fn sync_data_sources(claim: &mut Value) {
     claim.object_mut("spec").insert(field.to_owned(), copy);
 }
 
-/// The class moved from the annotation to the field.
+/// Whether the storage class moves from the annotation to the field.
 fn class_is_set_from_annotation(new: &Value, old: &Value) -> bool {
     let (after, before) = (rules::annotations(new).at(BETA_CLASS), rules::annotations(old).at(BETA_CLASS));
     !before.is_null()
@@ -168,13 +169,13 @@ fn class_is_set_from_annotation(new: &Value, old: &Value) -> bool {
         && (after.is_null() || after == before)
 }
 
-/// The fields of the spec this update may change.
+/// The fields of the spec that an update may change.
 fn mutable_fields(new: &Value, old: &Value) -> Vec<&'static str> {
     let before = old.at("spec");
     let class = new.at("spec").at("storageClassName");
     let annotation = rules::annotations(old).at(BETA_CLASS);
     let mut fields = Vec::new();
-    // A volume and a class are given once.
+    // The volume and the storage class can be set once.
     if before.text("volumeName").is_empty() {
         fields.push("volumeName");
     }
@@ -202,7 +203,7 @@ fn spec_without(claim: &Value, fields: &[&str]) -> Value {
     spec
 }
 
-/// A claim may ask for more, or for less again while it did not get it.
+/// A claim may grow, or shrink again as long as the new size has not been allocated.
 fn validate_size_not_reduced(new: &Value, old: &Value, errors: &mut ErrorList) {
     let request = |claim: &Value| Quantity::from_value(claim.path("spec.resources.requests.storage"));
     let (Some(after), Some(before)) = (request(new), request(old)) else { return };

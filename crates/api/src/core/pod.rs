@@ -1,6 +1,6 @@
-//! Pod: what is special about it, and the rules of pod specs that every workload shares.
+//! Pod: REST strategy, and the validation of pod specs that all workloads share.
 //!
-//! Read [`spec::validate_pod_spec`] first; each part of a spec has a module of its own below it.
+//! Start with [`spec::validate_pod_spec`]; each part of a spec has its own submodule.
 
 mod affinity;
 mod containers;
@@ -120,7 +120,7 @@ impl RestStrategy for Pod {
     }
 }
 
-/// A projected token is some account's.
+/// Rejects projected service account tokens in a pod without a service account.
 fn tokens_without_account(spec: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, volume) in spec.items("volumes").iter().enumerate() {
         for (j, source) in volume.at("projected").items("sources").iter().enumerate() {
@@ -137,8 +137,8 @@ fn tokens_without_account(spec: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// How long a pod has to end when it is deleted, in seconds; `requested` is what the client asked for. One
-/// that no node runs any more, or ever did, goes at once.
+/// The deletion grace period of a pod in seconds. `requested` is the value in the delete options. It is
+/// zero if the pod has not been scheduled or has finished.
 pub fn grace_period(pod: &Value, requested: Option<i64>) -> i64 {
     let spec = pod.at("spec");
     let over = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");

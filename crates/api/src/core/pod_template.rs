@@ -1,4 +1,4 @@
-//! PodTemplate: a template of pods that stands alone.
+//! PodTemplate: REST strategy and validation.
 
 use serde_json::Value;
 

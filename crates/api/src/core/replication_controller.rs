@@ -1,4 +1,4 @@
-//! ReplicationController: what is special about it.
+//! ReplicationController: REST strategy and validation.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! ResourceQuota: what is special about it.
+//! ResourceQuota: REST strategy and validation.
 
 use std::collections::BTreeSet;
 
@@ -52,7 +52,7 @@ fn validate_scopes(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec.scopes");
     let scopes: Vec<&str> = spec.items("scopes").iter().filter_map(Value::as_str).collect();
     let mut report = |detail: &str| errors.invalid(&path, spec.at("scopes").clone(), detail);
-    // Once each: saying the same again for every scope would only repeat the whole list.
+    // Report each error once: each message contains all scopes.
     if scopes.iter().any(|scope| !is_scope(scope)) {
         report("unsupported scope");
     }
@@ -107,7 +107,7 @@ fn is_scope(scope: &str) -> bool {
         || matches!(scope, "PriorityClass" | "VolumeAttributesClass" | "CrossNamespacePodAffinity")
 }
 
-/// Whether some scope has nothing to say about some resource that is limited.
+/// Whether a scope does not apply to one of the limited resources.
 fn has_invalid_scope(spec: &Value, scopes: &[&str]) -> bool {
     let fits = |scope: &str, resource: &str| match scope {
         "BestEffort" => resource == "pods",

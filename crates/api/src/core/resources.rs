@@ -1,4 +1,4 @@
-//! Names and amounts of compute resources.
+//! Validates names and quantities of compute resources.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::field::{ErrorList, Path};
 use crate::names;
 use crate::quantity::Quantity;
 
-/// Counted in whole numbers, and known to quotas.
+/// Standard quota resources with integer quantities.
 const OBJECT_COUNTS: &[&str] = &[
     "pods",
     "resourcequotas",
@@ -32,7 +32,7 @@ const COMPUTE_RESOURCES: &[&str] = &[
     "limits.ephemeral-storage",
 ];
 
-/// A name that is well known, or qualified by a domain.
+/// A standard resource name or a name with a domain prefix.
 pub(crate) fn validate_resource_name(value: &str, path: &Path, errors: &mut ErrorList) {
     let before = errors.0.len();
     rules::validate_name(value, names::qualified_name, path, errors);
@@ -41,7 +41,7 @@ pub(crate) fn validate_resource_name(value: &str, path: &Path, errors: &mut Erro
     }
 }
 
-/// A name a ResourceQuota may limit.
+/// A resource name that a ResourceQuota can limit.
 pub(crate) fn validate_quota_resource_name(value: &str, path: &Path, errors: &mut ErrorList) {
     validate_resource_name(value, path, errors);
     if !value.contains('/') && !is_quota_standard(value) {
@@ -49,7 +49,7 @@ pub(crate) fn validate_quota_resource_name(value: &str, path: &Path, errors: &mu
     }
 }
 
-/// A name a container may ask for.
+/// A resource name that a container can request.
 pub(crate) fn validate_container_resource_name(value: &str, path: &Path, errors: &mut ErrorList) {
     validate_resource_name(value, path, errors);
     if !value.contains('/') {
@@ -61,7 +61,7 @@ pub(crate) fn validate_container_resource_name(value: &str, path: &Path, errors:
     }
 }
 
-/// An amount of a resource: not negative, and whole where the resource is.
+/// Validates a quantity: not negative, and an integer for resources that require it.
 pub(crate) fn validate_quantity(resource: &str, value: &Value, path: &Path, errors: &mut ErrorList) {
     let Some(amount) = Quantity::from_value(value) else { return };
     if amount.is_negative() {
@@ -83,12 +83,12 @@ pub(crate) fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// In Kubernetes' own namespace, said or unsaid.
+/// Whether the resource is in the `kubernetes.io` namespace, explicitly or by default.
 pub(crate) fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-/// A device or the like that a node advertises.
+/// Whether this is an extended resource, such as a device advertised by a node.
 pub(crate) fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")

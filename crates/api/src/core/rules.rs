@@ -1,4 +1,4 @@
-//! Small rules that several kinds share, with upstream's words.
+//! Validation helpers of several kinds, with upstream's messages.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -9,12 +9,12 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-/// One complaint for each message a name rule has about the value.
+/// Reports each message of a name rule as an error.
 pub(crate) fn validate_name(value: &str, rule: fn(&str) -> Vec<String>, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, value, rule(value));
 }
 
-/// A name that must be there and keep a rule.
+/// Validates a required name.
 pub(crate) fn validate_required_name(
     value: &str,
     rule: fn(&str) -> Vec<String>,
@@ -28,7 +28,7 @@ pub(crate) fn validate_required_name(
     }
 }
 
-/// A word out of a list, required. `supported` is in the order upstream prints.
+/// A required enum value. `supported` is printed in this order.
 pub(crate) fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         errors.required(path, "");
@@ -37,7 +37,7 @@ pub(crate) fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut 
     }
 }
 
-/// A word out of a list, if there is one.
+/// An optional enum value.
 pub(crate) fn one_of_if_set(value: &Value, supported: &[&str], path: &Path, errors: &mut ErrorList) {
     if let Some(value) = value.as_str()
         && !supported.contains(&value)
@@ -50,7 +50,7 @@ pub(crate) fn port_number(port: i64, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, port, names::port_number(port));
 }
 
-/// A port by number or by name.
+/// A port number or port name.
 pub(crate) fn port_number_or_name(port: &Value, path: &Path, errors: &mut ErrorList) {
     match port {
         Value::String(port) => validate_name(port, names::port_name, path, errors),
@@ -58,7 +58,7 @@ pub(crate) fn port_number_or_name(port: &Value, path: &Path, errors: &mut ErrorL
     }
 }
 
-/// Absent, or present without content.
+/// Whether a value is absent or empty.
 pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -69,13 +69,13 @@ pub(crate) fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// For each key, whether it came before. Lists are as long as clients like, so this is not done pairwise.
+/// Whether each key is a duplicate of an earlier one. Takes linear time, because clients control the
+/// length of lists.
 pub(crate) fn find_duplicates<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<bool> {
     let mut seen = HashSet::new();
     keys.map(|key| !seen.insert(key)).collect()
 }
 
-/// The annotations of an object.
 pub(crate) fn annotations(obj: &Value) -> &Value {
     obj.at("metadata").at("annotations")
 }

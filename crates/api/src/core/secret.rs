@@ -1,4 +1,4 @@
-//! Secret: what is special about it.
+//! Secret: REST strategy and validation.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -61,8 +61,8 @@ impl RestStrategy for Secret {
     }
 }
 
-/// What is wrong with base64 of PEM that should hold a certificate or a key. Whether the two belong
-/// together is left to whoever serves with them.
+/// The warning about a base64 PEM value that should be a certificate or key. Whether they match is not
+/// checked.
 fn pem_warning(encoded: &str, what: &str, is_expected: fn(&str) -> bool) -> Option<String> {
     let bytes = STANDARD.decode(encoded).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -88,7 +88,7 @@ fn pem_warning(encoded: &str, what: &str, is_expected: fn(&str) -> bool) -> Opti
     })
 }
 
-/// `stringData` is a way to write `data` without base64; it is never stored.
+/// Merges `stringData` into `data`. It is write-only and never stored.
 fn merge_string_data(obj: &mut Value) {
     let Some(Value::Object(plain)) = obj.as_object_mut().and_then(|map| map.remove("stringData")) else {
         return;
@@ -99,7 +99,7 @@ fn merge_string_data(obj: &mut Value) {
     }
 }
 
-/// What the well-known types promise to hold.
+/// Validates the keys that the built-in types require.
 fn required_keys(obj: &Value, errors: &mut ErrorList) {
     let path = Path::new("data");
     let data = obj.at("data");
@@ -115,7 +115,7 @@ fn required_keys(obj: &Value, errors: &mut ErrorList) {
         }
         "kubernetes.io/dockercfg" => missing(&[".dockercfg"]),
         "kubernetes.io/dockerconfigjson" => missing(&[".dockerconfigjson"]),
-        // One of the two will do.
+        // One of the two keys is sufficient.
         "kubernetes.io/basic-auth" => match missing(&["username", "password"]) {
             both if both.len() == 2 => both,
             _ => Vec::new(),

@@ -1,6 +1,6 @@
-//! Service: what is special about it.
+//! Service: REST strategy and validation.
 //!
-//! A Service is a union discriminated by `spec.type`, with fields allocated from pools. The server calls
+//! A Service is a union discriminated by `spec.type`, with allocated IPs and ports. The server calls
 //! [`alloc::allocate`] before `prepare_*`, so that validation sees the allocated values.
 
 use serde_json::Value;
@@ -51,17 +51,17 @@ impl RestStrategy for Service {
     }
 }
 
-/// `spec.clusterIPs` asks for no address at all.
+/// Whether the Service has no cluster IP (`clusterIPs: ["None"]`).
 fn is_headless(spec: &Value) -> bool {
     matches!(spec.items("clusterIPs"), [Value::String(only)] if only == "None")
 }
 
-/// Every type but ExternalName has a cluster IP, `None` included.
+/// Every type except ExternalName has a cluster IP, which may be `None`.
 fn needs_cluster_ip(spec: &Value) -> bool {
     spec.text("type") != "ExternalName"
 }
 
-/// Reachable from outside the cluster, so that `externalTrafficPolicy` means something.
+/// Whether the Service is reachable from outside the cluster, so that `externalTrafficPolicy` applies.
 fn has_external_traffic(spec: &Value) -> bool {
     match spec.text("type") {
         "LoadBalancer" | "NodePort" => true,
@@ -70,7 +70,7 @@ fn has_external_traffic(spec: &Value) -> bool {
     }
 }
 
-/// Load balancers that spread only to nodes with endpoints ask each node whether it has any.
+/// A load balancer with `externalTrafficPolicy: Local` checks each node for endpoints.
 fn needs_health_check(spec: &Value) -> bool {
     spec.text("type") == "LoadBalancer" && spec.text("externalTrafficPolicy") == "Local"
 }
@@ -79,12 +79,11 @@ fn node_port(port: &Value) -> i64 {
     port.int("nodePort").unwrap_or(0)
 }
 
-/// The node ports set in a spec, in order.
+/// The node ports of a spec in order.
 fn node_ports(spec: &Value) -> impl Iterator<Item = i64> {
     spec.items("ports").iter().map(node_port).filter(|port| *port != 0)
 }
 
-/// The strings of a list field.
 fn strings<'a>(spec: &'a Value, name: &str) -> Vec<&'a str> {
     spec.items(name).iter().map(|item| item.as_str().unwrap_or("")).collect()
 }

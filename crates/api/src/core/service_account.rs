@@ -1,4 +1,4 @@
-//! ServiceAccount: what is special about it.
+//! ServiceAccount: REST strategy and validation.
 
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ impl RestStrategy for ServiceAccount {
     }
 }
 
-/// Of a reference to a Secret, only the name means anything.
+/// Only the name of a Secret reference is stored.
 fn drop_secret_fields(obj: &mut Value) {
     for secret in obj.get_mut("secrets").and_then(Value::as_array_mut).into_iter().flatten() {
         *secret = json!({"name": secret.text("name")});

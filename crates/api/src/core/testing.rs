@@ -1,16 +1,16 @@
-//! Objects in, complaints out: what the tables of tests are made of.
+//! Helpers for validation tests.
 
 use serde_json::Value;
 
 use crate::field::ErrorList;
 use crate::strategy::RestStrategy;
 
-/// The complaints, a line each.
+/// The errors, one per line.
 pub(crate) fn lines(errors: &ErrorList) -> String {
     errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect()
 }
 
-/// What the kind says about a new object.
+/// Checks the validation errors of a new object.
 #[track_caller]
 pub(crate) fn check(kind: &dyn RestStrategy, obj: &str, expected: &expect_test::Expect) {
     let mut errors = ErrorList::default();
@@ -19,7 +19,7 @@ pub(crate) fn check(kind: &dyn RestStrategy, obj: &str, expected: &expect_test::
     expected.assert_eq(&lines(&errors));
 }
 
-/// What the kind says about a change.
+/// Checks the validation errors of an update.
 #[track_caller]
 pub(crate) fn check_update(kind: &dyn RestStrategy, old: &str, new: &str, expected: &expect_test::Expect) {
     let mut errors = ErrorList::default();
@@ -27,7 +27,6 @@ pub(crate) fn check_update(kind: &dyn RestStrategy, old: &str, new: &str, expect
     expected.assert_eq(&lines(&errors));
 }
 
-/// Relaxed JSON would be nicer; this is the strict one.
 #[track_caller]
 pub(crate) fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))

@@ -1,5 +1,5 @@
-//! The kinds of storage that Pods and PersistentVolumes both know, most of them history. Each kind has one
-//! constant here; the two lists name them, as they look for them in different orders.
+//! Validation of the volume sources that both Pods and PersistentVolumes support. Most of them are
+//! legacy. Each source is a constant here; Pods and PersistentVolumes list them in different orders.
 
 use serde_json::Value;
 
@@ -10,15 +10,14 @@ use crate::json::JsonExt;
 
 pub(crate) const MULTIPLE_SOURCES: &str = "may not specify more than 1 volume type";
 
-/// Checks a source at a path.
 pub(crate) type SourceValidator = fn(&mut ErrorList, &Value, &Path);
 
-/// A kind of storage.
+/// The validation of a volume source.
 pub(crate) struct VolumeSourceRule {
     pub field: &'static str,
-    /// What upstream calls the field when there is more than one kind.
+    /// Upstream's field name in errors about more than one source.
     pub outside: &'static str,
-    /// What upstream calls the field when it complains about something in it.
+    /// Upstream's field name in errors inside the source.
     pub inside: &'static str,
     required: &'static [&'static str],
     pub rule: SourceValidator,
@@ -74,7 +73,7 @@ pub(crate) const AZURE_DISK: VolumeSourceRule =
 pub(crate) const SCALE_IO: VolumeSourceRule = source("scaleIO", &["gateway", "system", "volumeName"]);
 pub(crate) const STORAGE_OS: VolumeSourceRule = source("storageos", &[]);
 
-/// If a secret is named, it is named in full. A PersistentVolume's has a namespace, too.
+/// Validates the required fields of an optional `secretRef`. In a PersistentVolume it also has a namespace.
 pub(crate) fn secret_ref(e: &mut ErrorList, source: &Value, path: &Path, fields: &[&str]) {
     if source.has("secretRef") {
         for field in fields {
@@ -85,12 +84,12 @@ pub(crate) fn secret_ref(e: &mut ErrorList, source: &Value, path: &Path, fields:
 
 pub(crate) const ISCSI_NAME_TOO_LONG: &str = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified.";
 
-/// Whether the initiator has no room for the names of volume and portal.
+/// Whether the initiator name would exceed the limit with the names of volume and portal.
 pub(crate) fn iscsi_name_too_long(source: &Value, volume: &str) -> bool {
     source.has("initiatorName") && volume.len() + 1 + source.text("targetPortal").len() > 64
 }
 
-/// `is_name` is the rule for the names of both ends, `secret` the fields a `secretRef` must have.
+/// `is_name` validates the names of initiator and target; `secret` are the required fields of a `secretRef`.
 pub(crate) fn iscsi(
     e: &mut ErrorList,
     source: &Value,
@@ -147,7 +146,7 @@ fn host_path(e: &mut ErrorList, source: &Value, path: &Path) {
     }
 }
 
-/// Zero is allowed, whatever the words say: it means the whole disk.
+/// Zero is allowed in spite of the message: it means the whole disk.
 fn partition(e: &mut ErrorList, source: &Value, path: &Path) {
     if let Some(partition) = source.int("partition").filter(|number| *number != 0) {
         in_range(e, &path.child("partition"), partition, 1, 255);
@@ -239,7 +238,7 @@ fn azure_disk(e: &mut ErrorList, source: &Value, path: &Path) {
 }
 
 pub(crate) fn initiator(name: &str) -> Result<(), &'static str> {
-    // One character of any sort follows the prefix of the two numeric forms.
+    // The two numeric forms have one arbitrary character after the prefix.
     let id = |length: usize| {
         let mut chars = name.chars().skip(3);
         chars.next().is_some() && chars.clone().count() == length && chars.all(|c| c.is_ascii_alphanumeric())
@@ -253,7 +252,7 @@ pub(crate) fn initiator(name: &str) -> Result<(), &'static str> {
     if good { Ok(()) } else { Err("must be valid format") }
 }
 
-/// `iqn.2001-04.com.example:storage.disk1`: a date, a reversed domain, a name.
+/// `iqn.2001-04.com.example:storage.disk1`: date, reversed domain, name.
 fn is_iqn(name: &str) -> bool {
     let digits = |part: &str, n: usize| part.len() == n && part.bytes().all(|b| b.is_ascii_digit());
     let Some((date, rest)) = name.strip_prefix("iqn.").and_then(|rest| rest.split_once('.')) else {

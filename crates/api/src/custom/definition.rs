@@ -1,4 +1,4 @@
-//! What a CustomResourceDefinition says, without its schemas.
+//! A CustomResourceDefinition without its schemas.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,27 +9,27 @@ use serde_json::Value;
 
 use super::{ScalePaths, VersionSchema};
 
-/// A definition as it is stored, read as far as is needed to serve its kind.
+/// A stored CRD, decoded as far as serving its objects needs.
 #[derive(Debug)]
 pub struct Definition {
-    /// Tells this state of the definition from all others there were.
+    /// A process-wide serial number of this state of the definition.
     pub serial: u32,
     pub name: String,
     pub uid: String,
     pub group: String,
     pub namespaced: bool,
-    /// The names it would like to have.
+    /// The requested names (`spec.names`).
     pub spec_names: CrdNames,
-    /// The names it has.
+    /// The accepted names (`status.acceptedNames`).
     pub accepted_names: CrdNames,
     pub preserve_unknown: bool,
     pub versions: Vec<Version>,
     pub conversion: Conversion,
-    /// `status.conditions`, as they are.
+    /// `status.conditions`.
     pub conditions: Vec<Value>,
     pub deleting: bool,
     pub finalizers: Vec<String>,
-    /// The note of a review, for groups of the Kubernetes project.
+    /// The `api-approved.kubernetes.io` annotation of CRDs in reserved groups.
     pub approval: Option<String>,
     source: Bytes,
 }
@@ -54,24 +54,24 @@ pub struct Version {
     pub name: String,
     pub served: bool,
     pub storage: bool,
-    /// The word on a deprecated version.
+    /// The warning for requests to a deprecated version.
     pub deprecation: Option<String>,
     pub has_status: bool,
     pub scale: Option<ScalePaths>,
     version_schema: OnceLock<Arc<VersionSchema>>,
 }
 
-/// How objects get from one version to another.
+/// The conversion between versions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Conversion {
-    /// By changing what they say their version is.
+    /// Changes only `apiVersion`.
     None,
-    /// By a webhook; `spec.conversion.webhook`.
+    /// Calls a webhook: `spec.conversion.webhook`.
     Webhook(Value),
 }
 
 impl Definition {
-    /// Reads the JSON of a CRD.
+    /// Decodes a stored CRD.
     pub fn parse(source: Bytes) -> Result<Definition, serde_json::Error> {
         let raw: RawDefinition = serde_json::from_slice(&source)?;
         let warning = |version: &RawVersion| {
@@ -118,7 +118,7 @@ impl Definition {
         })
     }
 
-    /// The same definition with names and conditions that it is about to get.
+    /// The definition with new names and conditions.
     pub fn with_status(&self, accepted_names: CrdNames, conditions: Vec<Value>) -> Definition {
         let mut updated = self.copy();
         updated.accepted_names = accepted_names;
@@ -126,7 +126,7 @@ impl Definition {
         updated
     }
 
-    /// What is left of a definition that is gone, for requests that are still under way.
+    /// A definition without its schemas, for requests still in flight after the CRD is deleted.
     pub fn without_source(&self) -> Definition {
         let mut removed = self.copy();
         removed.source = Bytes::new();
@@ -158,7 +158,7 @@ impl Definition {
         }
     }
 
-    /// All names it would like to have are its own.
+    /// Whether all requested names are accepted.
     pub fn are_names_accepted(&self) -> bool {
         super::is_true(&self.conditions, "NamesAccepted")
     }
@@ -172,7 +172,7 @@ impl Definition {
         self.versions.iter().find(|version| version.name == name)
     }
 
-    /// The schema of a version and all that goes by it, worked out when it is first asked for.
+    /// The compiled schema of a version. It is created on first use.
     pub fn version_schema(&self, version: &str) -> Arc<VersionSchema> {
         let create = || Arc::new(VersionSchema::new(self, version, &self.version_spec(version)));
         match self.version(version) {
@@ -181,7 +181,7 @@ impl Definition {
         }
     }
 
-    /// What the definition says about a version, all of it.
+    /// The entry of a version in `spec.versions`.
     pub fn version_spec(&self, version: &str) -> Value {
         let mut crd: Value = serde_json::from_slice(&self.source).unwrap_or_default();
         let versions = crd.pointer_mut("/spec/versions").map(Value::take).unwrap_or_default();
@@ -189,7 +189,7 @@ impl Definition {
         versions.into_iter().find(|found| found["name"] == version).unwrap_or_default()
     }
 
-    /// Whether objects can be read as they are stored, whatever version of the definition wrote them.
+    /// Whether the resource is served: its names are accepted, or it is established.
     pub fn is_served(&self) -> bool {
         super::is_true(&self.conditions, "NamesAccepted") || super::is_true(&self.conditions, "Established")
     }
@@ -200,7 +200,7 @@ fn next_serial() -> u32 {
     NEXT_SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What clients of a deprecated version are told, if the definition does not say.
+/// The default deprecation warning of a version.
 fn deprecation_warning(spec: &RawSpec, deprecated: &str) -> String {
     let kind = &spec.names.kind;
     let group = &spec.group;
@@ -284,7 +284,7 @@ struct RawStatus {
     conditions: Vec<Value>,
 }
 
-/// Null reads as nothing.
+/// Decodes null as the default value.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }

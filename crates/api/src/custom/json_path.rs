@@ -1,8 +1,9 @@
-//! JSONPath as far as definitions use it: for the columns of tables and the fields of selectors.
+//! JSONPath, as far as printer columns and selectable fields of CRDs use it. Upstream:
+//! `client-go/util/jsonpath`.
 
 use serde_json::Value;
 
-/// Steps from an object to values in it.
+/// A parsed JSONPath.
 #[derive(Debug, PartialEq)]
 pub struct JsonPath(Vec<PathNode>);
 
@@ -13,7 +14,7 @@ enum PathNode {
     /// `[from:to:step]`
     Slice(Option<i64>, Option<i64>, i64),
     Wildcard,
-    /// `..name`: wherever it is.
+    /// `..name`: recursive descent.
     Recursive,
     /// `['a','b']` and `[0,1]`
     Union(Vec<PathNode>),
@@ -23,7 +24,7 @@ enum PathNode {
 #[derive(Debug, PartialEq)]
 struct PathFilter {
     left: Operand,
-    /// The operator and what is compared with; `None` asks whether the left is there.
+    /// The operator and the right operand. `None` tests whether the left operand exists.
     right: Option<(String, Operand)>,
 }
 
@@ -34,7 +35,7 @@ enum Operand {
 }
 
 impl JsonPath {
-    /// Reads `.spec.ports[0].name`, also within braces.
+    /// Parses a path such as `.spec.ports[0].name`, optionally in braces.
     pub fn parse(text: &str) -> Option<JsonPath> {
         let text = text.trim();
         let text = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')).unwrap_or(text);
@@ -47,7 +48,7 @@ impl JsonPath {
         Some(JsonPath(steps))
     }
 
-    /// The values found, in order. What is not there is not found.
+    /// The matching values in order. Missing fields match nothing.
     pub fn find<'v>(&self, value: &'v Value) -> Vec<&'v Value> {
         let mut found = vec![value];
         for step in &self.0 {
@@ -57,11 +58,11 @@ impl JsonPath {
     }
 }
 
-/// Reads one step and gives back what comes after it.
+/// Parses one node and returns the rest of the text.
 fn parse_node<'t>(text: &'t str, steps: &mut Vec<PathNode>) -> Option<&'t str> {
     if let Some(rest) = text.strip_prefix("..") {
         steps.push(PathNode::Recursive);
-        // What is to be found may follow without another dot.
+        // A name may follow without another dot.
         return if rest.starts_with('[') { Some(rest) } else { parse_name(rest, steps) };
     }
     if let Some(rest) = text.strip_prefix('.') {
@@ -96,7 +97,7 @@ fn parse_name<'t>(text: &'t str, steps: &mut Vec<PathNode>) -> Option<&'t str> {
     Some(&text[end..])
 }
 
-/// Where the bracket that is open closes, quotes and inner brackets aside.
+/// The position of the closing bracket, ignoring quoted text and nested brackets.
 fn find_closing_bracket(text: &str) -> Option<usize> {
     let (mut quote, mut depth) = (None, 0);
     let mut chars = text.char_indices();

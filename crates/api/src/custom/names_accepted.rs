@@ -1,4 +1,4 @@
-//! Which names a definition gets, and what its conditions say about it.
+//! Accepts the names of a CRD and computes its conditions. Upstream: `naming_controller.go`.
 
 use std::collections::HashSet;
 
@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use super::{CrdNames, Definition};
 use crate::json::JsonExt as _;
 
-/// Keeps a definition until all objects of its kind are gone.
+/// The finalizer that keeps a CRD until all its objects are deleted.
 pub const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 pub const TERMINATING_CONDITION: &str = "Terminating";
 
-/// The names that are taken in a group by other definitions.
+/// The names in a group that other CRDs use.
 #[derive(Debug, Default)]
 pub struct UsedNames {
     resources: HashSet<String>,
@@ -28,8 +28,8 @@ impl UsedNames {
     }
 }
 
-/// The names a definition has from now on, and its conditions. A name that is taken is not given; the others
-/// are.
+/// Returns the accepted names and the conditions of a definition. Names in use by others are not
+/// accepted; the remaining ones are.
 pub fn accept_names(definition: &Definition, used_names: &UsedNames, now: &str) -> (CrdNames, Vec<Value>) {
     let (desired, mut names) = (&definition.spec_names, definition.accepted_names.clone());
     let mut conflict: Option<(&str, String)> = None;
@@ -97,7 +97,7 @@ pub fn accept_names(definition: &Definition, used_names: &UsedNames, now: &str) 
     (names, conditions)
 }
 
-/// Groups of the Kubernetes project say whether their API has been reviewed.
+/// The API approval condition of CRDs in reserved groups.
 fn approval_condition(definition: &Definition) -> Option<Value> {
     const CONDITION_TYPE: &str = "KubernetesAPIApprovalPolicyConformant";
     const APPROVAL_ANNOTATION: &str = "api-approved.kubernetes.io";
@@ -134,7 +134,7 @@ fn approval_condition(definition: &Definition) -> Option<Value> {
     })
 }
 
-/// What the `Terminating` condition says, by its reason.
+/// The `Terminating` condition; its status follows from the reason.
 pub fn terminating_condition(reason: &str, message: &str) -> Value {
     let status =
         matches!(reason, "InstanceDeletionInProgress" | "InstanceDeletionFailed" | "InstanceDeletionCheck");
@@ -145,7 +145,7 @@ pub fn new_condition(kind: &str, status: &str, reason: &str, message: &str) -> V
     json!({"type": kind, "status": status, "reason": reason, "message": message})
 }
 
-/// Puts a condition in the place of the one of its type. Its time is that of the last change of its status.
+/// Sets a condition. The transition time is kept unless the status changes.
 pub fn set_condition(conditions: &mut Vec<Value>, mut condition: Value, now: &str) {
     let old = conditions.iter_mut().find(|old| old.text("type") == condition.text("type"));
     let since = match &old {

@@ -1,4 +1,4 @@
-//! The columns a definition adds to the table of its kind.
+//! The `additionalPrinterColumns` of a CRD.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub struct CustomColumn {
 
 const AGE_PATH: &str = ".metadata.creationTimestamp";
 
-/// The columns; a definition without any shows how old objects are.
+/// Parses the columns. The default is an Age column.
 pub(super) fn parse_columns(columns: &[Value]) -> Vec<CustomColumn> {
     let age = json!([{
         "name": "Age", "type": "date", "jsonPath": AGE_PATH,
@@ -69,7 +69,7 @@ impl CustomColumn {
     }
 }
 
-/// Go writes a whole float without a point.
+/// Go prints a float with an integral value without a decimal point.
 fn json_number(number: f64) -> Value {
     if number.fract() == 0.0 && number.abs() < 9e15 { (number as i64).into() } else { number.into() }
 }
@@ -83,7 +83,7 @@ fn render_value(value: &Value) -> String {
 }
 
 impl VersionSchema {
-    /// `columnDefinitions` of a table.
+    /// The `columnDefinitions` of a Table.
     pub fn column_definitions(&self) -> Value {
         let name = json!({
             "name": "Name", "type": "string", "format": "name",
@@ -98,7 +98,7 @@ impl VersionSchema {
         std::iter::once(name).chain(self.columns.iter().map(column)).collect()
     }
 
-    /// The cells of an object's row.
+    /// The cells of an object.
     pub fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         let name = object.at("metadata").text("name").into();
         std::iter::once(name).chain(self.columns.iter().map(|column| column.cell(object, now))).collect()

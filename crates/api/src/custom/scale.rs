@@ -1,4 +1,4 @@
-//! The `scale` subresource of a custom kind: where its numbers are found.
+//! The `scale` subresource of custom resources.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt as _;
 
-/// Simple paths such as `.spec.replicas`.
+/// Simple field paths such as `.spec.replicas`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScalePaths {
@@ -25,7 +25,7 @@ fn lookup<'v>(object: &'v Value, path: &str) -> &'v Value {
 }
 
 impl ScalePaths {
-    /// The `autoscaling/v1` Scale of an object; `None` if the object has no number of replicas.
+    /// The `autoscaling/v1` Scale of an object; `None` if the object has no replica count.
     pub fn to_scale(&self, object: &Value) -> Option<Value> {
         let replicas = lookup(object, &self.spec_replicas_path).as_i64()?;
         Some(self.build_scale(object, replicas))
@@ -51,7 +51,7 @@ impl ScalePaths {
         scale
     }
 
-    /// Writes a Scale's number into the object.
+    /// Sets the replica count of an object from a Scale.
     pub fn apply(&self, object: &mut Value, scale: &Value) {
         let replicas = scale.path("spec.replicas").as_i64().unwrap_or(0);
         let mut value = object;
@@ -65,7 +65,7 @@ impl ScalePaths {
         value.set(last, replicas);
     }
 
-    /// `parts` are those of the object that are looked at: `spec`, `status`.
+    /// `parts` are the parts of the object to validate: `spec`, `status`.
     pub(super) fn validate(&self, object: &Value, parts: &[&str], errors: &mut ErrorList) {
         let numbers = [("spec", &self.spec_replicas_path), ("status", &self.status_replicas_path)];
         for (part, path) in numbers {

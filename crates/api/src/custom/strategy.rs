@@ -1,4 +1,4 @@
-//! The rules of a custom kind, which are those of its schema.
+//! The REST strategy of custom resources: validation by their schema.
 
 use serde_json::Value;
 
@@ -92,7 +92,7 @@ fn remove_field(object: &mut Value, name: &str) {
     }
 }
 
-/// What an object says it is must be what the path says.
+/// Validates that type and version of the object are those of the request path.
 fn validate_type_meta(version_schema: &VersionSchema, object: &Value, errors: &mut ErrorList) -> bool {
     let error_count = errors.0.len();
     let expected = [
@@ -108,7 +108,7 @@ fn validate_type_meta(version_schema: &VersionSchema, object: &Value, errors: &m
     errors.0.len() == error_count
 }
 
-/// Lists that had the same item twice before may keep it.
+/// Validates the uniqueness of list items, unless the old object violates it, too.
 fn validate_changed_lists(version_schema: &VersionSchema, new: &Value, old: &Value, errors: &mut ErrorList) {
     let mut old_errors = ErrorList::default();
     values::validate_lists(&version_schema.schema, old, &Path::root(), &mut old_errors);
@@ -117,7 +117,7 @@ fn validate_changed_lists(version_schema: &VersionSchema, new: &Value, old: &Val
     }
 }
 
-/// The rules of the schema, unless they could meet what they do not expect.
+/// Evaluates the CEL rules, unless earlier errors prevent this.
 fn validate_rules(version_schema: &VersionSchema, new: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let Some(rules) = &version_schema.rules else { return };
     if blocks_rules(errors) {
@@ -127,7 +127,7 @@ fn validate_rules(version_schema: &VersionSchema, new: &Value, old: Option<&Valu
     }
 }
 
-/// Whether rules could meet a value they do not expect.
+/// Whether an error of these types may have left values that CEL rules do not expect.
 fn blocks_rules(errors: &ErrorList) -> bool {
     errors.0.iter().any(|error| {
         matches!(
@@ -147,7 +147,7 @@ fn validate_scale(version_schema: &VersionSchema, object: &Value, parts: &[&str]
     }
 }
 
-/// Finalizers are not refused, only frowned upon.
+/// Invalid finalizers only cause a warning.
 fn finalizer_warnings(name: &str) -> Vec<String> {
     const PATH: &str = "metadata.finalizers";
     let mut warnings: Vec<String> =

@@ -128,7 +128,7 @@ fn validates_transition_rules_and_allows_unchanged_errors() {
         check(json!({"length": 3, "crew": 3, "rig": "ketch"}), old.clone()),
         "spec.rig: Forbidden: still a sloop"
     );
-    // It was wrong before, and is no worse now.
+    // Ratcheting: an existing violation is allowed if the value has not changed.
     assert_eq!(check(old.clone(), old.clone()), "");
     let word = "spec: Invalid value: crew must not exceed length";
     assert_eq!(check(json!({"length": 3, "crew": 8, "rig": "sloop"}), old), word);
@@ -141,7 +141,8 @@ fn status_update_validates_status_only() {
     new["status"] = json!({"aboard": 10});
     let mut errors = ErrorList::default();
     resource().strategy.validate_status_update(&new, &old, &mut errors);
-    // Upstream's base path and the schema's own path are told apart like this.
+    // Upstream's message contains the field path twice: as the path of the error and in the schema
+    // validator's text.
     assert_eq!(
         errors.to_string(),
         "status.aboard: Invalid value: 10: aboard in body should be less than or equal to 9"

@@ -1,4 +1,4 @@
-//! The rules of a schema (`x-kubernetes-validations`), compiled, and what they have against an object.
+//! Compiles and evaluates the CEL rules of a schema (`x-kubernetes-validations`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,38 +10,38 @@ use crate::apiextensions::values;
 use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt as _;
 
-/// The name of the type of `self`, which nobody is to rely on.
+/// The type name of `self`. It is not part of the API.
 const SELF_TYPE: &str = "selfType";
-/// The longest message an expression may make.
+/// Maximum length of the result of a message expression.
 const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 const OUT_OF_BUDGET: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
 
-/// The rules of a schema and of the schemas below it that have any.
+/// The rules of a schema and of its subschemas.
 pub struct SchemaRules {
     own_rules: Vec<SchemaRule>,
-    /// How the value looks to its rules; `None` without rules.
+    /// The CEL declaration of the value; `None` without rules.
     decl: Option<Decl>,
-    /// The type as the schema names it.
+    /// The `type` of the schema.
     kind: String,
     items: Option<Box<SchemaRules>>,
     additional: Option<Box<SchemaRules>>,
     properties: BTreeMap<String, SchemaRules>,
 }
 
-/// One rule, compiled.
+/// A compiled rule.
 pub struct SchemaRule {
     text: String,
     message: String,
     reason: Option<String>,
-    /// Where the complaint belongs below the value, if not to the value itself.
+    /// The path of errors relative to the value (`fieldPath`).
     field_path: String,
     optional_old_self: bool,
-    /// The expression speaks of the state before.
+    /// Whether the expression uses `oldSelf`.
     pub uses_old_self: bool,
-    /// The rule itself, or what is wrong with it.
+    /// The compiled rule or the compile error.
     pub program: Result<Program, String>,
-    /// What makes the message, or what is wrong with it.
+    /// The compiled message expression or its compile error.
     pub message_program: Option<Result<Program, String>>,
 }
 
@@ -51,13 +51,14 @@ impl std::fmt::Debug for SchemaRules {
     }
 }
 
-/// The declaration of the values of a schema. `root` is a whole object, which has metadata.
+/// The CEL declaration of the values of a schema. `root` marks the custom resource itself, which has
+/// metadata.
 pub fn schema_decl(schema: &Value, root: bool) -> Option<Decl> {
     let root = root || schema.flag("x-kubernetes-embedded-resource");
     Decl::from_schema(schema, root).map(|decl| decl.with_type_name(SELF_TYPE))
 }
 
-/// Compiles the rules a schema has itself.
+/// Compiles the rules of this schema, without those of its subschemas.
 pub fn compile(schema: &Value, decl: &Decl) -> Vec<SchemaRule> {
     let env = Env::new().variable("self", decl.clone()).variable("oldSelf", decl.clone());
     let optional = Type::optional(decl.ty.clone());
@@ -97,13 +98,13 @@ impl SchemaRule {
         }
     }
 
-    /// How complaints about the rule itself name it.
+    /// The text for errors about the rule itself.
     fn display_name(&self) -> &str {
         if self.message.is_empty() { &self.text } else { &self.message }
     }
 }
 
-/// `.a['b'].c` as paths are written: `a.b.c`.
+/// Formats a field path: `.a['b'].c` becomes `a.b.c`.
 fn normalize_field_path(path: &str) -> String {
     let mut out = Path::root();
     let mut rest = path;
@@ -125,8 +126,8 @@ fn normalize_field_path(path: &str) -> String {
     out.as_str().to_owned()
 }
 
-/// A value, what it was before, and the nearest value around it of which that is known. What has not changed
-/// may stay wrong.
+/// The old and new state of a value, and of the nearest enclosing value with a known old state. With
+/// ratcheting, rules are not evaluated for unchanged values.
 #[derive(Clone, Copy, Default)]
 struct OldValue<'v> {
     own_rules: Option<(&'v Value, &'v Value)>,
@@ -155,7 +156,7 @@ impl<'v> OldValue<'v> {
 }
 
 impl SchemaRules {
-    /// Compiles the rules of a schema; `None` if there are none at all.
+    /// Compiles the rules of a schema and its subschemas; `None` if there are none.
     pub(super) fn compile_tree(schema: &Value, root: bool) -> Option<SchemaRules> {
         let inner = |name: &str| {
             let child = schema.at(name);
@@ -183,16 +184,16 @@ impl SchemaRules {
         })
     }
 
-    /// Complains about an object that breaks rules.
+    /// Reports the violated rules of an object.
     pub(super) fn check(&self, schema: &Value, value: &Value, old: Option<&Value>, errors: &mut ErrorList) {
         let mut check = RuleValidator { budget: Budget::new(RUNTIME_BUDGET), errors };
         let before = OldValue { own_rules: old.map(|old| (old, value)), parent: None };
-        // A budget that is used up ends everything.
+        // The error has been reported. It only stops the traversal.
         let _ = check.validate_value(self, schema, value, old, before, &Path::root());
     }
 }
 
-/// Nothing more is to be checked.
+/// The cost budget is exhausted, so validation stops.
 struct BudgetExhausted;
 
 struct RuleValidator<'e> {
@@ -243,7 +244,7 @@ impl RuleValidator<'_> {
         Ok(())
     }
 
-    /// The rules of the value itself.
+    /// Evaluates the rules of the value itself.
     fn validate_own_rules(
         &mut self,
         rules: &SchemaRules,
@@ -344,7 +345,8 @@ impl RuleValidator<'_> {
         Ok(())
     }
 
-    /// The message an expression makes; `None` if it makes none that can be used. An error ends everything.
+    /// Evaluates a message expression. Returns `None` if the message is unusable. An error stops the
+    /// validation.
     fn evaluate_message<'a>(
         &mut self,
         program: &'a Program,

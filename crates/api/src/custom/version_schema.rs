@@ -1,4 +1,4 @@
-//! One version of a custom kind, worked out: its schema and all that goes by it.
+//! The compiled schema of a version of a custom resource.
 
 use schema::{Gvk, Table, TypeId};
 use serde_json::Value;
@@ -10,29 +10,29 @@ use super::{Definition, ScalePaths};
 use crate::apiextensions::values::{self, Patterns};
 use crate::json::JsonExt as _;
 
-/// What is needed to write objects in a version, and to show them.
+/// The schema of a version, and everything derived from it that reading and writing objects needs.
 #[derive(Debug)]
 pub struct VersionSchema {
     pub group: String,
     pub version: String,
     pub kind: String,
-    /// The OpenAPI schema, without what it says to people; null where the definition has none.
+    /// The OpenAPI schema without descriptions; null if the version has none.
     pub schema: Value,
     pub table: Table,
     pub root: TypeId,
     pub columns: Vec<CustomColumn>,
-    /// The fields a selector may name, and where they are found.
+    /// The selectable fields and their paths.
     pub selectable_fields: Vec<(String, JsonPath)>,
     pub scale: Option<ScalePaths>,
     pub has_status: bool,
     pub(super) patterns: Patterns,
     pub(super) rules: Option<SchemaRules>,
-    /// Nothing is pruned.
+    /// Whether pruning is disabled (`preserveUnknownFields`).
     preserve_unknown: bool,
 }
 
 impl VersionSchema {
-    /// `described` is the version's entry in the definition.
+    /// `version_spec` is the entry of the version in the CRD.
     pub(super) fn new(definition: &Definition, version: &str, version_spec: &Value) -> VersionSchema {
         let mut schema = version_spec.path("schema.openAPIV3Schema").clone();
         drop_descriptions(&mut schema);
@@ -65,14 +65,14 @@ impl VersionSchema {
         }
     }
 
-    /// Removes what the schema does not know, and nulls that mean nothing. Gives back the paths of what was
-    /// unknown.
+    /// Removes unspecified fields, and nulls of fields that are not nullable. Returns the paths of the
+    /// unspecified fields.
     pub fn prune(&self, value: &mut Value) -> Vec<String> {
         if self.preserve_unknown {
             return Vec::new();
         }
         let unknown = values::prune(&self.schema, value, true);
-        // Metadata is not the schema's business.
+        // The schema does not apply to metadata, so exclude it.
         let metadata = value.as_object_mut().and_then(|fields| fields.remove("metadata"));
         values::remove_null_fields(&self.schema, value);
         if let (Some(metadata), Some(fields)) = (metadata, value.as_object_mut()) {
@@ -85,7 +85,7 @@ impl VersionSchema {
         values::set_defaults(&self.schema, value);
     }
 
-    /// What a field selector can see of an object.
+    /// The value of a selectable field.
     pub fn field_value(&self, name: &str, object: &Value) -> Option<String> {
         let (_, path) = self.selectable_fields.iter().find(|(field, _)| field == name)?;
         Some(match path.find(object).first() {
@@ -96,7 +96,7 @@ impl VersionSchema {
     }
 }
 
-/// Drops descriptions and the like, which are often most of a schema.
+/// Removes descriptions and the like, which often are most of a schema.
 fn drop_descriptions(schema: &mut Value) {
     let Some(keywords) = schema.as_object_mut() else { return };
     keywords.retain(|keyword, _| {

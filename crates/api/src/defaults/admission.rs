@@ -1,4 +1,4 @@
-//! What extends the API: webhooks, admission policies, custom resources and aggregated servers.
+//! Defaults of API extensions: webhooks, admission policies, CRDs and APIServices.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The core group, but for Pods.
+//! Defaults of the core group, except Pods.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::pod::set_absent;
 use super::{TypeDefaults, is_zero};
 use crate::json::JsonExt;
 
-/// Three hours, of a Service's client IP affinity.
+/// Three hours, the default timeout of ClientIP session affinity.
 const SESSION_AFFINITY_TIMEOUT_SECONDS: i64 = 10800;
 
 pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
@@ -17,7 +17,7 @@ pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
     TypeDefaults { ty: "core.v1.EndpointPort", rules: &[Set("protocol", Text("TCP"))] },
     TypeDefaults { ty: "core.v1.Secret", rules: &[Set("type", Text("Opaque"))] },
     TypeDefaults { ty: "core.v1.PersistentVolumeStatus", rules: &[Set("phase", Text("Pending"))] },
-    // Not on PersistentVolumeSpec, which a VolumeAttachment holds as well.
+    // PersistentVolumeSpec has no rules, because VolumeAttachments contain it, too.
     TypeDefaults { ty: "core.v1.PersistentVolume", rules: &[Apply(persistent_volume)] },
     TypeDefaults { ty: "core.v1.PersistentVolumeClaimStatus", rules: &[Set("phase", Text("Pending"))] },
     TypeDefaults { ty: "core.v1.PersistentVolumeClaimSpec", rules: &[Set("volumeMode", Text("Filesystem"))] },
@@ -27,7 +27,7 @@ pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
     TypeDefaults { ty: "core.v1.LimitRangeItem", rules: &[Apply(limit_range_item)] },
 ];
 
-/// Selector and labels are those of the template.
+/// Defaults selector and labels to the labels of the template.
 fn replication_controller(rc: &mut Value) {
     let labels = rc.path("spec.template.metadata.labels").clone();
     if labels.as_object().is_none_or(|labels| labels.is_empty()) {
@@ -39,7 +39,7 @@ fn replication_controller(rc: &mut Value) {
     inherit_labels(rc, labels);
 }
 
-/// An object without labels gets those of its template.
+/// Defaults the labels of an object to those of its template.
 fn inherit_labels(object: &mut Value, labels: Value) {
     let has_labels = object.path("metadata.labels").as_object().is_some_and(|labels| !labels.is_empty());
     if !has_labels && labels.as_object().is_some_and(|labels| !labels.is_empty()) {
@@ -106,7 +106,7 @@ fn persistent_volume(volume: &mut Value) {
     spec.set_default("volumeMode", "Filesystem");
 }
 
-/// The label by which selectors can name one namespace.
+/// Sets the label by which selectors match a single namespace.
 fn namespace(namespace: &mut Value) {
     let name = namespace.path("metadata.name").clone();
     if name.as_str().is_some_and(|name| !name.is_empty()) {
@@ -121,7 +121,8 @@ fn node_status(status: &mut Value) {
     }
 }
 
-/// For containers, the maximum is the default limit, and that or the minimum the default request.
+/// For containers, the default limit is the maximum, and the default request is the default limit or
+/// the minimum.
 fn limit_range_item(item: &mut Value) {
     if item.text("type") != "Container" {
         return;

@@ -1,22 +1,22 @@
-//! What an image reference says about how often to pull it.
+//! The default pull policy of an image reference.
 
 use serde_json::Value;
 
 use crate::json::JsonExt;
 
-/// `Always` for images named by the tag `latest`, be it written or implied.
+/// `Always` if the tag is `latest`, explicitly or implied.
 pub(super) fn pull_policy(image: &str) -> Value {
     if parse_tag(image) == Some("latest") { "Always".into() } else { "IfNotPresent".into() }
 }
 
-/// The default of a container's `imagePullPolicy`.
+/// Defaults `imagePullPolicy` of a container.
 pub(super) fn container(container: &mut Value) {
     if container.text("imagePullPolicy").is_empty() {
         container.set("imagePullPolicy", pull_policy(container.text("image")));
     }
 }
 
-/// The tag of an image reference: `latest` if it has neither tag nor digest, none if it makes no sense.
+/// The tag of an image reference: `latest` without tag and digest, `None` for an invalid reference.
 fn parse_tag(image: &str) -> Option<&str> {
     let (named, digest) = match image.split_once('@') {
         Some((named, digest)) => (named, Some(digest)),
@@ -25,7 +25,7 @@ fn parse_tag(image: &str) -> Option<&str> {
     if digest.is_some_and(|digest| !is_digest(digest)) {
         return None;
     }
-    // A colon before the last slash belongs to the registry's port.
+    // A colon before the last slash separates the registry port.
     let (name, tag) = match named.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
         _ => (named, None),
@@ -73,7 +73,7 @@ fn is_registry(registry: &str) -> bool {
     host_fits && port.is_none_or(|port| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Lower case letters and digits, with `.`, `_`, `__` or dashes between.
+/// Lower-case letters and digits, separated by `.`, `_`, `__` or dashes.
 fn is_component(component: &str) -> bool {
     let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let mut words = component.split(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! The groups with only a few defaults each.
+//! Defaults of groups with few rules.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What a Pod and the parts of its spec default to.
+//! Defaults of Pods and the types in a PodSpec.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::DefaultValue::{Flag, Int, Struct, Text};
 use super::{TypeDefaults, image};
 use crate::json::JsonExt;
 
-/// 0644, the mode of files in volumes.
+/// 0644, the default mode of files in volumes.
 const DEFAULT_FILE_MODE: i64 = 0o644;
 
 pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
@@ -85,7 +85,7 @@ fn containers(spec: &mut Value) -> impl Iterator<Item = &mut Value> {
         .flat_map(|(_, list)| list.as_array_mut().into_iter().flatten())
 }
 
-/// What a container is limited to it also asks for, unless it says otherwise.
+/// Defaults container requests to the limits.
 fn requests_from_limits(pod: &mut Value) {
     for container in pod.get_mut("spec").into_iter().flat_map(containers) {
         let limits = container.path("resources.limits").as_object().cloned().unwrap_or_default();
@@ -95,7 +95,7 @@ fn requests_from_limits(pod: &mut Value) {
     }
 }
 
-/// Adds the entries that a map does not have yet.
+/// Adds the missing entries to a map.
 pub(super) fn set_absent(object: &mut Value, field: &str, entries: &serde_json::Map<String, Value>) {
     if entries.is_empty() {
         return;
@@ -111,7 +111,7 @@ fn service_links(pod: &mut Value) {
     pod["spec"].set_default("enableServiceLinks", true);
 }
 
-/// In the host's network, a container's port is the host's.
+/// With host networking, the host port defaults to the container port.
 fn host_ports(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.flag("hostNetwork")) else { return };
     let ports = containers(spec)
@@ -136,8 +136,8 @@ fn volume(volume: &mut Value) {
     }
 }
 
-/// The resources of the whole pod, where it states any: huge pages are limited to what its containers are,
-/// and it asks for what they ask for, then for its limits.
+/// Defaults pod-level resources if any are set: hugepage limits to the containers' total; requests to
+/// the containers' total, then to the pod's limits.
 fn pod_level_resources(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.at("resources").is_object()) else { return };
     let declared =
@@ -164,7 +164,8 @@ fn pod_level_resources(pod: &mut Value) {
 
 type Resources = BTreeMap<String, Quantity>;
 
-/// What all containers need at once: those that run together added up, an init container at most at a time.
+/// The total of all containers: the sum of those that run together, or the largest need during
+/// initialization.
 fn aggregate(spec: &Value, kind: &str) -> serde_json::Map<String, Value> {
     let of = |container: &Value| -> Resources {
         let entries = container.at("resources").entries(kind);
@@ -180,7 +181,8 @@ fn aggregate(spec: &Value, kind: &str) -> serde_json::Map<String, Value> {
             add(&mut sidecars, &needed);
             continue;
         }
-        // What only the sidecars need is in the total already.
+        // Only the maximum of the resources that this container requests can change: the total includes
+        // the sidecars.
         for (name, quantity) in needed {
             let sidecar_sum = sidecars.get(&name).copied().unwrap_or(Quantity::ZERO);
             let entry = peak.entry(name).or_insert(Quantity::ZERO);

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Checks what is added: every path of `added` must have its value, and nothing else may have changed.
+/// Checks that each path in `added` has its value and that nothing else has changed.
 #[track_caller]
 fn check(api_version: &str, kind: &str, object: Value, added: Value) {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
@@ -19,7 +19,7 @@ fn check(api_version: &str, kind: &str, object: Value, added: Value) {
     assert_eq!(again, actual, "defaults of defaults of {kind}");
 }
 
-/// Objects and lists merge by name and by place; `null` in a list leaves an item as it is.
+/// Merges objects by key and lists by index. `null` in a list leaves the item unchanged.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -40,7 +40,7 @@ fn merge_into(mut into: Value, from: Value) -> Value {
     into
 }
 
-/// What every PodSpec gets.
+/// The defaults of every PodSpec.
 fn pod_spec(more: Value) -> Value {
     let mut spec = json!({
         "dnsPolicy": "ClusterFirst", "restartPolicy": "Always", "securityContext": {},
@@ -72,7 +72,7 @@ fn all_defaults_refer_to_known_fields() {
     }
     let mut names: Vec<&str> = TYPE_DEFAULTS.iter().copied().flatten().map(|row| row.ty).collect();
     names.sort_unstable();
-    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a type has two rows");
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "each type must have at most one row");
 }
 
 #[test]
@@ -511,7 +511,7 @@ fn defaults_are_normalized_values() {
     }
 }
 
-/// Nobody should send these here, but they must do no harm.
+/// Malformed objects do not get here, but must not cause a panic or change.
 #[test]
 fn malformed_objects_are_unchanged() {
     let table = schema::kubernetes();

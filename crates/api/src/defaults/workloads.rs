@@ -1,4 +1,4 @@
-//! apps, batch and autoscaling.
+//! Defaults of `apps`, `batch` and `autoscaling`.
 
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
         ty: "apps.v1.StatefulSetPersistentVolumeClaimRetentionPolicy",
         rules: &[Set("whenDeleted", Text("Retain")), Set("whenScaled", Text("Retain"))],
     },
-    // Not on JobSpec: a CronJob's template stays as it was written.
+    // JobSpec itself has no rules, because the template of a CronJob gets no Job defaults.
     TypeDefaults { ty: "batch.v1.Job", rules: &[Apply(job)] },
     TypeDefaults {
         ty: "batch.v1.PodFailurePolicyOnPodConditionsPattern",
@@ -77,7 +77,7 @@ fn rolling_update(strategy: &mut Value, unavailable: Value, surge: Value) {
     }
 }
 
-/// Claim templates say what they are, as upstream's conversion makes them.
+/// Claim templates get `apiVersion` and `kind`, as by upstream's conversion.
 fn claim_templates(spec: &mut Value) {
     for claim in spec.get_mut("volumeClaimTemplates").and_then(Value::as_array_mut).into_iter().flatten() {
         claim.set("apiVersion", "v1");

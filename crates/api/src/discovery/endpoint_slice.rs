@@ -1,4 +1,4 @@
-//! EndpointSlice: what is special about it.
+//! EndpointSlice: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -58,7 +58,7 @@ impl RestStrategy for EndpointSlice {
     }
 }
 
-/// The v1 API never writes this field of its predecessor.
+/// `deprecatedTopology` is a field of v1beta1. The v1 API does not accept it.
 fn drop_topology(obj: &mut Value) {
     let endpoints = obj.get_mut("endpoints").and_then(Value::as_array_mut);
     for endpoint in endpoints.into_iter().flatten().filter_map(Value::as_object_mut) {

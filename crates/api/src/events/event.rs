@@ -1,4 +1,4 @@
-//! Event of events.k8s.io: another spelling of the core Event, in which it is stored.
+//! Event in `events.k8s.io`, which is stored as a core Event.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::strategy::RestStrategy;
 
 pub struct Event;
 
-/// What the author of an Event may not change later, by its core name, in upstream's order.
+/// The immutable fields of an Event, by core name and name in errors, in upstream's order.
 const IMMUTABLE_FIELDS: &[(&str, &str)] = &[
     ("involvedObject", "involvedObject"),
     ("reason", "reason"),
@@ -31,7 +31,7 @@ const IMMUTABLE_FIELDS: &[(&str, &str)] = &[
     ("reportingInstance", "reportingInstance"),
 ];
 
-/// Objects may come in either form; the rules are those of the core form, names and all.
+/// Objects may have either version. Validation uses the core version and its field names.
 impl RestStrategy for Event {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let event = to_core(obj);

@@ -1,4 +1,4 @@
-//! FlowSchema: which requests belong to which priority level.
+//! FlowSchema: assigns requests to priority levels.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::{meta, names};
 const MAX_PRECEDENCE: i64 = 10000;
 const VERBS: [&str; 9] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"];
-/// A subject's kind, and the field that goes with it.
+/// The kinds of subjects with their fields.
 const SUBJECTS: [(&str, &str); 3] =
     [("ServiceAccount", "serviceAccount"), ("User", "user"), ("Group", "group")];
 
@@ -34,7 +34,7 @@ impl RestStrategy for FlowSchema {
     }
 }
 
-/// The schemas the server can't do without.
+/// The specs of the mandatory FlowSchemas.
 fn mandatory_spec(name: &str) -> Option<Value> {
     let group = |name: &str| json!({"kind": "Group", "group": {"name": name}});
     let rules = |subjects: Value| {

@@ -1,4 +1,4 @@
-//! PriorityLevelConfiguration: how many requests of a level run at once, and what happens to the others.
+//! PriorityLevelConfiguration: the concurrency and queuing of a priority level.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::meta;
 use crate::strategy::RestStrategy;
 
 const MAX_QUEUES: i64 = 10_000_000;
-/// The bits of the hash that hands are dealt with.
+/// The number of hash bits for shuffle sharding.
 const MAX_HASH_BITS: f64 = 60.0;
 const BETA_ANNOTATION: &str = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
 
@@ -32,7 +32,7 @@ impl RestStrategy for PriorityLevelConfiguration {
     }
 }
 
-/// The levels `exempt` and `catch-all` must be as the server expects them.
+/// Validates the mandatory levels `exempt` and `catch-all`.
 fn validate_mandatory_spec(spec: &Value, name: &str, path: &Path, errors: &mut ErrorList) {
     match name {
         "exempt" if spec.text("type") != "Exempt" || spec.has("limited") => {

@@ -17,7 +17,7 @@ fn check_good(rule: fn(&str) -> Vec<String>, values: &[&str]) {
 #[track_caller]
 fn check_bad(rule: fn(&str) -> Vec<String>, values: &[&str]) {
     for value in values {
-        assert!(!rule(value).is_empty(), "{value:?} is bad");
+        assert!(!rule(value).is_empty(), "{value:?} must be invalid");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ingress: what is special about it.
+//! Ingress: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -161,7 +161,7 @@ fn validate_backend(backend: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// A group, kind and name that stand for an object.
+/// Validates a reference with group, kind and name.
 pub(super) fn object_reference(reference: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(group) = reference.at("apiGroup").as_str() {
         rules::validate_name(group, names::dns1123_subdomain, &path.child("apiGroup"), errors);

@@ -1,4 +1,4 @@
-//! IngressClass: what is special about it.
+//! IngressClass: REST strategy and validation.
 
 use serde_json::Value;
 

@@ -1,19 +1,19 @@
-//! IP addresses and networks in API fields: which are refused or warned about, and counting through them.
-//! How one is spelled is in `names`.
+//! IP addresses and CIDRs in API fields: parsing, ranges, and validation beyond their format, which is
+//! in `names`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::field::{ErrorList, Path};
 use crate::names;
 
-/// A network, its host bits clear.
+/// A CIDR with the host bits cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
     addr: IpAddr,
     bits: u8,
 }
 
-/// Reads an address, forgiving leading zeros; an IPv4-mapped IPv6 address reads as IPv4.
+/// Parses an address with optional leading zeros. An IPv4-mapped IPv6 address becomes IPv4.
 pub fn parse(value: &str) -> Option<IpAddr> {
     names::parse_ip(value).map(|ip| ip.to_canonical())
 }
@@ -24,7 +24,7 @@ pub fn is_v6(value: &str) -> bool {
 }
 
 impl Cidr {
-    /// Reads a network, forgiving leading zeros and host bits.
+    /// Parses a CIDR. Leading zeros and host bits are accepted.
     pub fn parse(value: &str) -> Option<Cidr> {
         let (addr, bits) = names::parse_cidr(value)?;
         // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
@@ -47,17 +47,17 @@ impl Cidr {
         self.bits
     }
 
-    /// The address of the network itself.
+    /// The network address.
     pub fn first(self) -> IpAddr {
         self.addr
     }
 
-    /// The highest address of the network.
+    /// The highest address.
     pub fn last(self) -> IpAddr {
         from_number(to_number(self.addr) | self.host_mask(), self.is_v6())
     }
 
-    /// One less than the number of addresses, which itself may not fit.
+    /// The number of addresses minus one; the number itself may overflow.
     fn host_mask(self) -> u128 {
         let host_bits = address_bits(self.addr).saturating_sub(self.bits);
         1_u128.checked_shl(host_bits.into()).map_or(u128::MAX, |size| size - 1)
@@ -70,7 +70,7 @@ impl std::fmt::Display for Cidr {
     }
 }
 
-/// The address as a number, so that ranges can be counted through.
+/// The address as a number, for iterating over ranges.
 pub fn to_number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -78,7 +78,7 @@ pub fn to_number(ip: IpAddr) -> u128 {
     }
 }
 
-/// The opposite of [`to_number`].
+/// The inverse of [`to_number`].
 pub fn from_number(number: u128, v6: bool) -> IpAddr {
     match u32::try_from(number) {
         Ok(bits) if !v6 => IpAddr::V4(Ipv4Addr::from_bits(bits)),
@@ -86,7 +86,7 @@ pub fn from_number(number: u128, v6: bool) -> IpAddr {
     }
 }
 
-/// Complains about addresses that no endpoint may have.
+/// Reports addresses that are not allowed for endpoints.
 pub fn check_endpoint(value: &str, path: &Path, errors: &mut ErrorList) {
     let Some(ip) = parse(value) else {
         errors.invalid(path, value, "must be a valid IP address");
@@ -111,7 +111,7 @@ pub fn check_endpoint(value: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// A warning about an address in an unusual spelling.
+/// Warns about an address that is not in canonical form.
 pub fn format_warning(value: &str, path: &Path) -> Option<String> {
     let written = names::parse_ip(value)?;
     let ip = written.to_canonical();
@@ -122,7 +122,7 @@ pub fn format_warning(value: &str, path: &Path) -> Option<String> {
         .then(|| format!("{path}: IPv6 address {value:?} should be in RFC 5952 canonical format (\"{ip}\")"))
 }
 
-/// Warnings about a network in an unusual spelling.
+/// Warns about a CIDR that is not in canonical form.
 pub fn cidr_warnings(value: &str, path: &Path) -> Vec<String> {
     let (Some((written, _)), Some(network)) = (names::parse_cidr(value), Cidr::parse(value)) else {
         return Vec::new();

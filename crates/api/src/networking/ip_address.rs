@@ -1,4 +1,4 @@
-//! IPAddress: what is special about it.
+//! IPAddress: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ impl RestStrategy for IPAddress {
         meta::validate_immutable(new.path("spec.parentRef"), old.path("spec.parentRef"), &path, errors);
     }
 
-    /// The name is the address; `validate` sees to that.
+    /// The name is an IP address, which [`validate`](RestStrategy::validate) checks.
     fn name_format(&self) -> NameFormat {
         NameFormat::PathSegment
     }

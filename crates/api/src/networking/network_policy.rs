@@ -1,4 +1,4 @@
-//! NetworkPolicy: what is special about it.
+//! NetworkPolicy: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::strategy::RestStrategy;
 
 pub struct NetworkPolicy;
 
-/// The rules' field, and the peers' field in a rule.
+/// The fields with rules, and the peer field of these rules.
 const RULE_FIELDS: [(&str, &str); 2] = [("ingress", "from"), ("egress", "to")];
 const POLICY_TYPES: &[&str] = &["Ingress", "Egress"];
 

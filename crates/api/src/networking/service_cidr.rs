@@ -1,4 +1,4 @@
-//! ServiceCIDR: what is special about it.
+//! ServiceCIDR: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ impl RestStrategy for ServiceCIDR {
         }
     }
 
-    /// A second family may be added; nothing else changes.
+    /// A second CIDR may be added; nothing else may change.
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let path = Path::new("spec.cidrs");
         let (after, before) = (cidrs(new), cidrs(old));

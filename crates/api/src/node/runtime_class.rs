@@ -1,4 +1,4 @@
-//! RuntimeClass: what is special about it.
+//! RuntimeClass: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -54,7 +54,7 @@ impl RestStrategy for RuntimeClass {
     }
 }
 
-/// Upstream prints its own struct.
+/// Upstream prints its internal struct.
 fn render_duplicate(toleration: &Value) -> String {
     let text = |field: &str| Value::from(toleration.text(field));
     format!(

@@ -1,4 +1,4 @@
-//! Eviction: what a `POST .../pods/<name>/eviction` may ask for.
+//! Eviction: the body of the `eviction` subresource of pods.
 
 use serde_json::Value;
 
@@ -6,9 +6,9 @@ use crate::Status;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 
-/// Checks an Eviction of the pod `name`, where `dry_run` is the request's own `dryRun` parameter. On success
-/// gives the delete options to use.
-#[allow(clippy::result_large_err, reason = "a refusal is rare, and callers hand it on as it is")]
+/// Validates an Eviction of the pod `name` and returns the delete options. `dry_run` is the `dryRun`
+/// parameter of the request.
+#[allow(clippy::result_large_err, reason = "errors are rare, and callers return them unchanged")]
 pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<Value, Status> {
     if eviction.at("metadata").text("name") != name {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));

@@ -1,4 +1,4 @@
-//! PodDisruptionBudget: how many of some pods must stay, or may go, at one time.
+//! PodDisruptionBudget: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ impl RestStrategy for PodDisruptionBudget {
     }
 }
 
-/// A number of pods, or a share of them.
+/// Validates a number of pods or a percentage.
 fn validate_count(value: &Value, path: &Path, errors: &mut ErrorList) {
     match IntOrString::from_value(value) {
         Some(IntOrString::Text(text)) => {
@@ -65,7 +65,7 @@ fn validate_count(value: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// The spec as upstream prints it: the fields' inner names, in their inner order.
+/// The spec as upstream prints its internal type: Go field names in declaration order.
 fn internal_format(spec: &Value) -> String {
     let mut selector = spec.at("selector").to_string();
     if spec.at("selector").is_object() {

@@ -1,4 +1,4 @@
-//! ClusterRole: rules about everything, written here or gathered from other ClusterRoles by label.
+//! ClusterRole: cluster-wide rules, optionally aggregated from other ClusterRoles by label.
 
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ impl RestStrategy for ClusterRole {
             let before = errors.0.len();
             meta::validate_label_selector(selector, &path, SelectorOptions::default(), errors);
             if errors.0.len() > before {
-                // A selector that does not parse is upstream's null.
+                // Upstream prints null for a selector that cannot be parsed.
                 errors.invalid(&path, Value::Null, "invalid label selector.");
             }
         }

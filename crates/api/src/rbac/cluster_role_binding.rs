@@ -1,4 +1,4 @@
-//! ClusterRoleBinding: grants a ClusterRole everywhere.
+//! ClusterRoleBinding: grants a ClusterRole cluster-wide.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Role: rules about resources of its own namespace.
+//! Role: rules about resources of its namespace.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! RoleBinding: grants a Role or ClusterRole inside one namespace.
+//! RoleBinding: grants a Role or ClusterRole in a namespace.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! The devices a ResourceClaim asks for.
+//! Validates the spec of ResourceClaims.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ use crate::{meta, names};
 const MAX_CONSTRAINTS: usize = 32;
 const MAX_FIRST_AVAILABLE: usize = 8;
 
-/// A `ResourceClaimSpec`.
+/// Validates a `ResourceClaimSpec`.
 pub(super) fn validate_claim_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let (devices, path) = (spec.at("devices"), path.child("devices"));
     let known = RequestNames::from_devices(devices);
@@ -44,7 +44,7 @@ pub(super) fn validate_claim_spec(spec: &Value, path: &Path, errors: &mut ErrorL
     );
 }
 
-/// The requests of a claim, and their alternatives.
+/// The names of the requests of a claim, with those of their subrequests.
 pub(super) struct RequestNames<'a>(HashMap<&'a str, HashSet<&'a str>>);
 
 impl<'a> RequestNames<'a> {
@@ -120,7 +120,7 @@ fn validate_request(request: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// What an exact request and an alternative both say.
+/// Validates the fields that exact requests and subrequests have in common.
 fn validate_exact_request(request: &Value, path: &Path, errors: &mut ErrorList) {
     let class = request.text("deviceClassName");
     if class.is_empty() {

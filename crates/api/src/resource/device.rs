@@ -1,4 +1,4 @@
-//! One device of a ResourceSlice.
+//! Validates a device of a ResourceSlice.
 
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ pub(super) fn validate_device(
     validate_binding_conditions(device, path, errors);
 }
 
-/// A long key with its middle left out.
+/// Truncates a long key in the middle.
 fn truncate_middle(key: &str) -> String {
     if key.len() <= MAX_KEY_BYTES {
         return key.to_owned();
@@ -197,7 +197,7 @@ fn valid_range(
         );
         for value in std::iter::once(default).chain(max) {
             let above = i128::from(value.value()) - i128::from(min.value());
-            // A step of zero reaches nothing but the start.
+            // With a step of zero only the minimum is valid.
             let off = above.checked_rem(i128::from(step.value())).map_or(above != 0, |rest| rest != 0);
             let message = format!("value is not a multiple of a given step ({step}) from ({min})");
             report(off, "step", value, message);
@@ -240,7 +240,7 @@ pub(super) fn validate_counters(of: &Value, path: &Path, errors: &mut ErrorList)
     }
 }
 
-/// Where the device is, if that is said device by device.
+/// Validates the node selection of a device with `perDeviceNodeSelection`.
 fn validate_node_selection(
     device: &Value,
     per_device_node_selection: bool,

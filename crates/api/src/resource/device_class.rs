@@ -1,4 +1,4 @@
-//! DeviceClass: what an administrator calls a kind of device, and how to pick one.
+//! DeviceClass: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ impl RestStrategy for DeviceClass {
     }
 }
 
-/// A resource outside of Kubernetes' own domains that a quota could also name.
+/// Whether this is a valid extended resource name, also with the `requests.` prefix of quotas.
 fn is_extended(name: &str) -> bool {
     name.contains('/')
         && !name.contains("kubernetes.io/")

@@ -1,4 +1,4 @@
-//! ResourceClaim: devices asked for, and once allocated which ones and for whom.
+//! ResourceClaim: REST strategy and validation.
 
 use std::collections::HashSet;
 
@@ -29,7 +29,7 @@ impl RestStrategy for ResourceClaim {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        // The only thing to say about a spec that differs is that it may not.
+        // The spec is immutable, so the only error about a changed spec is that it changed.
         errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
         meta::validate_immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
     }
@@ -75,7 +75,7 @@ impl RestStrategy for ResourceClaim {
     }
 }
 
-/// Before an update through `/status`: what is told of devices that are no longer allocated is dropped.
+/// Prepares an update through `/status`: drops the status of devices that are no longer allocated.
 pub fn prepare_status(new: &mut Value, old: &Value) {
     let ids = |claim: &Value| -> HashSet<String> {
         claim.path("status.allocation.devices").items("results").iter().map(device_id).collect()
@@ -105,7 +105,7 @@ fn validate_consumer(consumer: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Which device it is.
+/// Validates driver, pool and device name.
 fn validate_device_names(device: &Value, path: &Path, errors: &mut ErrorList) {
     validate_driver(device.text("driver"), &path.child("driver"), errors);
     validate_pool(device.text("pool"), &path.child("pool"), errors);

@@ -1,4 +1,4 @@
-//! ResourceClaimTemplate: the ResourceClaim each pod gets a copy of. It never changes.
+//! ResourceClaimTemplate: the immutable template of the ResourceClaims of pods.
 
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ impl RestStrategy for ResourceClaimTemplate {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        // The only thing to say about a spec that differs is that it may not.
+        // The spec is immutable, so the only error about a changed spec is that it changed.
         errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
         meta::validate_immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
     }

@@ -1,4 +1,4 @@
-//! ResourceSlice: the devices a driver offers, on one node or several.
+//! ResourceSlice: the devices of a driver on one or several nodes.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 const MAX_DEVICES: usize = 128;
-/// With taints or shared counters, which make a device larger and allocation slower.
+/// The limit with taints or shared counters, which make devices larger and allocation slower.
 const MAX_DEVICES_WITH_TAINTS_OR_COUNTERS: usize = 64;
 const MAX_COUNTER_SETS: usize = 8;
 
@@ -29,7 +29,7 @@ impl RestStrategy for ResourceSlice {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        // Once more, with an eye on what the stored object already had, in upstream's order.
+        // Validates the spec again with the old object, in upstream's order.
         errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
         validate_slice_spec(new.at("spec"), Some(old.at("spec")), errors);
     }
@@ -53,7 +53,7 @@ impl RestStrategy for ResourceSlice {
     }
 }
 
-/// Taints are dated; `now` is an RFC 3339 time, for those that are not. To be called with the other defaults.
+/// Sets `timeAdded` of device taints. `now` is an RFC 3339 time. Called together with the other defaults.
 pub fn set_taint_time(slice: &mut Value, now: &str) {
     let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
     for device in devices.into_iter().flatten() {
@@ -62,7 +62,7 @@ pub fn set_taint_time(slice: &mut Value, now: &str) {
     }
 }
 
-/// Fields of features that are off.
+/// Drops the fields of disabled features.
 fn drop_disabled(slice: &mut Value) {
     let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
     for device in devices.into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -141,7 +141,7 @@ fn validate_counter_set(set: &Value, path: &Path, errors: &mut ErrorList) {
     validate_counters(set, path, errors);
 }
 
-/// On which nodes the devices are: said in one of four ways.
+/// Validates the node selection of a slice: one of four alternatives.
 fn validate_node_selection(spec: &Value, path: &Path, errors: &mut ErrorList) {
     const EXACTLY_ONE_REQUIRED: &str =
         "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";

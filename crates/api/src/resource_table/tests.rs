@@ -71,7 +71,7 @@ fn every_kind_has_schema_type_and_status_field() {
     }
 }
 
-/// One line for a resource or subresource, the same from the table and from upstream's discovery.
+/// Formats a resource or subresource of the table or of upstream's discovery as a line.
 fn line(group: &str, version: &str, name: &str, kind: &str, verbs: &[&str], more: String) -> String {
     format!("{} {name} {kind} {} {more}", api_version(group, version), verbs.join(","))
 }
@@ -142,7 +142,7 @@ fn expected(discovery: &Value) -> BTreeSet<String> {
     lines
 }
 
-/// The reference holds the groups under `/apis`; of their versions the table has the stable ones.
+/// The reference contains the groups under `/apis`. The table has only their stable versions.
 #[test]
 fn table_matches_upstream_discovery() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,4 +1,4 @@
-//! PriorityClass: what is special about it.
+//! PriorityClass: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use crate::strategy::RestStrategy;
 pub struct PriorityClass;
 
 const SYSTEM_PREFIX: &str = "system-";
-/// The classes the system makes for itself.
+/// The built-in priority classes.
 pub const SYSTEM_CLASSES: &[(&str, i64)] =
     &[("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000)];
 const MAX_USER_PRIORITY: i64 = 1_000_000_000;

@@ -1,10 +1,10 @@
-//! Field selectors: `metadata.name=web,status.phase!=Failed`.
+//! Field selectors such as `metadata.name=web,status.phase!=Failed`.
 
 use std::fmt;
 
 use super::SelectorError;
 
-/// All terms must hold.
+/// A field selector: all terms must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSelector {
     terms: Vec<FieldTerm>,
@@ -33,7 +33,7 @@ impl FieldSelector {
         Ok(FieldSelector { terms })
     }
 
-    /// `get` gives a field's value; a field that is not there reads as empty.
+    /// Whether the selector matches; `get` returns the value of a field. Absent fields are empty.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.terms.iter().all(|term| (get(&term.field).unwrap_or("") == term.value) != term.not_equal)
     }
@@ -46,7 +46,7 @@ impl FieldSelector {
         &self.terms
     }
 
-    /// The value a field must have, if the selector says so.
+    /// The value that the selector requires for a field, if there is one.
     pub fn exact(&self, field: &str) -> Option<&str> {
         self.terms.iter().find(|term| term.field == field && !term.not_equal).map(|term| term.value.as_str())
     }
@@ -63,7 +63,7 @@ impl fmt::Display for FieldSelector {
     }
 }
 
-/// A value as it must be written in a field selector.
+/// Escapes a value for a field selector.
 pub fn escape(value: &str) -> String {
     value.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=")
 }
@@ -81,7 +81,7 @@ fn unescape(text: &str) -> Result<String, SelectorError> {
                 Some(other) => return Err(bad_escape(&format!("\\{other}"))),
                 None => return Err(bad_escape("\\")),
             },
-            // Upstream prints the character's number.
+            // Upstream prints the code point as a number.
             ',' | '=' => {
                 let number = u32::from(c);
                 let words = format!("invalid field selector: unescaped character in value: {number}");
@@ -93,7 +93,7 @@ fn unescape(text: &str) -> Result<String, SelectorError> {
     Ok(value)
 }
 
-/// At commas that are not escaped.
+/// Splits at unescaped commas.
 fn split_terms(text: &str) -> Vec<&str> {
     let mut terms = Vec::new();
     let (mut start, mut escaped) = (0, false);
@@ -112,7 +112,7 @@ fn split_terms(text: &str) -> Vec<&str> {
     terms
 }
 
-/// The field, whether the value is not to be it, and the value.
+/// Splits a term into field, negation and value.
 fn split_term(term: &str) -> Option<(&str, bool, &str)> {
     let at = (0..term.len()).find(|&i| term.is_char_boundary(i) && is_operator(&term[i..]))?;
     let (field, rest) = term.split_at(at);

@@ -1,4 +1,4 @@
-//! The text form of a label selector.
+//! Parses the text form of label selectors.
 
 use super::{Operator, Requirement, SelectorError};
 use crate::field::{ErrorList, Path};
@@ -34,7 +34,7 @@ enum Token<'a> {
     End,
     /// One of `= == != ! ( ) , > <`.
     Symbol(&'a str),
-    /// Anything else, the words `in` and `notin` among them: only the place says what they are.
+    /// Any other text. This includes `in` and `notin`, which are operators in some positions only.
     Word(&'a str),
 }
 
@@ -66,7 +66,7 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// The next token and what follows it. A NUL ends the text, as it does upstream.
+    /// The next token and the rest of the text. A NUL byte ends the text, as upstream.
     fn split(&self) -> (Token<'a>, &'a str) {
         let text = self.rest.trim_start_matches([' ', '\t', '\r', '\n']);
         let symbol = |c: char| "=!(),><".contains(c);
@@ -126,7 +126,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `(x,y)`, sorted and each once. An empty place between commas is the empty value.
+    /// Parses `(x,y)` into sorted unique values. Nothing between commas is the empty value.
     fn parse_values(&mut self) -> Result<Vec<String>, SelectorError> {
         match self.next() {
             Token::Symbol("(") => {}

@@ -1,4 +1,4 @@
-//! CSIDriver: what is special about it.
+//! CSIDriver: REST strategy and validation.
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ impl RestStrategy for CSIDriver {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
-        // The first name is upstream's slip.
+        // The first name is a typo upstream.
         for (field, shown) in [
             ("attachRequired", "attachedRequired"),
             ("podInfoOnMount", "podInfoOnMount"),
@@ -94,7 +94,7 @@ fn token_requests(requests: &[Value], path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// The name of a CSI driver where another object refers to it; case does not matter.
+/// Validates a reference to a CSI driver, ignoring case.
 pub(crate) fn driver_name(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");

@@ -1,4 +1,4 @@
-//! CSINode: what is special about it.
+//! CSINode: REST strategy and validation.
 
 use std::collections::HashMap;
 
@@ -43,7 +43,7 @@ impl RestStrategy for CSINode {
         }
     }
 
-    /// What a driver said about itself stays, but for how many volumes it can take.
+    /// The entry of a driver is immutable, except for its volume limit.
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let without_count = |driver: &Value| {
             let mut driver = driver.clone();

@@ -1,4 +1,4 @@
-//! CSIStorageCapacity: what is special about it.
+//! CSIStorageCapacity: REST strategy and validation.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! StorageClass: what is special about it.
+//! StorageClass: REST strategy and validation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ impl RestStrategy for StorageClass {
     }
 }
 
-/// The name of a driver or provisioner; case does not matter.
+/// Validates the name of a driver or provisioner, ignoring case.
 pub(super) fn provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
@@ -58,7 +58,7 @@ pub(super) fn provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Opaque to us, but not without bounds. Says whether there were any.
+/// Validates the size of the parameters, which are otherwise opaque. Returns whether there are any.
 pub(super) fn parameters(obj: &Value, errors: &mut ErrorList) -> bool {
     let path = Path::new("parameters");
     if obj.entries("parameters").count() > MAX_PARAMETERS {

@@ -1,4 +1,4 @@
-//! VolumeAttachment: what is special about it.
+//! VolumeAttachment: REST strategy and validation.
 
 use serde_json::Value;
 

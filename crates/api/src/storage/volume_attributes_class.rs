@@ -1,4 +1,4 @@
-//! VolumeAttributesClass: what is special about it.
+//! VolumeAttributesClass: REST strategy and validation.
 
 use serde_json::Value;
 

@@ -43,7 +43,7 @@ fn crd() -> Value {
     })
 }
 
-/// The definition with this schema for `spec`.
+/// Checks a CRD with this schema of `spec`.
 #[track_caller]
 fn check_schema(schema: Value, expected: Expect) {
     let at = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
@@ -543,7 +543,7 @@ fn rejects_rules_over_cost_limit() {
         spec.validation.openAPIV3Schema: Forbidden: x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, and strings are declared)
     "#]],
     );
-    // A cheap rule on an item that can be there very often.
+    // A cheap rule on items of an unbounded list.
     let expensive_list = json!({"type": "object", "properties": {"list": {"type": "array", "items": {
         "type": "string", "x-kubernetes-validations": [{"rule": "self != 'a' && oldSelf != 'b'"}],
     }}}});

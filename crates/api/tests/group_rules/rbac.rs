@@ -119,7 +119,7 @@ fn role_ref_is_immutable() {
     );
 }
 
-/// A few megabytes of nothing must not become gigabytes of complaints, nor take minutes to print.
+/// A few megabytes of invalid items must not cause gigabytes of errors or take minutes to print.
 #[test]
 fn number_of_errors_is_limited() {
     let obj = json!({"rules": vec![json!({}); 1_000_000]});

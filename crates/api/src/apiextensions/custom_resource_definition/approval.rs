@@ -1,4 +1,4 @@
-//! The note that a group of the Kubernetes project has been reviewed.
+//! The `api-approved.kubernetes.io` annotation for API groups of the Kubernetes project.
 
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ impl Approval {
     }
 }
 
-/// Groups under `k8s.io` belong to the Kubernetes project, which wants a link to the review.
+/// Groups under `k8s.io` and `kubernetes.io` are reserved. They need a link to the API review.
 pub(super) fn approval(crd: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     const POLICY_URL: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
     let group = crd.at("spec").text("group");

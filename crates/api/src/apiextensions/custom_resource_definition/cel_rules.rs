@@ -1,4 +1,4 @@
-//! The expressions of CEL rules: whether they compile, and whether what they can cost is bearable.
+//! Compiles the CEL rules of a schema and checks their estimated cost.
 
 use serde_json::Value;
 
@@ -7,14 +7,14 @@ use crate::custom::validation_rules::{compile, schema_decl};
 use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt;
 
-/// What one rule may cost at most, by estimate.
+/// The maximum estimated cost of a rule.
 const MAX_RULE_COST: u64 = 10_000_000;
-/// What all rules of a schema may cost together.
+/// The maximum estimated cost of all rules of a schema.
 const MAX_TOTAL_COST: u64 = 100_000_000;
-/// How many of the most expensive rules are named.
+/// The number of the most expensive rules that are reported.
 const MAX_REPORTED_RULES: usize = 4;
 
-/// Checks the expressions of a schema that is otherwise sound.
+/// Checks the CEL expressions of a schema that has no other errors.
 pub(super) fn expressions(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let mut validator = CostValidator { total: 0, expensive: Vec::new(), errors };
     validator.validate_schema(
@@ -36,13 +36,13 @@ pub(super) fn expressions(schema: &Value, path: &Path, errors: &mut ErrorList) {
     errors.forbidden(path, &too_expensive(what, total, MAX_TOTAL_COST));
 }
 
-/// Where a schema stands, as far as its rules depend on it.
+/// The properties of the current position in the schema that cost and validity of rules depend on.
 #[derive(Clone, Copy)]
 struct CostContext<'p> {
     root: bool,
-    /// How often the value can be there; `None` if nothing limits it.
+    /// The maximum number of times the value can occur in an object; `None` if unbounded.
     max_count: Option<u64>,
-    /// The list around it whose items cannot be told apart.
+    /// The path of the enclosing list whose items cannot be correlated with old items.
     uncorrelatable_path: Option<&'p Path>,
 }
 
@@ -130,9 +130,9 @@ impl CostValidator<'_> {
         }
     }
 
-    /// The whole rule is shown, as upstream's inner form of it.
+    /// Reports an error with the rule in its internal form.
     fn invalid(&mut self, path: &Path, rule: &Value, reason: &str) {
-        // Go's JSON has no signs in it that HTML would take for its own.
+        // Go's `encoding/json` escapes these HTML characters.
         let rendered = internal_format::format_rule(rule)
             .replace('&', "\\u0026")
             .replace('<', "\\u003c")
@@ -146,7 +146,7 @@ fn too_expensive(what: &str, cost: u64, limit: u64) -> String {
     let factor = cost as f64 / limit as f64;
     let factor = match factor {
         factor if factor > 100.0 => "more than 100x".to_owned(),
-        // So that nothing exceeds by a factor of 1.0.
+        // More digits, so that a small excess is not printed as a factor of 1.0.
         factor if factor < 1.5 => format!("{factor:.6}x"),
         factor => format!("{factor:.1}x"),
     };

@@ -1,4 +1,4 @@
-//! How objects get from one version to another: not at all, or by asking a webhook.
+//! `spec.conversion`: no conversion or a conversion webhook.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,8 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-/// `spec.conversion`. The inner form has the webhook's fields one level up, hence the paths.
+/// Validates `spec.conversion`. The error paths are those of the internal version, which has the
+/// webhook's fields one level up.
 pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut ErrorList) {
     if conversion.is_null() {
         return;
@@ -60,8 +61,8 @@ fn review_versions(versions: &[Value], path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Certificates may be nonsense until the definition is in use, since tools fill them in later; after that
-/// good ones may not be replaced by bad ones.
+/// Invalid CA bundles are allowed until the CRD is established, because tools inject them later. After
+/// that a valid bundle must not be replaced by an invalid one.
 pub(super) fn ca_bundle_update(
     new: &Value,
     old: &Value,

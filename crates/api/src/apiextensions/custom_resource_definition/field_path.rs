@@ -1,10 +1,10 @@
-//! Following a field path such as `.spec.ports['http']` through a schema.
+//! Resolves field paths such as `.spec.ports['http']` in a schema.
 
 use serde_json::Value;
 
 use crate::json::JsonExt;
 
-/// Follows `.spec.ports['http']` through a schema.
+/// Returns the schema at a field path such as `.spec.ports['http']`.
 pub(super) fn field_at<'a>(path: &str, schema: &'a Value, brackets: bool) -> Result<&'a Value, String> {
     let mut tokens = PathTokens(path);
     let mut schema = schema;
@@ -39,7 +39,7 @@ pub(super) fn field_at<'a>(path: &str, schema: &'a Value, brackets: bool) -> Res
     Ok(schema)
 }
 
-/// Splits a path at `.`, `[` and `]`, which are tokens themselves; quoted text is one token.
+/// Splits a path into tokens: `.`, `[`, `]`, names and quoted strings.
 struct PathTokens<'a>(&'a str);
 
 impl<'a> Iterator for PathTokens<'a> {

@@ -1,4 +1,4 @@
-//! The formats of strings and numbers that something checks.
+//! Finds string and number formats that are not validated, for warnings.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::PerVersion;
 use super::schema::children;
 use crate::json::JsonExt;
 
-/// Formats in the definition's schemas that nothing checks.
+/// The formats in the schemas of a CRD that are not validated.
 pub(super) fn unrecognized_formats(crd: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let versions = crd.at("spec").items("versions");

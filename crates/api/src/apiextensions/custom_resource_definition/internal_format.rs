@@ -1,12 +1,12 @@
-//! Upstream's inner form of versions and schemas, which it prints when it complains about a whole list of
-//! them: other names, nothing left out, in the order of declaration.
+//! Prints versions and schemas as upstream's internal types do in error messages: with Go field names,
+//! no omitted fields, in declaration order.
 
 use serde_json::Value;
 
 use super::PerVersion;
 use crate::json::JsonExt;
 
-/// Inner name, JSON name, and what an absent keyword is printed as.
+/// Go field name, JSON name, and the output for an absent keyword.
 #[rustfmt::skip]
 pub(super) const SCHEMA_FIELDS: [(&str, &str, &str); 43] = [
     ("ID", "id", "\"\""), ("Schema", "$schema", "\"\""), ("Ref", "$ref", "null"),
@@ -78,7 +78,7 @@ fn format_list(schemas: &Value) -> String {
     format!("[{}]", rendered.join(","))
 }
 
-/// One of a schema's CEL rules.
+/// Formats an `x-kubernetes-validations` rule.
 pub(super) fn format_rule(rule: &Value) -> String {
     format!(
         "{{\"Rule\":{},\"Message\":{},\"MessageExpression\":{},\"Reason\":{},\"FieldPath\":{},\"OptionalOldSelf\":{}}}",
@@ -96,7 +96,7 @@ fn format_rules(rules: &Value) -> String {
     format!("[{}]", rules.iter().map(format_rule).collect::<Vec<_>>().join(","))
 }
 
-/// `spec.versions`; what the versions share is not in them.
+/// Formats `spec.versions` without the fields that moved to the top level.
 pub(super) fn format_versions(versions: &[Value]) -> String {
     if versions.is_empty() {
         return "null".to_owned();

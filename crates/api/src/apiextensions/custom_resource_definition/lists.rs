@@ -1,4 +1,4 @@
-//! What a schema says about lists and maps as such: how they are merged, and what tells their items apart.
+//! Validates `x-kubernetes-list-type`, `x-kubernetes-list-map-keys` and `x-kubernetes-map-type`.
 
 use std::collections::HashSet;
 
@@ -60,7 +60,7 @@ pub(super) fn list_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Members of a set are compared as a whole.
+/// Items of a set are compared as a whole, so they must be atomic.
 fn atomic_items(item: &Value, path: &Path, errors: &mut ErrorList) {
     const MESSAGE: &str = "must be atomic as item of a list with x-kubernetes-list-type=set";
     let (list, map) = (item.at("x-kubernetes-list-type"), item.at("x-kubernetes-map-type"));
@@ -68,7 +68,7 @@ fn atomic_items(item: &Value, path: &Path, errors: &mut ErrorList) {
         "array" if !list.is_null() && list != "atomic" => {
             errors.invalid(&path.child("x-kubernetes-list-type"), list.clone(), MESSAGE);
         }
-        // Upstream prints the list type here too.
+        // Upstream prints the list type here, too.
         "object" if map != "atomic" => {
             errors.invalid(&path.child("x-kubernetes-map-type"), list.clone(), MESSAGE);
         }
@@ -95,7 +95,7 @@ fn map_items(item: &Value, keys: &Value, path: &Path, errors: &mut ErrorList) {
     let at_keys = path.child("x-kubernetes-list-map-keys");
     let list = keys.as_array().map_or(&[][..], Vec::as_slice);
     let mut seen = HashSet::new();
-    // Each of these shows the whole list, so it is enough to say it once.
+    // Each error message contains the whole list, so report each kind of error only once.
     let (mut unknown, mut twice) = (false, false);
     for key in list {
         let name = key.as_str().unwrap_or("");
@@ -117,7 +117,7 @@ fn map_items(item: &Value, keys: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// Items of a set or map are always there, and so are the keys of a map.
+/// Items of sets and maps must not be nullable, and the keys of a map must be required or have a default.
 fn map_list_keys(schema: &Value, item: &Value, path: &Path, errors: &mut ErrorList) {
     let kind = schema.text("x-kubernetes-list-type");
     let path = path.child("items");

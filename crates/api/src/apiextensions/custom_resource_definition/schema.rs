@@ -1,6 +1,6 @@
-//! The OpenAPI schema of one version: what may be written in it at all.
+//! Validates the OpenAPI schema of a version: which keywords and values are allowed.
 //!
-//! Schemas are read as the JSON they arrive in. Nesting is bounded by the JSON parser, so recursion is safe.
+//! Schemas are processed as JSON. The JSON parser limits their depth, so recursion is safe.
 
 use serde_json::Value;
 
@@ -13,7 +13,8 @@ use crate::json::JsonExt;
 
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 
-/// Keywords allowed at the root when status is apart: with others, checking `status` alone would lose rules.
+/// Keywords allowed at the root of the schema with a status subresource. Others would be skipped when
+/// only `status` is validated.
 const ROOT_FIELDS: [(&str, &str); 22] = [
     ("Description", "description"),
     ("Type", "type"),
@@ -39,7 +40,7 @@ const ROOT_FIELDS: [(&str, &str); 22] = [
     ("XValidations", "x-kubernetes-validations"),
 ];
 
-/// `schema` of a version, or the `validation` all versions share.
+/// Validates `schema` of a version, or the top-level `validation` that all versions share.
 pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, errors: &mut ErrorList) {
     let schema = validation.at("openAPIV3Schema");
     if schema.is_null() {
@@ -73,13 +74,13 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
     {
         errors.invalid(&path, "", &format!("OpenAPIV3Schema '{keyword}' is not supported"));
     }
-    // Of a schema that makes no sense, expressions make none either.
+    // The expressions of an invalid schema cannot be type checked.
     if errors.0.len() == before {
         expressions(schema, &path, errors);
     }
 }
 
-/// A default is a value like any other. Inside metadata it is forbidden, which `walk` says.
+/// Validates default values. `validate_schema` reports defaults in metadata, which are forbidden.
 fn defaults(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let default = schema.at("default");
     if !default.is_null() {
@@ -119,7 +120,7 @@ fn validate_root_fields(schema: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-/// What an absent keyword would read as.
+/// Whether a keyword has its zero value, like an absent one.
 pub(super) fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -130,7 +131,7 @@ pub(super) fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// The schemas directly inside one.
+/// The direct subschemas of a schema.
 pub(super) fn children(schema: &Value) -> impl Iterator<Item = &Value> {
     let single = ["not", "items", "additionalProperties", "additionalItems"];
     let lists = ["items", "allOf", "anyOf", "oneOf"];
@@ -144,7 +145,7 @@ pub(super) fn children(schema: &Value) -> impl Iterator<Item = &Value> {
         .filter(|child| child.is_object())
 }
 
-/// Whether a schema or any inside it answers to `test`.
+/// Whether `test` is true for a schema or any of its subschemas.
 pub(super) fn any_schema(schema: &Value, test: impl Fn(&Value) -> bool + Copy) -> bool {
     test(schema) || children(schema).any(|child| any_schema(child, test))
 }
@@ -170,10 +171,10 @@ fn find_unsupported(schema: &Value) -> Option<&'static str> {
         .or_else(|| children(schema).find_map(find_unsupported))
 }
 
-/// Where in the object a schema stands, as far as its rules depend on it.
+/// The properties of the current position in the schema that validation depends on.
 #[derive(Clone, Copy)]
 struct SchemaContext {
-    /// In the apiVersion, kind or metadata of an object.
+    /// Whether this is the `apiVersion`, `kind` or `metadata` of an object.
     is_metadata: bool,
     default_forbidden: Option<&'static str>,
 }
@@ -282,7 +283,7 @@ fn validate_fields(schema: &Value, path: &Path, context: SchemaContext, errors: 
     }
 }
 
-/// The CEL rules, all but the expressions themselves.
+/// Validates the CEL rules except their expressions.
 fn validate_rules(schema: &Value, path: &Path, errors: &mut ErrorList) {
     const REASONS: [&str; 4] =
         ["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];

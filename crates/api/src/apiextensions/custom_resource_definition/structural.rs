@@ -1,5 +1,5 @@
-//! Structural schemas: every field's type is said once, outside of `allOf`, `anyOf`, `oneOf` and `not`, so that
-//! unknown fields can be dropped and defaults filled in without trying out alternatives.
+//! Validates that a schema is structural: types of all fields are specified outside of `allOf`,
+//! `anyOf`, `oneOf` and `not`. Pruning and defaulting then need not evaluate alternatives.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ enum SchemaLevel {
     Field,
 }
 
-/// Complains in the order of the complaints' text, as upstream does.
+/// The errors are sorted by their text, as upstream.
 pub(super) fn structural(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let mut found = ErrorList::default();
     structural_invariants(schema, SchemaLevel::Root, path, &mut found);
@@ -24,7 +24,7 @@ pub(super) fn structural(schema: &Value, path: &Path, errors: &mut ErrorList) {
     errors.0.append(&mut found.0);
 }
 
-/// The part outside of junctors.
+/// Validates the part of a schema outside of logical junctors.
 fn structural_invariants(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut ErrorList) {
     let kind = schema.text("type");
     if kind == "array" && !schema.has("items") {
@@ -93,7 +93,7 @@ fn types(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut ErrorList
     }
 }
 
-/// `apiVersion`, `kind` and `metadata` have a shape of their own in whatever is an object.
+/// Restricts the properties `apiVersion`, `kind` and `metadata` at the root and in embedded resources.
 fn object_fields(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut ErrorList) {
     let embedded = schema.flag("x-kubernetes-embedded-resource");
     let properties = schema.at("properties");
@@ -137,12 +137,12 @@ fn has_names_only(metadata: &Value) -> bool {
     })
 }
 
-/// The one shape in which types may stand inside `anyOf`.
+/// The only form in which types may be specified in `anyOf`.
 fn int_or_string(schema: &Value) -> bool {
     schema.at("anyOf") == &json!([{"type": "integer"}, {"type": "string"}])
 }
 
-/// The rules on values of a schema: its junctors and its pattern.
+/// Validates the value validations of a schema: its junctors and its pattern.
 fn value_validation(
     schema: &Value,
     skip_any_of: bool,
@@ -170,7 +170,7 @@ fn value_validation(
     }
 }
 
-/// What stands inside a junctor may only restrict values.
+/// A schema inside a junctor may only restrict values.
 fn nested_value_validation(schema: &Value, skip_any_of: bool, path: &Path, errors: &mut ErrorList) {
     if !schema.is_object() {
         return;
@@ -222,7 +222,7 @@ fn for_each_nested(schema: &Value, path: &Path, mut visit: impl FnMut(&Value, Pa
     }
 }
 
-/// What a junctor speaks of must be declared outside too.
+/// Fields used inside a junctor must also be specified outside of it.
 fn validate_complete(nested: &Value, outer: &Value, outer_path: &Path, path: &Path, errors: &mut ErrorList) {
     if !outer.is_object() {
         errors.required(outer_path, &format!("because it is defined in {path}"));

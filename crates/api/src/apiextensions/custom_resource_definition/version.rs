@@ -1,4 +1,4 @@
-//! What a version says besides its schema, or all versions together.
+//! Validates a version except its schema: subresources, printer columns, selectable fields and deprecation.
 
 use std::collections::HashSet;
 
@@ -33,7 +33,7 @@ pub(super) fn deprecation(version: &Value, path: &Path, errors: &mut ErrorList) 
     }
 }
 
-/// Near enough to Unicode's letters, marks, numbers, punctuation, symbols and the ASCII space.
+/// Approximates Go's `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space.
 fn is_printable(c: char) -> bool {
     !c.is_control() && (c == ' ' || !c.is_whitespace()) && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{feff}')
 }
@@ -90,7 +90,7 @@ pub(super) fn printer_columns(columns: &Value, path: &Path, errors: &mut ErrorLi
 pub(super) fn selectable_fields(fields: &Value, validation: &Value, path: &Path, errors: &mut ErrorList) {
     let fields = fields.as_array().map_or(&[][..], Vec::as_slice);
     if fields.is_empty() || !validation.has("openAPIV3Schema") {
-        // A version without a schema has been complained about already.
+        // A missing schema has been reported already.
         return;
     }
     let mut seen = HashSet::new();

@@ -1,4 +1,4 @@
-//! Objects inside objects: they say what they are, and their metadata is sound.
+//! Validates type and metadata of embedded resources.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::json::JsonExt;
 use crate::strategy::NameFormat;
 use crate::{meta, names};
 
-/// Checks the objects inside a value that the schema says are objects of their own.
+/// Validates all values that the schema marks as `x-kubernetes-embedded-resource`.
 pub fn validate_embedded(schema: &Value, value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::Object(map) => {

@@ -1,4 +1,4 @@
-//! The formats of texts that are checked.
+//! The string formats that are validated. Upstream: `k8s.io/kube-openapi/pkg/validation/strfmt`.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::names;
 
 type FormatCheck = fn(&str) -> bool;
 
-/// By their names without dashes, as formats are compared.
+/// Format names without dashes, which upstream ignores in comparisons.
 const FORMATS: [(&str, FormatCheck); 26] = [
     ("bsonobjectid", |text| text.len() == 24 && text.bytes().all(|byte| byte.is_ascii_hexdigit())),
     ("uri", is_uri),
@@ -41,13 +41,13 @@ const FORMATS: [(&str, FormatCheck); 26] = [
     ("k8slongname", |text| text.len() <= 253 && LONG_NAME.is_match(text)),
 ];
 
-/// The format of a schema as far as it means something for its type; empty if it does not.
+/// The format of a schema if it applies to the schema's type; empty otherwise.
 pub(super) fn known_format(schema: &Value) -> &str {
     let format = schema.text("format");
     if !format.is_empty() && is_known(schema) { format } else { "" }
 }
 
-/// Whether anything checks the format of a schema.
+/// Whether the format of a schema is validated.
 pub fn is_known(schema: &Value) -> bool {
     let format = schema.text("format");
     match schema.text("type") {
@@ -67,7 +67,7 @@ pub(super) fn is_valid(format: &str, text: &str) -> bool {
 }
 
 fn regex(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("the pattern is written here and used by a test")
+    Regex::new(pattern).expect("the pattern is a valid regular expression")
 }
 
 static HOSTNAME: LazyLock<Regex> = LazyLock::new(|| {
@@ -116,7 +116,7 @@ fn has_valid_escapes(text: &str) -> bool {
         .all(|rest| rest.get(..2).is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit())))
 }
 
-/// `name@domain`, also after a name for people: `A B <a@b>`.
+/// `name@domain`, optionally with a display name: `A B <a@b>`.
 fn is_email(text: &str) -> bool {
     let address = match text.trim().strip_suffix('>') {
         Some(rest) => rest.rsplit_once('<').map_or("", |(_, address)| address),
@@ -147,7 +147,7 @@ fn is_mac(text: &str) -> bool {
 fn is_uuid(text: &str, version: Option<char>) -> bool {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     let dash_positions: Vec<usize> = text.match_indices('-').map(|(at, _)| at).collect();
-    // Each dash may be left out; those that are there stand between the groups.
+    // Each dash is optional, but dashes are only allowed between the groups.
     let mut expected = Vec::new();
     let mut left_out = 0;
     for (i, at) in [8, 12, 16, 20].into_iter().enumerate() {
@@ -215,7 +215,7 @@ fn is_base64(text: &str) -> bool {
         && body.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'))
 }
 
-/// Go's durations, and `3 days`.
+/// A Go duration, or a form such as `3 days`.
 fn is_duration(text: &str) -> bool {
     const UNITS: [&str; 15] =
         ["ns", "nano", "us", "µs", "micro", "ms", "milli", "s", "sec", "m", "min", "h", "hr", "hour", "d"];

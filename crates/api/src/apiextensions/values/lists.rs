@@ -1,4 +1,4 @@
-//! Lists that are sets or maps: no item twice.
+//! Validates that items of sets and maps are unique, and matches list items with old ones.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 
-/// Complains about items that a list type does not allow to stand twice.
+/// Reports duplicate items in lists of type `set` and `map`.
 pub fn validate_lists(schema: &Value, value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::Object(map) => {
@@ -44,7 +44,7 @@ fn validate_map_list(schema: &Value, items: &[Value], path: &Path, errors: &mut 
     report_duplicates(items.iter().map(|item| key(schema, item)), path, errors);
 }
 
-/// The second of several that are the same is complained about.
+/// Reports only the second of equal items.
 fn report_duplicates(keys: impl Iterator<Item = Value>, path: &Path, errors: &mut ErrorList) {
     let mut seen: HashMap<String, usize> = HashMap::new();
     for (i, key) in keys.enumerate() {
@@ -56,14 +56,14 @@ fn report_duplicates(keys: impl Iterator<Item = Value>, path: &Path, errors: &mu
     }
 }
 
-/// The part of an item that tells it apart from the others.
+/// The values of the map keys of a list item.
 fn key(schema: &Value, item: &Value) -> Value {
     let names = schema.items("x-kubernetes-list-map-keys").iter().filter_map(Value::as_str);
     let fields = names.filter_map(|name| Some((name.to_owned(), item.get(name)?.clone())));
     Value::Object(fields.collect::<Map<_, _>>())
 }
 
-/// The item of the list as it was before that is the same one.
+/// The item of the old list with the same map keys.
 pub fn find_old_item<'v>(schema: &Value, old: &'v Value, item: &Value) -> Option<&'v Value> {
     if schema.text("x-kubernetes-list-type") != "map" {
         return None;

@@ -1,19 +1,19 @@
-//! The patterns of a schema, ready to be used. Whatever the pattern, matching takes time linear in the text.
+//! The compiled patterns of a schema. Matching takes linear time for any pattern.
 
 use std::collections::HashMap;
 
 use regex::Regex;
 use serde_json::Value;
 
-/// Bytes of a compiled pattern. Go has no such limit; its own compiled patterns end at 128 MiB.
+/// Maximum size of a compiled pattern. Go has no explicit limit; its compiled patterns end at 128 MiB.
 const MAX_REGEX_BYTES: usize = 64 << 20;
 
-/// Compiles a pattern as Go would; else says in Go's words what is wrong.
+/// Compiles a pattern with Go's syntax. The error has Go's text.
 pub fn compile(pattern: &str) -> Result<Regex, String> {
     cel::compile_regex(pattern, MAX_REGEX_BYTES)
 }
 
-/// The patterns of a schema by their text.
+/// The compiled patterns of a schema by their text.
 #[derive(Debug, Default)]
 pub struct Patterns(HashMap<String, Result<Regex, String>>);
 
@@ -24,8 +24,8 @@ impl Patterns {
         patterns
     }
 
-    /// The pattern as an error names it, if `text` does not match. Nothing matches a pattern that does not
-    /// compile, which only a definition stored before patterns were checked can have.
+    /// The pattern for the error message if `text` does not match. A pattern that does not compile
+    /// matches nothing; only CRDs stored before patterns were validated can have one.
     pub fn mismatch(&self, pattern: &str, text: &str) -> Option<String> {
         match self.0.get(pattern)? {
             Ok(regex) if regex.is_match(text) => None,

@@ -1,12 +1,12 @@
-//! What is done to a value before it is looked at: fields nobody declared go, nulls that mean nothing go,
-//! defaults come.
+//! Changes values before validation: prunes unknown fields, drops nulls that are not allowed and sets
+//! defaults.
 
 use serde_json::{Map, Value};
 
 use crate::json::JsonExt;
 
-/// Removes the fields a schema does not know; gives back their paths, sorted. `root` is the object itself,
-/// whose metadata is not the schema's business.
+/// Removes unspecified fields and returns their sorted paths. `root` marks the custom resource itself,
+/// whose metadata is not pruned by the schema.
 pub fn prune(schema: &Value, value: &mut Value, root: bool) -> Vec<String> {
     let mut state = PruneState { unknown: Vec::new(), path: String::new() };
     state.prune_value(schema, value, root);
@@ -50,7 +50,8 @@ impl PruneState {
         }
     }
 
-    /// Fields nobody declared stay, but what is declared below is still pruned.
+    /// Keeps unspecified fields, but prunes the specified ones inside
+    /// (`x-kubernetes-preserve-unknown-fields`).
     fn skip_prune(&mut self, schema: &Value, value: &mut Value, root: bool) {
         let embedded = root || schema.flag("x-kubernetes-embedded-resource");
         match value {
@@ -92,7 +93,7 @@ impl PruneState {
     }
 }
 
-/// What the schema says of a field; `None` if it says nothing.
+/// The schema of a field; `None` if it is not specified.
 fn child_schema<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
     static ANY_SCHEMA: Value = Value::Null;
     let property = schema.at("properties").at(name);
@@ -110,7 +111,7 @@ fn is_meta(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind" | "metadata")
 }
 
-/// A null where none is allowed is taken for nothing at all, unless a default is to take its place.
+/// Removes nulls of fields that are not nullable, unless they have a default, which then replaces them.
 pub fn remove_null_fields(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(map) => map.retain(|name, child| {
@@ -130,7 +131,7 @@ pub fn remove_null_fields(schema: &Value, value: &mut Value) {
     }
 }
 
-/// Fills in the defaults, outer before inner.
+/// Sets defaults, outer objects first.
 pub fn set_defaults(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -171,11 +172,11 @@ fn replace_null(schema: &Value, value: &mut Value) {
     }
 }
 
-/// What is done to the fields of an object inside the object that stands at a path.
+/// Coerces the metadata of the embedded object at a path.
 type CoerceMeta<'c> = dyn FnMut(&mut Map<String, Value>, &str) -> Result<(), String> + 'c;
 
-/// Brings the metadata of objects inside the object into the shape of metadata; gives back the paths of what
-/// was unknown in it, or what cannot be right.
+/// Coerces the metadata of embedded objects to `ObjectMeta`. `coerce` collects the paths of unknown
+/// fields or returns an error.
 pub fn coerce_embedded(
     schema: &Value,
     value: &mut Value,

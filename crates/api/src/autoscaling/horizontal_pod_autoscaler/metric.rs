@@ -1,4 +1,4 @@
-//! The metrics an autoscaler follows: one source each, and a target that suits the source.
+//! Validates the metrics of an autoscaler: one source each, and a target type that the source supports.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::json::JsonExt;
 use crate::names;
 use crate::quantity::Quantity;
 
-/// `spec.metrics[*].type` and the field that goes with it, in the order upstream looks at the fields.
+/// The values of `spec.metrics[*].type` with their fields, in upstream's order.
 const SOURCES: [(&str, &str); 5] = [
     ("Object", "object"),
     ("External", "external"),

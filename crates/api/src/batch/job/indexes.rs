@@ -1,6 +1,6 @@
-//! Lists of indexes of an Indexed job, such as `1,3-5,7`.
+//! Index lists of Indexed Jobs, such as `1,3-5,7`.
 
-/// How many indexes the list names, all below `completions` and in order.
+/// Returns the number of indexes in the list. They must be ascending and below `completions`.
 pub(super) fn validate_index_ranges(list: &str, completions: i64) -> Result<i64, String> {
     if list.is_empty() {
         return Ok(0);
@@ -17,7 +17,7 @@ pub(super) fn validate_index_ranges(list: &str, completions: i64) -> Result<i64,
     Ok(total)
 }
 
-/// The first index that both lists name. Parts that make no sense are passed over.
+/// The first index that is in both lists. Invalid parts are ignored.
 pub(super) fn first_overlap(completed: &str, failed: &str, completions: i64) -> Option<i64> {
     let parts = |list: &str| {
         list.split(',').filter_map(|part| parse_interval(part, completions).ok()).collect::<Vec<_>>()

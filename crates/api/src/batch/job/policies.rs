@@ -1,4 +1,4 @@
-//! When a job counts as failed or done before all its pods are: the policies in its spec.
+//! Validates `podFailurePolicy`, `successPolicy` and the backoff limits per index.
 
 use std::collections::BTreeSet;
 
@@ -141,7 +141,7 @@ fn validate_success_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
     if rules.len() > MAX_RULES {
         e.too_many(path, rules.len(), MAX_RULES);
     }
-    // An indexed job without completions has been complained about already.
+    // Missing completions of an Indexed Job have been reported already.
     let completions = spec.int("completions").unwrap_or(0);
     for (i, rule) in rules.iter().enumerate() {
         let at = path.index(i);

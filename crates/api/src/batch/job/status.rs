@@ -1,4 +1,4 @@
-//! The rules of a job's status: what may be claimed, and what may not be taken back.
+//! Validates updates of a Job's status.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt;
 use crate::meta::semantic_equal;
 
-/// Whether the job has this condition with status `True`.
+/// Whether the Job has this condition with status `True`.
 pub(super) fn is_true(job: &Value, condition: &str) -> bool {
     has_condition(job, condition, "True")
 }
@@ -24,8 +24,8 @@ fn is_finished(job: &Value) -> bool {
     is_true(job, "Complete") || is_true(job, "Failed")
 }
 
-/// Rules about what follows from what apply only when one of the two changes, so that an old status that
-/// breaks them can still be written.
+/// Rules about combinations of fields only apply if one of the fields changes, so that an invalid old
+/// status can still be updated.
 struct StatusUpdate<'a> {
     new: &'a Value,
     old: &'a Value,
@@ -97,7 +97,7 @@ fn validate_uncounted_pods(pods: &Value, path: &Path, e: &mut ErrorList) {
     }
 }
 
-/// How the job ended, and when.
+/// Validates the terminal conditions and the completion time.
 fn validate_terminal_conditions(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (job, status) = (change.new, change.new.at("status"));
     let (complete, failed) = (is_true(job, "Complete"), is_true(job, "Failed"));
@@ -121,7 +121,7 @@ fn validate_terminal_conditions(change: &StatusUpdate<'_>, path: &Path, e: &mut 
             e.required(&at, "completionTime is required for Complete jobs");
         }
     }
-    // Both are UTC to the second, so their text sorts as they do.
+    // Both are in UTC with seconds, so comparing the strings compares the times.
     if !started.is_empty()
         && !ended.is_empty()
         && ended < started
@@ -227,7 +227,7 @@ fn success_criteria(job: &Value, path: &Path, e: &mut ErrorList) {
     }
 }
 
-/// What is final stays, and counters do not go back.
+/// Terminal conditions must not be removed, and counters must not decrease.
 fn validate_monotonic_counts(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (new, old) = (change.new, change.old);
     for condition in ["Failed", "Complete", "FailureTarget"] {

@@ -1,4 +1,4 @@
-//! Where a volume's bytes are: exactly one kind of storage.
+//! The volume source of a PersistentVolume: exactly one of them.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::json::JsonExt;
 use crate::storage::csi_driver::driver_name;
 use crate::{meta, names};
 
-/// In the order upstream looks for them.
+/// In upstream's order.
 const SOURCES: &[VolumeSourceRule] = &[
     shared::HOST_PATH,
     shared::GCE_DISK,
@@ -36,7 +36,7 @@ const SOURCES: &[VolumeSourceRule] = &[
     source("csi", &[]).rule(csi),
 ];
 
-/// Exactly one source, and a good one.
+/// Validates that there is exactly one source and that it is valid.
 pub(super) fn validate_source(spec: &Value, name: &str, path: &Path, errors: &mut ErrorList) {
     let mut found = false;
     for source in SOURCES.iter().filter(|source| spec.has(source.field)) {
@@ -71,7 +71,7 @@ pub(super) fn validate_source(spec: &Value, name: &str, path: &Path, errors: &mu
     }
 }
 
-/// Whether the source is the same; a CSI volume may still be given the secret it is expanded with.
+/// Whether the source is unchanged. `controllerExpandSecretRef` may be added to a CSI volume.
 pub(super) fn same_source(after: &Value, before: &Value) -> bool {
     SOURCES.iter().all(|source| {
         let (mut new, old) = (after.at(source.field).clone(), before.at(source.field));
@@ -83,7 +83,7 @@ pub(super) fn same_source(after: &Value, before: &Value) -> bool {
     })
 }
 
-/// The part of the spec that is a source.
+/// The source of a volume spec.
 pub(super) fn source_of(spec: &Value) -> Value {
     let sources = SOURCES.iter().filter(|source| spec.has(source.field));
     sources.map(|source| (source.field.to_owned(), spec.at(source.field).clone())).collect()
@@ -104,7 +104,7 @@ fn glusterfs(errors: &mut ErrorList, source: &Value, path: &Path) {
     }
 }
 
-/// Upstream says the same of every bad name here.
+/// Upstream has the same message for all invalid names here.
 fn iscsi_name(name: &str) -> Result<(), &'static str> {
     shared::initiator(name).map_err(|_| "must be valid format")
 }

@@ -1,4 +1,4 @@
-//! Where a pod wants to run: node and pod affinity, spread over the topology, tolerations.
+//! Validates node and pod affinity, topology spread constraints and tolerations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ fn weight(e: &mut ErrorList, term: &Value, path: &Path) {
     }
 }
 
-/// A `NodeSelector`, as in required node affinity.
+/// Validates a `NodeSelector`, as in required node affinity.
 pub(crate) fn node_selector(e: &mut ErrorList, selector: &Value, path: &Path) {
     let at = path.child("nodeSelectorTerms");
     let terms = selector.items("nodeSelectorTerms");
@@ -57,7 +57,7 @@ pub(crate) fn node_selector(e: &mut ErrorList, selector: &Value, path: &Path) {
     }
 }
 
-/// `values`: whether the values must be label values, which only required terms ask.
+/// `values` is whether values must be valid label values, which only required terms demand.
 fn node_selector_term(e: &mut ErrorList, term: &Value, path: &Path, values: bool) {
     for (i, requirement) in term.items("matchExpressions").iter().enumerate() {
         node_requirement(e, requirement, &path.child("matchExpressions").index(i), values);
@@ -135,7 +135,7 @@ fn pod_affinity_term(e: &mut ErrorList, term: &Value, path: &Path) {
     meta::validate_label_name(key, &path.child("topologyKey"), e);
 }
 
-/// `matchLabelKeys` and `mismatchLabelKeys` beside a label selector.
+/// Validates `matchLabelKeys` and `mismatchLabelKeys`.
 fn label_keys(e: &mut ErrorList, term: &Value, path: &Path) {
     let selector = term.at("labelSelector");
     for field in ["matchLabelKeys", "mismatchLabelKeys"] {
@@ -154,7 +154,8 @@ fn label_keys(e: &mut ErrorList, term: &Value, path: &Path) {
     }
     let matched = term.items("matchLabelKeys");
     if !selector.is_null() {
-        // The merge of keys into the selector adds one expression per key; a second use of it is the user's.
+        // Merging the keys adds one expression per key to the selector. Another one with that key comes
+        // from the user.
         let indexes: BTreeMap<&str, usize> =
             matched.iter().enumerate().map(|(i, key)| (key.as_str().unwrap_or(""), i)).collect();
         let mut used: BTreeSet<&str> = selector.entries("matchLabels").map(|(key, _)| key).collect();
@@ -218,7 +219,7 @@ pub(super) fn topology_spread<'a>(e: &mut ErrorList, constraints: &'a [Value], p
     }
 }
 
-/// Tolerations, of a pod or of a RuntimeClass.
+/// Validates the tolerations of a Pod or RuntimeClass.
 pub(crate) fn tolerations(e: &mut ErrorList, tolerations: &[Value], path: &Path) {
     for (i, toleration) in tolerations.iter().enumerate() {
         let at = path.index(i);

@@ -1,4 +1,4 @@
-//! Containers of every sort: what they all keep, and what only init and ephemeral ones do.
+//! Validates init, main and ephemeral containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-/// What the rules of a container need to know about its pod.
+/// The properties of the pod that container validation needs.
 pub(super) struct PodContext<'a> {
     /// The valid volumes by name.
     pub volumes: BTreeMap<&'a str, &'a Value>,
@@ -24,7 +24,7 @@ pub(super) struct PodContext<'a> {
 const EPHEMERAL_FORBIDDEN: &str = "cannot be set for an Ephemeral Container";
 const NOT_SIDECAR: &str = "may not be set for init containers without restartPolicy=Always";
 
-/// The main containers.
+/// Validates the main containers.
 pub(super) fn validate_containers(e: &mut ErrorList, containers: &[Value], path: &Path, pod: &PodContext) {
     if containers.is_empty() {
         e.required(path, "");
@@ -55,7 +55,7 @@ pub(super) fn validate_init_containers(e: &mut ErrorList, spec: &Value, path: &P
         } else if !name.is_empty() {
             names.insert(name);
         }
-        // Upstream looks at each init container alone and always calls it the first.
+        // Upstream checks each init container separately and always reports the index 0.
         host_ports(e, std::iter::once((0, container)), path);
         let sidecar = is_sidecar(container);
         if sidecar {
@@ -133,7 +133,7 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// Only for pods, not templates: an image name without spaces around it.
+/// For pods only, not for templates: an image must not have surrounding whitespace.
 pub(super) fn validate_image(e: &mut ErrorList, container: &Value, path: &Path) {
     let image = container.text("image");
     if image.trim() != image {
@@ -234,7 +234,7 @@ fn validate_mounts(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodC
         if device_paths.contains(point) {
             e.invalid(&at.child("mountPath"), point, "must not already exist as a path in volumeDevices");
         }
-        // These paths lack the index upstream, too.
+        // Upstream's paths have no index here either.
         let sub = mount.text("subPath");
         if !sub.is_empty() {
             validate_relative_path(e, &path.child("subPath"), sub);
@@ -346,7 +346,7 @@ fn resize_policy(e: &mut ErrorList, policies: &[Value], path: &Path, pod_restart
     }
 }
 
-/// The container's own restart policy, and the rules that go with it.
+/// Validates the restart policy of a container and its restart rules.
 fn restart_policy(e: &mut ErrorList, container: &Value, path: &Path, is_init: bool) {
     let rules = container.items("restartPolicyRules");
     match container.at("restartPolicy").as_str() {

@@ -1,4 +1,4 @@
-//! A unified diff of two texts, as upstream puts it into a few complaints.
+//! A unified diff, which some of upstream's error messages contain.
 
 use std::fmt::Write as _;
 
@@ -7,20 +7,20 @@ use serde_json::Value;
 use super::internal::format_lines;
 
 const CONTEXT_LINES: usize = 3;
-/// Above this many lines on either side the middle is shown as replaced rather than compared.
+/// With more lines on either side, the middle part is shown as replaced without a comparison.
 const MAX_LINES: usize = 1000;
 
-/// The difference of two plain values as indented JSON.
+/// The diff of two values as indented JSON.
 pub(crate) fn diff_pods(old: &Value, new: &Value) -> String {
     diff_values("n", old, new)
 }
 
-/// The difference of two values of one of upstream's types, as upstream shows them (see `internal`).
+/// The diff of two values of an upstream type, printed as upstream does (see [`internal`](super::internal)).
 pub(crate) fn diff_values(name: &str, old: &Value, new: &Value) -> String {
     unified_diff(&format_lines(name, old), &format_lines(name, new))
 }
 
-/// The lines that differ, with three lines around them.
+/// The changed lines with three lines of context.
 fn unified_diff(old: &[String], new: &[String]) -> String {
     let ops = diff_lines(old, new);
     let mut out = String::new();
@@ -78,7 +78,7 @@ fn write_diff_section(
     }
 }
 
-/// The longest common subsequence, after equal ends are taken off.
+/// Computes the longest common subsequence after common prefix and suffix are removed.
 fn diff_lines(old: &[String], new: &[String]) -> Vec<DiffOp> {
     let min_len = old.len().min(new.len());
     let head = (0..min_len).take_while(|&i| old[i] == new[i]).count();

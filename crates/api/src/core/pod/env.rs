@@ -1,4 +1,4 @@
-//! Environment variables and the places their values come from.
+//! Validates environment variables and their value sources.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ pub(super) fn validate_env_from(e: &mut ErrorList, sources: &[Value], path: &Pat
                 match source.at(field).text("name") {
                     "" => e.required(&at.child(field).child("name"), ""),
                     name => invalid_name(e, &at.child(field).child("name"), name, |name| {
-                        // Upstream checks these as the start of a name, which may end in a dash.
+                        // Upstream checks these names as prefixes, which may end with a dash.
                         names::dns1123_subdomain(&replace_trailing_dash(name))
                     }),
                 }
@@ -103,7 +103,7 @@ const ENV_FIELDS: &[&str] = &[
 pub(super) const VOLUME_FIELDS: &[&str] =
     &["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
-/// The fields of a pod that the downward API knows, wherever it may use them.
+/// The pod fields that the downward API supports both in variables and in volumes.
 const POD_FIELDS: &[&str] = &[
     "metadata.annotations",
     "metadata.labels",
@@ -233,7 +233,7 @@ fn file_key_ref(e: &mut ErrorList, source: &Value, path: &Path) {
     validate_no_parent_refs(e, &path.child("path"), source.text("path"));
 }
 
-/// A file that a variable is read from lies in an emptyDir of the pod.
+/// A `fileKeyRef` must refer to an emptyDir volume of the pod.
 pub(super) fn file_key_volumes(e: &mut ErrorList, spec: &Value, path: &Path) {
     let volumes: BTreeMap<&str, &Value> =
         spec.items("volumes").iter().map(|volume| (volume.text("name"), volume)).collect();

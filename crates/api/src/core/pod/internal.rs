@@ -1,5 +1,6 @@
-//! How upstream shows a pod's spec in a few complaints: with every field, in the order and under the names
-//! of its internal types. Users compare such texts, so the shape is kept, from a table.
+//! Prints pod specs as upstream does in some error messages: all fields, in the order and with the
+//! names of its internal Go types. The types are described in a table. The output is kept equal,
+//! because users compare these texts.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,29 +12,28 @@ use crate::field::quote;
 use crate::json::JsonExt;
 use crate::meta;
 
-/// JSON whose fields keep their order.
+/// JSON with ordered fields.
 enum JsonNode {
     Leaf(Cow<'static, str>),
     List(Vec<JsonNode>),
     Object(Vec<(Cow<'static, str>, JsonNode)>),
 }
 
-/// The value, of the named type, as JSON indented by one space.
+/// The value of the named type as JSON, indented by one space.
 pub(super) fn format_lines(type_name: &str, value: &Value) -> Vec<String> {
     let mut lines = vec![String::new()];
     indent(&build_node(type_name, value, &Value::Null), 0, &mut lines);
     lines
 }
 
-/// The value, of the named type, on one line.
+/// The value of the named type on a single line.
 pub(crate) fn format_compact(type_name: &str, value: &Value) -> String {
     let mut out = String::new();
     write(&build_node(type_name, value, &Value::Null), &mut out);
     out
 }
 
-/// Whether two values of the named type are the same to upstream, where a field that is left out and one set
-/// to its zero are one.
+/// Whether two values of the named type are equal for upstream, where an absent field equals its zero value.
 pub(crate) fn semantic_equal(type_name: &str, a: &Value, b: &Value) -> bool {
     meta::semantic_equal(a, b)
         || nodes_equal(&build_node(type_name, a, &Value::Null), &build_node(type_name, b, &Value::Null))
@@ -57,7 +57,7 @@ fn nodes_equal(a: &JsonNode, b: &JsonNode) -> bool {
     }
 }
 
-/// `kind` is a type of the table, one of its letters, or one of them behind `*` or `[`.
+/// `kind` is a type of the table, a letter for a simple type, or one of them after `*` or `[`.
 fn build_node(kind: &str, value: &Value, outer: &Value) -> JsonNode {
     let zero =
         |text: &'static str| if value.is_null() { JsonNode::Leaf(text.into()) } else { build_plain(value) };
@@ -67,7 +67,7 @@ fn build_node(kind: &str, value: &Value, outer: &Value) -> JsonNode {
         "b" => zero("false"),
         "q" => zero("\"0\""),
         "i" | "x" => zero("0"),
-        // Upstream always has one, since it holds what the spec says about the host.
+        // Upstream always allocates this struct, because it holds the host fields of the spec.
         "*PodSecurityContext" => build_node("PodSecurityContext", value, outer),
         _ if kind.starts_with(['*', '[']) && value.is_null() => build_plain(value),
         _ if kind.starts_with('[') => {
@@ -87,7 +87,7 @@ fn build_object(type_name: &str, value: &Value, outer: &Value) -> JsonNode {
     let mut found = Vec::new();
     for field in TYPE_FIELDS.get(type_name).map_or(&[][..], Vec::as_slice) {
         if field.kind == "@ObjectMeta" {
-            // Embedded, so its fields stand beside the others.
+            // An embedded struct: its fields are inlined.
             if let JsonNode::Object(inner) = build_object(field.kind, value.at(&field.json), value) {
                 found.extend(inner);
             }
@@ -99,16 +99,16 @@ fn build_object(type_name: &str, value: &Value, outer: &Value) -> JsonNode {
     JsonNode::Object(found)
 }
 
-/// One field of a type.
+/// A field of a type.
 pub(super) struct TypeField {
     name: &'static str,
     pub json: String,
     pub kind: &'static str,
-    /// The field is found beside the value, not in it.
+    /// The field belongs to the parent value.
     is_outside: bool,
 }
 
-/// [`TYPES`], read.
+/// [`TYPE_DEFINITIONS`], parsed.
 pub(super) static TYPE_FIELDS: LazyLock<BTreeMap<&str, Vec<TypeField>>> = LazyLock::new(|| {
     let row = |field: &'static str| {
         let (names, kind) = field.split_once(':').unwrap_or((field, "n"));
@@ -127,7 +127,7 @@ pub(super) static TYPE_FIELDS: LazyLock<BTreeMap<&str, Vec<TypeField>>> = LazyLo
 
 const METADATA: &[&str] = &["name", "generateName", "namespace", "labels", "annotations"];
 
-/// A type with JSON names of its own: fields that are there, in the given order.
+/// A type with JSON tags: its present fields in this order.
 fn build_tagged(value: &Value, order: &[&str]) -> JsonNode {
     let present =
         order.iter().filter(|field| !matches!(value.at(field), Value::Null) && *value.at(field) != "");
@@ -189,7 +189,7 @@ fn write(node: &JsonNode, out: &mut String) {
     }
 }
 
-/// Appends to the last line, and more lines after it.
+/// Appends to the last line, and adds further lines.
 fn indent(node: &JsonNode, depth: usize, lines: &mut Vec<String>) {
     let (open, close, count) = match node {
         JsonNode::Leaf(text) => return push(lines, text),
@@ -221,9 +221,9 @@ fn push(lines: &mut [String], text: &str) {
     }
 }
 
-/// Every type below a pod template, and its fields as `Name=json:kind`; `=json` is left out where it is the
-/// name with a small first letter, and `^` looks one level up. Kinds: string, bool, int, quantity,
-/// int-or-string (`x`) and things that are null when absent (`n`).
+/// The types below a pod template with their fields as `Name=json:kind`. `=json` is omitted if it is
+/// the name with a lower-case first letter. `^` marks a field of the parent value. Kinds: `s` string,
+/// `b` bool, `i` int, `q` quantity, `x` int-or-string, `n` a value that is null if absent.
 const TYPE_DEFINITIONS: &[(&str, &str)] = &[
     ("PodTemplateSpec", "ObjectMeta=metadata:@ObjectMeta Spec:PodSpec"),
     (

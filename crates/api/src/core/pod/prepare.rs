@@ -1,4 +1,4 @@
-//! What happens to a pod before it is checked: its first status, and fields no client may set.
+//! Prepares a pod before validation: sets the initial status and drops fields of disabled features.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::qos::qos_class;
 use super::security;
 use crate::json::JsonExt;
 
-/// A new pod: pending, with its quality of service class, not yet seen by anyone.
+/// Sets the initial status: pending, with the QoS class.
 pub(super) fn prepare_for_create(pod: &mut Value) {
     let mut status = json!({"phase": "Pending", "qosClass": qos_class(pod)});
     if !pod.at("spec").items("schedulingGates").is_empty() {
@@ -29,7 +29,7 @@ pub(super) fn prepare_for_create(pod: &mut Value) {
     sync_app_armor(pod);
 }
 
-/// Removes the fields of features that upstream does not switch on by default.
+/// Drops the fields of features that are off by default upstream.
 pub(crate) fn drop_disabled(spec: &mut Value) {
     let Some(fields) = spec.as_object_mut() else { return };
     fields.remove("schedulingGroup");
@@ -55,7 +55,7 @@ fn list_mut<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a 
     object.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten()
 }
 
-/// `matchLabelKeys` and their opposite become expressions of the selector beside them.
+/// Merges `matchLabelKeys` and `mismatchLabelKeys` into the label selectors.
 fn merge_label_keys(pod: &mut Value) {
     let labels = pod.path("metadata.labels").clone();
     let Some(spec) = pod.get_mut("spec") else { return };
@@ -101,7 +101,7 @@ fn merge_keys(term: &mut Value, labels: &Value) {
     }
 }
 
-/// An AppArmor annotation fills in the field it stands for.
+/// Sets AppArmor fields from the legacy annotations.
 fn sync_app_armor(pod: &mut Value) {
     if pod.path("spec.os").text("name") == "windows" {
         return;
@@ -123,7 +123,7 @@ fn sync_app_armor(pod: &mut Value) {
     }
 }
 
-/// The field an AppArmor annotation stands for; `None` for a value without one.
+/// The AppArmor profile of an annotation value; `None` for an unknown value.
 pub(super) fn app_armor_from_annotation(annotation_value: &str) -> Option<Value> {
     match annotation_value {
         "unconfined" => Some(json!({"type": "Unconfined"})),

@@ -1,4 +1,4 @@
-//! Probes, lifecycle hooks and the handlers both run.
+//! Validates probes, lifecycle hooks and their handlers.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Volumes made of other objects: the downward API and projections.
+//! Validates downward API and projected volumes.
 
 use std::collections::BTreeSet;
 
@@ -38,8 +38,8 @@ fn downward_file(e: &mut ErrorList, file: &Value, path: &Path) {
     file_mode(e, file, path, "mode");
 }
 
-/// A projection of several sources. Cluster trust bundles and pod certificates are not among them: those
-/// fields are dropped before (see `prepare`).
+/// Validates a projected volume. Sources for cluster trust bundles and pod certificates have been
+/// dropped before (see [`prepare`](super::prepare)).
 pub(super) fn validate_projected(e: &mut ErrorList, volume: &Value, path: &Path) {
     file_mode(e, volume, path, "defaultMode");
     let mut taken: BTreeSet<&str> = BTreeSet::new();
@@ -91,7 +91,7 @@ fn validate_token(e: &mut ErrorList, token: &Value, path: &Path, volume: &Path) 
         let words = "may not specify a duration larger than 2^32 seconds";
         e.invalid(&path.child("expirationSeconds"), seconds, words);
     }
-    // Upstream names the volume's path, not the source's.
+    // Upstream's path is that of the volume, not that of the source.
     match token.text("path") {
         "" => e.required(&volume.child("path"), ""),
         target => validate_non_reserved_path(e, &volume.child("path"), target),

@@ -1,4 +1,4 @@
-//! Pods of every shape, made from the table of types: whatever a client sends is answered, never a panic.
+//! Property tests: validation of generated pods never panics.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::internal::{TYPE_FIELDS, semantic_equal};
 use super::*;
 
-/// A source of choices; small numbers come up often, so that lists stay short and words meet.
+/// A pseudo-random source. Small numbers are common, so that lists stay short and values collide.
 struct RandomSource(u64);
 
 impl RandomSource {
@@ -68,7 +68,7 @@ fn any_value(kind: &str, random: &mut RandomSource, depth: u32) -> Value {
                 json!(random.pick(STRINGS))
             }
         }
-        // Something without a type of its own: a number, a word, a list or a map.
+        // A value without a known type: a number, string, list, map or bool.
         "n" => match random.below(5) {
             0 => any_value("i", random, depth),
             1 => any_value("s", random, depth),
@@ -147,8 +147,7 @@ proptest! {
     }
 }
 
-/// Lists as long as a request can hold them take time in proportion: were a rule to compare all with
-/// all, this would take much longer than the rest of the tests.
+/// Guards against quadratic rules: these would take much longer than all other tests.
 #[test]
 fn validation_time_is_linear_in_list_length() {
     let list = |make: &dyn Fn(usize) -> Value| Value::Array((0..2_000).map(make).collect());

@@ -1,4 +1,4 @@
-//! The quality of service class of a pod, which decides who is evicted first.
+//! The QoS class of a pod, which determines the order of eviction.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::resources::list;
 use crate::json::JsonExt;
 use crate::quantity::Quantity;
 
-/// `Guaranteed`, `Burstable` or `BestEffort`, from requests and limits of cpu and memory.
+/// `Guaranteed`, `Burstable` or `BestEffort`, from the requests and limits of CPU and memory.
 pub fn qos_class(pod: &Value) -> &'static str {
     let spec = pod.at("spec");
     let whole = spec.at("resources");
@@ -22,7 +22,7 @@ pub fn qos_class(pod: &Value) -> &'static str {
     let mut guaranteed = true;
     for part in parts {
         add_resources(&mut requests, part, "requests");
-        // Resources of the whole pod may leave out limits altogether; containers may not.
+        // Pod-level resources may have no limits at all; container resources must.
         let limited = add_resources(&mut limits, part, "limits");
         guaranteed &= limited == 2 || (!whole.is_null() && part.entries("limits").next().is_none());
     }
@@ -32,7 +32,7 @@ pub fn qos_class(pod: &Value) -> &'static str {
     if guaranteed && requests == limits { "Guaranteed" } else { "Burstable" }
 }
 
-/// Adds the cpu and memory of one list and tells how many of the two it had.
+/// Adds the CPU and memory of a list and returns how many of the two are present.
 fn add_resources<'a>(total: &mut BTreeMap<&'a str, Quantity>, resources: &'a Value, field: &str) -> usize {
     let mut count = 0;
     for (name, value) in list(resources, field) {

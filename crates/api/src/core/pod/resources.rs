@@ -1,4 +1,4 @@
-//! Requests, limits and claims, of a container and of the whole pod.
+//! Validates requests, limits and claims of containers and pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,14 +30,14 @@ pub(super) fn validate_container_resources(
     validate_requirements(e, resources, path, claims, amounts::validate_container_resource_name);
 }
 
-/// Overhead is checked as limits are.
+/// Validates the overhead with the rules of limits.
 pub(super) fn validate_overhead(e: &mut ErrorList, spec: &Value, path: &Path) {
     let mut wrapped = serde_json::Map::new();
     wrapped.insert("limits".to_owned(), spec.at("overhead").clone());
     validate_container_resources(e, &Value::Object(wrapped), path, &BTreeSet::new());
 }
 
-/// Resources of the pod as a whole.
+/// Validates pod-level resources.
 pub(super) fn validate_pod_resources(e: &mut ErrorList, spec: &Value, path: &Path, claims: &BTreeSet<&str>) {
     let resources = spec.at("resources");
     if resources.is_null() {
@@ -146,7 +146,7 @@ fn claim_names(e: &mut ErrorList, used: &[Value], path: &Path, known: &BTreeSet<
     }
 }
 
-/// The pod's claims themselves.
+/// Validates the resource claims of a pod.
 pub(super) fn validate_pod_claims(e: &mut ErrorList, spec: &Value, meta: Option<&Value>, path: &Path) {
     let mirror =
         meta.is_some_and(|meta| super::rules::annotation(meta, super::rules::MIRROR_ANNOTATION).is_some());
@@ -186,7 +186,7 @@ pub(super) fn validate_pod_claims(e: &mut ErrorList, spec: &Value, meta: Option<
     }
 }
 
-/// What the containers add up to fits into what the pod asks for.
+/// Validates that the containers' total fits into the pod-level resources.
 fn validate_pod_level_resources(e: &mut ErrorList, spec: &Value, path: &Path) {
     let resources = spec.at("resources");
     let (requests, limits) = (list(resources, "requests"), list(resources, "limits"));
@@ -223,8 +223,8 @@ fn validate_pod_level_resources(e: &mut ErrorList, spec: &Value, path: &Path) {
     }
 }
 
-/// The containers' needs together: the running ones add up, and an init container, which runs before them
-/// with the sidecars started so far, raises the mark where it needs more.
+/// The total of all containers: the sum of those that run together, or the need of an init container
+/// with the sidecars started before it if that is larger.
 pub(crate) fn aggregate<'a>(spec: &'a Value, field: &str) -> BTreeMap<&'a str, Quantity> {
     let mut total: BTreeMap<&str, Quantity> = BTreeMap::new();
     for container in spec.items("containers") {
@@ -238,7 +238,7 @@ pub(crate) fn aggregate<'a>(spec: &'a Value, field: &str) -> BTreeMap<&'a str, Q
             add(&mut total, &need);
             add(&mut sidecars, &need);
         }
-        // What this container does not ask for has not changed since the mark was last raised.
+        // The maximum already includes resources that this container does not request.
         for (name, value) in &mut need {
             let running = sidecars.get(name).copied();
             *value = match running {

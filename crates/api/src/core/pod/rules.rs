@@ -1,4 +1,4 @@
-//! Short words for the checks that pods and their owners repeat.
+//! Helpers for the validation of pods and workloads.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ pub(crate) const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 pub(crate) const NOT_POSITIVE: &str = "must be greater than 0";
 pub(crate) const IMMUTABLE: &str = "field is immutable";
 
-/// Complains about `value` once for each thing the name check has to say.
+/// Reports each message of a name check as an error of `value`.
 pub(crate) fn invalid_name(e: &mut ErrorList, path: &Path, value: &str, check: impl Fn(&str) -> Vec<String>) {
     e.invalid_each(path, value, check(value));
 }
@@ -25,14 +25,14 @@ pub(crate) fn subdomain(e: &mut ErrorList, path: &Path, value: &str) {
     invalid_name(e, path, value, names::dns1123_subdomain);
 }
 
-/// A string field that may not be empty.
+/// A required string field.
 pub(crate) fn required(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if obj.text(field).is_empty() {
         e.required(&path.child(field), "");
     }
 }
 
-/// An integer field that, when absent, is zero.
+/// An optional integer field that must not be negative.
 pub(crate) fn non_negative(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(value) = obj.int(field)
         && value < 0
@@ -41,7 +41,7 @@ pub(crate) fn non_negative(e: &mut ErrorList, obj: &Value, path: &Path, field: &
     }
 }
 
-/// The field, when present, is one of `allowed`, which is printed as it stands.
+/// An optional enum field. `allowed` is printed in this order.
 pub(crate) fn one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
     if let Some(value) = obj.at(field).as_str()
         && !allowed.contains(&value)
@@ -50,7 +50,7 @@ pub(crate) fn one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, a
     }
 }
 
-/// The field is present and one of `allowed`.
+/// A required enum field.
 pub(crate) fn required_one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
     match obj.text(field) {
         "" => e.required(&path.child(field), ""),
@@ -62,14 +62,14 @@ pub(crate) fn in_range(e: &mut ErrorList, path: &Path, value: i64, low: i64, hig
     e.invalid_each(path, value, names::in_range(value, low, high));
 }
 
-/// A user or group id, when present.
+/// An optional user or group ID.
 pub(crate) fn id(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(value) = obj.int(field) {
         in_range(e, &path.child(field), value, 0, i64::from(i32::MAX));
     }
 }
 
-/// A file mode, when present.
+/// An optional file mode.
 pub(crate) fn file_mode(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(mode) = obj.int(field)
         && !(0..=0o777).contains(&mode)
@@ -78,19 +78,19 @@ pub(crate) fn file_mode(e: &mut ErrorList, obj: &Value, path: &Path, field: &str
     }
 }
 
-/// Fails the field with a printed form that is not plain JSON.
+/// Reports an invalid value with a printed form that is not plain JSON.
 pub(crate) fn invalid_as(e: &mut ErrorList, path: &Path, rendered: &str, detail: &str) {
     e.push(ErrorType::Invalid, path, format!("Invalid value: {rendered}: {detail}"));
 }
 
-/// Compares two values of a field that may not change.
+/// Validates that a field does not change.
 pub(crate) fn immutable(e: &mut ErrorList, path: &Path, new: &Value, old: &Value) {
     if !meta::semantic_equal(new, old) {
         invalid_as(e, path, &render_value(new), IMMUTABLE);
     }
 }
 
-/// A value as complaints show it. A label selector keeps upstream's order of fields; everything else is JSON.
+/// Renders a value for an error. A label selector has upstream's field order; other values are plain JSON.
 pub(crate) fn render_value(value: &Value) -> String {
     if value.has("matchLabels") || value.has("matchExpressions") {
         render_selector(value)
@@ -119,7 +119,7 @@ fn render_selector(selector: &Value) -> String {
     format!("{{{}}}", parts.join(","))
 }
 
-/// A warning about an address in an unusual form.
+/// Warns about an IP address that is not in canonical form.
 pub(crate) fn ip_warning(path: &Path, value: &str) -> Option<String> {
     let ip = names::parse_ip(value)?;
     let canonical = match ip {
@@ -147,7 +147,7 @@ pub(crate) fn has_parent_refs(target: &str) -> bool {
     target.split('/').any(|part| part == "..")
 }
 
-/// A relative path that stays below its start.
+/// A relative path without `..` elements.
 pub(crate) fn validate_relative_path(e: &mut ErrorList, path: &Path, target: &str) {
     if target.starts_with('/') {
         e.invalid(path, target, "must be a relative path");
@@ -155,7 +155,7 @@ pub(crate) fn validate_relative_path(e: &mut ErrorList, path: &Path, target: &st
     validate_no_parent_refs(e, path, target);
 }
 
-/// The same, and not a name the kubelet reserves for its atomic writer.
+/// Like [`validate_relative_path`], and not a name that the kubelet's atomic writer uses.
 pub(crate) fn validate_non_reserved_path(e: &mut ErrorList, path: &Path, target: &str) {
     validate_relative_path(e, path, target);
     if target.starts_with("..") && !target.starts_with("../") {
@@ -163,7 +163,7 @@ pub(crate) fn validate_non_reserved_path(e: &mut ErrorList, path: &Path, target:
     }
 }
 
-/// Init, main and ephemeral containers with their paths, in upstream's order of visits.
+/// All init, main and ephemeral containers with their paths, in upstream's order.
 pub(crate) fn all_containers<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
     let mut found = Vec::new();
     for list in ["initContainers", "containers", "ephemeralContainers"] {
@@ -173,12 +173,12 @@ pub(crate) fn all_containers<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a
     found
 }
 
-/// Whether this init container keeps running beside the main containers.
+/// Whether an init container is a sidecar.
 pub(crate) fn is_sidecar(container: &Value) -> bool {
     container.text("restartPolicy") == "Always"
 }
 
-/// The pod shares the node's user namespace unless it says otherwise.
+/// Whether the pod uses the user namespace of the node, which is the default.
 pub(crate) fn host_users(spec: &Value) -> bool {
     spec.at("hostUsers").as_bool().unwrap_or(true)
 }
@@ -189,7 +189,7 @@ pub(crate) fn annotation<'a>(meta: &'a Value, key: &str) -> Option<&'a str> {
 
 pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// A value as upstream shows it when its fields have no JSON names of their own: all of them, in order.
+/// A value as upstream prints a struct without JSON tags: all fields in order.
 pub(crate) fn render_fields(value: &Value, fields: &[(&str, &str)]) -> String {
     let fields: Vec<String> =
         fields.iter().map(|(go, json)| format!("\"{go}\":{}", value.at(json))).collect();

@@ -1,4 +1,4 @@
-//! Security contexts of pods and containers, and what an operating system allows in them.
+//! Validates security contexts of pods and containers, also against the operating system of the pod.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::json::JsonExt;
 
 const PROFILE_TYPES: &[&str] = &["Localhost", "RuntimeDefault", "Unconfined"];
 
-/// The pod's own context. Host namespaces are fields of the spec itself.
+/// Validates the pod's security context. The host namespace fields are in the spec itself.
 pub(super) fn validate_pod_security_context(e: &mut ErrorList, spec: &Value, path: &Path) {
     let context = spec.at("securityContext");
     for field in ["fsGroup", "runAsUser", "runAsGroup"] {
@@ -163,7 +163,7 @@ const IPC_SYSCTLS: &[&str] = &[
     "kernel.msg",
 ];
 
-/// A name may use slashes for dots when its first separator is one; dots then stand for themselves.
+/// A sysctl name may use slashes as separators. If the first separator is a slash, dots are literal.
 fn normalize_sysctl(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(i) if name.as_bytes()[i] == b'/' => name
@@ -193,13 +193,13 @@ fn is_sysctl(name: &str) -> bool {
         })
 }
 
-/// A pod in a user namespace of its own shares little else with the node.
+/// A pod with its own user namespace must not share other namespaces with the node.
 pub(super) fn host_users(e: &mut ErrorList, spec: &Value, path: &Path) {
     if super::rules::host_users(spec) {
         return;
     }
     const WHEN: &str = "when `hostUsers` is false";
-    // Two of the names are capitalised upstream.
+    // Upstream capitalizes two of the field names.
     for (field, rendered) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")]
     {
         if spec.flag(field) {
@@ -229,7 +229,7 @@ pub(super) fn app_armor_annotation(container: &Value) -> String {
     format!("{APP_ARMOR}{}", container.text("name"))
 }
 
-/// The old annotations, as far as they are still looked at.
+/// Validates the legacy annotations that are still supported.
 pub(super) fn annotations(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
     let seccomp = |e: &mut ErrorList, key: &str, profile: &str| {
         let at = path.child(key);
@@ -265,7 +265,7 @@ pub(super) fn annotations(e: &mut ErrorList, meta: &Value, spec: &Value, path: &
     }
 }
 
-/// Annotation and field, where both are given, say the same.
+/// Validates that annotation and field agree if both are set.
 pub(super) fn annotations_match_fields(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
     let own = spec.at("securityContext");
     let mut matches = |profile: &Value, key: &str, at: Path, what: &str| {

@@ -1,4 +1,4 @@
-//! The rules of a pod's spec, the same for pods and for every template of pods.
+//! Validates pod specs of pods and pod templates.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::{meta, names};
 
-/// What differs between a pod and a template.
+/// The differences between pods and pod templates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PodValidationOptions {
-    /// The spec is a pod's own, so nothing will be filled in later.
+    /// The spec is that of a pod, not of a template, so all values must be set.
     pub is_pod: bool,
 }
 
-/// Checks a `PodSpec`. `pod` is the metadata of the pod it belongs to; a template has none.
+/// Validates a `PodSpec`. `pod` is the metadata of the pod; `None` for a template.
 pub fn validate_pod_spec(
     spec: &Value,
     pod: Option<&Value>,
@@ -140,7 +140,7 @@ fn host_network_ports(e: &mut ErrorList, spec: &Value, path: &Path, options: Pod
 
 fn pull_secrets(e: &mut ErrorList, spec: &Value, path: &Path) {
     for (i, secret) in spec.items("imagePullSecrets").iter().enumerate() {
-        // The type has no other field; strict decoding refuses more, lenient decoding drops it.
+        // The type has no other field. Strict decoding rejects others, lenient decoding drops them.
         let more = secret.as_object().is_some_and(|fields| fields.keys().any(|key| key != "name"));
         if more {
             let rendered = super::internal::format_compact("LocalObjectReference", secret);

@@ -1,4 +1,4 @@
-//! The rules of a pod's status, which mostly the node writes.
+//! Validates the status of a pod, which the kubelet writes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-/// Fills in what a writer of status leaves out, as older ones do.
+/// Sets status fields that older clients omit.
 pub(super) fn prepare_status(new: &mut Value, old: &Value) {
     let before = old.at("status");
     if !new.at("status").is_object() {
@@ -125,7 +125,7 @@ fn conditions(e: &mut ErrorList, status: &Value, path: &Path) {
     }
 }
 
-/// A terminated container stays so, unless its restart policy starts it again.
+/// A terminated container must not run again, unless its restart policy allows it.
 fn validate_state_transitions(
     e: &mut ErrorList,
     new: &[Value],
@@ -155,14 +155,14 @@ fn validate_state_transitions(
     }
 }
 
-/// Whether any container has a rule that restarts all of them.
+/// Whether a container has a `RestartAllContainers` rule.
 fn has_restart_all_rule(spec: &Value) -> bool {
     ["containers", "initContainers"].iter().flat_map(|list| spec.items(list)).any(|container| {
         container.items("restartPolicyRules").iter().any(|rule| rule.text("action") == "RestartAllContainers")
     })
 }
 
-/// Whether a container is started again after this exit code.
+/// Whether a container restarts after this exit code.
 pub fn should_restart(container: &Value, spec: &Value, exit_code: i64) -> bool {
     for rule in container.items("restartPolicyRules") {
         let codes = rule.at("exitCodes");
@@ -246,7 +246,7 @@ fn extended_claim(e: &mut ErrorList, status: &Value, spec: &Value, path: &Path) 
     }
 }
 
-/// At most one address of each family; addresses already there are not looked at again.
+/// Allows one address per IP family. Addresses of the old status are not validated again.
 fn addresses(e: &mut ErrorList, status: &Value, before: &Value, path: &Path, list: &str) {
     let ips = status.items(list);
     let path = path.child(list);
@@ -294,7 +294,7 @@ fn validate_users(e: &mut ErrorList, statuses: &[Value], path: &Path, spec: &Val
 
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// The health of devices is told for resources the container asked for.
+/// Device health may only be reported for resources that the container requests.
 fn validate_allocated_resources(e: &mut ErrorList, statuses: &[Value], path: &Path, containers: &[Value]) {
     for (i, status) in statuses.iter().enumerate() {
         let container = containers.iter().find(|one| one.text("name") == status.text("name"));

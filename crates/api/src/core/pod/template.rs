@@ -1,4 +1,4 @@
-//! Templates of pods, as workloads carry them.
+//! Validates pod templates of workloads.
 
 use serde_json::Value;
 
@@ -9,10 +9,10 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::{meta, names};
 
-/// Checks a `PodTemplateSpec`.
+/// Validates a `PodTemplateSpec`.
 pub fn validate_pod_template_spec(template: &Value, path: &Path, e: &mut ErrorList) {
     let (metadata, spec, at) = (template.at("metadata"), template.at("spec"), path.child("spec"));
-    // Upstream leaves `metadata` out of these three paths.
+    // Upstream's paths omit `metadata` in these three cases.
     meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
     meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);
     pod_annotations(e, metadata, spec, &path.child("annotations"));
@@ -23,7 +23,7 @@ pub fn validate_pod_template_spec(template: &Value, path: &Path, e: &mut ErrorLi
     }
 }
 
-/// The pods of a workload that keeps them running restart always and have no deadline.
+/// Pods of continuously running workloads must have restart policy `Always` and no active deadline.
 pub(crate) fn keeps_running(template: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
     let (spec, at) = (template.at("spec"), path.child("spec"));
     let policy = spec.text("restartPolicy");
@@ -36,7 +36,7 @@ pub(crate) fn keeps_running(template: &Value, path: &Path, kind: &str, e: &mut E
     }
 }
 
-/// Annotations that mean something to a pod.
+/// Validates annotations with a meaning for pods.
 pub(crate) fn pod_annotations(e: &mut ErrorList, metadata: &Value, spec: &Value, path: &Path) {
     if let Some(mirror) = annotation(metadata, MIRROR_ANNOTATION)
         && spec.text("nodeName").is_empty()
@@ -64,13 +64,13 @@ pub(crate) fn pod_annotations(e: &mut ErrorList, metadata: &Value, spec: &Value,
 const TOLERATIONS: &str = "scheduler.alpha.kubernetes.io/tolerations";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// No leading plus or zero, so that there is one way to write each number.
+/// A leading plus sign or zero is rejected, so that each number has a single form.
 fn is_cost(text: &str) -> bool {
     let first = text.bytes().next();
     text.parse::<i32>().is_ok() && first != Some(b'+') && (first != Some(b'0') || text.len() == 1)
 }
 
-/// A name that ends up in the names of pods had better be a label.
+/// Warns about names that are part of pod names and are not DNS labels.
 pub(crate) fn name_warning(object: &Value, used: &str) -> Option<String> {
     let messages = names::dns1123_label(object.at("metadata").text("name"));
     (!messages.is_empty()).then(|| {

@@ -1,4 +1,4 @@
-//! Pods in, complaints out.
+//! Tests pod validation.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::core::testing::lines;
 
-/// Fills in what the defaults would, so that a case shows only what it is about.
+/// Sets the defaults, so that test cases only contain the relevant fields.
 pub(crate) fn defaulted(mut spec: Value) -> Value {
     spec.set_default("restartPolicy", "Always");
     spec.set_default("dnsPolicy", "ClusterFirst");
@@ -415,7 +415,8 @@ fn validates_updates() {
     );
 }
 
-/// What a cluster stores for a small pod with one init container, and the tail of the complaint about it.
+/// The stored spec of a small pod with one init container, and the end of the error message of a
+/// rejected update.
 #[test]
 fn rejected_update_contains_diff() {
     let access = json!([{"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},

@@ -1,5 +1,5 @@
-//! What may change on a pod: a few fields by update, its ephemeral containers and its resources by
-//! subresources of their own.
+//! Validates pod updates: the main endpoint may change a few fields, the `ephemeralcontainers` and
+//! `resize` subresources may add ephemeral containers and change resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,7 @@ pub(super) fn validate_update(e: &mut ErrorList, new: &Value, old: &Value) {
     }
 }
 
-/// Sets a field of `to` to what it is in `from`, or to nothing.
+/// Copies a field from `from` to `to`, or removes it if it is absent.
 fn copy_field(to: &mut Value, from: &Value, field: &str) {
     let Some(to) = to.as_object_mut() else { return };
     match from.get(field) {
@@ -70,7 +70,7 @@ fn copy_field(to: &mut Value, from: &Value, field: &str) {
     };
 }
 
-/// Whether there are as many containers as before, so that the rest can be compared one by one.
+/// Whether the number of containers is unchanged, so that they can be compared one by one.
 fn container_updates(e: &mut ErrorList, new: &[Value], old: &[Value], path: &Path) -> bool {
     if new.len() != old.len() {
         e.forbidden(path, "pod updates may not add or remove containers");
@@ -83,7 +83,7 @@ fn container_updates(e: &mut ErrorList, new: &[Value], old: &[Value], path: &Pat
     true
 }
 
-/// A deadline may be set and brought forward. Returns whether to go on.
+/// The active deadline may be set or shortened. Returns whether to continue.
 fn validate_active_deadline_update(e: &mut ErrorList, new: &Value, old: &Value, path: &Path) -> bool {
     let old = old.int("activeDeadlineSeconds");
     let Some(new) = new.int("activeDeadlineSeconds") else {
@@ -124,7 +124,7 @@ fn validate_gate_update(e: &mut ErrorList, new: &Value, old: &Value, path: &Path
     }
 }
 
-/// While a pod is gated, where it may run can be narrowed further.
+/// While a pod has scheduling gates, its node selector and affinity may be narrowed.
 fn validate_gated_update(e: &mut ErrorList, mutable_spec: &mut Value, new: &Value, old: &Value, path: &Path) {
     const WORDS: &str = "only additions to spec.nodeSelector are allowed (no mutations or deletions)";
     let selector = new.at("nodeSelector");
@@ -175,7 +175,7 @@ fn validate_node_affinity_mutation(e: &mut ErrorList, new: &Value, old: &Value, 
     }
 }
 
-/// Annotations that say what a pod is or how it is confined stay as they were made.
+/// Annotations with security or identity semantics must not change.
 pub(super) fn annotation_updates(e: &mut ErrorList, new: &Value, old: &Value) {
     let path = Path::new("metadata.annotations");
     for (key, value) in old.entries("annotations") {
@@ -199,8 +199,8 @@ pub(super) fn annotation_updates(e: &mut ErrorList, new: &Value, old: &Value) {
     }
 }
 
-/// The rules of the `ephemeralcontainers` subresource, those of every pod among them: containers can be
-/// added, and stay.
+/// Validates an update through `ephemeralcontainers`, including the rules of all pods. Existing
+/// ephemeral containers must not change.
 pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut ErrorList) {
     Pod.validate(new, e);
     annotation_updates(e, new.at("metadata"), old.at("metadata"));
@@ -227,7 +227,7 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut Er
     }
 }
 
-/// Keeps of an update through `ephemeralcontainers` only those containers.
+/// Discards all changes of an `ephemeralcontainers` update except ephemeral containers.
 pub fn prepare_ephemeral_containers_update(new: &mut Value, old: &Value) {
     let containers = new.path("spec.ephemeralContainers").clone();
     let mut spec = old.at("spec").clone();
@@ -237,8 +237,8 @@ pub fn prepare_ephemeral_containers_update(new: &mut Value, old: &Value) {
     replace_spec(new, old, spec);
 }
 
-/// Keeps of an update through `resize` only resources and resize policies, as long as the containers are
-/// the same ones.
+/// Discards all changes of a `resize` update except resources and resize policies, if the containers
+/// are the same.
 pub fn prepare_resize(new: &mut Value, old: &Value) {
     const LISTS: [&str; 2] = ["containers", "initContainers"];
     let (requested, before) = (new.at("spec"), old.at("spec"));
@@ -280,7 +280,7 @@ fn replace_spec(new: &mut Value, old: &Value, spec: Value) {
 
 const ONLY_RESOURCES: &str = "only cpu and memory resources are mutable";
 
-/// The rules of the `resize` subresource, those of every pod among them.
+/// Validates an update through `resize`, including the rules of all pods.
 pub fn validate_resize(new: &Value, old: &Value, e: &mut ErrorList) {
     Pod.validate(new, e);
     let rejection = if annotation(old.at("metadata"), MIRROR_ANNOTATION).is_some() {
@@ -390,7 +390,7 @@ fn validate_no_removed_resources(e: &mut ErrorList, new: &Value, old: &Value, pa
     }
 }
 
-/// The new resources with the old cpu and memory, so that what still differs is what may not.
+/// The new resources with the old CPU and memory. Remaining differences are not allowed.
 fn restore_cpu_and_memory(new: &Value, old: &Value) -> Map<String, Value> {
     let mut resources = new.as_object().cloned().unwrap_or_default();
     for field in ["requests", "limits"] {

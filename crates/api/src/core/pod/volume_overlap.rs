@@ -1,11 +1,11 @@
-//! Warnings about files of one volume that get into each other's way.
+//! Warnings about conflicting file paths in a volume.
 
 use serde_json::Value;
 
 use crate::field::quote;
 use crate::json::JsonExt;
 
-/// A file of a volume, and the source it comes from where there are several.
+/// A file in a volume, with its source if the volume has several.
 #[derive(Clone, PartialEq)]
 struct ProjectedFile {
     path: String,
@@ -67,10 +67,10 @@ fn projected(source: &Value) -> Vec<ProjectedFile> {
     }
 }
 
-/// How many files of a volume are compared: enough for people, too few to keep a server busy.
+/// The maximum number of compared files. The comparison is quadratic.
 const MAX_CHECKED_FILES: usize = 200;
 
-/// Every pair of files where one is the other or lies below it.
+/// Returns all pairs of files with equal paths or where one path is below the other.
 fn find_conflicts(files: Vec<ProjectedFile>) -> Vec<String> {
     let mut found = Vec::new();
     let mut before: Vec<ProjectedFile> = Vec::new();

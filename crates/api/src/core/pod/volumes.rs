@@ -1,4 +1,4 @@
-//! Volumes: exactly one source each, and what each source asks for.
+//! Validates volumes: exactly one source each, with the rules of that source.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::quantity::Quantity;
 use crate::storage::csi_driver::driver_name;
 use crate::{meta, names};
 
-/// Checks the volumes and returns those without a fault, by name.
+/// Validates the volumes and returns the valid ones by name.
 pub(super) fn volumes<'a>(
     e: &mut ErrorList,
     spec: &'a Value,
@@ -60,7 +60,7 @@ pub(super) fn volumes<'a>(
     good
 }
 
-/// In the order upstream looks for them.
+/// In upstream's order.
 const SOURCES: &[VolumeSourceRule] = &[
     source("emptyDir", &[]).rule(empty_dir),
     shared::HOST_PATH,
@@ -114,7 +114,7 @@ fn check_source(e: &mut ErrorList, volume: &Value, path: &Path, pod_name: &str, 
                     }
                 }
                 "image" => {
-                    // Templates may leave the reference to whoever fills them in.
+                    // Templates may omit the reference; pods may not.
                     if is_pod {
                         required(e, source, &at, "reference");
                     }
@@ -161,7 +161,7 @@ fn csi(e: &mut ErrorList, source: &Value, path: &Path) {
     if source.has("nodePublishSecretRef") {
         match source.at("nodePublishSecretRef").text("name") {
             "" => e.required(&path.child("nodePublishSecretRef.name"), ""),
-            // Upstream reports it one level up.
+            // Upstream's path is one level higher.
             name => invalid_name(e, &path.child("name"), name, names::dns1123_subdomain),
         }
     }
@@ -177,7 +177,7 @@ fn ephemeral(e: &mut ErrorList, source: &Value, path: &Path) {
     claim_spec(e, template.at("spec"), &at.child("spec"));
 }
 
-/// Metadata of an object made from a template: labels and annotations, nothing else.
+/// Validates the metadata of a claim template: only labels and annotations are allowed.
 fn template_meta(e: &mut ErrorList, metadata: &Value, path: &Path) {
     meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);
     meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
@@ -204,7 +204,7 @@ fn template_meta(e: &mut ErrorList, metadata: &Value, path: &Path) {
     }
 }
 
-/// The spec of a claim that a template makes.
+/// Validates the spec of a claim template.
 pub(crate) fn claim_spec(e: &mut ErrorList, spec: &Value, path: &Path) {
     const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
     let modes = spec.items("accessModes");
@@ -269,7 +269,7 @@ fn data_sources(e: &mut ErrorList, spec: &Value, path: &Path) {
             invalid_name(e, &at.child("namespace"), namespace, names::dns1123_label);
         }
     }
-    // The value shown is the path itself, an object without visible fields.
+    // Upstream prints the path itself, which is an object without exported fields.
     if !new.text("namespace").is_empty() {
         if !old.is_null() {
             invalid_as(e, path, "{}", "may not be specified when dataSourceRef.namespace is specified");

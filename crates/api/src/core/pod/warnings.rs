@@ -1,4 +1,4 @@
-//! Words of warning about pods and templates: what is deprecated, ignored or ambiguous.
+//! Warnings about pods and pod templates: deprecated, ignored or ambiguous fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::quantity::Quantity;
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Warnings about a new pod. Its AppArmor annotations have already been turned into fields.
+/// Warnings about a new pod. Its AppArmor annotations have already been converted to fields.
 pub(super) fn for_pod(pod: &Value) -> Vec<String> {
     let mut found = for_spec(pod.at("metadata"), pod.at("spec"), &Path::root(), false);
     found.extend(pod_app_armor_warnings(pod));
@@ -149,7 +149,7 @@ fn null_selector(found: &mut Vec<String>, term: &Value, path: &Path) {
     }
 }
 
-/// Sources that do nothing any more, or soon will not: the field, the name it is reported under, since when.
+/// Deprecated volume sources: the field, its name in the warning, and the status.
 const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
     ("photonPersistentDisk", "photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"),
     ("gitRepo", "gitRepo", "deprecated in v1.11, and disabled by default in v1.33+"),
@@ -175,7 +175,7 @@ fn volumes(found: &mut Vec<String>, spec: &Value, path: &Path) {
     }
 }
 
-/// Warnings about the spec of a claim.
+/// Warnings about a claim spec.
 pub(crate) fn for_claim(spec: &Value, path: &Path) -> Vec<String> {
     let lists = ["requests", "limits"].into_iter();
     lists
@@ -235,8 +235,8 @@ fn container_app_armor_warning(
     (!is_set).then(|| app_armor_deprecated(path, &key))
 }
 
-/// By now a proper annotation has its field, so a field that says the same as the annotation came from it,
-/// unless the client gave both.
+/// Valid annotations have been converted to fields, so a field that equals its annotation came from it,
+/// unless the client set both.
 fn pod_app_armor_warnings(pod: &Value) -> Vec<String> {
     let (metadata, spec) = (pod.at("metadata"), pod.at("spec"));
     if spec.at("os").text("name") == "windows" {
@@ -265,7 +265,7 @@ fn duplicate_env_vars(found: &mut Vec<String>, container: &Value, path: &Path) {
         if seen.insert(name) {
             continue;
         }
-        // One that builds on the earlier one is meant.
+        // A definition that extends the previous value is intended.
         let reference = format!("$({name})");
         if var.has("valueFrom") || value == reference || !value.contains(&reference) {
             found.push(format!(
@@ -277,7 +277,8 @@ fn duplicate_env_vars(found: &mut Vec<String>, container: &Value, path: &Path) {
     }
 }
 
-/// How many ports of one number a port is compared with: enough for people, too few to keep a server busy.
+/// The maximum number of ports with the same number that a port is compared with. The comparison is
+/// quadratic.
 const MAX_CHECKED_PORTS: usize = 16;
 
 fn duplicate_ports(found: &mut Vec<String>, spec: &Value, path: &Path) {

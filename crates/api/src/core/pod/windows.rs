@@ -1,4 +1,4 @@
-//! What Windows asks of a pod, and what Linux and Windows pods may not set.
+//! Validates Windows options, and the fields that Linux and Windows pods must not set.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-/// `spec.os` and the fields that its value rules out.
+/// Validates `spec.os` and the fields that it excludes.
 pub(super) fn os(e: &mut ErrorList, spec: &Value, path: &Path) {
     let os = spec.at("os");
     if os.is_null() {
@@ -83,7 +83,7 @@ fn pod_fields(e: &mut ErrorList, spec: &Value, path: &Path) {
     forbid(e, context, &at, POD_FIELDS, FORBIDDEN_FOR_WINDOWS);
 }
 
-/// Host-process containers come all together or not at all.
+/// Either all containers of a pod are host-process containers or none.
 pub(super) fn host_process(e: &mut ErrorList, spec: &Value, path: &Path) {
     let own = spec.path("securityContext.windowsOptions.hostProcess").as_bool();
     let containers = all_containers(spec, path);

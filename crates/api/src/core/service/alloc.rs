@@ -1,8 +1,9 @@
-//! Which cluster IPs and node ports a Service takes and gives back.
+//! Allocates and releases the cluster IPs and node ports of Services.
 //!
-//! Pure: what is in use is asked of [`Pools`], and nothing is marked here. The caller keeps the pools (from
-//! its cache of Services), calls [`allocate`] before `prepare_*` and validation, and books the returned
-//! [`Changes`] only once the object is stored; it must not let two allocations overlap before that.
+//! Does no I/O: [`AllocatorState`] reports which IPs and ports are in use, and nothing is reserved
+//! here. The caller keeps this state (from its cache of Services), calls [`allocate`] before
+//! `prepare_*` and validation, and applies the returned [`AllocationChanges`] once the object is
+//! stored. It must serialize this sequence: overlapping allocations could return the same address.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -18,32 +19,32 @@ use crate::networking::ip::{self, Cidr};
 mod families;
 mod pick;
 
-/// An IP family, as `spec.ipFamilies` spells it.
+/// An IP family as in `spec.ipFamilies`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     IPv4,
     IPv6,
 }
 
-/// What the cluster has to give.
+/// The configured IP families and ranges of the cluster.
 #[derive(Clone, Debug)]
 pub struct AllocationRanges {
-    /// The configured families, the default one first. Never empty.
+    /// The configured families; the first is the default. Never empty.
     pub families: Vec<Family>,
-    /// The networks that are ready for allocation, in the order to try them.
+    /// The CIDRs ready for allocation, in the order to try them.
     pub cidrs: Vec<Cidr>,
     pub node_ports: RangeInclusive<u16>,
 }
 
-/// What is taken already, and chance.
+/// The IPs and ports in use, and a source of random numbers.
 pub trait AllocatorState {
     fn ip_in_use(&self, ip: IpAddr) -> bool;
     fn port_in_use(&self, port: u16) -> bool;
-    /// Any number below `bound`, which is not zero.
+    /// A random number below `bound`, which must not be zero.
     fn random(&mut self, bound: u64) -> u64;
 }
 
-/// What to book once the Service is stored.
+/// The allocations and releases to apply once the Service is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocationChanges {
     pub allocated_ips: Vec<IpAddr>,
@@ -52,17 +53,17 @@ pub struct AllocationChanges {
     pub released_ports: Vec<u16>,
 }
 
-/// Why a Service cannot have what it asks for.
+/// Why an allocation failed.
 #[derive(Clone, Debug)]
 pub enum AllocationError {
-    /// 422: a field asks for something it cannot have.
+    /// Status 422: a requested value is not available.
     Invalid(ErrorList),
-    /// 500: nothing is left, or a health check port is refused.
+    /// Status 500: the range is exhausted, or the health check node port cannot be allocated.
     Internal(String),
 }
 
 impl AllocationRanges {
-    /// The families follow from the networks, the first network's being the default.
+    /// The families are those of the CIDRs; the family of the first one is the default.
     pub fn new(cidrs: Vec<Cidr>, node_ports: RangeInclusive<u16>) -> AllocationRanges {
         let mut families = Vec::new();
         for family in cidrs.iter().map(|cidr| if cidr.is_v6() { Family::IPv6 } else { Family::IPv4 }) {
@@ -109,7 +110,7 @@ impl Family {
     }
 }
 
-/// Fills in the allocated fields of a Service about to be created, or updated from `old`.
+/// Allocates the fields of a Service that is created, or updated from `old`.
 pub fn allocate(
     new: &mut Value,
     old: Option<&Value>,
@@ -153,7 +154,7 @@ pub fn allocate(
     Ok(changes)
 }
 
-/// What a Service holds: all of it is free once the Service is gone, and in use when it is loaded.
+/// The IPs and node ports of a Service: released when it is deleted, in use when it is loaded.
 pub fn allocated_resources(service: &Value) -> (Vec<IpAddr>, Vec<u16>) {
     let spec = service.at("spec");
     let ips = if needs_cluster_ip(spec) {
@@ -166,7 +167,7 @@ pub fn allocated_resources(service: &Value) -> (Vec<IpAddr>, Vec<u16>) {
     (ips, ports)
 }
 
-/// One allocation under way.
+/// The state of one allocation.
 struct ServiceAllocation<'a> {
     name: String,
     ranges: &'a AllocationRanges,
@@ -175,14 +176,14 @@ struct ServiceAllocation<'a> {
 }
 
 impl ServiceAllocation<'_> {
-    /// One address for each family, those asked for and those not.
+    /// Allocates one address per family; requested addresses are kept.
     fn allocate_cluster_ips(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
         if !needs_cluster_ip(spec) || strings(spec, "clusterIPs").first() == Some(&"None") {
             return Ok(());
         }
         let families: Vec<Family> = strings(spec, "ipFamilies").into_iter().map(Family::parse).collect();
         let mut ips: Vec<String> = strings(spec, "clusterIPs").into_iter().map(str::to_owned).collect();
-        // Upstream shows the list with the gaps in its complaints.
+        // Upstream's errors contain the list with empty strings for missing addresses.
         ips.resize(ips.len().max(families.len()), String::new());
         for (i, family) in families.into_iter().enumerate() {
             ips[i] = self.allocate_ip(family, &ips[i], &ips)?;
@@ -223,7 +224,7 @@ impl ServiceAllocation<'_> {
         Ok(())
     }
 
-    /// The address asked for, or any where `wanted` is empty.
+    /// Allocates the requested address, or any if none is requested.
     fn allocate_ip(
         &mut self,
         family: Family,
@@ -257,7 +258,7 @@ impl ServiceAllocation<'_> {
         Ok(if requested_ip.is_empty() { ip.to_string() } else { requested_ip.to_owned() })
     }
 
-    /// Ports of the same number (TCP and UDP, say) share one node port.
+    /// Ports with the same number, such as TCP and UDP, share a node port.
     fn allocate_node_ports(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
         let may_allocate = may_allocate_node_ports(spec);
         let mut ports = spec.items("ports").to_vec();
@@ -352,7 +353,7 @@ impl ServiceAllocation<'_> {
         })
     }
 
-    /// Takes the port asked for, or says why not.
+    /// Allocates the requested port.
     fn allocate_port(&mut self, requested_port: i64) -> Result<i64, String> {
         let range = &self.ranges.node_ports;
         let Some(port) = u16::try_from(requested_port).ok().filter(|port| range.contains(port)) else {
@@ -384,7 +385,8 @@ impl ServiceAllocation<'_> {
     }
 }
 
-/// A client that sends back the manifest it created a Service from keeps what was allocated then.
+/// Copies allocated fields from the old Service if the client omits them, so that applying a manifest
+/// again keeps them.
 fn copy_allocated_fields(spec: &mut Value, old: &Value) {
     if needs_cluster_ip(old) && needs_cluster_ip(spec) {
         for field in ["clusterIP", "clusterIPs"] {
@@ -396,7 +398,7 @@ fn copy_allocated_fields(spec: &mut Value, old: &Value) {
     }
     if may_allocate_node_ports(old) && may_allocate_node_ports(spec) {
         let named: BTreeSet<i64> = node_ports(spec).collect();
-        // The last of several ports with one name wins, as upstream.
+        // If several ports have the same name, the last one counts, as upstream.
         let by_name: HashMap<&str, i64> =
             old.items("ports").iter().map(|port| (port.text("name"), node_port(port))).collect();
         let mut ports = spec.items("ports").to_vec();
@@ -417,7 +419,7 @@ fn copy_allocated_fields(spec: &mut Value, old: &Value) {
     }
 }
 
-/// Makes `clusterIPs` follow `clusterIP` for clients that know only the latter.
+/// Derives `clusterIPs` from `clusterIP` for clients that only know the latter.
 fn sync_cluster_ips(spec: &mut Value, old: Option<&Value>) {
     let singular = spec.text("clusterIP").to_owned();
     let Some(old) = old else {
@@ -440,7 +442,7 @@ fn uses_node_ports(spec: &Value) -> bool {
     matches!(spec.text("type"), "NodePort" | "LoadBalancer")
 }
 
-/// Ports without a node port get one.
+/// Whether ports without a node port get one.
 fn may_allocate_node_ports(spec: &Value) -> bool {
     match spec.text("type") {
         "NodePort" => true,
@@ -449,7 +451,7 @@ fn may_allocate_node_ports(spec: &Value) -> bool {
     }
 }
 
-/// Sets a field, or removes it for `null`.
+/// Sets a field, or removes it if the value is `null`.
 fn set_field(object: &mut Value, field: &str, value: Value) {
     if let Some(map) = object.as_object_mut() {
         if value.is_null() {

@@ -1,4 +1,4 @@
-//! How `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` hang together.
+//! Validates `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` together.
 
 use serde_json::Value;
 
@@ -12,9 +12,9 @@ use crate::networking::ip;
 const FAMILIES: &[&str] = &["IPv4", "IPv6"];
 const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
 
-/// Also called before allocation, which then need not think about malformed input.
+/// Also called before allocation, which relies on valid input.
 pub(super) fn validate_cluster_ips(spec: &Value, errors: &mut ErrorList) {
-    // An ExternalName's fields must all be unset, which is checked elsewhere.
+    // For ExternalName all these fields must be unset, which is validated elsewhere.
     if !needs_cluster_ip(spec) {
         return;
     }
@@ -71,7 +71,7 @@ fn check_addresses(spec: &Value, ips: &[&str], families: &[&str], errors: &mut E
     if ips.len() > 2 {
         errors.invalid(&path, whole(), "may only hold up to 2 values");
     }
-    // Complaints about families of things that are no addresses would only confuse.
+    // The families of invalid addresses are unknown, so do not report errors about them.
     if any_invalid {
         return;
     }

@@ -6,7 +6,7 @@ use crate::core::testing;
 use crate::field::ErrorList;
 use crate::strategy::RestStrategy;
 
-/// A defaulted ClusterIP Service with these fields of `spec` on top.
+/// A defaulted ClusterIP Service with these `spec` fields.
 fn service(spec: Value) -> Value {
     let mut obj = json!({
         "metadata": {"name": "x"},
@@ -180,7 +180,7 @@ fn validates_updates() {
             spec.clusterIPs[0]: Invalid value: ["1.2.3.4"]: may not change once set
         "#]],
     );
-    // What was allocated goes with the type that needed it.
+    // A change of type releases allocated values that the new type does not have.
     let node_port = json!({"type": "NodePort", "externalTrafficPolicy": "Cluster",
         "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80, "nodePort": 30080}]});
     let mut back = node_port.clone();

@@ -1,4 +1,4 @@
-//! What an update of a Service may change, and what it forgets when the type changes.
+//! Validates Service updates and drops fields that do not apply to the new type.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use super::{
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 
-/// Clears fields that no longer apply after a change of type, unless the client changed them too: then
-/// validation is to complain.
+/// Drops fields that do not apply after a change of type, unless the client changed them as well:
+/// validation reports these.
 pub(super) fn drop_type_dependent_fields(new: &mut Value, old: &Value) {
     let before = old.at("spec");
     let mut removed_fields: Vec<&str> = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn validate(new: &Value, old: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// The first cluster IP stays; a second may come, or go if the policy says so.
+/// The first cluster IP is immutable. A second may be added, or removed if the policy allows it.
 fn cluster_ips(after: &Value, before: &Value, errors: &mut ErrorList) {
     if is_headless(before) && is_headless(after) {
         return;
@@ -114,7 +114,7 @@ fn cluster_ips(after: &Value, before: &Value, errors: &mut ErrorList) {
 }
 
 fn ip_families(after: &Value, before: &Value, errors: &mut ErrorList) {
-    // Headless Services have nothing allocated and may change freely.
+    // Headless Services have no allocated addresses, so their families may change.
     if is_headless(before) || is_headless(after) {
         return;
     }
@@ -133,7 +133,7 @@ fn ip_families(after: &Value, before: &Value, errors: &mut ErrorList) {
     if let (Some(new), Some(old)) = (new.first(), old.first())
         && new != old
     {
-        // Upstream shows the addresses here, not the families.
+        // Upstream prints the addresses here instead of the families.
         errors.invalid(&path, after.at("clusterIPs").clone(), validate::MAY_NOT_CHANGE);
     }
     if is_release && new.len() == 1 {
@@ -148,7 +148,7 @@ fn single_stack_to_release(what: &str, after: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// Whether the type has node ports at all, allocated automatically or not.
+/// Whether the type supports node ports.
 fn uses_node_ports(spec: &Value) -> bool {
     matches!(spec.text("type"), "NodePort" | "LoadBalancer")
 }

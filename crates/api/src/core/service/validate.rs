@@ -1,4 +1,4 @@
-//! The rules every Service keeps, in upstream's order.
+//! Validates Services, in upstream's order.
 
 use serde_json::Value;
 
@@ -76,7 +76,7 @@ pub(super) fn validate_status(obj: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// The addresses a load balancer answers on.
+/// Validates the ingress addresses of a load balancer.
 fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, ingress) in balancer.items("ingress").iter().enumerate() {
         let path = path.child("ingress").index(i);
@@ -198,7 +198,7 @@ fn validate_duplicate_ports(spec: &Value, errors: &mut ErrorList) {
     let repeated = rules::find_duplicates(ports.iter().map(|port| (port.text("protocol"), number(port))));
     for (i, port) in ports.iter().enumerate() {
         if repeated[i] {
-            // Upstream prints its own struct, so the names are not those of the API.
+            // Upstream prints its internal struct with Go field names.
             let message = format!(
                 "Duplicate value: {{\"Name\":\"\",\"Protocol\":{},\"AppProtocol\":null,\"Port\":{},\"TargetPort\":0,\"NodePort\":0}}",
                 Value::from(port.text("protocol")),
@@ -209,7 +209,7 @@ fn validate_duplicate_ports(spec: &Value, errors: &mut ErrorList) {
     }
 }
 
-/// The allowed sources of a load balancer, in the field or in the annotation that came before it.
+/// Validates the source ranges of a load balancer, in the field or in the legacy annotation.
 fn source_ranges(obj: &Value, errors: &mut ErrorList) {
     let spec = obj.at("spec");
     let ranges = strings(spec, "loadBalancerSourceRanges");

@@ -1,4 +1,4 @@
-//! What a Service's author is warned about.
+//! Warnings about Services.
 
 use serde_json::Value;
 

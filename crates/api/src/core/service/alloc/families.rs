@@ -1,4 +1,4 @@
-//! Filling in `ipFamilyPolicy` and `ipFamilies` from what the client said and what the cluster has.
+//! Defaults `ipFamilyPolicy` and `ipFamilies` from the request and the configuration of the cluster.
 
 use serde_json::Value;
 
@@ -7,8 +7,8 @@ use crate::core::service::{cluster_ips, needs_cluster_ip, strings};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 
-/// A PreferDualStack Service whose addresses and families are as before stays as it is, whatever became
-/// of the cluster since.
+/// A PreferDualStack Service with unchanged addresses and families is left as it is, even if the
+/// families of the cluster have changed.
 pub(super) fn is_unchanged_dual_stack(spec: &Value, old: &Value) -> bool {
     let is_preferred = |spec: &Value| spec.text("ipFamilyPolicy") == "PreferDualStack";
     old.text("type") == spec.text("type")
@@ -50,8 +50,8 @@ pub(super) fn set_ip_families(
     errors_to_result(errors)?;
 
     let single = spec.text("ipFamilyPolicy") == "SingleStack";
-    // Nobody knows the endpoints of a headless Service without a selector, so it may claim families the
-    // cluster does not have.
+    // A headless Service without a selector has user-managed endpoints, so it may have families that
+    // the cluster does not have.
     if !free_headless {
         errors_to_result(check_configured(spec, ranges))?;
     }
@@ -69,7 +69,7 @@ pub(super) fn set_ip_families(
     Ok(())
 }
 
-/// Going single-stack drops the second address and family; any other policy may not lose them.
+/// A change to SingleStack releases the second address and family. With any other policy they must stay.
 fn release_second(spec: &mut Value, old: &Value, errors: &mut ErrorList) {
     let single = spec.text("ipFamilyPolicy") == "SingleStack";
     for (field, what) in [("clusterIPs", "cluster IP"), ("ipFamilies", "IP family")] {

@@ -1,7 +1,8 @@
-//! Choosing an address or a port nobody asked for by name.
+//! Picks a free address or port.
 //!
-//! The low end of a range is kept for those who do ask: chance picks from the upper part first, and from
-//! the lower only when that is full.
+//! The low end of each range is preferred for static (requested) values: dynamic allocation uses the
+//! upper part first and the lower part only when the upper part is full. Upstream: KEP-3070 for IPs and
+//! KEP-3668 for node ports.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -42,7 +43,7 @@ pub(super) fn pick_port(
     .and_then(|port| u16::try_from(port).ok())
 }
 
-/// Whether the network can give this address: not its own, nor IPv4's broadcast address.
+/// Whether the address can be allocated: not the network address, and not the IPv4 broadcast address.
 pub(super) fn is_usable(cidr: Cidr, ip: IpAddr) -> bool {
     cidr.contains(ip) && usable(cidr).is_some_and(|range| range.contains(&ip::to_number(ip)))
 }
@@ -53,7 +54,7 @@ fn usable(cidr: Cidr) -> Option<RangeInclusive<u128>> {
     (first <= last).then_some(first..=last)
 }
 
-/// How much of the low end chance leaves alone: a part of the range, within bounds.
+/// The size of the static band at the low end: `size / step` within these bounds.
 fn reserved(size: u128, min: u128, max: u128, step: u128) -> u128 {
     if size <= min { 0 } else { (size / step).clamp(min, max) }
 }
@@ -71,6 +72,7 @@ fn pick(
             return None;
         }
         let count = (high - low).saturating_add(1);
+        // Start at a random value and wrap around, so that every free value is found.
         let start = low + u128::from(state.random(u64::try_from(count).unwrap_or(u64::MAX)));
         (start..=high).chain(low..start).find(|number| is_free(state, *number))
     };

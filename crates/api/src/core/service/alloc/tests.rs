@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::core::testing;
 
-/// A cluster's pools; chance always says the same.
+/// The allocator state of a cluster, with a constant as random number.
 #[derive(Default)]
 struct Cluster {
     ips: HashSet<IpAddr>,
@@ -46,7 +46,7 @@ const V4: &[&str] = &["10.0.0.0/24"];
 const V6: &[&str] = &["fd00::/112"];
 const DUAL: &[&str] = &["10.0.0.0/24", "fd00::/112"];
 
-/// The allocated fields, or the complaint.
+/// Returns the allocated fields or the error.
 fn run(cluster: &mut Cluster, cidrs: &[&str], old: Option<&Value>, spec: Value) -> (Value, String) {
     let mut new = json!({"metadata": {"name": "x"}, "spec": spec});
     let result = match allocate(&mut new, old, &ranges(cidrs), cluster) {
@@ -158,7 +158,7 @@ fn requested_node_ports_are_allocated() {
         run(cluster, V4, None, request(vec![port(80, 30999)])).1,
         "spec.ports[0].nodePort: Invalid value: 30999: provided port is already allocated"
     );
-    // One node port serves both protocols of a port; the low ports are left to those who ask.
+    // TCP and UDP share a node port, and the static band at the low end is not used.
     assert_eq!(
         run(cluster, V4, None, request(vec![port(53, 0), port(53, 0), port(80, 0)])).1,
         "10.0.0.18 IPv4 \"SingleStack\" [30086, 30086, 30087]"
@@ -229,7 +229,7 @@ fn full_range_uses_static_band_and_then_fails() {
 }
 
 proptest! {
-    /// Whatever chance says, an address is inside the range, fresh, and one of every address is given out.
+    /// For any random number, addresses are in range and unique, and every usable address is allocated.
     #[test]
     fn every_address_is_allocated_once(seed: u64, bits in 26..30_u32) {
         let cidr = format!("10.0.0.0/{bits}");
@@ -243,7 +243,7 @@ proptest! {
     }
 }
 
-/// A request may hold a hundred thousand ports. Comparing each with each would take minutes here.
+/// A request may contain a hundred thousand ports. A quadratic comparison would take minutes here.
 #[test]
 fn allocation_of_many_ports_is_fast() {
     let ports: Vec<Value> = (0..100_000)
