@@ -1,4 +1,4 @@
-//! The cells of admission policies, role bindings and certificate requests.
+//! The cells of admission policies, role bindings and certificate signing requests.
 
 use jiff::SignedDuration;
 use serde_json::Value;
@@ -86,7 +86,7 @@ fn subjects(binding: &Value, kind: &str, name: fn(&Value) -> String) -> String {
     of_kind.map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// A selector the way upstream's clients know it from this one column: Go's own notation.
+/// A selector in Go's `%v` format, as upstream prints it in this column.
 fn raw_selector(selector: &Value) -> String {
     let labels: String = selector
         .entries("matchLabels")

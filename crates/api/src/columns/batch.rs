@@ -3,22 +3,27 @@
 use serde_json::Value;
 
 use super::row::AgeText;
-use super::text::{is_deleting, is_true, qualified, selector, since, timestamp};
+use super::text::{is_deleting, is_true, qualified, selector, selector_cell, since, timestamp};
 use crate::json::JsonExt as _;
 use crate::time::human_duration;
 
-/// `ready/desired`, for a Deployment or StatefulSet.
+/// `ready/desired` of a Deployment or StatefulSet.
 pub fn ready(obj: &Value) -> String {
     let ready = obj.at("status").int("readyReplicas").unwrap_or(0);
     format!("{ready}/{}", obj.at("spec").int("replicas").unwrap_or(0))
 }
 
-/// A Deployment's selector, which unlike others' is empty rather than `<none>`.
+/// The selector of a Deployment. An empty one prints as an empty string, not as `<none>`.
 pub fn deployment_selector(obj: &Value) -> String {
     selector(obj.path("spec.selector")).unwrap_or_else(|| "<invalid>".to_owned())
 }
 
-/// The first of these conditions that is true names the job's status.
+/// The selector of other workloads.
+pub fn label_selector(obj: &Value) -> String {
+    selector_cell(obj.path("spec.selector"))
+}
+
+/// The status of a Job: the first of these conditions that is true.
 pub fn job_status(job: &Value) -> String {
     let status = if is_true(job, "Complete") {
         "Complete"
@@ -43,7 +48,7 @@ pub fn completions(job: &Value) -> String {
     }
 }
 
-/// How long the job took, or has taken so far.
+/// The duration of a Job until its completion or until now.
 pub fn duration(job: &Value) -> AgeText {
     let status = job.at("status");
     match (timestamp(status.at("startTime")), timestamp(status.at("completionTime"))) {
@@ -68,7 +73,7 @@ pub fn last_schedule(cron_job: &Value) -> AgeText {
     }
 }
 
-/// The owner that manages a ControllerRevision.
+/// The controller of a ControllerRevision.
 pub fn controller(obj: &Value) -> String {
     let owners = obj.at("metadata").items("ownerReferences");
     let Some(owner) = owners.iter().find(|owner| owner.flag("controller")) else {
@@ -78,7 +83,7 @@ pub fn controller(obj: &Value) -> String {
     format!("{}/{}", qualified(owner.text("kind"), group).to_lowercase(), owner.text("name"))
 }
 
-/// `current/target` of up to two of an autoscaler's metrics.
+/// `current/target` of up to two metrics of an autoscaler.
 pub fn targets(hpa: &Value) -> String {
     let metrics = hpa.at("spec").items("metrics");
     if metrics.is_empty() {
@@ -124,7 +129,7 @@ fn target(metric: &Value, status: Option<&Value>) -> String {
     }
 }
 
-/// A number or quantity as it is written, `0` when absent.
+/// A number or quantity as written; `0` if absent.
 fn metric_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

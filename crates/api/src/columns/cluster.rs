@@ -1,4 +1,4 @@
-//! The cells of nodes, events, quotas and what else describes the cluster itself.
+//! The cells of nodes, events, quotas and other cluster resources.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -90,7 +90,7 @@ pub fn event_message(event: &Value) -> String {
     first_field(event, ["message", "note"]).as_str().unwrap_or("").trim().to_owned()
 }
 
-/// An event on its own has no count in the newer form.
+/// The number of occurrences. An `events.k8s.io` Event without a series has no count and counts as one.
 pub fn event_count(event: &Value) -> i64 {
     let count = match event.at("series") {
         Value::Null => first_field(event, ["count", "deprecatedCount"]).as_i64().filter(|count| *count != 0),
@@ -148,7 +148,7 @@ pub fn dangling(flow_schema: &Value) -> String {
     condition(flow_schema, "Dangling").map_or("?", |condition| condition.text("status")).to_owned()
 }
 
-/// When the object was made, as a time rather than an age.
+/// The creation time as a timestamp instead of an age.
 pub fn created_at(obj: &Value) -> String {
     or_default(obj.at("metadata").text("creationTimestamp").to_owned(), "0001-01-01T00:00:00Z")
 }
@@ -159,7 +159,7 @@ fn address(node: &Value, kind: &str) -> String {
     found.map_or("<none>", |address| address.text("address")).to_owned()
 }
 
-/// Events come with the names of either of their groups.
+/// Reads a field of an Event by its core or `events.k8s.io` name.
 fn first_field<'a>(event: &'a Value, names: [&str; 2]) -> &'a Value {
     let [core, events] = names;
     if event.has(core) { event.at(core) } else { event.at(events) }

@@ -38,7 +38,7 @@ pub fn ports(service: &Value) -> String {
     or_default(all.join(","), "<none>")
 }
 
-/// The addresses a load balancer answers at.
+/// The ingress addresses of a load balancer.
 pub fn ingress_points(obj: &Value) -> String {
     let point = |point: &Value| match point.text("ip") {
         "" => point.text("hostname").to_owned(),
@@ -54,7 +54,7 @@ pub fn ingress_hosts(ingress: &Value) -> String {
     let mut hosts = Vec::new();
     let mut more = false;
     for rule in rules {
-        // Upstream counts what follows the third host by rules, with or without a host.
+        // Upstream counts all rules after the third host, with or without a host.
         more = more || hosts.len() == 3;
         if !more && !rule.text("host").is_empty() {
             hosts.push(rule.text("host"));
@@ -95,7 +95,7 @@ pub fn endpoints(obj: &Value) -> String {
     let mut count = 0;
     for subset in subsets {
         let (addresses, ports) = (subset.items("addresses"), subset.items("ports"));
-        // A headless service may have addresses and no ports.
+        // The Endpoints of a headless Service may have addresses without ports.
         let ports: Vec<Option<i64>> = match ports {
             [] => vec![None],
             ports => ports.iter().map(|port| Some(port.int("port").unwrap_or(0))).collect(),

@@ -1,4 +1,4 @@
-//! The cells of a pod: what its containers are up to, in one word.
+//! The cells of pods: the `STATUS` summary and restart counts.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub fn ready(pod: &Value) -> String {
 pub fn status(pod: &Value) -> String {
     let status = pod.at("status");
     if is_deleting(pod) {
-        // The node that should stop the pod does not answer, so nobody knows what it does.
+        // The node of the pod is unreachable, so the state of the pod is unknown.
         if status.text("reason") == "NodeLost" {
             return "Unknown".to_owned();
         }
@@ -76,8 +76,8 @@ impl PodSummary {
 }
 
 impl PodSummary {
-    /// Counts the init containers up to the first that is not done. Once all are, the restarts of those that
-    /// keep running are what counts, and they come back.
+    /// Stops at the first init container that is not done. Once the pod is initialized, only the
+    /// restarts of its sidecars count; these are returned.
     fn add_init_containers(&mut self, spec: &Value, status: &Value) -> Option<RestartCount> {
         let mut sidecar_restarts = RestartCount::default();
         let mut waiting = false;
@@ -119,7 +119,7 @@ impl PodSummary {
     fn add_containers(&mut self, pod: &Value, status: &Value) {
         let mut running = false;
         let mut failure = None;
-        // Backwards, so that the first container has the last word.
+        // In reverse order, so that the first container determines the reason.
         for container in status.items("containerStatuses").iter().rev() {
             self.restarts.add(container);
             let state = container.at("state");
@@ -149,7 +149,7 @@ impl PodSummary {
     }
 }
 
-/// How often containers were restarted, and when the last one before that ended.
+/// The number of restarts, and the finish time of the latest terminated container.
 #[derive(Default)]
 struct RestartCount {
     count: i64,

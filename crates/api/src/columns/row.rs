@@ -1,4 +1,4 @@
-//! The cells of an object as JSON, made once: only ages change while the object does not.
+//! Table rows as prepared JSON. Only ages change while an object does not.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::{CellSource, columns, conditions};
 use crate::json::JsonExt as _;
 use crate::time::human_duration;
 
-/// A cell's text, in which it may say how long ago something was.
+/// A cell that may contain an age.
 #[derive(Debug, Default)]
 pub struct AgeText {
     pub prefix: String,
@@ -30,7 +30,7 @@ impl From<String> for AgeText {
     }
 }
 
-/// What a table's row says of an object, with gaps where the ages go.
+/// The JSON of a table row, without its ages.
 #[derive(Debug)]
 pub struct TableRow {
     json: Box<str>,
@@ -38,7 +38,7 @@ pub struct TableRow {
 }
 
 impl TableRow {
-    /// The row of an object in the version it is stored in.
+    /// Creates the row of an object in its storage version.
     pub fn from_object(group: &str, plural: &str, obj: &Value) -> TableRow {
         let mut json = "\"cells\":[".to_owned();
         let mut age_offsets = Vec::new();
@@ -47,7 +47,7 @@ impl TableRow {
             let age_text = match &column.cell {
                 CellSource::Age(path) => super::text::since(obj.path(path)),
                 CellSource::ComputeAge(compute) => compute(obj),
-                // Nothing else depends on the time.
+                // No other cell depends on the time.
                 other => {
                     let _ = write!(json, "{}", other.evaluate(obj, Timestamp::UNIX_EPOCH));
                     continue;
@@ -67,7 +67,7 @@ impl TableRow {
         TableRow { json: json.into(), age_offsets: age_offsets.into() }
     }
 
-    /// Appends `"cells":[…]`, and `"conditions":[…]` where there are any.
+    /// Appends `"cells":[…]`, and `"conditions":[…]` if there are any.
     pub fn write(&self, now: Timestamp, out: &mut Vec<u8>) {
         let mut written = 0;
         for (at, since) in &self.age_offsets {

@@ -31,14 +31,14 @@ pub fn volume_claim(volume: &Value) -> String {
     }
 }
 
-/// The class, which an old annotation may state instead of the field.
+/// The storage class. The legacy annotation takes precedence over the field.
 pub fn class(obj: &Value) -> String {
     let annotations = obj.path("metadata.annotations");
     let old = annotations.at("volume.beta.kubernetes.io/storage-class").as_str();
     old.unwrap_or_else(|| obj.at("spec").text("storageClassName")).to_owned()
 }
 
-/// Only a claim that has a volume has a capacity and modes.
+/// Capacity and access modes are printed for bound claims only.
 pub fn claim_capacity(claim: &Value) -> String {
     if claim.at("spec").text("volumeName").is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! Words that several kinds' cells share.
+//! Text shared by the cells of several kinds.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::json::JsonExt as _;
 use crate::selector::LabelSelector;
 use crate::time::parse_rfc3339;
 
-/// How long ago, or `<unknown>` for no time at all.
+/// An age; `<unknown>` without a time.
 pub fn since(time: &Value) -> AgeText {
     match timestamp(time) {
         Some(since) => AgeText { since: Some(since), ..AgeText::default() },
@@ -20,7 +20,7 @@ pub fn timestamp(time: &Value) -> Option<Timestamp> {
     parse_rfc3339(time.as_str()?)
 }
 
-/// Strings joined by commas.
+/// Joins strings with commas.
 pub fn join<'a>(items: impl Iterator<Item = &'a str>) -> String {
     items.collect::<Vec<_>>().join(",")
 }
@@ -29,12 +29,12 @@ pub fn strings(list: &[Value]) -> impl Iterator<Item = &str> {
     list.iter().filter_map(Value::as_str)
 }
 
-/// Text, or these words where it is empty.
+/// A default if the text is empty.
 pub fn or_default(text: String, default: &str) -> String {
     if text.is_empty() { default.to_owned() } else { text }
 }
 
-/// At most `max` items, then how many more there are of `count`.
+/// Joins at most `max` items, and adds how many of the `count` items are left out.
 pub fn join_limited(max: usize, items: &[String], count: usize, separator: &str) -> String {
     let rendered = items[..items.len().min(max)].join(separator);
     if count > max { format!("{rendered} + {} more...", count - max) } else { rendered }
@@ -47,22 +47,22 @@ pub fn labels(map: &Value) -> String {
     or_default(pairs.join(","), "<none>")
 }
 
-/// A LabelSelector as `a=1,!b,c in (x,y)`; `None` where it makes no sense.
+/// A LabelSelector as `a=1,!b,c in (x,y)`; `None` if it is invalid.
 pub fn selector(selector: &Value) -> Option<String> {
     LabelSelector::from_value(selector).ok().map(|selector| selector.to_string())
 }
 
-/// A LabelSelector in a cell of its own.
+/// The cell of a LabelSelector.
 pub fn selector_cell(value: &Value) -> String {
     selector(value).map_or_else(|| "<error>".to_owned(), |text| or_default(text, "<none>"))
 }
 
-/// One field of every container, in order.
+/// A field of every container, in order.
 pub fn join_field<'a>(containers: &'a Value, field: &'a str) -> String {
     join(containers.as_array().into_iter().flatten().map(|container| container.text(field)))
 }
 
-/// The object's condition of this type, the first if there are several.
+/// The first condition of this type.
 pub fn condition<'a>(obj: &'a Value, kind: &str) -> Option<&'a Value> {
     obj.at("status").items("conditions").iter().find(|condition| condition.text("type") == kind)
 }
@@ -79,7 +79,7 @@ pub fn annotation<'a>(obj: &'a Value, name: &str) -> &'a str {
     obj.path("metadata.annotations").text(name)
 }
 
-/// `resource.group`, without the dot for the core group.
+/// `resource.group`, or `resource` for the core group.
 pub fn qualified(name: &str, group: &str) -> String {
     if group.is_empty() { name.to_owned() } else { format!("{name}.{group}") }
 }
