@@ -1,7 +1,7 @@
-//! The schema of a custom kind in the form the built-in types have: a [`Table`] of its own.
+//! Converts the OpenAPI schema of a custom resource into a [`Table`] like that of the built-in types.
 //!
-//! It says what apply and field tracking need to know, which is the shape; what values are allowed stays in
-//! the JSON schema itself. Metadata is that of the built-in types.
+//! The table holds what server-side apply and field management need, which is the structure. Validation
+//! of values uses the JSON schema itself. `metadata` always has the built-in `ObjectMeta` type.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::table::{Field, Gvk, ListType, PatchStrategy, Shape, Table, Type, Type
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// The table of a custom kind with this OpenAPI schema. The kind itself is the first type.
+/// Creates the table of a custom resource with this OpenAPI schema. The root type has the ID 0.
 pub fn custom_table(kind: Gvk, schema: &Value) -> (Table, TypeId) {
     let mut builder = Builder { types: vec![Type::default()], copied: HashMap::new() };
     let mut root = builder.build_struct(schema, kind.kind.to_string());
@@ -24,7 +24,7 @@ pub fn custom_table(kind: Gvk, schema: &Value) -> (Table, TypeId) {
 
 struct Builder {
     types: Vec<Type>,
-    /// Built-in types that are part of this table too, by their number there.
+    /// Built-in types copied into this table: ID in the built-in table to ID here.
     copied: HashMap<TypeId, TypeId>,
 }
 
@@ -90,7 +90,7 @@ impl Builder {
         self.push(ty)
     }
 
-    /// What every object has, whatever its schema says of it.
+    /// Adds the type and object metadata fields. They replace whatever the schema says about these names.
     fn add_meta(&mut self, ty: &mut Type) {
         ty.fields.retain(|field| !matches!(&*field.name, "apiVersion" | "kind" | "metadata"));
         ty.fields.push(simple_field("apiVersion", Shape::String));
@@ -101,12 +101,13 @@ impl Builder {
         }
     }
 
-    /// Takes a built-in type over, with all that it refers to.
+    /// Copies a built-in type and all types it refers to.
     fn copy_type(&mut self, id: TypeId) -> TypeId {
         if let Some(copied) = self.copied.get(&id) {
             return *copied;
         }
         let mut ty = kubernetes().get(id).clone();
+        // Reserve the ID before the fields are copied: types may refer to themselves.
         let new = self.push(Type::default());
         self.copied.insert(id, new);
         for field in &mut ty.fields {
@@ -128,7 +129,7 @@ impl Builder {
 fn simple_field(name: &str, shape: Shape) -> Field {
     Field {
         name: name.into(),
-        // Custom kinds have no protobuf form.
+        // Custom resources have no protobuf encoding.
         tag: 0,
         shape,
         required: false,

@@ -1,8 +1,8 @@
-//! Reading an object by its type: one pass that parses, checks and normalises.
+//! Decodes an object by its type: parses, checks and normalizes in one pass.
 //!
-//! The result is what upstream would write after reading the same input: unknown fields gone, nulls and
-//! meaningless zeros gone, fields that are always written present, quantities, times and bytes in their
-//! canonical form. Complaints come in upstream's words and order.
+//! The result is what upstream writes after decoding the same input: unknown fields, nulls and empty
+//! values of `omitempty` fields are dropped, fields without `omitempty` are added, and quantities,
+//! times and base64 are in canonical form. Strict decoding errors have upstream's text and order.
 
 mod seed;
 mod state;
@@ -15,32 +15,32 @@ use crate::zero::{Target, zero_value};
 use seed::ValueSeed;
 use state::DecodeState;
 
-/// Nesting beyond this is refused, whether it comes as text or as a value.
+/// The maximum nesting depth of both JSON text and values. Deeper input is rejected.
 pub const MAX_DEPTH: usize = 128;
 
-/// Upstream stops collecting complaints here.
+/// The maximum number of strict decoding errors reported, as upstream.
 const MAX_STRICT_ERRORS: usize = 100;
 
 #[derive(Debug)]
 pub struct Decoded {
     pub value: Value,
-    /// What strict decoding complains about: `unknown field "spec.colour"`, `duplicate field "spec"`.
+    /// Strict decoding errors: `unknown field "spec.colour"`, `duplicate field "spec"`.
     pub strict_errors: Vec<String>,
 }
 
-/// Worded as upstream words it, without the kind it adds in front.
+/// The text is upstream's, without the kind that upstream puts in front.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("{0}")]
     Syntax(String),
-    /// A value that does not fit its field.
+    /// A value that does not match the type of its field.
     #[error("{0}")]
     Type(String),
     #[error("exceeded max depth")]
     Depth,
 }
 
-/// Reads a JSON text as a value of type `ty`.
+/// Decodes JSON text as a value of type `ty`.
 pub fn from_json(table: &Table, ty: TypeId, bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let decoded = decode(table, ty, &mut deserializer, bytes)?;
@@ -48,14 +48,14 @@ pub fn from_json(table: &Table, ty: TypeId, bytes: &[u8]) -> Result<Decoded, Dec
     Ok(decoded)
 }
 
-/// Does to a value what [`from_json`] does to a text; returns the complaints.
+/// Normalizes a value as [`from_json`] does with text. Returns the strict decoding errors.
 pub fn normalize(table: &Table, ty: TypeId, value: &mut Value) -> Result<Vec<String>, DecodeError> {
     let decoded = decode(table, ty, value.take(), b"")?;
     *value = decoded.value;
     Ok(decoded.strict_errors)
 }
 
-/// `text` is where a syntax error would be.
+/// `text` is only used to produce the message of a syntax error.
 fn decode<'de, D>(table: &Table, ty: TypeId, deserializer: D, text: &[u8]) -> Result<Decoded, DecodeError>
 where
     D: Deserializer<'de, Error = serde_json::Error>,
@@ -66,11 +66,11 @@ where
     if state.too_deep {
         return Err(DecodeError::Depth);
     }
-    // A text that is no JSON at all is reported before anything that is wrong with its contents.
+    // A syntax error takes precedence over type errors, even if a type error comes first in the text.
     let value = result.map_err(|error| syntax_error(&error, text))?;
     match state.error.take() {
         Some(error) => Err(DecodeError::Type(error)),
-        // Null reads as an empty object.
+        // `null` decodes as an empty object.
         None if value.is_null() => {
             Ok(Decoded { value: zero_value(table, &shape), strict_errors: state.strict_errors })
         }

@@ -1,14 +1,14 @@
-//! JSON text as it is stored: values written by a plain walk, and members found without decoding any.
+//! Writes JSON values as text, and finds the members of a stored object without decoding them.
 //!
-//! serde's writer does the same for every type and every sink there is; for this one of each it costs four times as
-//! much, and every object is written once and looked through once.
+//! `serde_json`'s writer is generic over type and sink and takes four times as long. Every stored
+//! object is written once and scanned once.
 
 use std::io::Write as _;
 use std::ops::Range;
 
 use serde_json::Value;
 
-/// Appends a value, as `serde_json::to_writer` would.
+/// Appends a value. The output equals that of `serde_json::to_writer`.
 pub fn write(value: &Value, out: &mut Vec<u8>) {
     match value {
         Value::Null => out.extend_from_slice(b"null"),
@@ -38,7 +38,7 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-/// How deep lists and objects stand in each other; 0 for anything else.
+/// The nesting depth of lists and objects; 0 for other values.
 pub fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
@@ -47,7 +47,7 @@ pub fn depth(value: &Value) -> usize {
     }
 }
 
-/// Appends a string in quotes.
+/// Appends a string with its quotes.
 pub fn write_text(text: &str, out: &mut Vec<u8>) {
     out.reserve(text.len() + 2);
     out.push(b'"');
@@ -55,7 +55,7 @@ pub fn write_text(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Appends what stands between the quotes of a string.
+/// Appends the contents of a string, without the quotes.
 pub fn write_escaped(text: &str, out: &mut Vec<u8>) {
     let mut rest = text.as_bytes();
     while let Some(at) = find_escape(rest) {
@@ -74,7 +74,8 @@ pub fn write_escaped(text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(rest);
 }
 
-/// The first byte that cannot stand in a string as it is. Eight are looked at together, nearly always in vain.
+/// The position of the first byte that must be escaped. Checks eight bytes at a time (SWAR), because
+/// nearly all text needs no escape.
 fn find_escape(bytes: &[u8]) -> Option<usize> {
     const LOW_BITS: u64 = 0x0101_0101_0101_0101;
     const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
@@ -88,7 +89,7 @@ fn find_escape(bytes: &[u8]) -> Option<usize> {
             | zero_bytes(word ^ (LOW_BITS * b'"' as u64))
             | zero_bytes(word ^ (LOW_BITS * b'\\' as u64));
         if found != 0 {
-            // The lowest one found is never found by mistake.
+            // A borrow can set false bits only above a true one, so the lowest bit is always right.
             return Some(at * 8 + found.trailing_zeros() as usize / 8);
         }
     }
@@ -96,9 +97,9 @@ fn find_escape(bytes: &[u8]) -> Option<usize> {
     rest.iter().position(|byte| needs_escape(*byte)).map(|at| start + at)
 }
 
-/// Shows each member of the JSON object whose first one begins at `at`: its name in quotes, where it begins,
-/// and where its value is. Answers with the position of the closing brace. Knows no blanks: there are none in what
-/// [`write`] wrote.
+/// Calls `visit` for each member of a JSON object, with its quoted name, the position of the name and
+/// the range of its value. `at` is the position of the first member. Returns the position of the
+/// closing brace. Does not accept whitespace: [`write`](fn@write) writes none.
 pub fn for_each_member(
     bytes: &[u8],
     at: usize,
@@ -120,7 +121,7 @@ pub fn for_each_member(
     }
 }
 
-/// The position after the value that begins at `at`.
+/// The position after the value that starts at `at`.
 fn end_of_value(bytes: &[u8], at: usize) -> Option<usize> {
     let mut depth = 0usize;
     let mut at = at;
@@ -150,7 +151,7 @@ fn end_of_value(bytes: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The position after the string that begins at `at`.
+/// The position after the string that starts at `at`.
 fn end_of_string(bytes: &[u8], at: usize) -> Option<usize> {
     if bytes.get(at) != Some(&b'"') {
         return None;

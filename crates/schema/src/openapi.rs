@@ -1,7 +1,7 @@
-//! The definitions of the built-in types as OpenAPI has them, in both of its versions.
+//! Renders the built-in types as OpenAPI v2 and v3 definitions.
 //!
-//! Version 2 drops defaults and enumerations, as upstream's published document does; version 3 wraps a
-//! reference that something is said about in `allOf`.
+//! As in upstream's published documents, v2 omits defaults and enums, and v3 wraps a reference that has
+//! sibling keywords in `allOf`.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub enum OpenApiVersion {
 }
 
 impl OpenApiVersion {
-    /// What a reference to a definition looks like.
+    /// A `$ref` to a definition.
     pub fn reference(self, name: &str) -> Value {
         match self {
             OpenApiVersion::V2 => json!({ "$ref": format!("#/definitions/{name}") }),
@@ -26,13 +26,14 @@ impl OpenApiVersion {
     }
 }
 
-/// The definitions and what is said about them. The texts are large and seldom wanted, so this is made for a
-/// document and dropped again.
+/// The definitions with their descriptions. The descriptions are large and rarely needed, so callers
+/// create this for one document and drop it.
 pub struct Definitions {
     version: OpenApiVersion,
-    /// By definition name, or that and the field with a space between; as JSON strings.
+    /// By definition name, or definition name and field name separated by a space. Values are JSON
+    /// string literals.
     descriptions: HashMap<String, &'static str>,
-    /// Definitions that come from elsewhere, by name.
+    /// Definitions that are not built in, by name.
     custom: HashMap<String, Value>,
 }
 
@@ -46,19 +47,19 @@ impl Definitions {
         self.version
     }
 
-    /// Adds a definition that is no built-in type's.
+    /// Adds a definition that is not a built-in type.
     pub fn add(&mut self, name: String, definition: Value) {
         self.custom.insert(name, definition);
     }
 
-    /// What is said of a type or of one of its fields; empty if nothing is.
+    /// The description of a type or of one of its fields; empty if there is none.
     pub fn describe(&self, name: &str, field: Option<&str>) -> String {
         let key = field.map(|field| format!("{name} {field}"));
         let text = self.descriptions.get(key.as_deref().unwrap_or(name)).copied().unwrap_or("\"\"");
         serde_json::from_str(text).unwrap_or_default()
     }
 
-    /// The definitions of these names and of all that they refer to.
+    /// The definitions with these names and all definitions they refer to.
     pub fn definitions_with_references<'n>(
         &self,
         roots: impl IntoIterator<Item = &'n str>,
@@ -77,7 +78,6 @@ impl Definitions {
         definitions
     }
 
-    /// A single definition.
     pub fn definition(&self, name: &str) -> Option<Value> {
         if let Some(custom) = self.custom.get(name) {
             return Some(custom.clone());
@@ -140,7 +140,7 @@ impl Definitions {
                 property.insert("default".to_owned(), default);
             }
             if let Some(values) = openapi_extensions().enums.get(&key) {
-                // An enumeration of a list is that of its items.
+                // The enum of a list field applies to its items.
                 let values = Value::from_iter(values.split(',').map(|value| value.replace('+', " ")));
                 match property.get_mut("items").and_then(Value::as_object_mut) {
                     Some(items) => items.insert("enum".to_owned(), values),
@@ -225,7 +225,7 @@ impl Definitions {
         })
     }
 
-    /// The types that are no structs.
+    /// The schemas of types that are not structs.
     fn scalar_schema(&self, name: &str) -> Option<Map<String, Value>> {
         let v3 = self.version == OpenApiVersion::V3;
         Some(into_map(match name {
@@ -258,7 +258,7 @@ impl Definitions {
     }
 }
 
-/// In version 3 nothing may stand beside a reference.
+/// In v3, no keyword may stand beside `$ref`.
 fn wrap_reference(version: OpenApiVersion, mut schema: Map<String, Value>) -> Map<String, Value> {
     if version == OpenApiVersion::V3
         && schema.len() > 1
@@ -269,7 +269,7 @@ fn wrap_reference(version: OpenApiVersion, mut schema: Map<String, Value>) -> Ma
     schema
 }
 
-/// What is always written has its zero value for a default.
+/// Fields without `omitempty` have their zero value as default.
 fn implicit_default(field: &Field) -> Option<Value> {
     match field.shape {
         _ if field.pointer => None,
@@ -296,7 +296,7 @@ fn into_map(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Adds the names of the definitions that a schema refers to.
+/// Appends the names of the definitions that a schema refers to.
 pub fn collect_references(schema: &Value, names: &mut Vec<String>) {
     match schema {
         Value::Object(map) => {

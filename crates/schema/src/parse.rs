@@ -1,37 +1,38 @@
-//! Reads the generated table, `data/kubernetes.txt`; the format is described at its head.
+//! Parses the generated schema table, `data/kubernetes.txt`. The head of the file describes its format.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::table::{Field, Gvk, ListType, PatchStrategy, SchemaOr, Shape, Table, Type, TypeId};
 
-/// The table and what only OpenAPI wants to know.
+/// The parsed file: the table, and data that only OpenAPI needs.
 #[derive(Debug)]
 pub(crate) struct SchemaData {
     pub table: Table,
     pub openapi: OpenApiExtensions,
 }
 
-/// Words of the file that change nothing about how values are handled.
+/// Attributes that are published in OpenAPI but do not change how values are handled.
 #[derive(Debug, Default)]
 pub(crate) struct OpenApiExtensions {
-    /// Lists that say their list type; the others are atomic without saying so.
+    /// Declared list types. A list without one is atomic by default, which is not published.
     pub list_types: HashMap<(TypeId, Box<str>), Box<str>>,
     pub map_types: HashMap<(TypeId, Box<str>), Box<str>>,
-    /// Separated by commas, with a plus for a space.
+    /// The values are separated by commas; a plus stands for a space.
     pub enums: HashMap<(TypeId, Box<str>), Box<str>>,
     pub patch_strategy: HashMap<(TypeId, Box<str>), Box<str>>,
-    /// `x-kubernetes-unions`, as JSON.
+    /// `x-kubernetes-unions` as JSON.
     pub union_types: HashMap<TypeId, Box<str>>,
 }
 
-/// A line that makes no sense. The data is compiled in and checked by a test, so nobody meets it at run time.
+/// A line that cannot be parsed. The data is compiled in and a test parses it, so this does not happen
+/// at run time.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct InvalidLine(pub usize);
 
 impl fmt::Display for InvalidLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} of the schema table makes no sense", self.0)
+        write!(f, "invalid line {} in the schema table", self.0)
     }
 }
 
@@ -45,7 +46,7 @@ pub(crate) fn parse(text: &str) -> Result<SchemaData, InvalidLine> {
     Ok(SchemaData { table, openapi: parser.openapi })
 }
 
-/// Types refer to types further down, so their numbers are given out first.
+/// Assigns the type IDs before parsing, because types refer to types further down.
 fn type_ids(text: &str) -> HashMap<String, TypeId> {
     let mut ids = HashMap::new();
     let mut package = "";
@@ -182,7 +183,7 @@ impl<'t> SchemaParser<'t> {
         Some(())
     }
 
-    /// `kind` and `atomic` are those of the outermost list or map.
+    /// `kind` and `atomic` apply to the outermost list or map.
     fn parse_shape(&self, text: &str, kind: &ListType, atomic: bool) -> Option<Shape> {
         if let Some(item) = text.strip_prefix("[]") {
             let item = Box::new(self.parse_shape(item, &ListType::Atomic, false)?);
@@ -213,7 +214,7 @@ impl<'t> SchemaParser<'t> {
     }
 }
 
-/// A list that does not say its type is told apart by its patch strategy, as upstream's apply does.
+/// A list without a declared type gets it from its patch strategy, as in upstream's server-side apply.
 fn parse_list_type(text: Option<&str>, field: &Field) -> Option<ListType> {
     Some(match text {
         None if field.patch_strategy.merge && !field.merge_key.is_empty() => {

@@ -1,7 +1,7 @@
 //! `resource.Quantity`: a fixed-point number with a suffix, such as `500m`, `1Gi` or `12e6`.
 //!
-//! A value is `mantissa × 10^scale`, never finer than a billionth; what a client writes finer is rounded
-//! away from zero. Upstream keeps arbitrary precision; here 38 digits are exact and more saturate.
+//! The value is `mantissa × 10^scale` with a scale of at least -9. Smaller fractions are rounded away from
+//! zero, as upstream. Upstream has arbitrary precision; here 38 digits are exact and larger values saturate.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,18 +9,18 @@ use std::ops::{Add, Sub};
 
 use serde_json::Value;
 
-/// The finest digit kept.
+/// The smallest scale.
 const NANO_SCALE: i64 = -9;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Quantity {
     mantissa: i128,
-    /// At least [`NANO`].
+    /// At least [`NANO_SCALE`].
     scale: i64,
     format: Format,
 }
 
-/// The family of suffixes a quantity is printed with.
+/// The suffix family that a quantity is printed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `Ki`, `Mi`, `Gi`…
@@ -50,7 +50,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// A quantity as upstream prints it back. A text already in an accepted form is kept as it is.
+/// A quantity as upstream prints it. Text that already is in an accepted form is not changed.
 pub fn canonicalize(text: &str) -> Result<String, ParseError> {
     let parts = QuantityParts::split(text)?;
     let quantity = parts.quantity()?;
@@ -64,7 +64,7 @@ impl Quantity {
         QuantityParts::split(text)?.quantity()
     }
 
-    /// From a field: a string or a number. `None` if it is absent or not a quantity.
+    /// Parses a field value, which is a string or a number. `None` if it is absent or not a quantity.
     pub fn from_value(value: &Value) -> Option<Quantity> {
         match value {
             Value::String(text) => Quantity::parse(text).ok(),
@@ -102,27 +102,26 @@ impl Quantity {
         self.mantissa > 0
     }
 
-    /// In whole units, rounded away from zero; saturates.
+    /// The value in whole units, rounded away from zero. Saturates.
     pub fn value(&self) -> i64 {
         self.value_at_scale(0).0
     }
 
-    /// In thousandths, rounded away from zero; saturates.
+    /// The value in thousandths, rounded away from zero. Saturates.
     pub fn milli(&self) -> i64 {
         self.value_at_scale(-3).0
     }
 
-    /// Whether the value is a whole number.
     pub fn is_whole(&self) -> bool {
         self.value_at_scale(0).1
     }
 
-    /// For ratios and sums of unlike things, where exactness does not matter.
+    /// For ratios and sums across resources, where precision does not matter.
     pub fn to_f64(&self) -> f64 {
         self.mantissa as f64 * 10f64.powi(self.scale.clamp(-400, 400) as i32)
     }
 
-    /// Without what is finer than a thousandth, rounded away from zero.
+    /// Rounds to thousandths, away from zero.
     pub fn rounded_to_milli(self) -> Quantity {
         if self.scale >= -3 {
             return self;
@@ -135,7 +134,7 @@ impl Quantity {
         Quantity { mantissa: self.mantissa.saturating_neg(), ..self }
     }
 
-    /// The value times 10^-scale, and whether that is exact.
+    /// The value times 10^-scale, and whether it is exact.
     fn value_at_scale(&self, scale: i64) -> (i64, bool) {
         let (value, exact) = if self.scale >= scale {
             let scaled = pow10(self.scale - scale).and_then(|factor| self.mantissa.checked_mul(factor));
@@ -147,7 +146,7 @@ impl Quantity {
         (value as i64, exact)
     }
 
-    /// Both mantissas at the finer of the two scales; `None` if one does not fit.
+    /// Both mantissas at the smaller of the two scales; `None` if one overflows.
     fn align(&self, other: &Quantity) -> Option<(i128, i128, i64)> {
         let scale = self.scale.min(other.scale);
         let scaled = |q: &Quantity| {
@@ -160,7 +159,7 @@ impl Quantity {
         let format = if self.is_zero() { other.format } else { self.format };
         match self.align(&other) {
             Some((a, b, scale)) => Quantity { mantissa: factor(a, b), scale, format },
-            // One is beyond any resource there is; the other cannot change it.
+            // On overflow one operand is larger than any real resource, and the other cannot change it.
             None if self.abs_f64() >= other.abs_f64() => Quantity { format, ..self },
             None => Quantity { mantissa: factor(0, other.mantissa), scale: other.scale, format },
         }
@@ -193,7 +192,7 @@ impl Ord for Quantity {
         }
         match self.align(other) {
             Some((a, b, _)) => a.cmp(&b),
-            // Only the one with the coarser scale can have overflowed, so it is the larger in magnitude.
+            // Only the operand with the larger scale can overflow, so it is larger in magnitude.
             None if self.sign() < 0 => other.scale.cmp(&self.scale),
             None => self.scale.cmp(&other.scale),
         }
@@ -206,7 +205,7 @@ impl PartialOrd for Quantity {
     }
 }
 
-/// By value: `1` equals `1000m`.
+/// Compares values: `1` equals `1000m`.
 impl PartialEq for Quantity {
     fn eq(&self, other: &Quantity) -> bool {
         self.cmp(other) == Ordering::Equal
@@ -215,7 +214,7 @@ impl PartialEq for Quantity {
 
 impl Eq for Quantity {}
 
-/// The canonical form: no fraction, the largest suffix that leaves none.
+/// The canonical form: no fractional part, with the largest suffix that allows this.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_zero() {
@@ -268,10 +267,10 @@ const DECIMAL_SUFFIXES: &[(&str, i64)] = &[
     ("E", 18),
 ];
 
-/// A quantity's text, taken apart.
+/// The parts of the text of a quantity.
 struct QuantityParts<'a> {
     negative: bool,
-    /// Without leading zeros; may be empty.
+    /// Without leading zeros. May be empty.
     whole: &'a str,
     fraction: &'a str,
     suffix: Suffix,
@@ -320,6 +319,7 @@ impl QuantityParts<'_> {
                     mantissa = more;
                     scale -= i64::from(in_fraction);
                 }
+                // The mantissa is full: drop the digit and adjust the scale.
                 _ => {
                     inexact |= digit != 0;
                     scale += i64::from(!in_fraction);
@@ -347,6 +347,7 @@ impl QuantityParts<'_> {
         }
         let mut quantity = Quantity { mantissa, scale, format };
         if format == Format::BinarySI {
+            // Upstream caps binary quantities at `math.MaxInt64`, and prints those below 1 in decimal form.
             quantity = quantity.min(Quantity::new(i64::MAX, format));
             if quantity < Quantity::new(1, format) && !quantity.is_zero() {
                 quantity.format = Format::DecimalSI;
@@ -355,8 +356,8 @@ impl QuantityParts<'_> {
         Ok(if self.negative { quantity.negate() } else { quantity })
     }
 
-    /// Whether upstream keeps the text a client wrote, rather than printing the number anew: where its
-    /// quick look finds nothing to shorten.
+    /// Whether upstream keeps the text as written instead of formatting the value: its fast path in
+    /// `ParseQuantity` accepts text that cannot be shortened.
     fn keeps_original_text(&self) -> bool {
         let whole = if self.whole.is_empty() { "0" } else { self.whole };
         let digits = whole.len() + self.fraction.len();
@@ -397,12 +398,12 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
-/// 10^power if it fits; `None` also for a negative power.
+/// 10^power; `None` if it overflows or the power is negative.
 fn pow10(power: i64) -> Option<i128> {
     10i128.checked_pow(u32::try_from(power).ok()?)
 }
 
-/// `value / 10^power` rounded away from zero, and whether nothing was lost.
+/// `value / 10^power` rounded away from zero, and whether the division was exact.
 fn div_away_from_zero(value: i128, power: i64) -> (i128, bool) {
     let Some(factor) = pow10(power) else { return (value.signum(), value == 0) };
     let exact = value % factor == 0;

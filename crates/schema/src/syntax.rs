@@ -1,6 +1,6 @@
-//! Says what is wrong with a JSON text in the words of Go's scanner, which clients of upstream know.
+//! Reports JSON syntax errors with the text of Go's `encoding/json` scanner, which upstream's clients know.
 
-/// Why `text` is no JSON; `None` where it is.
+/// The syntax error in `text`; `None` if it is valid JSON.
 pub fn syntax_error(text: &[u8]) -> Option<String> {
     let mut scanner = Scanner { parse_state: Vec::new(), step: Step::Value };
     for byte in text {
@@ -8,27 +8,27 @@ pub fn syntax_error(text: &[u8]) -> Option<String> {
             return Some(format!("invalid character {} {context}", quote_char(*byte)));
         }
     }
-    // Whatever could end here does so at a blank.
+    // A number at the top level ends only at the next byte, so feed a space.
     let complete = scanner.scan_byte(b' ').is_ok()
         && matches!(scanner.step, Step::End)
         && scanner.parse_state.is_empty();
     (!complete).then(|| "unexpected end of JSON input".to_owned())
 }
 
-/// What is expected next.
+/// The state of the scanner: what is expected next.
 #[derive(Clone, Copy)]
 enum Step {
     Value,
-    /// A value, or the end of the list that has just begun.
+    /// A value or the end of a list, right after `[`.
     FirstValue,
     Key,
-    /// A key, or the end of the object that has just begun.
+    /// A key or the end of an object, right after `{`.
     FirstKey,
-    /// What comes after a value.
+    /// The end of a value was reached.
     End,
     InString,
     Escape,
-    /// So many digits of a `\u` escape.
+    /// The remaining digits of a `\u` escape.
     Hex(u8),
     Minus,
     Zero,
@@ -38,11 +38,11 @@ enum Step {
     Exponent,
     ExponentSign,
     ExponentDigits,
-    /// The letters of a word that are still to come.
+    /// The whole literal and its remaining letters.
     Literal(&'static str, &'static str),
 }
 
-/// What is open around the value.
+/// The enclosing object or array, as Go's `parseState`.
 #[derive(Clone, Copy, PartialEq)]
 enum ParseState {
     ObjectKey,
@@ -56,7 +56,7 @@ struct Scanner {
 }
 
 impl Scanner {
-    /// Takes the next byte, or says where it stands that it cannot be there.
+    /// Consumes the next byte. The error is the context of the invalid character, as in Go's message.
     fn scan_byte(&mut self, byte: u8) -> Result<(), String> {
         let unexpected = |context: &str| Err(context.to_owned());
         let is_space = matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
@@ -128,7 +128,7 @@ impl Scanner {
         Step::End
     }
 
-    /// What may follow a value where it stands.
+    /// Handles the byte after a value, depending on the enclosing object or array.
     fn end_value(&mut self, byte: u8) -> Result<(), String> {
         if matches!(byte, b' ' | b'\t' | b'\r' | b'\n') {
             self.step = Step::End;
@@ -157,7 +157,7 @@ impl Scanner {
     }
 }
 
-/// A byte as Go quotes the character of that number.
+/// Quotes a byte as Go's `quoteChar` does.
 fn quote_char(byte: u8) -> String {
     match byte {
         b'\'' => r"'\''".to_owned(),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the parser takes is right, and whatever it does not is wrong.
+        /// The scanner and `serde_json` must agree on what is valid.
         #[test]
         fn error_matches_serde_json(text in r#"([\[\]{}:,"\\ \t\n0-9.eE+-]|true|null|\\u00e9|"a"|"b":|\[1,|\{"x":){0,12}"#) {
             let valid = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();

@@ -8,7 +8,7 @@ use serde_json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TypeId(pub u32);
 
-/// A closed set of types: every `TypeId` in it points into it.
+/// A closed set of types: every `TypeId` in it refers to a type of this table.
 #[derive(Debug, Default)]
 pub struct Table {
     types: Vec<Type>,
@@ -18,8 +18,8 @@ pub struct Table {
     go_types: HashMap<(TypeId, Box<str>), Box<str>>,
 }
 
-/// What a value may be instead of its own struct again, in the few fields of a CRD's schema where it may be
-/// one of two things. Their shape is [`Shape::Json`], or a map of it.
+/// The alternative to a nested schema in the few fields of `JSONSchemaProps` that accept two types (Go's
+/// `JSONSchemaPropsOrArray` and the like). The shape of these fields is [`Shape::Json`] or a map of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchemaOr {
     Array,
@@ -35,20 +35,20 @@ pub struct Gvk {
     pub kind: Box<str>,
 }
 
-/// A struct: a named list of fields.
+/// A struct: a name and a list of fields.
 #[derive(Clone, Debug, Default)]
 pub struct Type {
     /// The OpenAPI definition name, `io.k8s.api.core.v1.PodSpec`.
     pub name: Box<str>,
-    /// In upstream's declaration order, which is also the order of its JSON.
+    /// In upstream's declaration order, which is the order in its JSON.
     pub fields: Vec<Field>,
-    /// Server-side apply treats the whole struct as one value.
+    /// Server-side apply treats the struct as a single value (`x-kubernetes-map-type: atomic`).
     pub atomic: bool,
-    /// The kinds this type is the root of; empty for inner types.
+    /// The kinds of which this is the root type; empty for nested types.
     pub kinds: Vec<Gvk>,
-    /// Unknown fields are kept, as in custom resources that ask for it.
+    /// Unknown fields are kept (`x-kubernetes-preserve-unknown-fields`).
     pub preserve_unknown: bool,
-    /// The fields by name, for `field`; filled in when the type joins a table.
+    /// Field indexes sorted by name, for `field`. Filled in by [`Table::new`].
     pub fields_by_name: Vec<u16>,
 }
 
@@ -56,22 +56,22 @@ pub struct Type {
 pub struct Field {
     /// The JSON name.
     pub name: Box<str>,
-    /// The protobuf field number; 0 where the type has no protobuf form. A field of an embedded struct, which
-    /// JSON has among the others, carries the number of the embedded message one byte further up.
+    /// The protobuf field number; 0 if the type has no protobuf encoding. A field of an embedded
+    /// struct, which JSON inlines, has the number of the embedded message in the next higher byte.
     pub tag: u32,
     pub shape: Shape,
     /// Listed under `required` in OpenAPI.
     pub required: bool,
-    /// A zero value (`0`, `""`, `false`, an empty list) means something different from an absent one, so
-    /// it is kept. Upstream calls these pointers.
+    /// A pointer in upstream's Go type: a zero value (`0`, `""`, `false`, an empty list) differs from
+    /// an absent one and is kept.
     pub pointer: bool,
-    /// Written even when empty (`"status": {}`): upstream's fields without `omitempty`.
+    /// A field without `omitempty`: encoded even if it is empty (`"status": {}`).
     pub always_present: bool,
     /// The OpenAPI default.
     pub default: Option<Value>,
-    /// How a strategic merge patch treats the field.
+    /// The patch strategy in a strategic merge patch.
     pub patch_strategy: PatchStrategy,
-    /// The key that tells list items apart in a strategic merge patch; empty when there is none.
+    /// The key that identifies list items in a strategic merge patch; empty if there is none.
     pub merge_key: Box<str>,
 }
 
@@ -82,7 +82,7 @@ pub struct PatchStrategy {
     pub retain_keys: bool,
 }
 
-/// What a value looks like in JSON.
+/// The type of a value in JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
     String,
@@ -92,15 +92,15 @@ pub enum Shape {
     Double,
     /// Base64 in JSON.
     Bytes,
-    /// RFC 3339, seconds.
+    /// RFC 3339 with seconds.
     Time,
-    /// RFC 3339, microseconds.
+    /// RFC 3339 with microseconds.
     MicroTime,
     /// A Go duration string (`metav1.Duration`).
     Duration,
     Quantity,
     IntOrString,
-    /// Any JSON object, an embedded API object (`runtime.RawExtension`).
+    /// An embedded API object (`runtime.RawExtension`): any JSON object.
     RawExtension,
     /// Any JSON value (`apiextensions.JSON`).
     Json,
@@ -148,12 +148,12 @@ impl Table {
         self.go_types = go_types;
     }
 
-    /// The name of a field's Go type where its shape does not tell, for error messages.
+    /// The Go type of a field if the shape does not determine it. For error messages.
     pub(crate) fn go_type(&self, id: TypeId, field: &str) -> Option<&str> {
         self.go_types.get(&(id, field.into())).map(|name| &**name)
     }
 
-    /// Whether a field may hold something else instead of a struct of the same type.
+    /// The alternative to a nested struct that the field accepts, if any.
     pub fn schema_or(&self, id: TypeId, field: &str) -> Option<SchemaOr> {
         if self.schema_or.is_empty() {
             return None;
@@ -165,12 +165,12 @@ impl Table {
         &self.types[id.0 as usize]
     }
 
-    /// By definition name, `io.k8s.api.core.v1.Pod`.
+    /// Looks up a type by its definition name, such as `io.k8s.api.core.v1.Pod`.
     pub fn type_by_name(&self, name: &str) -> Option<TypeId> {
         self.by_name.get(name).copied()
     }
 
-    /// By group, version and kind.
+    /// Looks up a type by group, version and kind.
     pub fn type_by_kind(&self, group: &str, version: &str, kind: &str) -> Option<TypeId> {
         self.by_kind.get(&Gvk { group: group.into(), version: version.into(), kind: kind.into() }).copied()
     }

@@ -1,6 +1,6 @@
-//! Times as upstream reads and writes them: RFC 3339 with Go's words when it is not.
+//! Times as upstream parses and formats them: RFC 3339, with the error messages of Go's `time.Parse`.
 
-/// A point in time; `seconds` since 1970, `nanos` within the second.
+/// A point in time: `seconds` since 1970 and `nanos` within the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp {
     pub seconds: i64,
@@ -10,24 +10,24 @@ pub struct Timestamp {
 const SECONDS_LAYOUT: &str = "2006-01-02T15:04:05Z07:00";
 const MICROS_LAYOUT: &str = "2006-01-02T15:04:05.000000Z07:00";
 
-/// The first second of year 1, Go's zero time, which JSON knows as null.
+/// The first second of year 1: Go's zero time, which is null in JSON.
 const ZERO_TIME_SECONDS: i64 = -62_135_596_800;
 
-/// The last second of year 9999: what RFC 3339 can say.
+/// The last second of year 9999, the maximum of RFC 3339.
 const MAX_SECONDS: i64 = 253_402_300_799;
 
 impl Timestamp {
-    /// Reads `metav1.Time`. The error is Go's.
+    /// Parses `metav1.Time`. The error has Go's text.
     pub fn parse(text: &str) -> Result<Timestamp, String> {
         Scanner { text, rest: text, layout: SECONDS_LAYOUT }.scan(false)
     }
 
-    /// Reads `metav1.MicroTime`, which insists on six digits after the point.
+    /// Parses `metav1.MicroTime`, which requires six fractional digits.
     pub fn parse_micro(text: &str) -> Result<Timestamp, String> {
         Scanner { text, rest: text, layout: MICROS_LAYOUT }.scan(true)
     }
 
-    /// None if RFC 3339 cannot say it.
+    /// `None` if RFC 3339 cannot represent the time.
     pub fn new(seconds: i64, nanos: u32) -> Option<Timestamp> {
         ((ZERO_TIME_SECONDS..=MAX_SECONDS).contains(&seconds) && nanos < 1_000_000_000)
             .then_some(Timestamp { seconds, nanos })
@@ -70,7 +70,7 @@ impl Scanner<'_> {
         let month = self.number(2, "01")?;
         self.check_range(month, 1, 12, "month")?;
         self.expect_literal("-")?;
-        // The day is checked last, when the month's length is known.
+        // The day is checked last, when the length of the month is known.
         let day = self.number(2, "02")?;
         self.expect_literal("T")?;
         let hour = self.number(2, "15")?;
@@ -119,7 +119,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Digits after a point or comma, as many as there are.
+    /// Any number of digits after a point or comma.
     fn fraction(&mut self) -> u32 {
         let digits = match self.rest.strip_prefix(['.', ',']) {
             Some(rest) => rest.bytes().take_while(u8::is_ascii_digit).count(),
@@ -141,7 +141,7 @@ impl Scanner<'_> {
         Ok(micros * 1000)
     }
 
-    /// Seconds east of Greenwich.
+    /// The offset from UTC in seconds, positive to the east.
     fn zone(&mut self) -> Result<i64, String> {
         if let Some(rest) = self.rest.strip_prefix('Z') {
             self.rest = rest;
@@ -173,14 +173,14 @@ fn month_length(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Days since 1970, counting years from March so that the leap day comes last.
+/// Days since 1970. The year starts in March, so the leap day comes last.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
 }
 
-/// The year, month and day that lie so many days after 1970.
+/// The inverse of [`days_from_civil`]: year, month and day.
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));

@@ -1,4 +1,4 @@
-//! Visiting every struct inside a value, outer before inner.
+//! Visits every struct inside a value, outer structs first.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ use crate::table::{Shape, Table, TypeId};
 
 type Object = Map<String, Value>;
 
-/// The types that somebody wants to see, and those that lead to one.
+/// A set of selected types, and all types that contain one of them.
 #[derive(Debug, Default)]
 pub struct TypeFilter {
     selected: HashSet<TypeId>,
@@ -17,11 +17,12 @@ pub struct TypeFilter {
 }
 
 impl TypeFilter {
-    /// By definition name. Names that the table does not know are left out.
+    /// Selects types by definition name. Names that are not in the table are ignored.
     pub fn new<'n>(table: &Table, names: impl IntoIterator<Item = &'n str>) -> TypeFilter {
         let selected: HashSet<TypeId> =
             names.into_iter().filter_map(|name| table.type_by_name(name)).collect();
         let mut containing = selected.clone();
+        // Repeat until nothing is added: types refer to each other, also in cycles.
         loop {
             let size = containing.len();
             for (id, ty) in table.types() {
@@ -35,7 +36,7 @@ impl TypeFilter {
         }
     }
 
-    /// Whether the type was asked for by name.
+    /// Whether the type is selected.
     pub fn matches(&self, id: TypeId) -> bool {
         self.selected.contains(&id)
     }
@@ -56,7 +57,7 @@ pub fn visit_mut(table: &Table, ty: TypeId, value: &mut Value, f: &mut dyn FnMut
     TypeWalk { table, filter: None, f }.value(&Shape::Struct(ty), value, 0);
 }
 
-/// Calls `f` for the structs of interest only, and stays out of what cannot hold any.
+/// Calls `f` for the selected structs only, and skips values that cannot contain one.
 pub fn visit_filtered_mut(
     table: &Table,
     filter: &TypeFilter,
@@ -74,7 +75,7 @@ struct TypeWalk<'w> {
 }
 
 impl TypeWalk<'_> {
-    /// Decoded values are never deeper than the limit; what is deeper is left alone.
+    /// Decoded values are never deeper than the limit. Deeper values are not visited.
     fn value(&mut self, shape: &Shape, value: &mut Value, depth: usize) {
         if depth > MAX_DEPTH {
             return;

@@ -1,9 +1,9 @@
-//! YAML, read by way of JSON as upstream does: what is null is absent, and what a file means is said in JSON's types.
+//! Parses YAML by way of JSON, as upstream's `sigs.k8s.io/yaml` does: null fields are absent, and
+//! fields have JSON types.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Why a text cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -13,31 +13,31 @@ pub enum Error {
 }
 
 impl Error {
-    /// What is wrong, without a word of what the text says: it may be secret.
+    /// The error without any content of the document, which may be secret.
     pub fn without_values(&self) -> String {
         match self {
             Error::Syntax(error) => match error.location() {
-                Some(location) => format!("line {} is not as it should be", location.line()),
-                None => "it is not YAML".to_owned(),
+                Some(location) => format!("invalid YAML at line {}", location.line()),
+                None => "invalid YAML".to_owned(),
             },
             Error::Content(error) => {
                 let text = error.to_string();
-                // These name fields; others quote values.
+                // These messages contain field names. Others contain values.
                 let names_fields =
                     ["unknown field", "missing field"].iter().any(|begin| text.starts_with(begin));
-                if names_fields { text } else { "a field is not of the type it should be".to_owned() }
+                if names_fields { text } else { "a field has the wrong type".to_owned() }
             }
         }
     }
 }
 
-/// Any document. Of words only `true` and `false` are booleans; `n` may well be a name.
+/// Parses any document. Only `true` and `false` are booleans: `n`, for example, is a string.
 pub fn parse(text: &str) -> Result<Value, Error> {
     let options = serde_saphyr::options! { strict_booleans: true };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| Error::Syntax(Box::new(error)))
 }
 
-/// A document of a known form.
+/// Parses a document of a known type.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
     let mut value = parse(text)?;
     remove_null_fields(&mut value);
@@ -70,9 +70,9 @@ mod tests {
     #[test]
     fn errors_contain_location() {
         assert_eq!(parse("a: n").unwrap(), serde_json::json!({"a": "n"}));
-        assert_eq!(parse("a: 1\nb: [").unwrap_err().without_values(), "line 2 is not as it should be");
+        assert_eq!(parse("a: 1\nb: [").unwrap_err().without_values(), "invalid YAML at line 2");
         let error = from_str::<BTreeMap<String, i64>>("a: b").unwrap_err();
         assert_eq!(error.to_string(), "invalid type: string \"b\", expected i64");
-        assert_eq!(error.without_values(), "a field is not of the type it should be");
+        assert_eq!(error.without_values(), "a field has the wrong type");
     }
 }

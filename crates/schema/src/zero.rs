@@ -1,10 +1,10 @@
-//! What a value is expected to be, and what is left of one that says nothing.
+//! The expected type of a value, zero values, and the omission of empty ones.
 
 use serde_json::{Map, Value};
 
 use crate::table::{Field, SchemaOr, Shape, Table, Type, TypeId};
 
-/// What a value is expected to be.
+/// The expected type of a value.
 #[derive(Clone, Copy)]
 pub(crate) enum Target<'t> {
     Shape(&'t Shape),
@@ -13,7 +13,7 @@ pub(crate) enum Target<'t> {
     MapOfSchemaOr(TypeId, SchemaOr),
 }
 
-/// What upstream writes for a value that was never set.
+/// The value that upstream encodes for an unset field.
 pub(crate) fn zero_value(table: &Table, shape: &Shape) -> Value {
     match shape {
         Shape::String => Value::String(String::new()),
@@ -30,7 +30,7 @@ pub(crate) fn zero_value(table: &Table, shape: &Shape) -> Value {
     }
 }
 
-/// The same inside a map, where bytes cannot be null.
+/// The zero value of a map entry. Bytes are empty there, not null.
 pub(crate) fn zero_map_value(table: &Table, shape: &Shape) -> Value {
     match shape {
         Shape::Bytes => Value::String(String::new()),
@@ -38,7 +38,8 @@ pub(crate) fn zero_map_value(table: &Table, shape: &Shape) -> Value {
     }
 }
 
-/// Adds the fields that are always written. Structs that hold themselves do so by pointers, so this ends.
+/// Adds the fields without `omitempty`. This terminates, because recursive structs contain themselves
+/// by pointer.
 pub(crate) fn add_always_present(table: &Table, ty: &Type, map: &mut Map<String, Value>) {
     for field in ty.fields.iter().filter(|field| field.always_present) {
         if !map.contains_key(&*field.name) {
@@ -48,7 +49,7 @@ pub(crate) fn add_always_present(table: &Table, ty: &Type, map: &mut Map<String,
     }
 }
 
-/// What is left of a field's value: nothing if it means the same as absence.
+/// Applies `omitempty`: returns `None` if the value means the same as an absent field.
 pub(crate) fn omit_empty(field: &Field, value: Value) -> Option<Value> {
     let empty = match &value {
         Value::Null => return None,
@@ -64,7 +65,7 @@ pub(crate) fn omit_empty(field: &Field, value: Value) -> Option<Value> {
         return Some(value);
     }
     match value {
-        // Upstream stores no empty lists and maps, so even one that is always written comes back as null.
+        // Upstream does not store empty lists and maps: even without `omitempty`, one is read back as null.
         Value::Array(_) | Value::Object(_) => None,
         value => field.always_present.then_some(value),
     }
@@ -86,12 +87,12 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Shapes that upstream reads as they are, to look into later or never.
+    /// Whether upstream keeps the value as raw JSON.
     pub fn is_raw(self) -> bool {
         matches!(self, Target::Shape(Shape::RawExtension | Shape::Json | Shape::FieldsV1))
     }
 
-    /// The name of the Go type, as its messages have it.
+    /// The name of the Go type in error messages.
     pub fn go_type(self, table: &Table) -> String {
         match self {
             Target::Shape(shape) => go_type(table, shape),

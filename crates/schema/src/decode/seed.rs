@@ -1,4 +1,5 @@
-//! The visitor behind [`super::from_json`]: one for all shapes, with the shape as data.
+//! The serde visitor behind [`super::from_json`]. One visitor handles all shapes, with the shape as
+//! data, so the code is not monomorphized per type.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ use crate::table::{Field, SchemaOr, Shape, Table, Type, TypeId};
 use crate::time::Timestamp;
 use crate::zero::{Target, add_always_present, omit_empty, zero_map_value, zero_value};
 
-/// Go's standard encoding: padded, and careless about bits that mean nothing.
+/// Like Go's `base64.StdEncoding`: requires padding, but accepts nonzero trailing bits.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -24,7 +25,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 const NOT_A_SCHEMA: &str = "boolean or JSON schema expected";
 
-/// Reads one value.
+/// Decodes one value.
 pub(super) struct ValueSeed<'s, 't> {
     pub state: &'s mut DecodeState<'t>,
     pub target: Target<'t>,
@@ -38,7 +39,8 @@ impl<'de> DeserializeSeed<'de> for ValueSeed<'_, '_> {
     }
 }
 
-/// A value that does not fit is noted and reads as null, so that reading can go on.
+/// Records the first value of the wrong type, decodes it as null and continues, because a later syntax
+/// error takes precedence.
 impl<'de, 't> Visitor<'de> for ValueSeed<'_, 't> {
     type Value = Value;
 
@@ -225,7 +227,7 @@ impl ValueSeed<'_, '_> {
     }
 }
 
-/// Go writes a whole float without a point.
+/// Go prints a float with an integral value without a decimal point.
 fn json_number(number: Number) -> Value {
     match number.as_f64() {
         Some(value) if value.fract() == 0.0 && value.abs() < 9e15 => Value::from(value as i64),
@@ -233,7 +235,8 @@ fn json_number(number: Number) -> Value {
     }
 }
 
-/// Without an exponent, which would choose another family of suffixes.
+/// Formats a number without an exponent, because a quantity with an exponent keeps the decimal exponent
+/// format.
 fn decimal(number: &Number) -> String {
     match number.as_f64().filter(|_| number.is_f64()) {
         Some(value) => value.to_string(),
@@ -241,7 +244,7 @@ fn decimal(number: &Number) -> String {
     }
 }
 
-/// Decodes and encodes again; the error is the offset of the first byte that is wrong.
+/// Decodes and encodes again. The error is the offset of the first invalid byte.
 fn canonical_base64(text: &str) -> Result<String, usize> {
     let without_newlines;
     let text = match text.contains(['\r', '\n']) {
@@ -273,7 +276,7 @@ fn visit_entries<'de, 't, A: MapAccess<'de>>(
         }
         state.path.push(PathSegment::Key(key));
         let value = map.next_value_seed(ValueSeed { state, target })?;
-        // The key travels on the path and back, which spares a copy.
+        // Moving the key into the path and back avoids a copy.
         let Some(PathSegment::Key(key)) = state.path.pop() else { break };
         let value = match (value, fallback) {
             (Value::Null, Some(shape)) => zero_map_value(state.table, shape),
@@ -302,6 +305,8 @@ fn visit_struct<'de, 't, A: MapAccess<'de>>(
                 continue;
             }
             Err(name) => {
+                // `add_strict_error` builds the field path from `state.path`, which does not contain
+                // this key.
                 state.add_strict_error("unknown", &name);
                 map.next_value::<IgnoredAny>()?;
                 continue;
@@ -323,7 +328,7 @@ fn visit_struct<'de, 't, A: MapAccess<'de>>(
     Ok(Value::Object(object))
 }
 
-/// The fields met so far.
+/// The indexes of the fields decoded so far. The first 64 are kept as bits.
 #[derive(Default)]
 struct SeenFields {
     low: u64,
@@ -343,7 +348,7 @@ impl SeenFields {
     }
 }
 
-/// Finds the field a key names, sparing the copy of the key.
+/// Looks up the field of a key without copying the key.
 struct FieldKey<'t>(&'t Type);
 
 impl<'de, 't> DeserializeSeed<'de> for FieldKey<'t> {

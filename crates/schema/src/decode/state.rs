@@ -1,4 +1,4 @@
-//! Where the reader is, and what it has found wrong so far.
+//! The state of a decoding pass: the current path and the errors so far.
 
 use super::{MAX_DEPTH, MAX_STRICT_ERRORS};
 use crate::table::{Field, Table, Type, TypeId};
@@ -9,10 +9,12 @@ pub(super) struct DecodeState<'t> {
     pub path: Vec<PathSegment<'t>>,
     depth: usize,
     pub too_deep: bool,
-    /// The first value that does not fit; reading goes on, for the text may not be JSON at all.
+    /// The first value of the wrong type. Decoding continues, because a syntax error later in the text
+    /// takes precedence.
     pub error: Option<String>,
     pub strict_errors: Vec<String>,
-    /// Inside values whose own reader upstream does not tell about strictness.
+    /// The number of enclosing values that upstream decodes with a custom `UnmarshalJSON`, which does
+    /// not report strict errors.
     lenient: usize,
 }
 
@@ -35,7 +37,7 @@ impl<'t> DecodeState<'t> {
         }
     }
 
-    /// One level further down.
+    /// Enters a nested value.
     pub fn enter<E: serde::de::Error>(&mut self, lenient: bool) -> Result<(), E> {
         self.depth += 1;
         self.lenient += usize::from(lenient);
@@ -57,7 +59,7 @@ impl<'t> DecodeState<'t> {
         }
     }
 
-    /// A value of the wrong type.
+    /// Records a value of the wrong type.
     pub fn mismatch(&mut self, found: &str, target: Target<'_>) {
         if self.error.is_some() {
             return;
@@ -78,7 +80,7 @@ impl<'t> DecodeState<'t> {
         self.set_error(format!("json: cannot unmarshal {found} into Go {location} of type {expected}"));
     }
 
-    /// The Go type of the value being read, where it or that of the list or map around it has a name.
+    /// The named Go type of the current value, if its field (or the list or map field that holds it) has one.
     fn named_type(&self) -> Option<String> {
         let (inner, field) = match self.path.as_slice() {
             [.., PathSegment::Field(id, _, field)] => (false, (id, field)),
@@ -92,7 +94,7 @@ impl<'t> DecodeState<'t> {
         }
     }
 
-    /// A field that strict decoding does not like.
+    /// Records an unknown or duplicate field.
     pub fn add_strict_error(&mut self, what: &str, name: &str) {
         if self.lenient > 0 || self.strict_errors.len() >= MAX_STRICT_ERRORS {
             return;

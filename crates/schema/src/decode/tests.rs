@@ -1,4 +1,4 @@
-//! What goes in and what comes out, complaints included.
+//! Decoding and normalization, including the error messages.
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn check_text(kind: &str, text: &str, expect: Expect) {
     expect.assert_eq(&decode_text(kind, text));
 }
 
-/// A Pod with one container that has these fields.
+/// Returns a Pod with one container that has these fields.
 fn container(fields: Value) -> Value {
     json!({"spec": {"containers": [fields]}})
 }
@@ -317,7 +317,7 @@ fn rejects_value_over_max_depth() {
     assert_eq!(normalize(table, id, &mut object), Err(DecodeError::Depth));
 }
 
-/// The frames of typed values are the largest, and a thread's stack is small.
+/// Visitors with typed values have the largest stack frames, and a thread's stack is small.
 #[test]
 fn schema_of_max_depth_fits_on_stack() {
     let table = kubernetes();

@@ -1,4 +1,4 @@
-//! Our definitions beside upstream's, where its published document is at hand.
+//! Compares the definitions with upstream's published document, if it is present.
 
 use std::fs;
 use std::path::Path;
@@ -28,8 +28,8 @@ fn definitions_match_upstream() {
             None => diff.push(name.clone()),
         }
     }
-    // A few descriptions are newer than the sources they are taken from; of types, fields, requirements and
-    // extensions none may differ.
+    // A few descriptions are newer than the Go sources they are taken from. Types, fields, required
+    // lists and extensions must not differ.
     expect![[r#"
         io.k8s.api.admissionregistration.v1.MutatingAdmissionPolicyBindingList description
         io.k8s.api.admissionregistration.v1.MutatingAdmissionPolicyBindingList properties items description

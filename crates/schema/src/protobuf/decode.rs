@@ -1,4 +1,4 @@
-//! From protobuf to JSON, normalised on the way.
+//! Decodes protobuf into normalized JSON values.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,7 +17,7 @@ pub(super) fn decode_struct(table: &Table, id: TypeId, bytes: &[u8]) -> Result<V
     Decoder { table, depth: 0 }.decode_struct(id, bytes)
 }
 
-/// What one field's values have come to so far, by the field's place in its type.
+/// The decoded value of each field, by the index of the field in its type.
 type FieldValues = Vec<Option<Value>>;
 
 #[derive(Clone, Copy)]
@@ -48,8 +48,8 @@ impl<'t> Decoder<'t> {
         Ok(Value::Object(object))
     }
 
-    /// Reads the fields whose tags start with `prefix`, those of the message embedded at this level. Unknown
-    /// ones are from a newer client and skipped.
+    /// Decodes the fields whose tags start with `prefix`, which are those of the embedded message at
+    /// this level. Unknown fields come from newer clients and are skipped.
     fn decode_fields(
         self,
         id: TypeId,
@@ -75,7 +75,7 @@ impl<'t> Decoder<'t> {
         Ok(())
     }
 
-    /// Adds to a list or map; takes the place of anything else.
+    /// Appends to a list or map; replaces any other value.
     fn decode_field(
         self,
         field: &Field,
@@ -87,7 +87,7 @@ impl<'t> Decoder<'t> {
             Target::Shape(Shape::List { item, .. }) => {
                 let list = slot.get_or_insert_with(|| Value::Array(Vec::new()));
                 let Value::Array(list) = list else { return Ok(()) };
-                // Numbers may come packed into one field.
+                // A repeated number may be packed into one length-delimited field.
                 if let (Shape::Int32 | Shape::Int64 | Shape::Bool, WireValue::Bytes(packed)) = (&**item, wire)
                 {
                     let mut reader = Reader::new(packed);
@@ -123,7 +123,7 @@ impl<'t> Decoder<'t> {
         Ok(())
     }
 
-    /// A list inside of a map: a message with the items as field 1.
+    /// Decodes a list that is a map value: a message whose field 1 holds the items.
     fn decode_items(self, field: &Field, item: &Shape, wire: WireValue<'_>) -> Result<Value, ProtoError> {
         let mut reader = Reader::new(wire.bytes(&field.name)?);
         let mut items = Vec::new();
@@ -177,7 +177,7 @@ impl<'t> Decoder<'t> {
         Ok(match shape {
             Shape::String | Shape::Duration => Value::from(wire.text(name)?),
             Shape::Bool => Value::Bool(wire.integer(name)? != 0),
-            // As Go does, the upper half is dropped.
+            // Go truncates to the lower 32 bits, too.
             Shape::Int32 => Value::from(wire.integer(name)? as i32),
             Shape::Int64 => Value::from(wire.integer(name)?),
             Shape::Double => json_number(wire.double(name)?),
@@ -198,7 +198,8 @@ impl<'t> Decoder<'t> {
                 },
             },
             Shape::Struct(id) => self.decode_struct(*id, wire.bytes(name)?)?,
-            // Nothing nests these except a map's lists, which are read elsewhere.
+            // A list or map nested in another value only occurs as a list in a map, which
+            // `decode_items` handles.
             Shape::List { .. } | Shape::Map { .. } => zero_value(self.table, shape),
         })
     }
@@ -220,7 +221,7 @@ fn first_field(bytes: &[u8]) -> Result<Option<WireValue<'_>>, ProtoError> {
     Ok(found)
 }
 
-/// The key and value of a map's entry.
+/// The key and value of a map entry.
 fn decode_entry<'b>(
     field: &Field,
     wire: WireValue<'b>,
@@ -243,7 +244,7 @@ fn insert_entry(slot: &mut Option<Value>, key: String, value: Value) {
     }
 }
 
-/// Go writes a whole float without a point, and JSON cannot say infinity.
+/// Go prints a float with an integral value without a decimal point. JSON has no infinity.
 fn json_number(value: f64) -> Value {
     match value {
         value if value.fract() == 0.0 && value.abs() < 9e15 => Value::from(value as i64),

@@ -1,5 +1,5 @@
-//! From JSON to protobuf. A value that does not fit its shape is left out; decoding has seen to it that there
-//! is none.
+//! Encodes JSON values as protobuf. A value that does not match its shape is omitted; decoded values
+//! always match.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,7 +13,7 @@ use crate::zero::Target;
 
 static NULL: Value = Value::Null;
 
-/// Writes the fields of a struct. What is deeper than decoding lets through is left out.
+/// Encodes the fields of a struct. Structs below [`MAX_DEPTH`] are omitted; decoding rejects them.
 pub(super) fn encode_struct(table: &Table, id: TypeId, value: &Value, writer: &mut Writer, depth: usize) {
     if depth > MAX_DEPTH {
         return;
@@ -27,7 +27,8 @@ struct Encoder<'t> {
     depth: usize,
 }
 
-/// `level` counts the embedded messages around these fields. Fields of the same one lie side by side.
+/// `level` is the number of embedded messages around these fields. Fields of the same embedded message
+/// are adjacent.
 fn encode_fields(encoder: &Encoder<'_>, fields_: &[Field], value: &Value, writer: &mut Writer, level: usize) {
     let embedded_tag = |field: &Field| tag_prefix(field.tag, level).unwrap_or(0) & 0xff;
     for group in fields_.chunk_by(|a, b| embedded_tag(a) == embedded_tag(b)) {
@@ -49,12 +50,12 @@ fn encode_fields(encoder: &Encoder<'_>, fields_: &[Field], value: &Value, writer
     }
 }
 
-/// How many numbers a tag holds: one per byte, that of the outermost message first.
+/// The number of field numbers in a tag: one per byte, the outermost message in the highest byte.
 pub(super) fn tag_levels(tag: u32) -> usize {
     4 - tag.leading_zeros() as usize / 8
 }
 
-/// The numbers of a tag down to this level.
+/// The field numbers of a tag down to this level.
 pub(super) fn tag_prefix(tag: u32, level: usize) -> Option<u32> {
     let levels_below = tag_levels(tag).checked_sub(level + 1)?;
     Some(tag >> (8 * levels_below))
@@ -79,7 +80,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// The struct is field 1 and the alternative field 2, except that a bool comes first.
+    /// The struct is field 1 and the alternative is field 2, except for [`SchemaOr::Bool`], where the
+    /// bool is field 1.
     fn encode_schema_or(&self, id: TypeId, schema_or: SchemaOr, value: &Value, writer: &mut Writer) {
         let depth = self.depth + 1;
         let schema = |tag, value: &Value, writer: &mut Writer| {
@@ -124,7 +126,7 @@ impl Encoder<'_> {
                     encode_timestamp(time.seconds, time.nanos, writer);
                 }
             }),
-            // No built-in type with a protobuf form has a duration.
+            // No built-in type with a protobuf encoding has a duration.
             Shape::Duration => {}
             Shape::Quantity => {
                 writer.message(tag, |writer| writer.bytes(1, value.as_str().unwrap_or("0").as_bytes()));
@@ -152,7 +154,7 @@ impl Encoder<'_> {
                     writer.message(tag, |entry| {
                         entry.bytes(1, key.as_bytes());
                         match &**inner {
-                            // A list inside of a map is a message of its own.
+                            // A list that is a map value is a message of its own.
                             list @ Shape::List { .. } => {
                                 entry.message(2, |items| self.encode_value(1, list, value, items))
                             }

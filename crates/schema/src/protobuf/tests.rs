@@ -1,4 +1,4 @@
-//! Known bytes, round trips of made-up values of every kind, and garbage.
+//! Reference bytes, round trips of generated values of every kind, and malformed messages.
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -26,13 +26,13 @@ fn check(name: &str, value: Value, expect: Expect) {
 
 #[test]
 fn encodes_reference_bytes() {
-    // Strings, integers and the zero of what is no pointer.
+    // Strings, integers and zero values of fields that are not pointers.
     check(
         "io.k8s.api.core.v1.ContainerPort",
         json!({"name": "a", "containerPort": 80}),
         expect!["0a01611000185022002a00"],
     );
-    // The embedded source of a volume is field 2, its emptyDir field 2 of that.
+    // The embedded volume source is field 2 of the volume; `emptyDir` is field 2 of the source.
     check(
         "io.k8s.api.core.v1.Volume",
         json!({"name": "v", "emptyDir": {"sizeLimit": "1Gi"}}),

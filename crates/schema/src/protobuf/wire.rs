@@ -1,8 +1,8 @@
-//! Varints, tags and lengths.
+//! The protobuf wire format: varints, tags and lengths.
 
 use super::ProtoError;
 
-/// Writes fields one after the other, for messages that no table describes as well.
+/// Appends fields. Also used for messages that are not in the schema table.
 #[derive(Default)]
 pub struct Writer {
     pub bytes: Vec<u8>,
@@ -21,7 +21,7 @@ impl Writer {
         self.raw_varint(u64::from(field) << 3 | u64::from(wire));
     }
 
-    /// Negative numbers take all ten bytes, as in every proto2 integer.
+    /// Negative numbers take ten bytes, as all proto2 integers.
     pub fn varint(&mut self, field: u32, value: i64) {
         self.tag(field, 0);
         self.raw_varint(value as u64);
@@ -38,7 +38,8 @@ impl Writer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Writes in place and makes room for the length afterwards: most lengths take the one byte set aside.
+    /// Encodes the message in place with one byte reserved for the length, and shifts it only if the
+    /// length needs more bytes.
     pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Writer)) {
         self.tag(field, 2);
         let start = self.bytes.len();
@@ -59,7 +60,7 @@ pub(super) struct Reader<'b> {
     rest: &'b [u8],
 }
 
-/// A field's contents, before its type is known.
+/// The undecoded value of a field.
 #[derive(Clone, Copy)]
 pub(super) enum WireValue<'b> {
     Varint(u64),
@@ -77,7 +78,7 @@ impl<'b> Reader<'b> {
         self.rest.is_empty()
     }
 
-    /// The next field's number and contents; none at the end.
+    /// The number and value of the next field, or `None` at the end.
     pub fn field(&mut self) -> Result<Option<(u32, WireValue<'b>)>, ProtoError> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -98,7 +99,7 @@ impl<'b> Reader<'b> {
                 self.read_bytes(4)?;
                 WireValue::Fixed32
             }
-            // Groups, which upstream never writes.
+            // Groups (wire types 3 and 4), which upstream never writes.
             wire => return Err(ProtoError::WireType(wire)),
         };
         Ok(Some((field, value)))

@@ -1,4 +1,4 @@
-//! Values of any kind, made up from the table itself.
+//! Generates values of any kind from the schema table.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,8 +9,8 @@ use super::super::has_protobuf;
 use crate::kubernetes;
 use crate::table::{Shape, TypeId};
 
-/// Any kind that has a protobuf form, and a value of it. The seed decides the rest, as the recursion would
-/// make strategies of unwieldy depth.
+/// Any kind with a protobuf encoding, and a value of it. The value is generated from a seed, because
+/// proptest strategies for recursive types would be too deep.
 pub fn any_kind() -> impl Strategy<Value = (TypeId, Value)> {
     let table = kubernetes();
     let kinds: Vec<TypeId> = table
@@ -24,7 +24,7 @@ pub fn any_kind() -> impl Strategy<Value = (TypeId, Value)> {
     })
 }
 
-/// A small generator of numbers.
+/// A small pseudo-random number generator (xorshift).
 struct RandomSource(u64);
 
 impl RandomSource {
@@ -38,7 +38,7 @@ impl RandomSource {
     fn any_struct(&mut self, id: TypeId, depth: u64) -> Value {
         let mut object = Map::new();
         for field in kubernetes().get(id).fields.iter().filter(|field| field.tag != 0) {
-            // What lies deep is rare, or values would grow without end.
+            // Deeper fields are rarer, so that values stay finite.
             if self.next(2 + depth) == 0 {
                 let is_schema_or = kubernetes().schema_or(id, &field.name).is_some();
                 if !is_schema_or {
