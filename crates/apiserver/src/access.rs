@@ -1,7 +1,7 @@
-//! Who asks, and whether they may.
+//! Request identity and authorization.
 //!
-//! `authentication` says who; roles and their bindings (`rbac`) say whether, also who
-//! may act as somebody else. Never switched off.
+//! `authentication` establishes the user, `rbac` authorizes the request, and `impersonation`
+//! decides whether the user may act as another one. Authorization cannot be disabled.
 
 mod impersonation;
 
@@ -24,27 +24,27 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What a request asks to do.
+/// What a request does, before authorization attributes are derived from it.
 pub enum RequestInfo<'a> {
-    /// A verb on objects, the name where it is about one, and what a list is narrowed down to.
+    /// Verb, target, object name (empty for collections) and the field selector of a list.
     Resource(&'static str, &'a Target, &'a str, Option<&'a FieldSelector>),
-    /// A method on any other path.
+    /// Method and path of a non-resource request.
     Path(&'a str, &'a str),
 }
 
 impl User {
-    /// Without a credential.
+    /// The user of a request without credentials.
     pub fn anonymous() -> User {
         User { name: ANONYMOUS.into(), groups: vec![UNAUTHENTICATED.into()], ..User::default() }
     }
 
-    /// As a verified client certificate names them.
+    /// The user that a verified client certificate names.
     pub fn from_certificate(identity: pki::Identity) -> User {
         let uid = identity.uid.unwrap_or_default();
         User { name: identity.user, uid, groups: identity.groups, ..User::default() }.authenticated()
     }
 
-    /// With the group of all who are known.
+    /// Adds `system:authenticated`, unless the user is anonymous.
     pub fn authenticated(mut self) -> User {
         if self.name != ANONYMOUS && !self.is_in(AUTHENTICATED) && !self.is_in(UNAUTHENTICATED) {
             self.groups.push(AUTHENTICATED.into());
@@ -60,11 +60,12 @@ impl User {
 const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// Who may do everything, whatever roles say.
+/// Members may do everything, whatever roles and bindings allow.
 pub const SYSTEM_PRIVILEGED_GROUP: &str = "system:masters";
 
-/// What a path asks for that looks like one of objects but leads to none: only those who may see objects
-/// of that kind learn that there is no such kind. The verb; group, resource, subresource, namespace, name.
+/// Parses a path that has the form of a resource path but names no known resource. Authorization
+/// treats it as a resource request, so only users who may read such objects learn that the resource
+/// does not exist. Returns the verb, and group, resource, subresource, namespace and name.
 fn parse_unknown_resource<'a>(method: &str, path: &'a str) -> Option<(&'static str, [&'a str; 5])> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let (group, mut rest) = match parts.as_slice() {
@@ -100,7 +101,7 @@ fn parse_unknown_resource<'a>(method: &str, path: &'a str) -> Option<(&'static s
     Some((verb, [group, part(0), part(2), namespace, part(1)]))
 }
 
-/// A change of what is not there makes it, which is more than changing it.
+/// An update that creates a missing object needs the `create` permission, too.
 pub async fn authorize_creation(rbac: &Rbac, user: &User, target: &Target) -> Result<(), Status> {
     authorize(rbac, user, &RequestInfo::Resource("create", target, &target.name, None)).await
 }
@@ -120,7 +121,7 @@ impl RequestInfo<'_> {
         }
     }
 
-    /// The question of whether `verb` may be done to this.
+    /// The authorization attributes for `verb` on this target.
     pub fn attributes<'b>(&'b self, verb: &'b str) -> Attributes<'b> {
         match self {
             RequestInfo::Path(method, path) => match parse_unknown_resource(method, path) {
@@ -131,7 +132,8 @@ impl RequestInfo<'_> {
             },
             RequestInfo::Resource(_, target, name, fields) => {
                 let resource = target.resource;
-                // A namespace is also in itself, so that its owners can see it.
+                // As upstream: a Namespace is in the namespace of its own name, so RoleBindings
+                // there can grant access to it.
                 let is_namespace = resource.group.is_empty() && resource.plural == "namespaces";
                 Attributes::Resource {
                     verb,

@@ -1,9 +1,10 @@
-//! Admission: what may change or refuse a write once its sender is allowed to make it.
+//! Admission control: plugins that mutate or reject a write after authorization.
 //!
-//! One table of plugins in upstream's order, each a pure function of the request, the object and what the
-//! cluster holds. The changing half of a plugin runs before the kind's rules, the judging half after them.
-//! Only `quota` writes, since what it grants must be known to the next request, and only `event_rates` keeps state.
-//! What others have to say is asked last, and over the network: `webhooks`.
+//! One table of plugins in upstream's order; each is a function of the request, the object and the
+//! cluster state. The mutating half of a plugin runs before the kind's validation, the validating
+//! half after it. Only `quota` writes to the store, because the next request must see the usage it
+//! grants, and only `event_rates` keeps state. Policies and webhooks (`policies`, `webhooks`) run
+//! after the built-in plugins.
 
 mod certificates;
 mod defaults;
@@ -50,7 +51,7 @@ pub use priority::SYSTEM_CLASSES;
 pub use settings::{Settings, SettingsError};
 pub use webhooks::{PATCH_ANNOTATION_PREFIX, Webhooks};
 
-/// How long a pod waits for the default account of a namespace that is still being furnished.
+/// How long a pod waits for the default ServiceAccount of a new namespace.
 const DEFAULT_ACCOUNT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,41 +62,42 @@ pub enum Operation {
     Connect,
 }
 
-/// What a plugin knows of a write besides the object.
+/// The attributes of a write (upstream: `admission.Attributes`), without the new object.
 pub struct Request<'a> {
-    /// The row of the stored version.
+    /// The resource in its storage version.
     pub row: &'static Resource,
-    /// The row that was asked for.
+    /// The resource in the version of the request.
     pub requested_row: &'static Resource,
     pub operation: Operation,
     pub subresource: &'a str,
     pub namespace: &'a str,
-    /// As far as it is known: a name still to be generated is known by its beginning.
+    /// The name for error messages: `generateName` where the name is not generated yet.
     pub name: String,
-    /// The name as webhooks are told it: empty where it is still to be generated, or for a whole collection.
+    /// The name in AdmissionReviews: empty if it is not generated yet, or for a deletion of a
+    /// collection.
     pub review_name: String,
-    /// What is replaced or deleted.
+    /// The replaced or deleted object.
     pub old: Option<&'a Value>,
-    /// The options of the write or deletion, as they were given.
+    /// The CreateOptions, UpdateOptions or DeleteOptions as they were sent.
     pub options: &'a Value,
     pub dry_run: bool,
-    /// Only what changes was sent.
+    /// The body is a patch.
     pub is_patch: bool,
-    /// Whose write it is; `None` for the server itself.
+    /// The user of the write; `None` for the server itself.
     pub user: Option<&'a User>,
-    /// What plugins have to say besides yes and no.
+    /// Collects warnings and audit annotations of plugins.
     pub recorder: Arc<WarningRecorder>,
 }
 
-/// What plugins see of the cluster.
+/// The cluster state that plugins may read.
 pub trait Cluster {
     fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>>;
     fn list(&self, group: &str, plural: &str, namespace: &str) -> Vec<Arc<Object>>;
-    /// How plugins are set.
+    /// The configuration of the plugins.
     fn settings(&self) -> &Settings;
-    /// How many events may still come.
+    /// The token buckets of EventRateLimit.
     fn event_rates(&self) -> &event_rates::EventRateLimiter;
-    /// Whether somebody may do something.
+    /// Whether `user` is authorized for the request in `attributes`.
     fn allows(&self, user: &User, attributes: &Attributes<'_>) -> bool;
 }
 
@@ -104,7 +106,7 @@ type Validate = fn(&Request<'_>, &Value, &dyn Cluster) -> Result<(), Status>;
 
 pub struct Plugin {
     pub name: &'static str,
-    /// On unless switched off.
+    /// Enabled unless `--disable-admission-plugins` names it.
     default_enabled: bool,
     admit: Option<Admit>,
     validate: Option<Validate>,
@@ -125,7 +127,7 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("LimitPodHardAntiAffinityTopology", false, None, Some(optional::hostname_anti_affinity)),
     plugin("LimitRanger", true, Some(limits::admit), Some(limits::validate)),
     plugin("ServiceAccount", true, Some(service_account::admit), Some(service_account::validate)),
-    // Upstream leaves switching this on to whoever installs the cluster.
+    // Upstream leaves it disabled by default and installers such as kubeadm enable it.
     plugin("NodeRestriction", true, Some(node_restriction::admit), None),
     plugin("TaintNodesByCondition", true, Some(defaults::not_ready_taint), None),
     plugin(
@@ -151,12 +153,12 @@ pub const PLUGINS: &[Plugin] = &[
     plugin("PodTopologyLabels", true, Some(defaults::topology_labels), None),
     plugin("NodeDeclaredFeatureValidator", true, None, Some(resize::validate_declared_features)),
     plugin("PodResizeValidator", true, None, Some(resize::validate)),
-    // Ask others, which takes time: see `Server::admit` and `Server::judge`.
+    // These may wait for the network and run in `Server::mutate` and `Server::validate`.
     plugin(MUTATING_POLICIES, true, None, None),
     plugin(MUTATING, true, None, None),
     plugin(VALIDATING_POLICIES, true, None, None),
     plugin(VALIDATING, true, None, None),
-    // Judges in `quota`, since it writes down what it grants.
+    // Runs in `quota`, because it writes the usage that it grants.
     plugin("ResourceQuota", true, None, None),
 ];
 
@@ -165,8 +167,8 @@ const VALIDATING_POLICIES: &str = "ValidatingAdmissionPolicy";
 const MUTATING: &str = "MutatingAdmissionWebhook";
 const VALIDATING: &str = "ValidatingAdmissionWebhook";
 
-/// Which plugins to switch on and off, as `--enable-admission-plugins` and its opposite name them, and how
-/// they are set.
+/// `--enable-admission-plugins`, `--disable-admission-plugins` and the configuration of the
+/// plugins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionOptions {
     pub enable: Vec<String>,
@@ -176,13 +178,13 @@ pub struct AdmissionOptions {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum AdmissionOptionsError {
-    #[error("admission plugin {0:?} is not known here")]
+    #[error("admission plugin {0:?} is unknown")]
     Unknown(String),
     #[error("admission plugin {0:?} is both enabled and disabled")]
     Both(String),
 }
 
-/// The plugins that are on.
+/// The enabled plugins.
 pub struct Chain {
     plugins: Vec<&'static Plugin>,
     settings: Settings,
@@ -192,7 +194,7 @@ pub struct Chain {
 
 impl Default for Chain {
     fn default() -> Chain {
-        Chain::new(&AdmissionOptions::default()).expect("nothing is switched that is not known")
+        Chain::new(&AdmissionOptions::default()).expect("the default options name no plugins")
     }
 }
 
@@ -235,7 +237,7 @@ impl Chain {
 }
 
 impl Operation {
-    /// As upstream spells it.
+    /// The operation as in AdmissionReviews.
     fn as_str(self) -> &'static str {
         match self {
             Operation::Create => "CREATE",
@@ -294,17 +296,17 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Lets the client know of something that is not wrong enough to refuse.
+    /// Adds a warning to the response.
     fn warn(&self, text: String) {
         self.recorder.warn(text);
     }
 
-    /// Leaves something for the audit log.
+    /// Adds an annotation to the audit event.
     fn annotate(&self, key: String, text: impl Into<String>) {
         self.recorder.annotate(key, text);
     }
 
-    /// About the kind itself, not one of its subresources.
+    /// Whether the request is for this resource itself and not for a subresource.
     fn is(&self, group: &str, plural: &str) -> bool {
         self.subresource.is_empty() && self.row.plural == plural && self.row.group == group
     }
@@ -318,7 +320,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The two rounds in which a request may be changed by others.
+/// Reinvocation state of one request: mutating policies and webhooks run at most twice.
 #[derive(Default)]
 struct ReinvocationContext {
     policies: policies::PolicyReinvokeContext,
@@ -326,7 +328,7 @@ struct ReinvocationContext {
 }
 
 impl ReinvocationContext {
-    /// Whether there is a second round, which begins with this.
+    /// Starts the second round; returns whether it is needed.
     fn start_reinvocation(&mut self) -> bool {
         self.policies.start_reinvocation();
         self.webhooks.start_reinvocation() || self.policies.changed()
@@ -364,10 +366,11 @@ impl Cluster for Server {
 }
 
 impl Server {
-    /// Runs the changing halves of the plugins.
+    /// Runs the mutating plugins, then mutating policies and webhooks.
     pub async fn mutate(&self, request: &Request<'_>, object: &mut Value) -> Result<(), Status> {
         if request.operation == Operation::Create && !request.namespace.is_empty() {
-            // Pods depend on many objects that may just have been made; for the rest the namespace is enough.
+            // Pod admission reads many objects that may have been created just before the pod, so
+            // it always needs a fresh cache. Other kinds only need their namespace.
             let pod = request.is("", "pods");
             if pod || self.get("", "namespaces", "", request.namespace).is_none() {
                 self.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
@@ -380,7 +383,8 @@ impl Server {
         let mut reinvocation = ReinvocationContext::default();
         self.dispatch_mutating(request, object, &mut reinvocation).await?;
         if reinvocation.start_reinvocation() {
-            // What others have changed, plugins and others before them may want to change once more.
+            // A webhook or policy changed the object, so built-in plugins and those that ask for
+            // reinvocation run again.
             self.admission.admit(request, object, self)?;
             self.dispatch_mutating(request, object, &mut reinvocation).await?;
         }
@@ -392,7 +396,7 @@ impl Server {
         Ok(())
     }
 
-    /// For what is made but not stored: tokens, bindings, evictions.
+    /// For subresources that are created but not stored: TokenRequest, Binding, Eviction.
     pub async fn admit_subresource_create(
         &self,
         target: &Target,
@@ -406,7 +410,7 @@ impl Server {
         self.dispatch_validating(&request, object).await
     }
 
-    /// For what is asked and answered: only webhooks have a say.
+    /// For reviews, which are not stored: only policies and webhooks run.
     pub async fn admit_review(
         &self,
         target: &Target,
@@ -419,7 +423,7 @@ impl Server {
         self.dispatch_validating(&request, object).await
     }
 
-    /// For connections: `object` holds their options.
+    /// For exec, attach, portforward and proxy; `object` is the options object.
     pub async fn admit_connection(&self, call: &Call, target: &Target, object: Value) -> Result<(), Status> {
         if call.query.has("dryRun") {
             return Err(Status::bad_request("dryRun is not supported"));
@@ -431,18 +435,18 @@ impl Server {
         self.dispatch_validating(&request, &object).await
     }
 
-    /// Runs the judging halves.
+    /// Runs the validating plugins, then validating policies and webhooks.
     pub async fn validate(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
         self.admission.validate(request, object, self)?;
         self.dispatch_validating(request, object).await
     }
 
-    /// Whether anybody else may look at what is written.
+    /// Whether any policy or webhook is configured.
     pub fn has_admission_hooks(&self) -> bool {
         !(self.policies.is_empty() && self.webhooks.is_empty())
     }
 
-    /// Lets policies and webhooks change the object.
+    /// Runs mutating policies and webhooks.
     async fn dispatch_mutating(
         &self,
         request: &Request<'_>,
@@ -458,7 +462,7 @@ impl Server {
         Ok(())
     }
 
-    /// Asks the policies and webhooks that only judge.
+    /// Runs validating policies and webhooks.
     pub async fn dispatch_validating(&self, request: &Request<'_>, object: &Value) -> Result<(), Status> {
         if self.admission.has(VALIDATING_POLICIES) {
             self.policies.validate(self, request, object)?;
@@ -469,12 +473,14 @@ impl Server {
         self.webhooks.validate(self, request, object).await
     }
 
-    /// A new namespace gets its default account a moment after it is made; a pod may come in between.
+    /// The ServiceAccount controller creates the default account shortly after the namespace, so a
+    /// pod that is created together with its namespace may come before it.
     async fn wait_for_default_account(&self, namespace: &str) {
         let Some(row) = api::resource_table::find_resource("", "v1", "serviceaccounts") else { return };
         if self.get("", "namespaces", "", namespace).is_none() {
             return;
         }
+        // Subscribe before the first check, so that no event is missed.
         let mut changes = self.shard(row).subscribe();
         let account_created = async {
             while self.get("", "serviceaccounts", namespace, "default").is_none() {
@@ -483,7 +489,7 @@ impl Server {
                 }
             }
         };
-        // Too late is for the plugin to say.
+        // On timeout the ServiceAccount plugin rejects the pod with its usual error.
         let _ = tokio::time::timeout(DEFAULT_ACCOUNT_TIMEOUT, account_created).await;
     }
 }

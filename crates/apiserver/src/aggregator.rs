@@ -1,9 +1,10 @@
-//! Other API servers behind this one: an APIService says who answers for a group and version.
+//! API aggregation: an APIService names the Service that serves a group and version.
 //!
-//! Requests for a group and version that a Service answers are handed on with the user's name in headers
-//! (`proxy`), what those servers offer is listed with what we do (`offer`), and whether they are there is
-//! looked at when anything about them changes and every half minute (`available`). What this server answers
-//! itself has APIServices too, which it makes and removes (`register`).
+//! Requests for such a group and version are proxied with the user in headers (`proxy`). The
+//! discovery and OpenAPI documents of those servers are merged into ours (`discovery`). Their
+//! availability is checked on every relevant change and every 30 seconds (`availability`). Groups
+//! that this server serves itself have APIServices, too, which it creates and deletes
+//! (`registration`). Upstream: kube-aggregator.
 
 mod availability;
 mod discovery;
@@ -30,13 +31,13 @@ pub use availability::run_controller as keep_available;
 pub use proxy::proxy_request;
 pub use registration::run_controller as keep_registered;
 
-/// All APIServices, and what is known of the servers behind them.
+/// All APIServices, and the discovery documents of remote servers.
 pub struct Aggregator {
     services: IncrementalView<ServiceIndex, 1>,
     shard: Arc<Shard>,
-    /// What servers offer, by the name of the APIService, as of the last look.
+    /// Discovery of remote servers by APIService name, as of the last check.
     discovery_cache: RwLock<HashMap<String, Arc<RemoteDiscovery>>>,
-    /// Who we are to them.
+    /// The proxy client certificate.
     pub client_certificate: Option<Arc<pki::ClientCertificate>>,
 }
 
@@ -47,13 +48,13 @@ pub struct ApiService {
     pub version: String,
     pub group_priority: i64,
     pub version_priority: i64,
-    /// The label that says who looks after it.
+    /// The label `kube-aggregator.kubernetes.io/automanaged`.
     pub managed: String,
-    /// `None`: this server answers.
+    /// `None`: this server serves the group itself.
     pub remote: Option<ServiceBackend>,
 }
 
-/// The server behind an APIService.
+/// The remote server of an APIService.
 pub struct ServiceBackend {
     pub namespace: String,
     pub service: String,
@@ -67,7 +68,7 @@ pub struct ServiceBackend {
 #[derive(Default)]
 struct ServiceIndex {
     by_name: BTreeMap<String, Arc<ApiService>>,
-    /// Those with a server behind them, by group and version.
+    /// APIServices with a remote server, by group and version.
     remote: HashMap<String, HashMap<String, Arc<ApiService>>>,
 }
 
@@ -121,7 +122,7 @@ impl ApiService {
         }
     }
 
-    /// Where its group and version are found.
+    /// The API path of the group and version.
     pub fn path(&self) -> String {
         match self.group.as_str() {
             "" => format!("/api/{}", self.version),
@@ -131,7 +132,7 @@ impl ApiService {
 }
 
 impl ServiceBackend {
-    /// The name its certificate must have.
+    /// The name that the server certificate must have.
     pub fn server_name(&self) -> String {
         format!("{}.{}.svc", self.service, self.namespace)
     }
@@ -170,7 +171,7 @@ impl Aggregator {
         }
     }
 
-    /// Whoever else answers for a path.
+    /// The APIService of a remote server for the path, if any.
     pub fn find_remote(&self, path: &str) -> Option<Arc<ApiService>> {
         let rest = path.strip_prefix("/apis/")?;
         let services = self.services.current();
@@ -182,12 +183,11 @@ impl Aggregator {
         services.remote.get(group)?.get(version).cloned()
     }
 
-    /// Every APIService.
     fn all(&self) -> Vec<Arc<ApiService>> {
         self.services.current().by_name.values().cloned().collect()
     }
 
-    /// Those with a server behind them.
+    /// The APIServices with a remote server.
     fn remote_services(&self) -> Vec<Arc<ApiService>> {
         let services = self.services.current();
         let mut all: Vec<Arc<ApiService>> =

@@ -1,9 +1,10 @@
-//! The audit trail: who asked for what, when, and what came of it.
+//! Audit logging: who requested what, when, and with which result.
 //!
-//! A policy decides how much is told about each request (`policy`); an event is put together on the way of
-//! the request (`event`, [`Trail`]) and handed to the log and to the webhook (`log`, `webhook`), which write
-//! it outside of the request. Bodies are told only at the levels `Request` and `RequestResponse`, headers
-//! never but for the user agent. Without a policy nothing of this costs anything.
+//! The policy selects the level of each request (`policy`). The event is assembled while the
+//! request is handled ([`AuditRecord`], `event`) and queued for the backends (`log`, `webhook`),
+//! which write it outside of the request. Bodies are only recorded at the levels `Request` and
+//! `RequestResponse`; of the headers only the user agent and forwarded addresses are. Without a
+//! policy there is no overhead.
 
 mod body;
 mod event;
@@ -42,7 +43,7 @@ pub use policy::PolicyError;
 use policy::{LEVELS, Level, Policy, RequestAuditConfig, Stage};
 pub use webhook::{AuditWebhookOptions, BatchOptions};
 
-/// Where the policy is, and who is told.
+/// The `--audit-*` flags.
 #[derive(Debug, Default)]
 pub struct AuditOptions {
     pub policy_file: Option<PathBuf>,
@@ -50,12 +51,12 @@ pub struct AuditOptions {
     pub webhook: Option<AuditWebhookOptions>,
 }
 
-/// Whether requests wait for their events to be written.
+/// Whether requests wait until their events are written (`--audit-log-mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Batch,
     Blocking,
-    /// And are refused where the first of them cannot be.
+    /// Like `Blocking`, and requests are rejected if their RequestReceived event cannot be written.
     BlockingStrict,
 }
 
@@ -69,11 +70,12 @@ pub enum AuditError {
     Webhook(#[from] https::ConfigError),
 }
 
-/// Events that wait to be written; what comes while there are so many is lost, or waits.
+/// Default capacity of a backend's queue. When it is full, events are dropped in batch mode,
+/// otherwise requests wait.
 const EVENT_BUFFER_SIZE: usize = 10_000;
-/// How long the last events may take at the end.
+/// How long a flush may take.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// A success that is told in words is shorter than this.
+/// Responses to deletions that are smaller may be a Status and are parsed at any level.
 const MAX_STATUS_BYTES: usize = 4096;
 
 pub struct Audit {
@@ -99,41 +101,42 @@ enum EventFormat {
     ListItem,
 }
 
-/// An event in its final form, and whom to tell that it is written.
+/// An encoded event and the sender to notify when it is written. Without bytes it is a flush
+/// marker.
 struct EncodedEvent {
     bytes: Vec<u8>,
     done: Option<oneshot::Sender<bool>>,
 }
 
-/// What is known of a request when it comes.
+/// The attributes of an incoming request.
 pub struct AuditRequest<'a> {
     pub id: &'a str,
     pub uri: &'a Uri,
     pub headers: &'a HeaderMap,
     pub remote: Option<IpAddr>,
     pub attributes: Attributes<'a>,
-    /// Of the API, where the request is about objects.
+    /// The API version of a resource request.
     pub version: &'a str,
 }
 
-/// Where a request on the wire came from.
+/// Request extension: the address of the client.
 #[derive(Clone, Copy)]
 pub struct RemoteAddr(pub IpAddr);
 
-/// The story of one request.
+/// The audit event of one request, built in stages.
 pub struct AuditRecord {
     audit: Arc<Audit>,
     audit_config: RequestAuditConfig,
     event: Event,
-    /// What others have to say about it.
+    /// The request's audit annotations.
     pub recorder: Arc<WarningRecorder>,
-    /// Lasts as long as its client likes, so that its beginning is told too.
+    /// Watches, exec and the like also get a ResponseStarted event.
     long_running: bool,
-    /// The client could not say who it is.
+    /// Authentication failed.
     authentication_failed: bool,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 pub enum RequestResult {
     Completed,
     Failed(Box<Status>),
@@ -141,7 +144,7 @@ pub enum RequestResult {
 }
 
 impl Audit {
-    /// `None` where there is no policy, or nobody to tell.
+    /// `None` without a policy or without a backend.
     pub fn new(options: &AuditOptions) -> Result<Option<Arc<Audit>>, AuditError> {
         let Some(path) = &options.policy_file else { return Ok(None) };
         let policy = Policy::load(path)?;
@@ -168,12 +171,13 @@ impl Audit {
         Ok((!audit.backends.is_empty()).then(|| Arc::new(audit)))
     }
 
-    /// Begins to tell about a request of a known user; `None` where the policy says nothing about it.
+    /// Starts the record of an authenticated request; `None` if its level is `None`.
     pub fn begin_record(self: &Arc<Audit>, request: &AuditRequest<'_>, user: &User) -> Option<AuditRecord> {
         self.new_record(request, Some(user))
     }
 
-    /// A request of somebody who could not say who they are, though they `attempted` to.
+    /// Starts the record of a request that failed authentication; `attempted` names the methods
+    /// tried.
     pub fn begin_authentication_failure(
         self: &Arc<Audit>,
         request: &AuditRequest<'_>,
@@ -227,8 +231,8 @@ impl Audit {
         })
     }
 
-    /// Hands an event to everybody, waiting where the mode says so. False where it had to be written and
-    /// was not.
+    /// Sends an event to all backends and waits where the mode requires it. Returns false if a
+    /// `BlockingStrict` backend failed.
     async fn write_event(&self, event: &Event) -> bool {
         self.events.fetch_add(1, Ordering::Relaxed);
         let mut delivered = true;
@@ -249,20 +253,20 @@ impl Audit {
         delivered
     }
 
-    /// The same where nobody can wait: at the end of a body.
+    /// The same without waiting, for the end of a response body, where nothing can await.
     fn enqueue_event(&self, event: &Event) {
         self.events.fetch_add(1, Ordering::Relaxed);
         self.backends.iter().for_each(|backend| backend.try_enqueue(backend.format.encode(event)));
     }
 
-    /// Waits until everything is written that was told.
+    /// Waits until all queued events are written.
     pub async fn flush(&self) {
         for backend in &self.backends {
             let (done, written) = oneshot::channel();
             let event = EncodedEvent { bytes: Vec::new(), done: Some(done) };
             let flush = async { backend.sender.send(event).await.is_ok() && written.await.is_ok() };
             if !tokio::time::timeout(FLUSH_TIMEOUT, flush).await.unwrap_or(false) {
-                tracing::warn!(backend = backend.name, "some audit events were not written");
+                tracing::warn!(backend = backend.name, "audit events were not flushed in time");
             }
         }
     }
@@ -276,11 +280,15 @@ impl Audit {
         };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let one = |counter: &AtomicU64| [(String::new(), count(counter))];
-        counter("apiserver_audit_event_total", "Audit events made.", &one(&self.events));
+        counter(
+            "apiserver_audit_event_total",
+            "Counter of audit events generated and sent to the audit backend.",
+            &one(&self.events),
+        );
         let rejected = one(&self.rejected);
         counter(
             "apiserver_audit_requests_rejected_total",
-            "Requests refused for want of an audit log.",
+            "Counter of apiserver requests rejected due to an error in audit logging backend.",
             &rejected,
         );
         let levels: Vec<_> = LEVELS
@@ -288,27 +296,32 @@ impl Audit {
             .zip(&self.levels)
             .map(|((name, _), counter)| (format!("{{level=\"{name}\"}}"), count(counter)))
             .collect();
-        counter("apiserver_audit_level_total", "Requests by how much is told about them.", &levels);
+        counter(
+            "apiserver_audit_level_total",
+            "Counter of policy levels for audit events (1 per request).",
+            &levels,
+        );
         let lost: Vec<_> = self
             .backends
             .iter()
             .map(|backend| (format!("{{plugin=\"{}\"}}", backend.name), count(&backend.lost)))
             .collect();
-        counter("apiserver_audit_error_total", "Audit events that were lost.", &lost);
+        counter(
+            "apiserver_audit_error_total",
+            "Counter of audit events that failed to be audited properly.",
+            &lost,
+        );
     }
 }
 
 impl AuditBackend {
     fn try_enqueue(&self, bytes: Vec<u8>) {
         if self.sender.try_send(EncodedEvent { bytes, done: None }).is_err() {
-            // Once for each thousand: whoever floods the audit log shall not flood the other one too.
+            // Log every thousandth drop only, so that a flood of requests does not flood the server
+            // log, too.
             let lost = self.lost.fetch_add(1, Ordering::Relaxed);
             if lost.is_multiple_of(1000) {
-                tracing::error!(
-                    backend = self.name,
-                    lost = lost + 1,
-                    "audit events are lost: the buffer is full"
-                );
+                tracing::error!(backend = self.name, lost = lost + 1, "audit events dropped: buffer is full");
             }
         }
     }
@@ -325,7 +338,7 @@ impl EventFormat {
 }
 
 impl AuditRecord {
-    /// The request has come. An error where it must be written down and could not be.
+    /// Records RequestReceived. Returns an error if the event must be written and is not.
     pub async fn receive(&mut self) -> Result<(), Status> {
         if self.write_stage(Stage::RequestReceived).await {
             return Ok(());
@@ -334,19 +347,19 @@ impl AuditRecord {
         Err(Status::internal("failed to store audit event"))
     }
 
-    /// Whom the user acts as.
+    /// Sets `impersonatedUser`.
     pub fn set_impersonation(&mut self, user: &User) {
         self.event.impersonated_user = Some(user.into());
     }
 
-    /// What authorization says, in its own words.
+    /// Adds the authorization annotations.
     pub fn set_decision(&mut self, verdict: &crate::authorization::Verdict) {
         let decision = if verdict.allowed { "allow" } else { "forbid" };
         self.recorder.annotate("authorization.k8s.io/decision", decision);
         self.recorder.annotate("authorization.k8s.io/reason", verdict.reason.clone());
     }
 
-    /// What was sent: of all bodies the object's name, and the whole of it where the policy says so.
+    /// Sets `objectRef` from the request body, and `requestObject` if the level includes bodies.
     pub fn set_request(&mut self, call: &Call, target: &Target) {
         let Some(object_ref) = &mut self.event.object_ref else { return };
         let include_body = self.audit_config.level >= Level::Request;
@@ -366,7 +379,7 @@ impl AuditRecord {
         }
     }
 
-    /// The answer, whose end is told once it has been sent.
+    /// Records the response. Streamed bodies record ResponseComplete at their end.
     pub async fn finish(mut self, response: Response<Body>, result: RequestResult) -> Response<Body> {
         let code = response.status().as_u16();
         if self.authentication_failed {
@@ -414,7 +427,8 @@ impl AuditRecord {
             && !self.long_running
     }
 
-    /// What was answered, where the policy says so; a success may have its own words at any level.
+    /// Sets `responseObject` if the level includes it, and `responseStatus` if the body is a
+    /// Status.
     fn set_response(&mut self, content_type: &str, bytes: &[u8]) {
         let has_status = self.event.verb.starts_with("delete") && bytes.len() < MAX_STATUS_BYTES;
         if !self.wants_response() && !has_status {
@@ -433,7 +447,7 @@ impl AuditRecord {
         }
     }
 
-    /// Puts the event together; `None` where this stage is not told.
+    /// Completes the event for a stage; `None` if the policy omits the stage.
     fn prepare_event(&mut self, stage: Stage) -> Option<&Event> {
         if self.audit_config.should_omit(stage) {
             return None;
@@ -441,7 +455,7 @@ impl AuditRecord {
         self.event.set_stage(stage, Timestamp::now());
         self.event.annotations = self.recorder.annotations();
         if self.audit_config.level < Level::Request {
-            // What webhooks change shows what was sent.
+            // Patches of webhooks reveal the request body.
             self.event
                 .annotations
                 .retain(|key, _| !key.starts_with(crate::admission::PATCH_ANNOTATION_PREFIX));
@@ -465,7 +479,7 @@ impl AuditRecord {
     }
 }
 
-/// How a client tried to say who it is.
+/// The authentication methods a client tried, as upstream words them.
 pub fn attempted(headers: &HeaderMap, query: &Query, certificate: bool) -> String {
     let header = headers.get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or("");
     let scheme = header.trim().split_once(' ').map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
@@ -482,7 +496,7 @@ pub fn attempted(headers: &HeaderMap, query: &Query, certificate: bool) -> Strin
     }
 }
 
-/// The body of a request as an object; `None` where it is none, which the client is told elsewhere.
+/// The request body as an object; `None` if it cannot be decoded, which the handler reports.
 fn decode_request(call: &Call, target: &Target, verb: &str) -> Option<Value> {
     let row = target.resource;
     if verb == "patch" {
@@ -513,7 +527,7 @@ fn decode_response(content_type: &str, bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// What is in a protobuf envelope, by what the envelope says it is.
+/// Decodes a protobuf envelope by the kind it names.
 fn decode_protobuf(bytes: &[u8]) -> Option<Value> {
     let envelope = schema::protobuf::decode_envelope(bytes).ok()?;
     let (group, version) = envelope.api_version.split_once('/').unwrap_or(("", envelope.api_version));

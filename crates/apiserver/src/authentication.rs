@@ -1,9 +1,9 @@
-//! Who a request is from.
+//! Authentication of requests.
 //!
-//! Asked in upstream's order: a trusted proxy's headers, the certificate of the connection, then a bearer
-//! token (the static file, service accounts, bootstrap tokens, issuers of JWTs, the webhook). One that
-//! knows the user settles it. A credential that nobody takes is refused rather than ignored; only a request
-//! without any may be anonymous, where that is allowed. No credential ever appears in a log or an error.
+//! Authenticators run in upstream's order: request headers of a front proxy, client certificate,
+//! then bearer token (static token file, service accounts, bootstrap tokens, OIDC issuers,
+//! webhook). The first success wins. A credential that no authenticator accepts is rejected; only
+//! requests without credentials may be anonymous. Credentials never appear in logs or errors.
 
 mod bootstrap_token;
 mod configuration;
@@ -34,7 +34,7 @@ pub use publish::{NAME, NAMESPACE, publish};
 pub use review_cache::ReviewCache;
 pub use webhook::Options as WebhookOptions;
 
-/// Everything that can tell who a request is from, besides the service accounts' tokens.
+/// All authenticators except service account tokens.
 #[derive(Default)]
 pub struct Authenticators {
     clients: Option<pki::ClientAuthority>,
@@ -43,29 +43,29 @@ pub struct Authenticators {
     static_tokens: static_tokens::StaticTokens,
     bootstrap_tokens: bool,
     issuers: RwLock<Arc<[oidc::Issuer]>>,
-    /// What the configuration file said first about anonymous requests.
+    /// The `anonymous` section of the configuration file, which cannot change at runtime.
     anonymous_rule: Option<configuration::AnonymousRule>,
-    /// The issuers of service accounts' tokens.
+    /// The issuers of service account tokens.
     service_account_issuers: Vec<String>,
     webhook: Option<webhook::Webhook>,
     anonymous: AnonymousAccess,
 }
 
-/// A token's owner, and which of the wanted audiences the token is for.
+/// The user of a token, and the requested audiences it is valid for.
 pub struct TokenOwner {
     pub user: User,
     pub audiences: Vec<String>,
 }
 
-/// Why nobody takes a token: what each has to say that looked at it, in upstream's words.
+/// Errors of the authenticators that recognized the token, in upstream's wording.
 pub type AuthenticationErrors = Vec<String>;
 
 impl Authenticators {
-    /// `ours` are the issuers of service accounts' tokens.
+    /// `service_account_issuers` must not be reused by OIDC issuers.
     pub fn new(options: Options, service_account_issuers: &[String]) -> Result<Authenticators, Error> {
         let (jwt, algorithms, anonymous, anonymous_rule) = options.issuers(service_account_issuers)?;
         let issuers = jwt.into_iter().map(|jwt| oidc::Issuer::new(jwt, algorithms.clone()));
-        let clients = pki::ClientAuthority::new(&options.client_ca_pem, "the client authority")?;
+        let clients = pki::ClientAuthority::new(&options.client_ca_pem, "the client CA")?;
         let proxy = options.front_proxy.map(front_proxy::FrontProxyAuthenticator::new).transpose()?;
         let static_tokens = match &options.token_file {
             Some(path) => static_tokens::StaticTokens::read(path)?,
@@ -86,8 +86,8 @@ impl Authenticators {
         })
     }
 
-    /// Takes up another text of the configuration file: its issuers. Where requests may be anonymous is settled
-    /// when the server starts.
+    /// Reloads the configuration file. Only the issuers may change; `anonymous` is fixed at
+    /// startup.
     pub fn reload(&self, text: &str) -> Result<(), String> {
         let configuration = configuration::Configuration::parse(text)?;
         configuration.check(&self.service_account_issuers).map_err(|error| error.to_string())?;
@@ -100,14 +100,14 @@ impl Authenticators {
         Ok(())
     }
 
-    /// Whose certificates clients should show.
+    /// The CAs that are announced to clients in the TLS handshake.
     pub fn authorities(&self) -> Vec<pki::ClientAuthority> {
         let proxy = self.proxy.as_ref().map(|proxy| &proxy.authority);
         self.clients.iter().chain(proxy).cloned().collect()
     }
 }
 
-/// Who a request on a connection is from. Takes the credentials out of its headers.
+/// Authenticates a request and removes the credentials from its headers.
 pub async fn authenticate(
     server: &Server,
     peer: &Peer,
@@ -126,21 +126,21 @@ pub async fn authenticate(
     }
     let errors = match token {
         Ok(None) if peer.is_rejected(now) => {
-            vec!["the client's certificate is from no known authority".into()]
+            vec!["client certificate is not signed by a known CA".into()]
         }
         Ok(None) if authenticators.anonymous.allows(path) => return Ok(User::anonymous()),
-        Ok(None) => vec!["no credentials".into()],
+        Ok(None) => vec!["no credentials provided".into()],
         Ok(Some(token)) => match authenticate_token(server, &token, &server.tokens.audiences(), now).await {
             Ok(owner) => return Ok(owner.user),
             Err(errors) => errors,
         },
         Err(header::MalformedToken) => Vec::new(),
     };
-    tracing::debug!(why = crate::rbac::aggregate_errors(&errors), "refused a credential");
+    tracing::debug!(why = crate::rbac::aggregate_errors(&errors), "authentication failed");
     Err(Status::failure(401, "Unauthorized", "Unauthorized"))
 }
 
-/// Whose a token is, asking everybody who might know.
+/// Authenticates a bearer token, trying all token authenticators.
 pub async fn authenticate_token(
     server: &Server,
     token: &str,
@@ -148,7 +148,7 @@ pub async fn authenticate_token(
     now: Timestamp,
 ) -> Result<TokenOwner, AuthenticationErrors> {
     let authenticators = &server.authenticators;
-    // Those who know no audiences speak for all of the server's own.
+    // Authenticators that are not audience-aware are valid for the server's own audiences.
     let audiences: Vec<String> = server
         .tokens
         .audiences()
@@ -187,7 +187,7 @@ pub async fn authenticate_token(
         match webhook.authenticate_token(token, requested_audiences, &server.tokens.audiences()).await {
             Ok(Some(owner)) => return Ok(TokenOwner { user: owner.user.authenticated(), ..owner }),
             Ok(None) => {}
-            // Others' words, which may quote what they were asked.
+            // The error is the webhook's text and may contain the token.
             Err(reason) => errors.push(reason.replace(token, "…")),
         }
     }

@@ -1,8 +1,7 @@
-//! Who is asked whether a request is allowed, in which order: the rules of nodes, the roles (`rbac`), and
-//! webhooks beside them.
+//! The authorizer chain: Node, RBAC and webhooks in the configured order.
 //!
-//! The first who allows or denies settles it; members of `system:masters` are never asked about. Without
-//! webhooks everything is decided from memory.
+//! The first authorizer that allows or denies decides. `system:masters` bypasses the chain. Without
+//! webhooks all decisions are made from memory.
 
 mod conditions;
 mod configuration;
@@ -18,7 +17,7 @@ use crate::https;
 pub use configuration::chain as configured_chain;
 pub use webhook::Webhook;
 
-/// The authorizers in their order.
+/// The authorizers in order.
 pub struct AuthorizerChain {
     pub steps: Vec<Step>,
 }
@@ -41,30 +40,30 @@ impl AuthorizerChain {
     }
 }
 
-/// What the flags say about authorization.
+/// The `--authorization-*` flags.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// An AuthorizationConfiguration.
+    /// `--authorization-config`.
     pub configuration: Option<PathBuf>,
     /// `--authorization-mode`.
     pub modes: Vec<String>,
     pub webhook: Option<WebhookOptions>,
 }
 
-/// How a webhook is asked.
+/// The configuration of a webhook authorizer.
 #[derive(Clone, Debug)]
 pub struct WebhookOptions {
     pub name: String,
     pub kubeconfig: PathBuf,
     /// `v1` or `v1beta1`.
     pub version: String,
-    /// How long answers are kept; zero keeps none.
+    /// Cache TTLs; zero disables caching.
     pub authorized: Duration,
     pub unauthorized: Duration,
     pub timeout: Duration,
-    /// Expressions that must hold for the webhook to be asked.
+    /// Match conditions: the webhook is only called if all hold.
     pub conditions: Vec<String>,
-    /// Whether a failure denies the request, or leaves it to others.
+    /// `failurePolicy: Deny`; otherwise an error is no opinion.
     pub deny_on_failure: bool,
 }
 
@@ -72,22 +71,22 @@ pub struct WebhookOptions {
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not an authorization configuration: {reason}")]
+    #[error("{path} is not a valid AuthorizationConfiguration: {reason}")]
     Configuration { path: PathBuf, reason: String },
     #[error("{0}")]
     Flags(String),
-    #[error("cannot reach the authorization webhook")]
+    #[error("invalid client configuration of the authorization webhook")]
     Webhook(#[from] https::ConfigError),
 }
 
-/// What came out of asking.
+/// The decision of an authorizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub allowed: bool,
-    /// Somebody spoke against it, so that nobody further was asked.
+    /// Explicitly denied: later authorizers are not called.
     pub denied: bool,
     pub reason: String,
-    /// What went wrong while asking.
+    /// Errors during evaluation.
     pub evaluation_error: String,
 }
 
@@ -128,7 +127,7 @@ impl AuthorizerChain {
         chain.validate().map_err(Error::Flags)
     }
 
-    /// Neither nodes' rules nor roles can be left out, and neither is asked twice.
+    /// Node and RBAC must each be in the chain exactly once.
     fn validate(self) -> Result<AuthorizerChain, String> {
         let count = |predicate: fn(&Step) -> bool| self.steps.iter().filter(|step| predicate(step)).count();
         let (nodes, roles) =
@@ -136,7 +135,7 @@ impl AuthorizerChain {
         if (nodes, roles) == (1, 1) {
             Ok(self)
         } else {
-            Err("authorization needs Node and RBAC, each once; they cannot be switched off".to_owned())
+            Err("authorization modes Node and RBAC are required exactly once each".to_owned())
         }
     }
 }

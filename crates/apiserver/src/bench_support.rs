@@ -1,4 +1,4 @@
-//! Parts that the benchmark calls by themselves. Nothing else needs them.
+//! Entry points for benchmarks. Production code does not use them.
 
 use api::json::JsonExt as _;
 use serde_json::Value;
@@ -6,21 +6,20 @@ use serde_json::Value;
 use crate::access::User;
 use crate::rbac::{Attributes, Rbac};
 
-/// Decisions by roles and bindings alone.
+/// RBAC decisions without webhooks.
 pub struct BenchAuthorizer(Rbac);
 
-/// Somebody who wants something.
+/// A user of the benchmark.
 pub struct BenchUser(User);
 
 impl BenchUser {
-    /// By name and groups.
     pub fn new(name: impl Into<String>, groups: Vec<String>) -> BenchUser {
         BenchUser(User { name: name.into(), groups, ..User::default() })
     }
 }
 
 impl BenchAuthorizer {
-    /// By these Roles, ClusterRoles and their bindings.
+    /// From Roles, ClusterRoles and their bindings.
     pub fn from_objects(objects: impl IntoIterator<Item = Value>) -> BenchAuthorizer {
         BenchAuthorizer(Rbac::with_view(|view| {
             for object in objects {
@@ -34,7 +33,7 @@ impl BenchAuthorizer {
         }))
     }
 
-    /// Whether somebody may do `verb` to one object of the core group, as a request asks.
+    /// Whether `user` may `verb` one object of the core group.
     pub fn allows(
         &self,
         user: &BenchUser,

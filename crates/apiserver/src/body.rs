@@ -1,4 +1,4 @@
-//! Response bodies: whole, generated chunk by chunk, or streamed for as long as a watch lasts.
+//! Response bodies: complete, generated in chunks, or streamed (watch).
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use http_body::{Frame, SizeHint};
 
 pub enum Body {
     Whole(Option<Bytes>),
-    /// Made as the client reads, so that a long list never stands in memory whole.
+    /// Generated as the client reads, so that a large list is never in memory as a whole.
     Chunks(Box<dyn Iterator<Item = Bytes> + Send>),
     Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
 }
@@ -23,7 +23,7 @@ impl Body {
         Body::Whole(None)
     }
 
-    /// Compresses what is worth it; streams are left alone, as upstream leaves them.
+    /// Compresses complete and chunked bodies; streams are not compressed, as upstream.
     pub fn gzip(self) -> Body {
         match self {
             Body::Whole(Some(bytes)) => {
@@ -39,7 +39,7 @@ impl Body {
         }
     }
 
-    /// A list that keeps something until the last of it is made.
+    /// Keeps `guard` alive until the last chunk is generated.
     pub fn with_guard(self, guard: impl Send + 'static) -> Body {
         match self {
             Body::Chunks(chunks) => Body::Chunks(Box::new(ChunksWithGuard { chunks, guard: Some(guard) })),
@@ -47,7 +47,7 @@ impl Body {
         }
     }
 
-    /// The size where it is known before sending.
+    /// The size, if known.
     pub fn size(&self) -> Option<usize> {
         match self {
             Body::Whole(bytes) => Some(bytes.as_ref().map_or(0, Bytes::len)),

@@ -1,4 +1,5 @@
-//! What a cluster has from its first second: its namespaces, the `kubernetes` Service and whom to trust.
+//! The objects every cluster has: system namespaces, priority classes, the `kubernetes` Service
+//! with its endpoints, and the authentication ConfigMap.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,19 +19,20 @@ use crate::server::Server;
 use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
-/// Where clients reach this server, and the networks it hands out.
+/// The address of this server, and the Service networks.
 pub struct ClusterNetworkConfig {
-    /// `None` on a machine without a network: the Service then has no endpoints.
+    /// `None` on a machine without a network; the Service then has no endpoints.
     pub address: watch::Receiver<Option<IpAddr>>,
     pub port: u16,
-    /// The first address of the service network: the `kubernetes` Service.
+    /// The ClusterIP of the `kubernetes` Service: the first address of the Service network.
     pub service_ip: IpAddr,
     pub service_cidrs: Vec<String>,
 }
 
 const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
 
-/// Makes what is missing; what is there is left alone.
+/// Creates missing objects. Of existing ones only the conditions of the ServiceCIDR, and the ports
+/// and endpoints of the `kubernetes` Service, are updated.
 pub async fn ensure_default_objects(server: &Server, cluster: &ClusterNetworkConfig) -> Result<(), Status> {
     for name in NAMESPACES {
         ensure(server, row("", "namespaces"), "", name, json!({})).await?;
@@ -39,7 +41,7 @@ pub async fn ensure_default_objects(server: &Server, cluster: &ClusterNetworkCon
         let class = json!({"value": value, "description": description});
         ensure(server, row("scheduling.k8s.io", "priorityclasses"), "", name, class).await?;
     }
-    // Since when the use of tokens that stand in Secrets is noted.
+    // As upstream: the date since which the use of legacy service account tokens is tracked.
     let date = Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
     let since = json!({"data": {"since": date.to_string()}});
     let tracking = "kube-apiserver-legacy-service-account-token-tracking";
@@ -62,10 +64,10 @@ pub async fn ensure_default_objects(server: &Server, cluster: &ClusterNetworkCon
 
 fn row(group: &str, plural: &str) -> &'static Resource {
     api::resource_table::find_resource(group, "v1", plural)
-        .expect("the first objects' kinds are in the table")
+        .expect("the kinds of default objects are in the table")
 }
 
-/// Makes an object unless there is one of that name.
+/// Creates an object unless one of that name exists.
 pub async fn ensure(
     server: &Server,
     resource: &'static Resource,
@@ -105,7 +107,7 @@ async fn ready_service_cidr(server: &Server) -> Result<(), Status> {
     server.update_object(&target, &options, ready).await.map(drop)
 }
 
-/// Endpoints and EndpointSlice of the `kubernetes` Service follow the server's address.
+/// Endpoints and EndpointSlice of the `kubernetes` Service, with the address of this server.
 async fn publish_endpoints(server: &Server, cluster: &ClusterNetworkConfig) -> Result<(), Status> {
     let Some(ip) = *cluster.address.borrow() else { return Ok(()) };
     let address = ip.to_string();
@@ -123,7 +125,7 @@ async fn publish_endpoints(server: &Server, cluster: &ClusterNetworkConfig) -> R
     if let Some(old) = server.current(&target).await?
         && old.value().text("addressType") != family
     {
-        // The family of a slice cannot change; a new one takes its place.
+        // `addressType` is immutable, so the slice is replaced.
         server.remove(&old).await?;
         server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
     }
@@ -136,10 +138,10 @@ async fn publish_endpoints(server: &Server, cluster: &ClusterNetworkConfig) -> R
     ensure_fields(server, slices, slice, &["/endpoints", "/ports"]).await
 }
 
-/// The name of everything about the server itself, in `default`.
+/// The name of the Service, its Endpoints and its EndpointSlice, in `default`.
 const KUBERNETES: &str = "kubernetes";
 
-/// Makes an object of that name, or brings some fields of it up to date.
+/// Creates an object, or updates these fields of the existing one.
 async fn ensure_fields(
     server: &Server,
     resource: &'static Resource,
@@ -162,8 +164,8 @@ async fn ensure_fields(
     server.update_object(&target, &options, change).await.map(drop)
 }
 
-/// Makes again what somebody deletes of what is there for the server itself, and tells where it is reached. Sleeps
-/// until something happens to one of these kinds, or the address changes.
+/// Restores default objects that are deleted, and publishes the address of this server when it
+/// changes. Sleeps until there is an event of one of these kinds or the address changes.
 pub async fn run_default_objects_controller(
     server: Arc<Server>,
     cluster: ClusterNetworkConfig,
@@ -191,7 +193,7 @@ pub async fn run_default_objects_controller(
                     *position = position.map(|position| position + events.len() as u64);
                     events.iter().for_each(|event| restore.record(event));
                 }
-                // The beginning, or too slow: anything may have happened.
+                // The first pass, or the ring has dropped events: check everything.
                 None | Some(EventBatch::TooOld) => {
                     *position = Some(shard.position_after(u64::MAX).unwrap_or(0));
                     restore = PendingRestore { default_objects: true, authentication_config: true };
@@ -201,12 +203,12 @@ pub async fn run_default_objects_controller(
         if restore.authentication_config
             && let Err(status) = authentication::publish(&server).await
         {
-            tracing::warn!(error = status.message, "cannot publish whom to trust");
+            tracing::warn!(error = status.message, "cannot publish extension-apiserver-authentication");
         }
         if restore.default_objects
             && let Err(status) = ensure_default_objects(&server, &cluster).await
         {
-            tracing::warn!(error = status.message, "cannot restore the first objects");
+            tracing::warn!(error = status.message, "cannot restore default objects");
         }
         tokio::select! {
             _ = select_all(changes.each_mut().map(|changes| Box::pin(changes.changed()))) => {}
@@ -216,7 +218,7 @@ pub async fn run_default_objects_controller(
     }
 }
 
-/// What has to be made again.
+/// What the events since the last pass require.
 #[derive(Default)]
 struct PendingRestore {
     default_objects: bool,

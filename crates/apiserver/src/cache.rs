@@ -1,7 +1,8 @@
-//! Every object and its recent changes, in memory, fed by one watch on the store (DESIGN D2).
+//! The watch cache: all objects and their recent changes in memory, fed by one watch on the store.
 //!
-//! A [`Shard`] holds one stored kind. Reads never block on the store except to learn how fresh they must
-//! be; watchers read the shard's ring of events at their own pace, so a slow one costs the others nothing.
+//! A [`Shard`] holds the objects of one stored kind. Reads wait for the store only to learn which
+//! revision they must see. Watchers read the shard's ring of events at their own pace, so a slow
+//! watcher does not delay the others.
 
 mod incremental_view;
 mod label_index;
@@ -24,24 +25,26 @@ pub use label_index::Labels;
 use label_index::{LabelIndex, RecentLabels};
 use watch_notifier::WatchNotifier;
 
-/// Events kept per kind for watchers that resume or lag; whichever limit is met first.
+/// Limits of the event ring of a kind, from which watchers resume; the first limit reached applies.
 const MAX_RING_EVENTS: usize = 50_000;
 const MAX_RING_BYTES: usize = 16 << 20;
-/// And for no longer than the store keeps its history: a cluster at rest gives back what a busy hour took.
+/// Events are also dropped by age: they are kept no longer than the store keeps its history, so
+/// that an idle cluster releases the memory of a busy hour.
 const MAX_RING_AGE: Duration = Duration::from_secs(300);
-/// But for the newest, as upstream does: whoever resumes where a quiet kind was long ago misses nothing. Not so many of
-/// large objects, which were scattered in a busy time and would hold on to all of its memory.
+/// The newest events are kept at any age, as upstream does, so that a watch of a quiet kind can
+/// resume. The limit in bytes keeps a few large objects, allocated during a busy time, from pinning
+/// that memory.
 const MIN_RETAINED_EVENTS: EventRetention = EventRetention { events: 100, bytes: 64 << 10 };
-/// How often that is looked after, while there is something to forget.
+/// Interval of expiry, while there are events that can expire.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
-/// How much of the newest events is kept as built lines too: enough for watchers that keep up.
+/// Limits for events that keep their encoded line, which is enough for watchers that keep up.
 const MAX_ENCODED_EVENTS: usize = 10_000;
 const MAX_ENCODED_BYTES: usize = 4 << 20;
 
-/// How long a read waits for the cache to reach the revision it needs.
+/// How long a read waits for the cache to reach the revision it needs. Upstream: `blockTimeout`.
 const FRESHNESS_DEADLINE: Duration = Duration::from_secs(3);
 
-/// How many events stay, whichever limit is met first.
+/// How many of the newest events are kept; the first limit reached applies.
 #[derive(Clone, Copy, Default)]
 pub struct EventRetention {
     events: usize,
@@ -56,7 +59,8 @@ pub struct Cache {
 #[derive(Default)]
 struct Shards {
     by_prefix: HashMap<Arc<str>, Arc<Shard>>,
-    /// Everything was read from the store as of this revision, and every change since has been seen.
+    /// Everything was loaded from the store at this revision, and every later change has been
+    /// applied.
     loaded: Revision,
 }
 
@@ -64,7 +68,7 @@ struct Shards {
 pub struct Shard {
     state: RwLock<State>,
     recent_labels: RecentLabels,
-    /// The sequence number of the newest event, plus one.
+    /// The position after the newest event. For subscribers inside of the process.
     next_sequence: watch::Sender<u64>,
     watchers: Arc<WatchNotifier>,
 }
@@ -76,12 +80,13 @@ struct State {
     label_index: LabelIndex,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
-    /// How many of the newest events may hold a line, and the size of their objects.
+    /// How many of the newest events may hold an encoded line, and the size of their objects.
     encoded_events: usize,
     encoded_bytes: usize,
-    /// The sequence number of the ring's first event.
+    /// The position of the first event in the ring.
     first: u64,
-    /// Every change after this revision is in the ring.
+    /// Every change after this revision is in the ring. Watches from an earlier revision get "too
+    /// old resource version".
     floor: Revision,
     /// The revision of the newest change.
     last: Revision,
@@ -89,18 +94,19 @@ struct State {
 
 type Objects = BTreeMap<Arc<str>, Slot>;
 
-/// What stands under the keys that begin with `prefix`. Only the two ends are looked for: a look at every key
-/// on the way would cost more than all the rest.
+/// The entries whose keys begin with `prefix`. A range compares keys only at its two ends; testing
+/// the prefix of every key on the way would cost more than the rest of a list.
 fn range_with_prefix<'a, T>(
     map: &'a BTreeMap<Arc<str>, T>,
     prefix: &str,
 ) -> btree_map::Range<'a, Arc<str>, T> {
-    // No name has the last of all characters in it.
+    // `char::MAX` does not occur in names.
     let end = format!("{prefix}{}", char::MAX);
     map.range::<str, _>((Bound::Included(prefix), Bound::Excluded(end.as_str())))
 }
 
-/// An object, and the bits of its labels at hand: a list by label then looks at few objects it does not want.
+/// An object with its label bits inline, so that a list by label skips most other objects without
+/// touching them.
 struct Slot {
     object: Arc<Object>,
     label_bits: u64,
@@ -112,29 +118,29 @@ impl Slot {
     }
 }
 
-/// One change to one object.
+/// One change of one object.
 #[derive(Debug)]
 pub struct Event {
     pub revision: Revision,
-    /// The state after the change; for a deletion, the last state.
+    /// The object after the change; for a deletion, its last state.
     pub object: Arc<Object>,
-    /// The state before; `None` when the object is new.
+    /// The object before the change; `None` if it is new.
     pub previous: Option<Arc<Object>>,
     pub deleted: bool,
     received_at: Instant,
     line: Mutex<EncodedLine>,
 }
 
-/// The event as a line of JSON for watchers without a selector, built once for all of them.
+/// The event as a line of JSON for watchers without a selector, encoded once for all of them.
 #[derive(Debug)]
 enum EncodedLine {
     NotEncoded,
     Encoded(Bytes),
-    /// No longer news: whoever still needs the line builds it for itself.
+    /// No longer cached: a watcher that still needs the line encodes it itself.
     Expired,
 }
 
-/// The objects of a shard as of one revision.
+/// The objects of a shard at one revision.
 pub struct Snapshot {
     pub objects: Vec<Arc<Object>>,
     pub revision: Revision,
@@ -148,10 +154,10 @@ pub enum CacheError {
     TooLarge { requested: Revision, current: Revision },
 }
 
-/// What a watcher got from the ring.
+/// The result of reading from the ring.
 pub enum EventBatch {
     Events(Vec<Arc<Event>>),
-    /// The ring has moved past the watcher's position.
+    /// The watcher's position is no longer in the ring; it must list again.
     TooOld,
 }
 
@@ -160,7 +166,8 @@ impl Cache {
         Arc::new(Cache { shards: RwLock::default(), revision: watch::Sender::new(0) })
     }
 
-    /// Loads everything, then follows the store until `shutdown`; answers once loaded.
+    /// Loads everything and returns; from then on follows the store in the background until
+    /// `shutdown`.
     pub async fn start(
         self: &Arc<Cache>,
         store: Arc<dyn Store>,
@@ -176,7 +183,7 @@ impl Cache {
         *self.revision.borrow()
     }
 
-    /// The shard of the stored kind under `prefix` (`/registry/pods/`), made if there is none yet.
+    /// The shard of the stored kind under `prefix` (`/registry/pods/`), created if missing.
     pub fn shard(&self, prefix: &str) -> Arc<Shard> {
         if let Some(shard) = self.shards.read().by_prefix.get(prefix) {
             return shard.clone();
@@ -186,7 +193,7 @@ impl Cache {
         shards.by_prefix.entry(prefix.into()).or_insert_with(|| Arc::new(Shard::new(loaded))).clone()
     }
 
-    /// Waits until every change up to `revision` is in the cache.
+    /// Waits until the cache contains every change up to `revision`.
     pub async fn wait_until_fresh(&self, revision: Revision) -> Result<(), CacheError> {
         if self.revision() >= revision {
             return Ok(());
@@ -206,7 +213,7 @@ impl Cache {
         let revision = loop {
             let page = store.list(REGISTRY_PREFIX, from.as_deref(), 5_000, at).await?;
             at = Some(page.revision);
-            // The smallest key after the last one.
+            // The next page starts at the smallest key after the last one.
             from = page.entries.last().map(|entry| format!("{}\0", entry.key));
             for entry in page.entries {
                 let Some(prefix) = prefix_of(&entry.key) else { continue };
@@ -225,6 +232,8 @@ impl Cache {
         self.reset(objects, revision);
         let (cache, runtime) = (self.clone(), tokio::runtime::Handle::current());
         let listener = move |batch| {
+            // The store may call the listener outside of the runtime, and notifying watchers spawns
+            // a task.
             let _inside = runtime.enter();
             cache.apply(batch);
         };
@@ -235,7 +244,7 @@ impl Cache {
         let mut shards = self.shards.write();
         shards.loaded = revision;
         for (prefix, shard) in &shards.by_prefix {
-            // A reload: whoever watches has missed something and is sent away.
+            // A reload: there may be a gap, so watchers are expired and must list again.
             shard.reset(objects.remove(prefix).unwrap_or_default(), revision);
         }
         for (prefix, objects) in objects {
@@ -275,14 +284,14 @@ impl Cache {
             *revision = last_revision.max(*revision);
             newer
         });
-        // Watchers are woken once for the whole batch.
+        // Notify watchers once per batch, after the cache's revision includes it.
         for shard in changed {
             shard.notify();
         }
     }
 }
 
-/// Where all objects live in the store.
+/// The key prefix of all objects in the store.
 pub const REGISTRY_PREFIX: &str = "/registry/";
 
 async fn watch_store(
@@ -296,7 +305,7 @@ async fn watch_store(
             () = watch.ended() => match cache.load(&*store).await {
                 Ok(new_watch) => watch = new_watch,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot follow the store, trying again");
+                    tracing::warn!(%error, "cannot watch the store, retrying");
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
             },
@@ -308,9 +317,9 @@ async fn watch_store(
     }
 }
 
-/// Lets go of events by age, for as long as the cache is there.
+/// Expires old events as long as the cache exists.
 async fn run_event_expiry(cache: Weak<Cache>, mut revision: watch::Receiver<Revision>) {
-    // A cluster in which nothing happens is not looked at.
+    // Sleeps while nothing in the cluster changes.
     while revision.changed().await.is_ok() {
         let mut left = true;
         while left {
@@ -324,9 +333,9 @@ async fn run_event_expiry(cache: Weak<Cache>, mut revision: watch::Receiver<Revi
     }
 }
 
-/// Waits until the server is told to stop.
+/// Waits for the shutdown signal.
 pub async fn wait_for_shutdown(shutdown: &mut watch::Receiver<bool>) {
-    // An error means that nobody can tell any more, which is as good as being told.
+    // An error means that the sender is gone, which is treated as shutdown.
     let _ = shutdown.wait_for(|stop| *stop).await;
 }
 
@@ -334,9 +343,10 @@ static CORE_RESOURCES: LazyLock<HashSet<&'static str>> = LazyLock::new(|| {
     api::RESOURCES.iter().filter(|row| row.group.is_empty()).map(|row| row.plural).collect()
 });
 
-/// The stored kind a key belongs to: `/registry/pods/` or `/registry/apps/deployments/`.
+/// The key prefix of the stored kind of a key: `/registry/pods/` or `/registry/apps/deployments/`.
 ///
-/// Core kinds have no group in their key; their plurals are never also group names.
+/// Keys of core kinds have no group. This is unambiguous because no core plural is also a group
+/// name.
 fn prefix_of(key: &str) -> Option<&str> {
     let rest = key.strip_prefix(REGISTRY_PREFIX)?;
     let (first, after) = rest.split_once('/')?;
@@ -345,7 +355,7 @@ fn prefix_of(key: &str) -> Option<&str> {
     key.get(..REGISTRY_PREFIX.len() + length)
 }
 
-/// The group and the plural of the stored kind that a key belongs to.
+/// Group and plural of the stored kind of a key.
 pub fn kind_of(key: &str) -> Option<(&str, &str)> {
     let kind = prefix_of(key)?.strip_prefix(REGISTRY_PREFIX)?.trim_end_matches('/');
     Some(kind.split_once('/').unwrap_or(("", kind)))
@@ -355,7 +365,7 @@ fn object_of(entry: store::Entry) -> Option<Arc<Object>> {
     match Object::new(entry.key, entry.value, entry.revision) {
         Ok(object) => Some(Arc::new(object)),
         Err(error) => {
-            tracing::error!(%error, "left out of every answer");
+            tracing::error!(%error, "cannot decode a stored object, omitting it from responses");
             None
         }
     }
@@ -379,19 +389,20 @@ impl Shard {
         self.state.read().objects.len()
     }
 
-    /// How many objects there are, and of how many bytes.
+    /// Number of objects and their size in bytes.
     pub fn object_stats(&self) -> (u64, u64) {
         let state = self.state.read();
         (state.objects.len() as u64, state.objects_bytes as u64)
     }
 
-    /// All objects whose key starts with `prefix`; `known` is a revision the cache had reached before.
+    /// All objects whose keys begin with `prefix`. `known` is a revision that the cache has reached
+    /// before.
     pub fn snapshot(&self, prefix: &str, known: Revision) -> Snapshot {
         let state = self.state.read();
         Snapshot { objects: state.objects_with_prefix(prefix), revision: known.max(state.last) }
     }
 
-    /// The same, only of objects with these labels.
+    /// The same, restricted to objects with these labels.
     pub fn snapshot_with_labels(&self, prefix: &str, known: Revision, labels: &Labels) -> Snapshot {
         let state = self.state.read();
         let revision = known.max(state.last);
@@ -403,6 +414,8 @@ impl Shard {
         let objects: Vec<_> =
             slots.filter(|slot| labels.matches(slot)).map(|slot| slot.object.clone()).collect();
         drop(state);
+        // The read lock is released, so objects may have changed. That does not matter: the new
+        // index is built from the current objects under the write lock.
         if self.recent_labels.should_index(labels, objects.len(), seen) {
             let mut state = self.state.write();
             let State { objects, label_index, .. } = &mut *state;
@@ -435,17 +448,18 @@ impl Shard {
         state.first + state.ring.len() as u64
     }
 
-    /// For the few in this process who must know at once.
+    /// For consumers inside of the process, notified at once.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.next_sequence.subscribe()
     }
 
-    /// For watchers, of whom there may be many; they are woken when the server stops, too.
+    /// For watchers, of which there may be many: notifications are coalesced. They are also woken
+    /// on shutdown.
     pub fn subscribe_watcher(&self) -> watch::Receiver<()> {
         self.watchers.subscribe()
     }
 
-    /// At most `limit` events from `position` on.
+    /// At most `limit` events, starting at `position`.
     pub fn events_from(&self, position: u64, limit: usize) -> EventBatch {
         let state = self.state.read();
         let Some(skip) = position.checked_sub(state.first) else { return EventBatch::TooOld };
@@ -474,10 +488,10 @@ impl Shard {
         }
     }
 
-    /// Replaces everything and sends away all watchers.
+    /// Replaces all objects and expires all watchers.
     fn reset(&self, objects: Objects, revision: Revision) {
         let mut state = self.state.write();
-        // A gap in the numbering, so that no position a watcher may hold is valid any more.
+        // Skip one position, so that every position a watcher may hold is before `first`.
         let first = state.first + state.ring.len() as u64 + 1;
         let objects_bytes = objects.values().map(|slot| slot.object.size()).sum();
         *state = State { objects, objects_bytes, first, floor: revision, last: revision, ..State::default() };
@@ -485,7 +499,8 @@ impl Shard {
         self.notify();
     }
 
-    /// Lets go of events that are older, but for the newest ones; whether there is more to let go of later.
+    /// Drops events older than `age` except the newest ones; returns whether there will be more to
+    /// drop later.
     pub fn expire_events(&self, age: Duration, retention: EventRetention) -> bool {
         let now = Instant::now();
         let is_old = |event: &Event| now.saturating_duration_since(event.received_at) >= age;
@@ -498,18 +513,18 @@ impl Shard {
         while state.oldest_encoded().is_some_and(|oldest| is_old(oldest)) {
             state.drop_oldest_encoded();
         }
-        // What many events took is not kept for the few of a quiet time.
+        // Release the capacity that a burst of events needed.
         if state.ring.capacity() / 4 > state.ring.len() {
             state.ring.shrink_to_fit();
         }
         let more = state.ring.len() > retained || state.encoded_events > 0;
-        // Nobody should wait while they are taken apart.
+        // Drop the events outside of the lock: freeing many objects takes time.
         drop(state);
         drop(old);
         more
     }
 
-    /// Wakes whoever waits for events.
+    /// Wakes subscribers and watchers.
     fn notify(&self) {
         self.next_sequence.send_replace(self.position());
         self.watchers.notify();
@@ -539,7 +554,7 @@ impl State {
         }
     }
 
-    /// The oldest event that is kept as a line, too.
+    /// The oldest event that may hold an encoded line.
     fn oldest_encoded(&self) -> Option<&Arc<Event>> {
         self.ring.get(self.ring.len().checked_sub(self.encoded_events)?)
     }
@@ -551,7 +566,7 @@ impl State {
         self.encoded_events -= 1;
     }
 
-    /// How many of the newest events stay, however old they are.
+    /// How many of the newest events are kept at any age.
     fn retained_count(&self, retention: EventRetention) -> usize {
         let sizes = self
             .ring
@@ -566,7 +581,7 @@ impl State {
         fit.count()
     }
 
-    /// Takes out the oldest event.
+    /// Removes the oldest event.
     fn pop(&mut self) -> Option<Arc<Event>> {
         let old = self.ring.pop_front()?;
         self.ring_bytes -= old.retained_bytes();
@@ -586,12 +601,13 @@ impl Event {
         Event { revision, object, previous, deleted, received_at, line }
     }
 
-    /// The memory that only the event keeps: itself and the version it replaced.
+    /// The memory that is only referenced by the event: itself and the previous version of the
+    /// object.
     fn retained_bytes(&self) -> usize {
         self.previous.as_ref().map_or(0, |previous| previous.size()) + 256
     }
 
-    /// What happened, to a watcher without a selector.
+    /// The event type for a watcher without a selector.
     pub fn kind(&self) -> &'static str {
         match (self.deleted, &self.previous) {
             (true, _) => "DELETED",
@@ -600,7 +616,7 @@ impl Event {
         }
     }
 
-    /// The JSON line for a watcher without a selector.
+    /// The encoded line for a watcher without a selector.
     pub fn line(&self) -> Bytes {
         let build = || json_line(self.kind(), &self.object, self.revision);
         let mut line = self.line.lock();

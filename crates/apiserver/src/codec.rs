@@ -1,4 +1,4 @@
-//! Request bodies into values and values into the media types of answers.
+//! Decoding of request bodies, and encoding of responses in each media type.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::negotiate::{MediaType, PROTOBUF};
 use crate::patch_handler::strict;
 use crate::subresource_view::SubresourceView;
 
-/// What `fieldValidation` asks to be done about fields that do not exist or stand twice.
+/// `fieldValidation`: how unknown and duplicate fields are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldValidation {
     Ignore,
@@ -26,7 +26,7 @@ pub enum FieldValidation {
     Strict,
 }
 
-/// A decoded body, its shape checked and its unknown fields dropped.
+/// A decoded body: checked against the schema, without unknown fields.
 #[derive(Debug)]
 pub struct Decoded {
     pub value: Value,
@@ -34,7 +34,7 @@ pub struct Decoded {
 }
 
 impl FieldValidation {
-    /// `None` for a word that means nothing.
+    /// `None` for an unknown value.
     pub fn parse(text: &str) -> Option<FieldValidation> {
         match text {
             "" | "Warn" => Some(FieldValidation::Warn),
@@ -44,7 +44,7 @@ impl FieldValidation {
         }
     }
 
-    /// What to do about the complaints of strict decoding.
+    /// Turns strict decoding errors into warnings or an error.
     pub fn handle_strict_errors(
         self,
         kind: &str,
@@ -63,7 +63,7 @@ impl FieldValidation {
     }
 }
 
-/// The media type of a request body; JSON where nothing is said.
+/// The media type of a request body; JSON by default.
 pub fn body_media(headers: &HeaderMap) -> Result<MediaType, Status> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     match content_type.split(';').next().unwrap_or("").trim() {
@@ -86,7 +86,7 @@ pub fn unsupported_media(accepted: &str) -> Status {
     )
 }
 
-/// Reads what goes through a door to an object of `row`.
+/// Decodes the body of a request to an object or subresource of `row`.
 pub fn decode_row(
     media: MediaType,
     body: &[u8],
@@ -120,14 +120,15 @@ pub fn decode_row(
     let decoded = custom::decode(&crd.version_schema(), &json).map_err(|error| cannot(error.to_string()))?;
     let (mut value, mut strict_errors) = decoded;
     strict_errors.splice(..0, duplicates);
-    // A wrong kind is for the rules to say.
+    // A wrong kind is reported by validation.
     let body_kind = if meta.kind.is_empty() { kind } else { &meta.kind };
     set_type_meta(&mut value, group, version, body_kind);
     let warnings = validation.handle_strict_errors(kind, version, strict_errors)?;
     Ok(Decoded { value, warnings })
 }
 
-/// Brings a value into the shape of what goes through a door; answers with the complaints of strict decoding.
+/// Normalizes a value to the schema of the object or subresource; returns the strict decoding
+/// errors.
 pub fn normalize_row(
     row: &Resource,
     view: SubresourceView,
@@ -143,7 +144,7 @@ pub fn normalize_row(
     }
 }
 
-/// Runs `f` with the type of a row's kind, and the table it is in.
+/// Calls `f` with the type of the row's kind and its schema table.
 pub fn with_type<T>(row: &Resource, f: impl FnOnce(&Table, TypeId) -> T) -> Result<T, Status> {
     match row.custom {
         Some(crd) => {
@@ -154,7 +155,7 @@ pub fn with_type<T>(row: &Resource, f: impl FnOnce(&Table, TypeId) -> T) -> Resu
     }
 }
 
-/// Reads an object of the given kind from a request body.
+/// Decodes an object of the given kind from a request body.
 pub fn decode(
     media: MediaType,
     body: &[u8],
@@ -169,8 +170,9 @@ pub fn decode(
     let decoded = match media {
         MediaType::Json => {
             let decoded = schema::from_json(table, ty, body);
-            // What is not of the kind it should be is refused for that first. Hardly anything is, so that it is not
-            // worth reading everything twice.
+            // As upstream, a wrong kind is reported before any other error. Bodies rarely have one,
+            // so apiVersion and kind are only parsed separately if the decoded object does not have
+            // the expected ones.
             if !decoded.as_ref().is_ok_and(|decoded| has_gvk(&decoded.value, group, version, kind)) {
                 let meta = type_meta(body).map_err(|error| unrecognized(kind, &error, body))?;
                 check_type_meta(&meta, group, version, kind)?;
@@ -226,7 +228,7 @@ pub fn set_type_meta(value: &mut Value, group: &str, version: &str, kind: &str) 
 /// The type of a kind in the schema table.
 pub fn type_of(group: &str, version: &str, kind: &str) -> Result<TypeId, Status> {
     schema::kubernetes().type_by_kind(group, version, kind).ok_or_else(|| {
-        Status::internal(format!("no type is known for {kind} in {}", api_version(group, version)))
+        Status::internal(format!("no schema type for {kind} in {}", api_version(group, version)))
     })
 }
 
@@ -234,14 +236,14 @@ pub fn row_type(row: &Resource) -> Result<TypeId, Status> {
     type_of(row.group, row.version, row.kind)
 }
 
-/// What a body says about itself; empty where it says nothing, the last word where it says it twice.
+/// apiVersion and kind of a body; empty if absent, the last value if duplicate.
 #[derive(Debug, Default, PartialEq)]
 struct TypeMeta {
     api_version: String,
     kind: String,
 }
 
-/// The two fields as they come, whatever they are.
+/// The two fields with any JSON type.
 #[derive(Default)]
 struct RawTypeMeta {
     api_version: Value,
@@ -281,7 +283,7 @@ impl<'de> Deserialize<'de> for RawTypeMeta {
 fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
     let raw: RawTypeMeta = match serde_json::from_slice(body) {
         Ok(raw) => raw,
-        // Too deep: the real decoder has its own word for that.
+        // Nested too deeply: the real decoder reports that.
         Err(error) if error.to_string().starts_with("recursion limit") => RawTypeMeta::default(),
         Err(error) => {
             let reason = match error.classify() {
@@ -308,11 +310,11 @@ fn type_meta(body: &[u8]) -> Result<TypeMeta, String> {
     }
 }
 
-/// What upstream reads the two fields into, as its errors name it.
+/// The Go type in upstream's error messages.
 const GO_STRUCT: &str =
     r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
 
-/// What Go calls the value that a JSON text begins with.
+/// Go's name for the type of a JSON value.
 fn json_type(text: &[u8]) -> &'static str {
     match text.trim_ascii_start().first() {
         Some(b'{') => "object",
@@ -323,7 +325,7 @@ fn json_type(text: &[u8]) -> &'static str {
     }
 }
 
-/// A body that is nothing at all.
+/// The error for a body that cannot be decoded at all.
 fn unrecognized(kind: &str, reason: &str, body: &[u8]) -> Status {
     const MAX_SUMMARY_BYTES: usize = 30;
     let head = &body[..body.len().min(MAX_SUMMARY_BYTES)];
@@ -338,7 +340,7 @@ fn unrecognized(kind: &str, reason: &str, body: &[u8]) -> Status {
     ))
 }
 
-/// What a body says it is must be what the path says; what it does not say it need not be.
+/// apiVersion and kind of the body must match the request, unless they are absent.
 fn check_type_meta(meta: &TypeMeta, group: &str, version: &str, kind: &str) -> Result<(), Status> {
     let expected = api_version(group, version);
     let body_version = if meta.api_version.is_empty() { &expected } else { &meta.api_version };
@@ -358,7 +360,7 @@ fn check_type_meta(meta: &TypeMeta, group: &str, version: &str, kind: &str) -> R
         ));
     }
     if body_kind != kind {
-        // Upstream's packages are named after the groups.
+        // Upstream's Go packages are named after the groups.
         let package = match group {
             "" | "events.k8s.io" => "core",
             group => group.split('.').next().unwrap_or(group),
@@ -370,7 +372,7 @@ fn check_type_meta(meta: &TypeMeta, group: &str, version: &str, kind: &str) -> R
     )))
 }
 
-/// The stored form of an object sent in the version of `row`.
+/// Converts an object in the version of `row` to the storage version.
 pub fn to_stored_version(row: &'static Resource, value: Value) -> Value {
     let stored = crate::registry::stored_as(row);
     if std::ptr::eq(stored, row) {
@@ -379,7 +381,7 @@ pub fn to_stored_version(row: &'static Resource, value: Value) -> Value {
     api::convert::convert((row.group, row.version), (stored.group, stored.version), row.kind, value)
 }
 
-/// An object in the version of `row`.
+/// Converts an object in the storage version to the version of `row`.
 pub fn from_stored(row: &'static Resource, value: Value) -> Value {
     let stored = crate::registry::stored_as(row);
     if std::ptr::eq(stored, row) {
@@ -388,16 +390,17 @@ pub fn from_stored(row: &'static Resource, value: Value) -> Value {
     api::convert::convert((stored.group, stored.version), (row.group, row.version), row.kind, value)
 }
 
-/// The first document of a YAML text, which is all that upstream reads of it.
+/// The first document of a YAML stream; upstream ignores the others.
 pub struct Yaml {
     pub json: Vec<u8>,
-    /// The word on keys that stand twice, of which the last one counts.
+    /// The error for duplicate keys, of which the last one wins.
     pub duplicates: Option<String>,
 }
 
-/// Reads YAML into JSON. Aliases are bounded by the parser's budget, so a small text cannot grow without end.
+/// Converts YAML to JSON. The parser limits the expansion of aliases, so a small document cannot
+/// grow without bound.
 pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
-    // JSON is YAML, and read faster; YAML's own braces are not JSON.
+    // JSON is valid YAML and decodes faster, but YAML flow mappings are not always valid JSON.
     if body.trim_ascii_start().starts_with(b"{")
         && serde_json::from_slice::<IgnoredAny>(body).is_ok()
         && strict::strict_errors(body, false).is_empty()
@@ -427,8 +430,8 @@ pub fn read_yaml(body: &[u8]) -> Result<Yaml, String> {
     Ok(Yaml { json: serde_json::to_vec(&value).map_err(|error| error.to_string())?, duplicates })
 }
 
-/// YAML may be in UTF-16, too, and then says so by how it begins. The parser's own way to find out brings tables of a
-/// hundred other encodings along.
+/// YAML may be UTF-16 with a byte order mark. Decoded here, because the parser's own detection
+/// links tables of a hundred other encodings.
 fn decode_text(body: &[u8]) -> Option<Cow<'_, str>> {
     let wide = |of: fn([u8; 2]) -> u16| {
         let units: Vec<u16> =
@@ -442,7 +445,7 @@ fn decode_text(body: &[u8]) -> Option<Cow<'_, str>> {
     }
 }
 
-/// What comes before the second document. No line within one begins like the marks between them.
+/// The text before the second document. No line inside a document can begin with a document marker.
 fn first_document(text: &str) -> &str {
     let (mut at, mut has_started) = (0, false);
     for line in text.split_inclusive('\n') {
@@ -468,8 +471,8 @@ pub fn to_yaml(value: &Value) -> String {
     serde_saphyr::to_string(value).unwrap_or_default()
 }
 
-/// An object in its protobuf envelope. Every kind that is stored has a protobuf form; what has none goes as
-/// an empty message of its name.
+/// Encodes an object in a protobuf envelope. Every stored kind has a protobuf schema; other kinds
+/// are encoded as an empty message with their name.
 pub fn to_protobuf(value: &Value) -> Vec<u8> {
     let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or("");
     let (api_version, kind) = (text("apiVersion"), text("kind"));
@@ -483,11 +486,11 @@ pub fn to_protobuf(value: &Value) -> Vec<u8> {
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-/// One event of a watch, framed for its media type.
+/// Encodes a watch event with the framing of its media type.
 pub fn watch_event(media: MediaType, kind: &str, object: Value) -> Bytes {
     match media {
         MediaType::Json => {
-            // By hand, since the type comes first, as it does upstream.
+            // Written by hand so that `type` comes first, as upstream.
             let mut line = format!("{{\"type\":\"{kind}\",\"object\":").into_bytes();
             // Writing into a Vec cannot fail.
             let _ = serde_json::to_writer(&mut line, &crate::render::OrderedJson::object(&object));

@@ -1,5 +1,5 @@
-//! Admission of connections: what is asked of a pod, node or service through exec, attach, portforward and
-//! proxy is an object too, made of the query, and webhooks may refuse it.
+//! Admission of connections: exec, attach, portforward and proxy have an options object, built from
+//! the query, which webhooks may reject.
 
 use api::Status;
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::request::{Query, Target};
 use crate::server::{Call, Server};
 
-/// Lets webhooks have their say on a connection before it is made.
+/// Runs admission for a connection before it is established.
 pub async fn admit(server: &Server, call: &Call, target: &Target) -> Result<(), Status> {
     let subresources = target.resource.subresources;
     let Some(sub) = subresources.iter().find(|sub| sub.name == target.subresource) else { return Ok(()) };
@@ -45,7 +45,7 @@ fn options(subresource: &str, query: &Query, path: &str) -> Map<String, Value> {
             }
             if subresource == "exec" {
                 let command: Vec<&str> = query.all("command").collect();
-                // Upstream has no word for an empty command but this one.
+                // Upstream encodes an empty command as null.
                 out.insert("command".into(), if command.is_empty() { Value::Null } else { command.into() });
             }
         }

@@ -1,4 +1,4 @@
-//! POST: a new object.
+//! POST: creates an object.
 
 use api::json::JsonExt as _;
 use api::{ErrorList, Path, Resource, Status};
@@ -17,7 +17,7 @@ use crate::strategy::{has_status, reset_fields};
 use crate::subresource_view::SubresourceView;
 use crate::write::{WriteOptions, WriteResult, check_depth, dedup_owner_references, with_warnings};
 
-/// How often a generated name may already be taken.
+/// Attempts to generate a name, as upstream.
 const MAX_NAME_GENERATION_ATTEMPTS: usize = 7;
 const RESOURCE_VERSION_ERROR: &str = "resourceVersion should not be set on objects to be created";
 
@@ -40,8 +40,8 @@ pub async fn create(
 }
 
 impl Server {
-    /// Runs a new object, in the version of the target's row, through defaults, admission, rules and into
-    /// the store.
+    /// Creates an object given in the version of the target's row: defaulting, admission,
+    /// validation, allocation and storage.
     pub async fn create_object(
         &self,
         target: &Target,
@@ -52,7 +52,7 @@ impl Server {
         self.create_tracked(target, value, options, call, None).await
     }
 
-    /// The same with managedFields that are already worked out (server-side apply).
+    /// The same with precomputed managedFields, for server-side apply.
     pub async fn create_tracked(
         &self,
         target: &Target,
@@ -69,10 +69,11 @@ impl Server {
         if let Some(user) = &options.user {
             crate::rbac::escalation::check(&self.rbac, user, target, &value, None).await?;
         }
-        // A version on something new is refused, but only after everything else about it was found good.
+        // As upstream, a resourceVersion is only rejected after everything else is validated.
         let versioned =
             parse_version(value.at("metadata").text("resourceVersion")).is_ok_and(|v| v > Some(0));
-        // Whoever creates an object owns what they sent and its defaults, not what the server adds below.
+        // The creator owns the fields of the request and its defaults, but not the fields that the
+        // server sets below.
         let mut record = None;
         if let Some(fields) = tracked {
             value.object_mut("metadata").insert("managedFields".into(), fields);
@@ -84,14 +85,14 @@ impl Server {
         let user = options.user.as_ref();
         let request = Request::new(target, Operation::Create, &value, None, user).with_write_options(options);
         self.mutate(&request, &mut value).await?;
-        // A webhook may have put it elsewhere.
+        // A webhook may have changed the namespace.
         set_namespace(&mut value, target)?;
         fill_system_fields(&mut value, stored, options);
         let prefixed = !value.at("metadata").text("generateName").is_empty();
         let generated = prefixed && value.at("metadata").text("name").is_empty();
         let mut attempts = 0;
         loop {
-            // Only a generated name, or what is allocated, may need another try.
+            // Only generated names and allocated addresses can conflict and need another attempt.
             let may_retry = generated || stored.plural == "services";
             let mut attempt = if may_retry { value.clone() } else { std::mem::take(&mut value) };
             if generated {
@@ -121,7 +122,9 @@ impl Server {
             }
             if !claim.reserve(self, &attempt).await? {
                 if attempts >= MAX_NAME_GENERATION_ATTEMPTS {
-                    return Err(Status::internal("other servers were always faster to allocate"));
+                    return Err(Status::internal(
+                        "allocation conflicted with other servers on every attempt",
+                    ));
                 }
                 attempts += 1;
                 continue;
@@ -148,11 +151,11 @@ fn already_exists(row: &Resource, name: &str, generated: bool) -> Status {
     status
 }
 
-/// The namespace of the path and of the object must agree; the object gets the path's.
+/// Checks that the namespaces of path and object agree, and sets that of the path.
 pub fn set_namespace(value: &mut Value, target: &Target) -> Result<(), Status> {
     let metadata = value.object_mut("metadata");
     let object_namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or("");
-    // What has no namespace ignores what was said of one.
+    // Cluster-scoped objects ignore a namespace in the body.
     if !object_namespace.is_empty() && !target.namespace.is_empty() && object_namespace != target.namespace {
         return Err(Status::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",
@@ -166,7 +169,8 @@ pub fn set_namespace(value: &mut Value, target: &Target) -> Result<(), Status> {
     Ok(())
 }
 
-/// Sets the defaults of the version sent, converts to the stored version, and sets that one's.
+/// Applies the defaults of the request version, converts to the storage version, and applies its
+/// defaults.
 pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Status> {
     if let Some(crd) = row.custom {
         crd.version_schema().set_defaults(&mut value);
@@ -183,7 +187,8 @@ pub fn defaulted(row: &'static Resource, mut value: Value) -> Result<Value, Stat
     Ok(value)
 }
 
-/// The rules start a status empty; its fields that are never absent are filled with their zeros.
+/// Resets of the status by the strategy leave it empty; its non-optional fields are filled with
+/// zero values.
 fn complete_status(stored: &'static Resource, value: &mut Value) -> Result<(), Status> {
     if stored.custom.is_some() {
         return Ok(());
@@ -196,7 +201,7 @@ fn complete_status(stored: &'static Resource, value: &mut Value) -> Result<(), S
     Ok(())
 }
 
-/// What the server alone decides about a new object.
+/// Sets the metadata that only the server decides.
 fn fill_system_fields(value: &mut Value, stored: &Resource, options: &WriteOptions) {
     let metadata = value.object_mut("metadata");
     for name in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion"] {
@@ -236,7 +241,7 @@ pub fn invalid(row: &Resource, name: &str, errors: &ErrorList) -> Result<(), Sta
     if errors.is_empty() { Ok(()) } else { Err(Status::invalid(row.group, row.kind, name, errors)) }
 }
 
-/// A name from the letters that spell no words, as upstream draws them.
+/// A generated name: as upstream, a suffix without vowels.
 fn generate_name(value: &mut Value, random: impl Fn() -> f64) {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let metadata = value.object_mut("metadata");
@@ -248,7 +253,7 @@ fn generate_name(value: &mut Value, random: impl Fn() -> f64) {
     metadata.insert("name".into(), name.into());
 }
 
-/// Writes down which manager owns which fields.
+/// Updates managedFields for a change.
 pub fn track_managed_fields(
     row: &'static Resource,
     old: Option<&Value>,
@@ -261,7 +266,8 @@ pub fn track_managed_fields(
     })
 }
 
-/// The same for a new object, beside it if possible: a tree of fields costs more than all else that is done to it.
+/// The same for a new object. If possible the record is returned separately, already encoded:
+/// building the tree of fields would cost more than the rest of the creation.
 fn track_new_managed_fields(
     row: &'static Resource,
     new: &mut Value,

@@ -1,8 +1,9 @@
-//! Custom kinds: what differs for them on the way of a request, and the loop that follows their definitions.
+//! Custom resources: what differs for them when requests are handled, and the controller for their
+//! definitions.
 //!
-//! An object is stored in the version that was the storage version when it was written, and by the schema of
-//! that time. What clients see and change is the object brought to the version they ask for and to the
-//! schema as it is now ([`versions`]); where that changes nothing, its bytes are handed out like any others.
+//! An object is stored in the storage version and with the schema of the time it was written.
+//! Clients see it converted to the requested version and pruned and defaulted by the current schema
+//! ([`versions`]). If that changes nothing, the stored bytes are served directly.
 
 mod controller;
 mod decode;
@@ -19,7 +20,7 @@ pub use controller::{Definitions, run_controller};
 pub use decode::{NO_PROTOBUF, decode, normalize, not_acceptable};
 pub use webhook::ConversionWebhooks;
 
-/// What is refused of custom kinds before anything else is looked at.
+/// Checks custom resource requests before anything else: there is no protobuf encoding.
 pub fn check_request(call: &Call, verb: &str) -> Result<(), Status> {
     if call.format.media == MediaType::Protobuf
         && call.format.output_kind == OutputKind::Object
@@ -30,7 +31,7 @@ pub fn check_request(call: &Call, verb: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Of a kind that goes, nothing new is made.
+/// Rejects new objects of a terminating definition.
 pub fn check_creation(target: &Target, name: &str) -> Result<(), Status> {
     let row = target.resource;
     let terminating = row.custom.is_some_and(|crd| {

@@ -1,4 +1,7 @@
-//! DELETE: now, after a grace period, or when the finalizers are done.
+//! The DELETE handlers: immediate removal, graceful deletion and deletion that waits for
+//! finalizers.
+//!
+//! Counterpart upstream: `BeforeDelete` and `Store.Delete` in `k8s.io/apiserver/pkg/registry`.
 
 use std::sync::Arc;
 
@@ -24,7 +27,7 @@ use crate::strategy;
 use crate::warning_recorder::WarningRecorder;
 use crate::write::{OBJECT_MODIFIED_MESSAGE, check_dry_run};
 
-/// How often a deletion is tried again when something else changes the object first.
+/// How often a deletion is retried when a concurrent write changes the object first.
 const MAX_DELETE_ATTEMPTS: usize = 200;
 
 #[derive(Clone, Debug, Default)]
@@ -33,25 +36,25 @@ pub struct DeleteOptions {
     pub dry_run: bool,
     /// `Orphan`, `Background`, `Foreground` or empty.
     pub propagation: String,
-    /// The old word for `Background` was said, which is answered differently.
+    /// The client sent the deprecated `orphanDependents: false`. The response is then 202, not 200.
     pub orphan_dependents_false: bool,
     pub uid: String,
     pub resource_version: String,
-    /// Who asks; `None` for the server itself.
+    /// The requesting user; `None` for the server itself.
     pub user: Option<User>,
-    /// As they were given, for those who are asked about the deletion.
+    /// The options as the client sent them, for admission plugins and webhooks.
     pub raw_options: Value,
-    /// Everything of a collection is deleted, so that no object is named.
+    /// A deletecollection request. Admission requests then carry no object name.
     pub collection: bool,
-    /// What is told about it beyond the answer.
+    /// Collects the warnings that are sent with the response.
     pub recorder: Arc<WarningRecorder>,
 }
 
-/// What became of the object.
+/// The result of a deletion.
 pub enum DeleteResult {
-    /// It is gone; this was its last state.
+    /// The object is removed; this is its last state.
     Deleted(Value),
-    /// It waits for its grace period or its finalizers.
+    /// The object has a deletionTimestamp and waits for its grace period or its finalizers.
     Terminating(Value),
 }
 
@@ -106,7 +109,7 @@ pub async fn delete_collection(
         };
         match server.delete_object(&one, &options, call.now).await {
             Ok(_) => {}
-            // Somebody else was faster.
+            // A concurrent request deleted the object first.
             Err(status) if status.code == 404 => {}
             Err(status) => return Err(status),
         }
@@ -115,7 +118,7 @@ pub async fn delete_collection(
 }
 
 impl DeleteOptions {
-    /// From the body or, as old clients send them, the query.
+    /// Parses the options from the body or, as old clients send them, from the query.
     pub fn read(call: &Call) -> Result<DeleteOptions, Status> {
         let mut value = match call.body.is_empty() {
             true => json!({}),
@@ -190,7 +193,7 @@ fn decode(call: &Call) -> Result<Value, Status> {
     let table = schema::kubernetes();
     let ty = table
         .type_by_name("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions")
-        .ok_or_else(|| Status::internal("no type is known for DeleteOptions"))?;
+        .ok_or_else(|| Status::internal("the schema has no type DeleteOptions"))?;
     let bad = |error: String| Status::bad_request(error);
     let decoded = match codec::body_media(&call.headers)? {
         MediaType::Json => {
@@ -222,7 +225,8 @@ impl Server {
         for _ in 0..MAX_DELETE_ATTEMPTS {
             let mut old = match (self.current(target).await?, last_state.take()) {
                 (Some(old), _) => old,
-                // Somebody who saw that it is to go was faster.
+                // The object was marked for removal in an earlier attempt, and a concurrent request
+                // removed it.
                 (None, Some(last)) => return Ok(DeleteResult::Deleted(last)),
                 (None, None) => return Err(target.not_found()),
             };
@@ -234,7 +238,7 @@ impl Server {
             self.mutate(&request, &mut Value::Null).await?;
             self.dispatch_validating(&request, &Value::Null).await?;
             let (mark, remove_now) = match plan_delete(stored, &before, options, now) {
-                // Already on its way, and no faster way was asked for.
+                // Already terminating, and the request does not shorten the grace period.
                 DeletePlan::AlreadyTerminating => return Ok(DeleteResult::Terminating(before)),
                 DeletePlan::Remove => (None, true),
                 DeletePlan::MarkTerminating(after) => (Some(after), false),
@@ -297,13 +301,14 @@ pub fn check_preconditions(stored: &Resource, options: &DeleteOptions, before: &
     Ok(())
 }
 
-/// What a request to delete does to an object.
+/// What a delete request does to an object.
 #[derive(Debug, PartialEq)]
 enum DeletePlan {
-    /// Nothing: it is on its way already.
+    /// Nothing: the object is terminating already.
     AlreadyTerminating,
     MarkTerminating(Value),
-    /// Those who watch a pod see that it was to go at once before it goes.
+    /// Writes deletionTimestamp with a zero grace period before the removal, so that watchers of a
+    /// pod see why it disappears.
     MarkTerminatingAndRemove(Value),
     Remove,
 }
@@ -343,7 +348,8 @@ fn plan_delete(stored: &Resource, before: &Value, options: &DeleteOptions, now: 
     match named {
         "" if has_policy(metadata) => {}
         "" => set_propagation(metadata, strategy::default_propagation(stored)),
-        // Nobody collects what Events leave behind.
+        // The garbage collector does not track Events, so finalizers for dependents would never be
+        // removed.
         _ if strategy::is(stored, "", "events") => set_propagation(metadata, "Background"),
         named => set_propagation(metadata, named),
     }
@@ -369,14 +375,14 @@ fn plan_delete(stored: &Resource, before: &Value, options: &DeleteOptions, now: 
 }
 
 enum GracePeriod {
-    /// It has a grace period that is not to be cut short.
+    /// The pod is terminating, and its grace period may not be extended.
     Pending,
-    /// Its grace period is over.
+    /// The grace period is over.
     Expired,
     Until(Timestamp, i64),
 }
 
-/// A pod's grace period is set once and may only become shorter.
+/// A pod's grace period is set once and can only be shortened afterwards.
 fn compute_grace_period(pod: &Value, requested: Option<i64>, now: Timestamp) -> GracePeriod {
     let after = |start: Timestamp, seconds: i64| {
         start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(start)
@@ -408,7 +414,7 @@ fn timestamp(time: Timestamp) -> Value {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
 }
 
-/// How dependents are treated is written down as a finalizer, for the garbage collector.
+/// Records the propagation policy as a finalizer for the garbage collector.
 fn set_propagation(metadata: &mut serde_json::Map<String, Value>, policy: &str) {
     if policy.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! What can be asked for: `/api`, `/apis` and below, aggregated or group by group.
+//! Discovery documents: `/api`, `/apis` and below, aggregated or per group and version.
 
 use api::{Resource, Status};
 use base64::Engine as _;
@@ -50,7 +50,7 @@ pub fn handle(server: &Server, call: &Call, segments: &[String]) -> Result<Respo
     Ok(encode_response(StatusCode::OK, &negotiate(&call.headers, &call.query)?, value))
 }
 
-/// The groups in upstream's order, core first.
+/// The served groups in upstream's order, core first.
 fn groups(rows: &[&'static Resource]) -> Vec<&'static str> {
     let mut groups: Vec<&'static str> = rows.iter().map(|row| row.group).collect();
     groups.sort_unstable();
@@ -61,7 +61,7 @@ fn groups(rows: &[&'static Resource]) -> Vec<&'static str> {
     groups
 }
 
-/// The order in which upstream lists its groups, which decides what a short name means.
+/// The order in which upstream lists its groups. kubectl resolves short names by it.
 const GROUP_ORDER: &[&str] = &[
     "",
     "apiregistration.k8s.io",
@@ -86,7 +86,8 @@ const GROUP_ORDER: &[&str] = &[
     "flowcontrol.apiserver.k8s.io",
 ];
 
-/// A group's versions, the preferred one first (as the table lists them).
+/// A group's versions, the preferred one first: the order of the table, or by version priority for
+/// groups of custom resources only.
 fn versions(rows: &[&'static Resource], group: &str) -> Vec<&'static str> {
     let mut versions: Vec<&'static str> = Vec::new();
     let mut custom = true;
@@ -157,7 +158,8 @@ fn resources(registry: &[&'static Resource], group: &str, version: &str) -> Resu
     Ok(value)
 }
 
-/// Tells clients when the stored form of a kind changes: upstream hashes group, version and kind.
+/// Upstream's `StorageVersionHash` (SHA-256 of group, storage version and kind): clients see when
+/// the storage version of a kind changes.
 fn storage_version_hash(row: &'static Resource) -> String {
     let stored = crate::registry::stored_as(row);
     let definition = stored.custom.map(|crd| crd.definition());
@@ -167,14 +169,15 @@ fn storage_version_hash(row: &'static Resource) -> String {
     base64::engine::general_purpose::STANDARD.encode(&digest[..8])
 }
 
-/// The version of aggregated discovery a client would like best, if any.
+/// The version of aggregated discovery that the client prefers, if it accepts any.
 fn negotiate_aggregated_version(call: &Call) -> Option<&'static str> {
     let accept = call.header(header::ACCEPT);
     accept.split(',').find_map(|clause| {
         let parts: Vec<&str> = clause.split(';').map(str::trim).collect();
         let is_aggregated =
             parts.contains(&"as=APIGroupDiscoveryList") && parts.contains(&"g=apidiscovery.k8s.io");
-        // Discovery has no protobuf form of ours; those who would like it name JSON next.
+        // Discovery documents are not encoded as protobuf here. Clients that prefer protobuf accept
+        // JSON next.
         match parts.first() {
             Some(&("application/json" | "*/*")) if is_aggregated => ["v2", "v2beta1"]
                 .into_iter()
@@ -302,7 +305,8 @@ mod tests {
         }
     }
 
-    /// Everything upstream serves in the versions we serve, and in its order of groups.
+    /// Compares with upstream's discovery document: the resources of every version that is served
+    /// here, and the order of groups.
     #[test]
     fn groups_and_resources_match_upstream() {
         let path =
@@ -317,7 +321,7 @@ mod tests {
         let mut expected = names(&reference);
         expected.retain(|name| names(&served).contains(name));
         assert_eq!(names(&served), expected);
-        // By group, version and resource.
+        // Keyed by group, version and resource.
         let flat = |list: &Value| {
             let mut flat: BTreeMap<String, Value> = BTreeMap::new();
             for item in list["items"].as_array().unwrap() {

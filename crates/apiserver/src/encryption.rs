@@ -1,6 +1,7 @@
-//! Upstream's EncryptionConfiguration: which kinds are sealed in the store, with which keys.
+//! Upstream's EncryptionConfiguration: which resources are encrypted in the store, with which keys.
 //!
-//! Holds secrets, so nothing here is `Debug`, and what is wrong is told by place, never by quoting.
+//! The types here hold secrets, so none of them is `Debug`. Errors name the field path and never
+//! contain a value.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,16 +20,16 @@ use crate::cache::kind_of;
 
 const API_VERSIONS: [&str; 1] = ["apiserver.config.k8s.io/v1"];
 
-/// Why values cannot be encrypted as asked. Never tells a secret.
+/// Why the encryption configuration cannot be used. Never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not an encryption configuration: {reason}")]
+    #[error("invalid encryption configuration {path}: {reason}")]
     Configuration { path: PathBuf, reason: String },
 }
 
-/// A store with the values of some kinds encrypted, as a file says.
+/// A store that encrypts the values of the resources that the configuration lists.
 #[derive(Clone)]
 pub struct EncryptedStore {
     sealed: Arc<EncryptionStore>,
@@ -43,12 +44,12 @@ impl EncryptedStore {
         Ok(EncryptedStore { sealed: Arc::new(EncryptionStore::new(store, rules)), path: path.to_owned() })
     }
 
-    /// What the API server works on.
+    /// The encrypting store, which the API server works on.
     pub fn store(&self) -> Arc<dyn Store> {
         self.sealed.clone()
     }
 
-    /// Takes up another text of the file.
+    /// Replaces the rules with those of a new version of the file.
     pub(crate) async fn reload(self, text: String) -> Result<(), String> {
         let rules = parse(&text)?;
         self.sealed.reload(rules).await.map_err(|error| error.to_string())
@@ -115,7 +116,7 @@ struct KmsConfiguration {
     #[serde(default)]
     endpoint: String,
     timeout: Option<String>,
-    /// Only for the first version of the protocol.
+    /// Only for KMS v1.
     #[serde(default)]
     #[expect(dead_code, reason = "accepted, as upstream accepts it")]
     cachesize: Option<i32>,
@@ -135,7 +136,7 @@ impl KmsConfiguration {
         }
         if self.api_version != "v2" {
             let version = quote(&self.api_version);
-            errors.push(format!("{at}.apiVersion: Invalid value: {version}: only v2 is supported here"));
+            errors.push(format!("{at}.apiVersion: Invalid value: {version}: only v2 is supported"));
         }
         let text = self.timeout.as_deref().unwrap_or("3s");
         let timeout = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
@@ -154,14 +155,14 @@ impl KmsConfiguration {
     }
 }
 
-/// The rules, or all that is wrong, in upstream's words.
+/// Parses and validates the configuration. The error joins all problems, worded as upstream does.
 fn parse(text: &str) -> Result<EncryptionRules, String> {
     let configuration: EncryptionConfiguration =
         schema::yaml::from_str(text).map_err(|error| error.without_values())?;
     if configuration.kind != "EncryptionConfiguration"
         || !API_VERSIONS.contains(&configuration.api_version.as_str())
     {
-        return Err(format!("expected EncryptionConfiguration of {}", API_VERSIONS[0]));
+        return Err(format!("kind is not EncryptionConfiguration or apiVersion is not {}", API_VERSIONS[0]));
     }
     let mut errors = Vec::new();
     if configuration.resources.is_empty() {
@@ -189,7 +190,7 @@ fn parse(text: &str) -> Result<EncryptionRules, String> {
     if errors.is_empty() { Ok(rules) } else { Err(crate::rbac::aggregate_errors(&errors)) }
 }
 
-/// `deployments.apps`, `secrets`, `*.apps`, `*.` (the core group) and `*.*`.
+/// Splits `deployments.apps`, `secrets`, `*.apps`, `*.` (the core group) and `*.*`.
 fn group_and_plural(kind: &str) -> (&str, &str) {
     match kind.split_once('.') {
         Some((plural, group)) => (group, plural),
@@ -238,7 +239,7 @@ fn validate_resources(at: &str, kinds: &[String], errors: &mut Vec<String>) {
     }
 }
 
-/// Makes a provider of keys and their names.
+/// Builds a provider from key names and keys.
 type BuildProvider = fn(&[(String, Vec<u8>)]) -> Result<Provider, KeyError>;
 
 impl ProviderConfiguration {
@@ -317,7 +318,7 @@ mod tests {
     #[test]
     fn validation_errors_do_not_contain_secrets() {
         let good = "- resources: [secrets, '*.apps']\n  providers: [{aesgcm: {keys: [{name: k, secret: c2VjcmV0IGlzIHNlY3VyZSw=}]}}, {identity: {}}]\n";
-        // Seventeen bytes.
+        // The key has 17 bytes.
         check(
             good,
             expect_test::expect![
@@ -344,7 +345,7 @@ mod tests {
         check(
             "- resources: [pods]\n  providers: [{kms: {name: 'a:b', endpoint: 'http://x', timeout: 0s}}]\n",
             expect_test::expect![[
-                r#"[resources[0].providers[0].kms.name: Invalid value: "a:b": invalid KMS provider name a:b, must not contain ':', resources[0].providers[0].kms.apiVersion: Invalid value: "": only v2 is supported here, resources[0].providers[0].kms.timeout: Invalid value: "0s": timeout should be a positive value, resources[0].providers[0].kms.endpoint: "http://x" is not the URL of a unix socket]"#
+                r#"[resources[0].providers[0].kms.name: Invalid value: "a:b": invalid KMS provider name a:b, must not contain ':', resources[0].providers[0].kms.apiVersion: Invalid value: "": only v2 is supported, resources[0].providers[0].kms.timeout: Invalid value: "0s": timeout should be a positive value, resources[0].providers[0].kms.endpoint: "http://x" is not the URL of a unix socket]"#
             ]],
         );
         check(

@@ -1,14 +1,14 @@
-//! Where a Service is reached from here.
+//! Resolves a Service port to an endpoint address, as upstream's `ResolveEndpoint` does.
 //!
-//! The server dials an endpoint itself, so that webhooks and other API servers work wherever their pods can be
-//! reached, with or without a proxy for Services on this machine.
+//! The server dials endpoints itself, so that webhooks and aggregated API servers work wherever
+//! their pods can be reached, with or without a service proxy on this machine.
 
 use api::json::JsonExt as _;
 
 use crate::admission::Cluster as _;
 use crate::server::Server;
 
-/// A host and a port for a Service's port, or why there is none, in upstream's words.
+/// Host and port of a random ready endpoint of the Service port. Error texts are upstream's.
 pub fn resolve(server: &Server, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
     let Some(service) = server.get("", "services", namespace, name) else {
         return Err(format!("service {name:?} not found"));

@@ -1,4 +1,4 @@
-//! Eviction: deletes a pod if its disruption budget allows it.
+//! The `pods/eviction` subresource: deletes a pod if its PodDisruptionBudget allows it.
 
 use api::json::JsonExt as _;
 use api::status::{StatusCause, StatusDetails};
@@ -16,9 +16,10 @@ use crate::subresource::{set_condition, success};
 use crate::update::ObjectChange;
 use crate::write::{OBJECT_MODIFIED_MESSAGE, WriteOptions};
 
-/// A budget that has this many evictions under way waits for them.
+/// A budget with more unconfirmed evictions than this rejects further ones. Upstream:
+/// `MaxDisruptedPodSize`.
 const MAX_DISRUPTED_PODS: usize = 2000;
-/// How often a pod may change under an eviction.
+/// How often an eviction is retried when the pod changes concurrently.
 const MAX_EVICTION_ATTEMPTS: usize = 20;
 const BUDGET_VIOLATION_MESSAGE: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
@@ -41,7 +42,7 @@ pub async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Resp
             attempt.resource_version = pod.at("metadata").text("resourceVersion").to_owned();
         }
         match add_condition_and_delete_pod(server, &pod_target, attempt, &options).await {
-            // What was true of the pod is not any more: look again.
+            // The pod changed since the check: check the budget again.
             Err(status) if status.code == 409 && mode == EvictionMode::IfUnchanged => {
                 if !delete.resource_version.is_empty() {
                     return Err(status);
@@ -54,11 +55,11 @@ pub async fn evict(server: &Server, call: &Call, target: &Target) -> Result<Resp
     Err(Status::conflict("", "pods", &target.name, OBJECT_MODIFIED_MESSAGE))
 }
 
-/// How the pod may go, if it may.
+/// How the pod may be deleted, if it may be evicted at all.
 #[derive(Clone, Copy, PartialEq)]
 enum EvictionMode {
     Delete,
-    /// As long as it is the way it was judged.
+    /// Only if its resourceVersion is still the one that was checked.
     IfUnchanged,
 }
 
@@ -77,7 +78,7 @@ async fn check_disruption_budget(
         return Ok(EvictionMode::IfUnchanged);
     }
     let row: &'static Resource = api::resource_table::find_resource("policy", "v1", "poddisruptionbudgets")
-        .expect("budgets are in the table");
+        .expect("poddisruptionbudgets are in the resource table");
     let collection = Target::collection(row, &target.namespace);
     let mut budgets = server.shard(row).snapshot(&collection.key(), 0).objects;
     budgets.retain(|budget| {
@@ -103,6 +104,7 @@ async fn check_disruption_budget(
     let name = budget.at("metadata").text("name").to_owned();
     let status = Target { name, subresource: "status".into(), ..collection };
     let now = options.timestamp();
+    // The budget is updated by the server, not by the requesting user.
     let options = WriteOptions { dry_run, user: None, ..options.clone() };
     let decrement =
         |before: &Value| check_and_decrement(before, &target.name, &now).map(ObjectChange::replace);
@@ -115,14 +117,16 @@ fn is_ready(pod: &Value) -> bool {
     conditions.iter().any(|condition| condition.text("type") == "Ready" && condition.text("status") == "True")
 }
 
-/// A pod that is not ready does no work that its budget could miss.
+/// Whether the budget does not count for a pod that is not ready: evicting it does not reduce the
+/// number of healthy pods.
 fn can_ignore_unready(budget: &Value) -> bool {
     let healthy = budget.at("status").int("currentHealthy").unwrap_or(0);
     let desired = budget.at("status").int("desiredHealthy").unwrap_or(0);
     budget.at("spec").text("unhealthyPodEvictionPolicy") == "AlwaysAllow" || healthy >= desired && desired > 0
 }
 
-/// The budget with one disruption less, if it has one to give.
+/// The budget with `disruptionsAllowed` decremented and the pod recorded as disrupted, or the
+/// reason for rejecting the eviction.
 fn check_and_decrement(budget: &Value, pod: &str, now: &str) -> Result<Value, Status> {
     let name = budget.at("metadata").text("name");
     let status = budget.at("status");
@@ -156,7 +160,7 @@ fn check_and_decrement(budget: &Value, pod: &str, now: &str) -> Result<Value, St
     Ok(after)
 }
 
-/// Why a budget has nothing to give.
+/// Why the budget allows no disruption. Texts are upstream's.
 fn not_allowed_reason(status: &Value) -> String {
     let (healthy, desired) =
         (status.int("currentHealthy").unwrap_or(0), status.int("desiredHealthy").unwrap_or(0));
@@ -183,7 +187,7 @@ fn too_many_requests(budget: &str, seconds: u32, reason: &str) -> Status {
     status
 }
 
-/// Says in the pod why it goes, then deletes it.
+/// Sets the DisruptionTarget condition, then deletes the pod.
 async fn add_condition_and_delete_pod(
     server: &Server,
     pod: &Target,
@@ -208,6 +212,7 @@ async fn add_condition_and_delete_pod(
         if let crate::write::WriteResult::Stored(object) = result
             && !delete.resource_version.is_empty()
         {
+            // The condition changed the resourceVersion: the precondition moves on to the new one.
             delete.resource_version = object.revision.to_string();
         }
     }

@@ -1,11 +1,14 @@
-//! Priority and fairness: who is served when there is more to do than seats.
+//! API Priority and Fairness: classifies requests, limits their concurrency and queues them fairly.
 //!
-//! Each request is classified by the FlowSchemas (`table`), takes as many seats of its priority level as it
-//! is wide (`width`), and waits its turn where there are none (`level`, decided by `queues`). Levels divide
-//! the server's seats by shares and lend each other what they do not use (`share`). `keep` follows the
-//! objects that say all this; `defaults` are those every cluster has.
+//! Each request is classified by the FlowSchemas (`flow_schema`), is assigned a number of seats
+//! (`work_estimator`), and waits in a queue of its priority level if they are not free
+//! (`priority_level`, decided by `queue_set`). Priority levels divide the server's seats by shares
+//! and borrow unused seats from each other (`seat_allocation`). `config_controller` follows the
+//! configuration objects; `defaults` are the objects that every cluster has.
 //!
-//! A request that finds a seat costs one pass over the table and two short locks.
+//! A request that finds a seat at once costs one pass over the FlowSchemas and two short locks.
+//!
+//! Counterpart upstream: `k8s.io/apiserver/pkg/util/flowcontrol`.
 
 mod config_controller;
 mod debug;
@@ -55,7 +58,7 @@ const FLOW_SCHEMA_UID_HEADER: HeaderName = HeaderName::from_static("x-kubernetes
 const PRIORITY_LEVEL_UID_HEADER: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 /// Upstream's `--max-requests-inflight` and `--max-mutating-requests-inflight` together.
 pub const DEFAULT_MAX_REQUESTS_INFLIGHT: u64 = 600;
-/// What a request of a level may be as wide as, in percent of the level.
+/// The most seats of one request, in percent of the level's nominal seats.
 const MAX_REQUEST_SEATS_PERCENT: u64 = 15;
 
 pub struct FlowControl {
@@ -65,23 +68,24 @@ pub struct FlowControl {
     levels: Mutex<BTreeMap<String, Arc<PriorityLevel>>>,
     watchers: Arc<WatchTracker>,
     seat_contention: Arc<Notify>,
-    /// The fraction of its target every level could have at the last division.
+    /// The fraction of its target that every level could have at the last borrowing update.
     fair_fraction: Mutex<f64>,
-    /// Keyed by chance, so that nobody can choose a name that shares another's queues.
+    /// Randomly keyed, so that a client cannot choose a name whose flow collides with another's
+    /// queues.
     hasher: RandomState,
 }
 
-/// A request at the door.
+/// The attributes of a request that flow control uses.
 pub struct FlowRequest<'a> {
     pub user: &'a User,
     pub attributes: Attributes<'a>,
     pub target: Option<&'a Target>,
     pub query: &'a Query,
-    /// How long it may take altogether.
+    /// The request's timeout.
     pub timeout: Duration,
 }
 
-/// A request that was let in, with its seats.
+/// A request that may execute, with its seats.
 pub struct ExecutingRequest {
     schema: Arc<FlowSchemaEntry>,
     seat: SeatGuard,
@@ -105,7 +109,8 @@ impl FlowControl {
         flow
     }
 
-    /// Lets a request in, or has it wait its turn, or answers why not. `None`: it needs no seat.
+    /// Executes a request, queues it or rejects it with a 429 response. `None`: the request needs
+    /// no seat.
     pub async fn start_request(
         &self,
         server: &Server,
@@ -129,7 +134,7 @@ impl FlowControl {
         let level_request = LevelRequest { metrics_index: schema.metrics_index, flow, work, watch, watchers };
         let seat = match schema.level.start_request(level_request) {
             SeatDecision::Executing(seat) => Ok(seat),
-            // A quarter of the request's time is for waiting.
+            // A request may spend a quarter of its timeout in the queue, as upstream.
             SeatDecision::Queued(waiting) => waiting.wait_until(Instant::now() + request.timeout / 4).await,
             SeatDecision::Rejected(rejection) => Err(rejection),
         };
@@ -189,11 +194,12 @@ impl FlowControl {
             Distinguisher::User => request.user.name.as_str(),
             Distinguisher::Namespace => request.attributes.namespace(),
         };
-        // Only queues tell flows apart.
+        // Only levels with queues distinguish flows.
         if schema.max_seats == 0 { 0 } else { self.hasher.hash_one((&schema.rules.name, distinguisher)) }
     }
 
-    /// Takes in the objects as they are now. A mandatory one that is missing is imagined.
+    /// Applies the current objects. Mandatory objects that are missing are replaced by their
+    /// defaults.
     fn digest_config_objects(&self, levels: &[Value], schemas: &[Value]) {
         let name = |object: &Value| object.at("metadata").text("name").to_owned();
         let uid = |object: &Value| {
@@ -226,6 +232,7 @@ impl FlowControl {
             (state.share, state.bounds) = (share, bounds);
             let seats = state.queues.limit();
             drop(state);
+            // `configure` takes the level's lock itself.
             level.configure(shape, seats);
             now.insert(name, (level, uid, max_request_seats(&bounds, shape)));
         }
@@ -236,7 +243,7 @@ impl FlowControl {
         let mut table: Vec<Arc<FlowSchemaEntry>> = Vec::new();
         for object in schemas.iter().chain(&mandatory) {
             let rules = FlowSchemaSpec::parse(object);
-            // One that points nowhere matches nothing.
+            // A schema whose priority level does not exist matches nothing.
             let Some((level, level_uid, max_seats)) = now.get(&rules.level) else { continue };
             let (uid, level_uid) = (uid(object), level_uid.clone());
             let metrics_index = level.metrics_index(&rules.name);
@@ -256,7 +263,7 @@ impl FlowControl {
         *self.table.write() = Arc::new(FlowSchemaTable { schemas: table });
     }
 
-    /// Divides the seats by what each level has used since the last time.
+    /// Reallocates the seats by what each level has used in the last period.
     fn update_borrowing(&self) {
         let levels = self.levels.lock();
         let claims: Vec<SeatClaim> = levels
@@ -283,13 +290,13 @@ impl FlowControl {
         }
     }
 
-    /// Begins to look at who uses what.
+    /// Starts a new measurement period.
     fn reset_usage(&self) {
         self.levels.lock().values().for_each(|level| level.reset_usage());
     }
 }
 
-/// The most seats one request of a level may take; 0 where the level has no queues.
+/// The most seats that one request of a level may take; 0 for levels without queues.
 fn max_request_seats(bounds: &ConcurrencyLimits, shape: QueuingConfig) -> u64 {
     match shape {
         QueuingConfig::Queue { hand_size: hand, .. } => (bounds.nominal * MAX_REQUEST_SEATS_PERCENT)
@@ -300,7 +307,8 @@ fn max_request_seats(bounds: &ConcurrencyLimits, shape: QueuingConfig) -> u64 {
     }
 }
 
-/// These last as long as their client likes and are not counted; watches are while they begin.
+/// Requests that last as long as the client wants take no seats. Watches take seats while they
+/// initialize.
 pub fn is_long_running(subresource: &str) -> bool {
     matches!(subresource, "attach" | "exec" | "proxy" | "log" | "portforward")
 }
@@ -317,7 +325,8 @@ fn too_many_requests_response(rejection: &Rejection) -> Response<Body> {
 }
 
 impl FlowSchemaEntry {
-    /// Tells the client where its request was put, by numbers that only an administrator can look up.
+    /// Adds the UIDs of the priority level and the FlowSchema. UIDs, not names, because only
+    /// administrators may resolve them.
     fn add_headers(&self, response: &mut Response<Body>) {
         let headers = response.headers_mut();
         headers.insert(PRIORITY_LEVEL_UID_HEADER, self.level_uid.clone());
@@ -326,8 +335,8 @@ impl FlowSchemaEntry {
 }
 
 impl ExecutingRequest {
-    /// The answer, which keeps the seats for as long as making it takes: a long list is made while it is
-    /// sent, and a watch begins with what there is.
+    /// Attaches the seats to the response until its body is produced: a long list is encoded while
+    /// it is sent, and a watch starts with its initial events.
     pub fn hold_seats(self, mut response: Response<Body>) -> Response<Body> {
         self.schema.add_headers(&mut response);
         match response.body() {
@@ -348,8 +357,8 @@ impl ExecutingRequest {
     }
 }
 
-/// Seats held by a body that is being sent, though not longer than a request may last: a client that does
-/// not read would keep them from others.
+/// The seats of a response body that is being sent, released when the request's timeout expires: a
+/// client that does not read must not block others.
 struct SeatHold {
     seat: Arc<Mutex<Option<SeatGuard>>>,
     timer: AbortHandle,
@@ -361,6 +370,8 @@ impl SeatHold {
         let shared_seat = seat.clone();
         let timer = tokio::spawn(async move {
             tokio::time::sleep(timeout).await;
+            // The seats are dropped after this lock is released: their drop locks the priority
+            // level.
             let seat = shared_seat.lock().take();
             drop(seat);
         });
@@ -387,7 +398,7 @@ impl Stream for SeatGuardStream {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let next = self.stream.as_mut().poll_next(cx);
-        // A watch that waits for something to happen has begun.
+        // A watch that has no event ready has sent its initial events.
         if !matches!(next, Poll::Ready(Some(_))) {
             self.hold = None;
         }

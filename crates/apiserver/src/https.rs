@@ -1,7 +1,8 @@
-//! The server as a client: JSON over HTTPS to webhooks and issuers of tokens.
+//! An HTTPS client of the API server: JSON to webhooks, token issuers and aggregated API servers.
 //!
-//! One [`Client`] speaks to one server, keeps a few connections to it and never logs what it sends. Trusts
-//! the authorities it is given, or else those of the machine; nothing turns the check of certificates off.
+//! One [`HttpsClient`] talks to one server, keeps a few idle connections to it and never logs what
+//! it sends. It trusts the given CAs or else those of the system. Certificate verification cannot
+//! be turned off.
 
 mod kubeconfig;
 #[cfg(test)]
@@ -27,17 +28,17 @@ use tokio_rustls::TlsConnector;
 
 pub use kubeconfig::AuthInfoResolver;
 
-/// What others may answer with: the largest object there can be, as a patch in base64.
+/// The largest accepted response body: the largest possible object, as a base64 patch.
 const MAX_RESPONSE_BYTES: usize = 6 << 20;
-/// How long one request may take, unless another time is said.
+/// The default request timeout.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections kept for the next request.
+/// How many idle connections are kept for reuse.
 const MAX_IDLE_CONNECTIONS: usize = 8;
-/// How often a webhook is asked before its failure counts, and how long is waited the first time; each
-/// further wait is half as long again. As upstream.
+/// How often a webhook is called before its failure counts, and the initial backoff, which grows by
+/// half each time. As upstream.
 const MAX_WEBHOOK_ATTEMPTS: u32 = 5;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
-/// Where systems keep the authorities they trust.
+/// CA bundle paths of common Linux distributions.
 const SYSTEM_ROOTS: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -46,7 +47,7 @@ const SYSTEM_ROOTS: &[&str] = &[
     "/etc/ssl/cert.pem",
 ];
 
-/// Speaks to one server.
+/// A client of one server.
 pub struct HttpsClient {
     host: String,
     port: u16,
@@ -58,67 +59,67 @@ pub struct HttpsClient {
     timeout: Duration,
 }
 
-/// What a server has answered.
+/// A server's response.
 pub struct HttpReply {
     pub status: u16,
     pub content_type: String,
     pub body: Bytes,
 }
 
-/// Finds where to connect to, each time that is done.
+/// Resolves the address to connect to; called for each new connection.
 pub type Resolve<'a> = &'a (dyn Fn() -> Result<(String, u16), String> + Sync);
 
 type Connection = SendRequest<Full<Bytes>>;
 
-/// Whom to trust, and how to show who we are.
+/// The trusted CAs and the client's credentials.
 #[derive(Default)]
 pub struct Credentials {
-    /// PEM; `None` trusts what the machine trusts.
+    /// PEM; `None` trusts the CAs of the system.
     pub authorities: Option<String>,
     /// Certificate and key, both PEM.
     pub certificate: Option<(String, String)>,
     /// The value of the `Authorization` header.
     pub authorization: Option<String>,
-    /// The name the server's certificate must have, where it is not the URL's.
+    /// The expected name in the server's certificate, if it differs from the URL's host.
     pub server_name: Option<String>,
 }
 
-/// Why a client cannot be made. Never tells a secret.
+/// Why a client cannot be created. Never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a kubeconfig: {reason}")]
+    #[error("invalid kubeconfig {path}: {reason}")]
     Kubeconfig { path: PathBuf, reason: &'static str },
     #[error("{url:?} is not an https:// URL")]
     Url { url: String },
-    #[error("the {what} for {url:?} cannot be used")]
+    #[error("invalid {what} for {url:?}")]
     Credential { url: String, what: &'static str },
-    #[error("this machine has no trusted authorities (in {SYSTEM_ROOTS:?}), and none are given for {url:?}")]
+    #[error("no CA certificates found in {SYSTEM_ROOTS:?} and none configured for {url:?}")]
     NoAuthorities { url: String },
 }
 
-/// Why a request failed. Never tells what was sent.
+/// Why a request failed. Never contains what was sent.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot connect to {host}:{port}: {source}")]
     Connect { host: String, port: u16, source: std::io::Error },
-    #[error("the request to {host} failed: {source}")]
+    #[error("request to {host} failed: {source}")]
     Http { host: String, source: hyper::Error },
-    #[error("{host} did not answer in time")]
+    #[error("request to {host} timed out")]
     Timeout { host: String },
-    #[error("{host} answered with HTTP {status}")]
+    #[error("{host} returned HTTP status {status}")]
     Status { host: String, status: u16 },
-    #[error("the answer of {host} is too long or was cut short")]
+    #[error("response of {host} is too large or truncated")]
     Body { host: String },
-    #[error("the answer of {host} is not JSON")]
+    #[error("response of {host} is not JSON")]
     NotJson { host: String },
     #[error("{reason}")]
     Resolve { reason: String },
 }
 
 impl Error {
-    /// Whether asking again may help.
+    /// Whether a retry may succeed.
     fn is_temporary(&self) -> bool {
         match self {
             Error::Connect { .. } | Error::Http { .. } | Error::Timeout { .. } => true,
@@ -185,14 +186,15 @@ impl HttpsClient {
         HttpsClient { timeout, ..self }
     }
 
-    /// Posts JSON to the client's URL and again where that may help, as webhooks are asked.
+    /// Posts JSON to the client's URL and retries temporary errors, as upstream calls
+    /// authentication and authorization webhooks.
     pub async fn post_with_retry(&self, body: &Value) -> Result<Value, Error> {
         let bytes = Bytes::from(body.to_string());
         let mut wait = INITIAL_BACKOFF;
         for _ in 1..MAX_WEBHOOK_ATTEMPTS {
             match self.request_json(Method::POST, &self.path, bytes.clone()).await {
                 Err(error) if error.is_temporary() => {
-                    tracing::debug!(%error, "asking again");
+                    tracing::debug!(%error, "webhook request failed, retrying");
                     tokio::time::sleep(wait).await;
                     wait = wait * 3 / 2;
                 }
@@ -202,12 +204,12 @@ impl HttpsClient {
         self.request_json(Method::POST, &self.path, bytes).await
     }
 
-    /// Gets the JSON at the client's URL.
+    /// Fetches the JSON at the client's URL.
     pub async fn get(&self) -> Result<Value, Error> {
         self.request_json(Method::GET, &self.path, Bytes::new()).await
     }
 
-    /// Posts JSON to the client's URL, once, and does not care for what is said about it.
+    /// Posts JSON to the client's URL once and ignores the response body.
     pub async fn post(&self, body: Bytes) -> Result<(), Error> {
         let answer = tokio::time::timeout(DEFAULT_TIMEOUT, self.send(Method::POST, &self.path, body)).await;
         answer.map_err(|_| Error::Timeout { host: self.host.clone() })?.map(drop)
@@ -228,8 +230,8 @@ impl HttpsClient {
         }
     }
 
-    /// Asks once, without a limit in time, and answers with whatever comes back. Where the URL's host is only
-    /// a name for it, `resolve` says where to connect to.
+    /// Sends one request without a timeout and returns any response. If the URL's host is only
+    /// nominal, `resolve` returns the address to connect to.
     pub async fn exchange(
         &self,
         method: Method,
@@ -238,7 +240,8 @@ impl HttpsClient {
         resolve: Option<Resolve<'_>>,
     ) -> Result<HttpReply, Error> {
         let http = |source| Error::Http { host: self.host.clone(), source };
-        // A connection that was kept may have been closed meanwhile, so that failing proves nothing.
+        // The server may have closed an idle connection, so a failure on it is not reported: the
+        // next one is tried.
         while let Some(mut idle_connection) = self.take_idle_connection() {
             if idle_connection.ready().await.is_ok()
                 && let Ok(response) = idle_connection.send_request(self.request(&method, path, &body)).await
@@ -291,10 +294,10 @@ impl HttpsClient {
         let stream = self.tls.connect(self.name.clone(), stream).await.map_err(failed)?;
         let http = |source| Error::Http { host: self.host.clone(), source };
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(http)?;
-        // Ends with the connection, which ends when its sender is dropped.
+        // Ends with the connection, which closes when its sender is dropped.
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to a webhook ended");
+                tracing::debug!(%error, "webhook connection closed with an error");
             }
         });
         Ok(sender)
@@ -320,7 +323,7 @@ impl HttpsClient {
     }
 }
 
-/// The authorities in `pem`, or those of the machine.
+/// The CAs in `pem`, or those of the system.
 pub fn root_certificates(url: &str, pem: Option<&str>) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let usable = |root: &CertificateDer<'static>| RootCertStore::empty().add(root.clone()).is_ok();
     let bad = || ConfigError::Credential { url: url.to_owned(), what: "certificate authority" };

@@ -1,7 +1,8 @@
-//! What only a pod's node can answer: logs, commands in containers, attached terminals and forwarded ports.
+//! Requests that the kubelet of a pod's node serves: log, exec, attach and portforward.
 //!
-//! The API server checks who asks and what for, finds the kubelet of the pod's node and hands the request on
-//! over TLS, as itself. The kubelet's certificate must be the cluster's, and nothing turns that check off.
+//! The API server authorizes the request, finds the kubelet and forwards the request over TLS with
+//! its own client certificate. The kubelet's certificate must be signed by the cluster CA;
+//! verification cannot be turned off.
 
 mod options;
 #[cfg(test)]
@@ -31,15 +32,15 @@ use crate::server::{Call, Server, method_not_allowed};
 use crate::tunnels::{self, Conn};
 pub use options::StreamSubresource;
 
-/// How long a node may take to take our call.
+/// The timeout of connecting to a kubelet.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// What is read of a kubelet's complaint.
+/// How much of a kubelet's error response is read.
 const MAX_ERROR_BODY_BYTES: usize = 50_000;
-/// Where a node can be reached, the best first.
+/// Node address types in order of preference.
 const ADDRESS_TYPES: [&str; 5] = ["InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS", "Hostname"];
 const DEFAULT_KUBELET_PORT: u64 = 10250;
 
-/// A kubelet's address.
+/// A host and port to connect to.
 #[derive(Debug, PartialEq)]
 pub struct UpstreamAddr {
     pub host: String,
@@ -55,7 +56,7 @@ pub async fn log(server: &Arc<Server>, call: &Call, target: &Target) -> Result<R
     let pod = current_pod(server, target).await?;
     let container = select_container(call.query.get("container"), &pod)?;
     let Some(addr) = kubelet_addr(server, &pod)? else {
-        // Nothing has been said yet, which is no error.
+        // The pod is not scheduled and has no log yet, which is no error.
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
@@ -89,7 +90,7 @@ fn upgrade_to_websocket(
 ) -> Result<Response<Body>, Status> {
     let Body::Stream(chunks) = body else { return Ok(Response::new(body)) };
     let answer = stream::websocket::serve_chunks(&call.headers, client, chunks);
-    let answer = answer.ok_or_else(|| Status::bad_request("none of the offered protocols is spoken here"))?;
+    let answer = answer.ok_or_else(|| Status::bad_request("unsupported WebSocket subprotocol"))?;
     Ok(answer.map(|()| Body::empty()))
 }
 
@@ -103,7 +104,7 @@ pub async fn stream(
     if !matches!(call.method, Method::GET | Method::POST) {
         return Err(method_not_allowed());
     }
-    // A WebSocket begins with a GET, yet a command does more than read.
+    // A WebSocket handshake is a GET, yet exec needs the verb `create`.
     authorize_creation(&server.rbac, &call.user, target).await?;
     let query = kind.query(&call.query)?;
     let pod = current_pod(server, target).await?;
@@ -154,10 +155,10 @@ pub async fn stream(
     Ok(copy_response(server, answer))
 }
 
-/// The node's answer, as the client's.
+/// The kubelet's response, as the response to the client.
 fn copy_response(server: &Server, answer: Response<Incoming>) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
-    // How the body comes to us says nothing about how it goes on.
+    // Hop-by-hop headers of the kubelet's connection do not apply to the client's.
     for name in [http::header::TRANSFER_ENCODING, http::header::CONNECTION] {
         parts.headers.remove(name);
     }
@@ -169,7 +170,7 @@ async fn current_pod(server: &Server, target: &Target) -> Result<Value, Status> 
     Ok(server.current(&pod).await?.ok_or_else(|| target.not_found())?.value())
 }
 
-/// The container that is meant, which must be one of the pod's.
+/// The requested container, which must be one of the pod's. The only container is the default.
 fn select_container(requested: &str, pod: &Value) -> Result<String, Status> {
     let (name, spec) = (pod.at("metadata").text("name"), pod.at("spec"));
     let names = |field| spec.items(field).iter().map(|container| container.text("name"));
@@ -191,13 +192,14 @@ fn select_container(requested: &str, pod: &Value) -> Result<String, Status> {
     }
 }
 
-/// Where the pod's kubelet is; `None` for a pod that has no node yet.
+/// The address of the pod's kubelet; `None` for a pod that is not scheduled.
 fn kubelet_addr(server: &Server, pod: &Value) -> Result<Option<UpstreamAddr>, Status> {
     let name = pod.at("spec").text("nodeName");
     if name.is_empty() {
         return Ok(None);
     }
-    let nodes = api::resource_table::find_resource("", "v1", "nodes").expect("nodes are in the table");
+    let nodes =
+        api::resource_table::find_resource("", "v1", "nodes").expect("nodes are in the resource table");
     let target = Target { name: name.to_owned(), ..Target::collection(nodes, "") };
     let node = server.find(&target).ok_or_else(|| target.not_found())?.value();
     UpstreamAddr::from_node(&node).map(Some)
@@ -207,9 +209,9 @@ impl UpstreamAddr {
     pub fn from_node(node: &Value) -> Result<UpstreamAddr, Status> {
         let (metadata, status) = (node.at("metadata"), node.at("status"));
         if metadata.at("labels").has(api::core::node::SIMULATE_NODE_LABEL) {
-            // Its address leads nowhere.
+            // A simulated node's address is not reachable.
             return Err(Status::bad_request(format!(
-                "node {} is simulated: it has no kubelet, and its pods have neither logs nor processes",
+                "node {} is simulated: it has no kubelet, so its pods have no logs or processes",
                 metadata.text("name")
             )));
         }
@@ -222,7 +224,10 @@ impl UpstreamAddr {
         let port = status.at("daemonEndpoints").at("kubeletEndpoint").at("Port").as_u64();
         let port = port.filter(|port| *port != 0).unwrap_or(DEFAULT_KUBELET_PORT);
         let Ok(port) = u16::try_from(port) else {
-            return Err(plain_error(format!("node {} has no port {port}", metadata.text("name"))));
+            return Err(plain_error(format!(
+                "node {} has invalid kubelet port {port}",
+                metadata.text("name")
+            )));
         };
         Ok(UpstreamAddr { host: best.text("address").to_owned(), port })
     }
@@ -235,13 +240,13 @@ impl UpstreamAddr {
     }
 }
 
-/// A connection to a kubelet that has shown the cluster's certificate.
+/// A TLS connection to a kubelet whose certificate is verified against the cluster CA.
 pub async fn dial(server: &Server, addr: &UpstreamAddr) -> Result<TlsStream<Box<dyn Conn>>, String> {
     let Some(kubelet_client_tls) = &server.kubelet_client_tls else {
-        return Err("this server has no certificate to show to nodes".to_owned());
+        return Err("no kubelet client certificate configured".to_owned());
     };
     let name =
-        ServerName::try_from(addr.host.clone()).map_err(|_| format!("{:?} is no address", addr.host))?;
+        ServerName::try_from(addr.host.clone()).map_err(|_| format!("invalid address {:?}", addr.host))?;
     let connect = async {
         let stream = tunnels::connect(server, &addr.host, addr.port).await?;
         TlsConnector::from(kubelet_client_tls.config()).connect(name, stream).await
@@ -257,12 +262,12 @@ pub async fn dial(server: &Server, addr: &UpstreamAddr) -> Result<TlsStream<Box<
     Err(format!("dial tcp {}: {reason}", addr.host_port()))
 }
 
-/// A failure that has no reason in the API's words.
+/// An internal error without a reason, as upstream's plain Go errors.
 fn plain_error(message: String) -> Status {
     Status::failure(500, "", message)
 }
 
-/// What the kubelet says against it, in the API's words.
+/// Converts a kubelet's error response to a Status.
 async fn error_status(answer: Response<Incoming>, target: &Target) -> Status {
     let code = answer.status().as_u16();
     let text = match Limited::new(answer.into_body(), MAX_ERROR_BODY_BYTES).collect().await {
@@ -280,12 +285,12 @@ async fn error_status(answer: Response<Incoming>, target: &Target) -> Status {
         code => Status::failure(
             502,
             "InternalError",
-            format!("the node of pod {} answered with HTTP {code}: {text}", target.name),
+            format!("kubelet of pod {} returned HTTP status {code}: {text}", target.name),
         ),
     }
 }
 
-/// What comes from a node as it comes, until the server stops.
+/// Streams a kubelet's response body until the server shuts down.
 pub fn stream_body(server: &Server, body: Incoming) -> Body {
     let mut shutdown = server.shutdown.clone();
     let whole = BodyStream::new(body).take_while(|frame| futures_util::future::ready(frame.is_ok()));

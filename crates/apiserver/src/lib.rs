@@ -1,9 +1,12 @@
-//! The API server: every kind behind one pipeline, served from one cache over one store.
+//! The API server: all resources behind one request pipeline, served from one watch cache over one
+//! store.
 //!
-//! A request is routed (`request`), authorized (`access`) and handled: reads come from the `cache`, writes
-//! go through defaults, rules and `write` into the store, and the cache learns of them by watching it.
-//! Knows no kind by name except where upstream's behaviour does (`special`, `services`, `delete`).
-//! Read [`server::Server::answer`] first, then `create` and `watch`.
+//! A request is routed (`request`), authorized (`access`) and handled. Reads come from the `cache`.
+//! Writes go through defaulting, validation and `write` into the store; the cache follows by
+//! watching the store. The code knows no resource by name except where upstream's behaviour does
+//! (`special`, `services`, `delete`).
+//!
+//! Read [`server::Server::handle_request`] first, then `create` and `watch`.
 
 mod access;
 mod admission;
@@ -93,47 +96,48 @@ pub use registry::RuntimeConfigError;
 pub use serve::AcceptedConnection;
 pub use server::EVENT_TTL;
 
-/// What the API server needs to know.
+/// The configuration of the API server.
 pub struct Config {
-    /// Where it will listen.
+    /// The address to listen on. The caller binds it.
     pub listen: SocketAddr,
-    /// The address other machines and pods reach this server at, where there is one. It may change.
+    /// The advertised address, at which other machines and pods reach this server; it may change.
     pub advertise: channel::Receiver<Option<IpAddr>>,
     pub service_cidrs: Vec<String>,
     pub node_ports: std::ops::RangeInclusive<u16>,
-    /// How long Events are kept.
+    /// The TTL of Events.
     pub event_ttl: std::time::Duration,
     /// `--runtime-config` entries.
     pub runtime_config: Vec<String>,
-    /// Admission plugins switched on and off.
+    /// Enabled and disabled admission plugins.
     pub admission: AdmissionOptions,
     pub authentication: Authentication,
-    /// What is written down about requests.
+    /// Audit policy and backends.
     pub audit: AuditOptions,
-    /// How many requests are served at once, those of administrators aside.
+    /// The total concurrency limit of flow control; exempt requests do not count.
     pub max_requests_inflight: u64,
     pub authorization: Authorization,
-    /// Where a file says how values are encrypted and is to be followed.
+    /// Encryption at rest. Its file is watched for changes.
     pub encryption: Option<EncryptedStore>,
     pub tokens: ServiceAccountTokenConfig,
-    /// How kubelets are spoken to; `None` has no logs and streams.
+    /// Client TLS for connections to kubelets. `None` disables logs and streams.
     pub kubelet_client_tls: Option<Arc<pki::ClientTls>>,
-    /// Who this server is to API servers behind it.
+    /// The front proxy client certificate for aggregated API servers.
     pub proxy_client: Option<Arc<pki::ClientCertificate>>,
 }
 
-/// How service accounts' tokens are made and taken.
+/// How service account tokens are issued and accepted.
 pub struct ServiceAccountTokenConfig {
     pub keys: pki::token::Keys,
-    /// Tokens are made in the name of the first and taken in the name of each.
+    /// Tokens are issued by the first and accepted from all.
     pub issuers: Vec<String>,
-    /// Whom tokens must be for to be good here; empty stands for the issuers.
+    /// The audiences of this server; empty means the issuers.
     pub audiences: Vec<String>,
-    /// Where others find the keys, if not here.
+    /// The published `jwks_uri`, if it is not this server's.
     pub key_set_url: Option<String>,
-    /// How long tokens may live at most, in seconds; whoever asks for more gets this.
+    /// The longest token lifetime in seconds; longer requests are shortened to it.
     pub max_expiration_seconds: Option<i64>,
-    /// Pods whose programs may not know that tokens expire get some that live for a year.
+    /// Extends the tokens of pods to a year, since their clients may not reload tokens. Upstream:
+    /// `--service-account-extend-token-expiration`.
     pub extend_expiration: bool,
 }
 
@@ -143,34 +147,34 @@ pub enum Error {
     RuntimeConfig(#[from] RuntimeConfigError),
     #[error(transparent)]
     Admission(#[from] AdmissionOptionsError),
-    #[error("cannot set up authentication")]
+    #[error("invalid authentication configuration")]
     Authentication(#[from] AuthenticationError),
-    #[error("cannot set up auditing")]
+    #[error("invalid audit configuration")]
     Audit(#[from] AuditError),
-    #[error("cannot set up authorization")]
+    #[error("invalid authorization configuration")]
     Authorization(#[from] AuthorizationError),
-    #[error("cannot set up keys and certificates")]
+    #[error("failed to load keys and certificates")]
     Pki(#[from] pki::Error),
-    #[error("service network {0:?} is not a CIDR with room for addresses")]
+    #[error("invalid service CIDR {0:?}")]
     ServiceCidr(String),
-    #[error("cannot read the store")]
+    #[error("failed to read the store")]
     Store(#[from] store::Error),
     #[error(transparent)]
     Open(#[from] store::log::OpenError),
-    #[error("cannot listen")]
+    #[error("failed to listen")]
     Listen(#[from] std::io::Error),
-    #[error("cannot make the first objects: {0}")]
+    #[error("failed to create bootstrap objects: {0}")]
     FirstObjects(String),
 }
 
-/// An API server that answers inside this process, until `shutdown` turns true.
+/// An API server that serves requests of this process until `shutdown` is true.
 pub struct RunningServer {
     server: Arc<server::Server>,
     shutdown: channel::Receiver<bool>,
     ready: channel::Sender<bool>,
 }
 
-/// Starts an API server on a store; it listens once [`Started::serve`] is called.
+/// Starts an API server on a store. It listens once [`RunningServer::serve`] is called.
 pub async fn start(
     config: Config,
     store: Arc<dyn Store>,
@@ -231,7 +235,7 @@ pub async fn start(
     Ok(RunningServer { server, shutdown, ready })
 }
 
-/// Takes up the configuration files that may change while the server runs.
+/// Watches the configuration files that may change while the server runs.
 fn watch_config_files(
     server: &Arc<server::Server>,
     authentication: Option<std::path::PathBuf>,
@@ -267,7 +271,8 @@ fn watch_config_files(
     }
 }
 
-/// Starts an API server on an own directory that listens nowhere: for tests, simulations and benchmarks.
+/// Starts an API server on its own directory without a listener, for tests, simulations and
+/// benchmarks.
 pub async fn start_in_directory(
     directory: &std::path::Path,
     shutdown: channel::Receiver<bool>,
@@ -303,12 +308,12 @@ pub async fn start_in_directory(
 }
 
 impl RunningServer {
-    /// How many tunnels nodes elsewhere have left so far.
+    /// Counts the tunnels that remote nodes have opened so far.
     pub fn tunnels(&self) -> channel::Receiver<u64> {
         self.server.tunnels.total_count.subscribe()
     }
 
-    /// Reaches nodes elsewhere and their pods as this server does: through the tunnels they have left.
+    /// Dials remote nodes and their pods as this server does: through the tunnels they have opened.
     pub fn dial(&self) -> stream::Dialer {
         let server = self.server.clone();
         Arc::new(move |to| {
@@ -317,23 +322,23 @@ impl RunningServer {
         })
     }
 
-    /// A connection for roles in this process.
+    /// A connection for components in this process, as an administrator.
     pub fn local(&self) -> Arc<LocalConnection> {
         LocalConnection::new(self.server.clone())
     }
 
-    /// Shows what `write` appends, in Prometheus' text form, among the server's own metrics.
+    /// Adds the output of `write`, in Prometheus' text format, to the server's own metrics.
     pub fn add_metrics_writer(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
         self.server.metrics.extra_metrics.lock().push(Box::new(write));
     }
 
-    /// Turns true once clients can work.
+    /// True once the server accepts clients.
     pub fn ready(&self) -> channel::Receiver<bool> {
         self.ready.subscribe()
     }
 
-    /// Serves clients until told to stop, also those of `more` connections. The certificate to show may be replaced at any
-    /// time.
+    /// Serves clients until shutdown, including those of `extra_connections`. The serving
+    /// certificate may be replaced at any time.
     pub async fn serve(
         self,
         listener: std::net::TcpListener,
@@ -352,7 +357,7 @@ impl RunningServer {
     }
 }
 
-/// The address of the `kubernetes` Service: the first of its network.
+/// The ClusterIP of the `kubernetes` Service: the first address of the service CIDR.
 pub fn service_ip(cidr: &str) -> Option<IpAddr> {
     let network = Cidr::parse(cidr)?;
     let first = ip::from_number(ip::to_number(network.first()) + 1, network.is_v6());

@@ -1,4 +1,4 @@
-//! The way to the API server for roles in the same process: the same pipeline, without a wire.
+//! The in-process connection to the API server: the same pipeline without a network.
 
 use std::sync::Arc;
 
@@ -19,17 +19,18 @@ use crate::registry::prefix;
 use crate::request::{Query, Route, route};
 use crate::server::Server;
 
-/// How many changes are handed over at once.
+/// The most events in one batch.
 const MAX_EVENTS_PER_BATCH: usize = 512;
 
-/// A connection as one user.
+/// A connection that acts as one user.
 pub struct LocalConnection {
     server: Arc<Server>,
     user: User,
 }
 
 impl LocalConnection {
-    /// As an administrator; roles act as [`Connection::acting_as`] their service accounts.
+    /// Acts as an administrator. Components use [`Connection::impersonate`] to act as their service
+    /// account.
     pub(crate) fn new(server: Arc<Server>) -> Arc<LocalConnection> {
         let groups = vec!["system:masters".into(), "system:authenticated".into()];
         Arc::new(LocalConnection {
@@ -68,7 +69,7 @@ impl Connection for LocalConnection {
             _ => Err(Error::Api(Box::new(Failure {
                 code: 404,
                 reason: "NotFound".into(),
-                message: format!("{collection} is nothing that can be followed"),
+                message: format!("{collection} is not a resource that can be watched"),
                 ..Failure::default()
             }))),
         }
@@ -93,15 +94,15 @@ impl Connection for LocalConnection {
     }
 }
 
-/// Reads the ring of a kind as a watcher does, and hands over the stored bytes.
+/// Reads the event ring of a resource as a watcher does, and returns the stored bytes.
 struct LocalWatch {
     server: Arc<Server>,
     shard: Arc<Shard>,
     latest_position: watch::Receiver<u64>,
-    /// What all keys begin with.
+    /// The common prefix of all keys.
     key_prefix: String,
     selection: SelectionPredicate,
-    /// The next event to look at; `None` before everything has been told.
+    /// The next event to read; `None` before the initial list was returned.
     position: Option<u64>,
 }
 
@@ -125,7 +126,7 @@ impl Watch for LocalWatch {
                         std::future::pending::<()>().await;
                     }
                 }
-                // The beginning, or too slow for the ring.
+                // The initial list, or the watch was too slow and its events have left the ring.
                 None | Some((_, EventBatch::TooOld)) => {
                     let known = self.server.cache.revision();
                     let (snapshot, position) = self.shard.snapshot_and_position(&self.key_prefix, known);
@@ -140,7 +141,8 @@ impl Watch for LocalWatch {
 }
 
 impl LocalWatch {
-    /// What an event means to whoever sees only part of the objects.
+    /// The event as a client sees it whose selector matches only part of the objects: an object
+    /// that stops matching is deleted for it.
     fn change(&self, event: &Event) -> Option<WatchChange> {
         let matches = |object: &Arc<Object>| self.selection.matches(object);
         if !event.deleted && matches(&event.object) {

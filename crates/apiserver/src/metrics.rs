@@ -1,4 +1,4 @@
-//! Counters in Prometheus' text format, under upstream's names.
+//! Metrics of the API server in Prometheus' text format, named as upstream's.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,14 +18,14 @@ pub struct Metrics {
     read_only: Arc<AtomicI64>,
     mutating: Arc<AtomicI64>,
     watches: Arc<AtomicI64>,
-    /// What the roles in this process count.
+    /// Writers of other components in this process.
     pub extra_metrics: Mutex<Vec<Writer>>,
 }
 
-/// Appends something in Prometheus' text form.
+/// Appends metrics in Prometheus' text format.
 pub type Writer = Box<dyn Fn(&mut String) + Send + Sync>;
 
-/// What requests are counted by.
+/// The labels that requests are counted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestLabels {
     verb: &'static str,
@@ -39,15 +39,15 @@ pub struct RequestLabels {
 #[derive(Default)]
 struct RequestSeries {
     codes: BTreeMap<u16, u64>,
-    /// How many took at most as long as the bucket of the same index says, and longer than the one before.
+    /// Requests per bucket: durations up to its upper bound and above the previous one.
     buckets: [u64; DURATION_BUCKETS.len()],
     seconds: f64,
 }
 
-/// Upper bounds in seconds; beyond the last is `+Inf`.
+/// Upper bounds in seconds; above the last is `+Inf`.
 const DURATION_BUCKETS: [f64; 12] = [0.001, 0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 1.0, 2.0, 5.0, 15.0, 60.0];
 
-/// Something under way, counted until dropped.
+/// Increments a gauge until it is dropped.
 pub struct GaugeGuard(Arc<AtomicI64>);
 
 impl GaugeGuard {
@@ -83,7 +83,7 @@ impl RequestLabels {
 }
 
 impl Metrics {
-    /// A request is being answered, for as long as the answer lives.
+    /// Counts a request as in flight until the response is dropped.
     pub fn count_inflight(&self, method: &Method) -> GaugeGuard {
         let reads = matches!(*method, Method::GET | Method::HEAD);
         GaugeGuard::new(if reads { &self.read_only } else { &self.mutating })
@@ -115,7 +115,7 @@ impl Metrics {
         let count = |counter: &AtomicI64| counter.load(Ordering::Relaxed) as f64;
         gauge(
             "apiserver_current_inflight_requests",
-            "Requests being answered now, watches aside.",
+            "Number of requests that are currently in flight per request kind, without watches.",
             &[
                 ("{request_kind=\"mutating\"}".into(), count(&self.mutating)),
                 ("{request_kind=\"readOnly\"}".into(), count(&self.read_only)),
@@ -123,7 +123,7 @@ impl Metrics {
         );
         gauge(
             "apiserver_longrunning_requests",
-            "Watches open now.",
+            "Gauge of all active long-running apiserver requests broken out by verb. Only watches are counted.",
             &[("{verb=\"WATCH\"}".into(), count(&self.watches))],
         );
         let stored = |row: &'static api::Resource| {
@@ -132,9 +132,13 @@ impl Metrics {
             (labels, server.shard(row).len() as f64)
         };
         let objects: Vec<_> = server.registry.stored().map(stored).collect();
-        gauge("apiserver_storage_objects", "Objects stored, by kind.", &objects);
+        gauge("apiserver_storage_objects", "Number of stored objects split by kind.", &objects);
         let revision = server.cache.revision() as f64;
-        gauge("skiff_store_revision", "The newest revision in the cache.", &[(String::new(), revision)]);
+        gauge(
+            "skiff_store_revision",
+            "Latest store revision in the watch cache.",
+            &[(String::new(), revision)],
+        );
         write_process(&mut out);
         server.flow.print(&mut out);
         server.webhooks.print(&mut out);
@@ -152,7 +156,7 @@ impl Metrics {
     fn print_requests(&self) -> String {
         let requests = self.requests.lock();
         let mut out = String::from(
-            "# HELP apiserver_request_total Requests by what they asked for and how they ended.\n# TYPE apiserver_request_total counter\n",
+            "# HELP apiserver_request_total Counter of apiserver requests broken out for each verb, group, version, resource, scope and HTTP response code.\n# TYPE apiserver_request_total counter\n",
         );
         for (label, series) in requests.iter() {
             let labels = label.print();
@@ -161,7 +165,10 @@ impl Metrics {
             }
         }
         let name = "apiserver_request_duration_seconds";
-        let _ = writeln!(out, "# HELP {name} Time until an answer began.\n# TYPE {name} histogram");
+        let _ = writeln!(
+            out,
+            "# HELP {name} Response latency distribution in seconds for each verb, group, version, resource, subresource and scope.\n# TYPE {name} histogram"
+        );
         for (label, series) in requests.iter() {
             let labels = label.print();
             let mut below = 0;
@@ -188,25 +195,25 @@ impl RequestLabels {
     }
 }
 
-/// Appends what this process uses, in Prometheus' text form.
+/// Appends the memory and CPU metrics of this process in Prometheus' text format.
 pub fn write_process(out: &mut String) {
     let Some((rss_bytes, cpu)) = process() else { return };
     for (name, help, kind, value) in [
-        ("process_resident_memory_bytes", "Memory in use.", "gauge", rss_bytes),
-        ("process_cpu_seconds_total", "Processor time used.", "counter", cpu),
+        ("process_resident_memory_bytes", "Resident memory size in bytes.", "gauge", rss_bytes),
+        ("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", "counter", cpu),
     ] {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
     }
 }
 
-/// Resident memory in bytes and processor time in seconds, where the kernel tells.
+/// Resident memory in bytes and CPU time in seconds; `None` without `/proc`.
 fn process() -> Option<(f64, f64)> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let rss_text = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let rss_bytes: f64 = rss_text.trim().trim_end_matches(" kB").parse().ok()?;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in brackets may hold anything; user and system time are the 12th and 13th after it, in
-    // hundredths of a second.
+    // The command name in parentheses may contain any character, hence the search for the last `)`.
+    // utime and stime are the 12th and 13th fields after it, in clock ticks of 1/100 s.
     let times = stat.rsplit(')').next()?.split_whitespace().skip(11).take(2);
     let ticks: f64 = times.filter_map(|text| text.parse::<f64>().ok()).sum();
     Some((rss_bytes * 1024.0, ticks / 100.0))
@@ -248,7 +255,7 @@ mod tests {
 
     #[test]
     fn reads_process_memory_and_cpu_time() {
-        let (rss_bytes, _) = process().expect("this is Linux");
+        let (rss_bytes, _) = process().expect("/proc is readable");
         assert!(rss_bytes > 100_000.0, "{rss_bytes}");
     }
 }

@@ -1,4 +1,4 @@
-//! In which form a client wants its answer, from the `Accept` header.
+//! Content negotiation: the format of the response, from the `Accept` header.
 
 use api::Status;
 use http::HeaderMap;
@@ -12,7 +12,7 @@ pub enum MediaType {
     Protobuf,
 }
 
-/// What an object is turned into.
+/// The kind of output that the object is converted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
     Object,
@@ -26,7 +26,7 @@ pub struct Format {
     pub media: MediaType,
     pub output_kind: OutputKind,
     pub pretty: bool,
-    /// `meta.k8s.io/v1beta1` was asked for instead of `v1` (old kubectl).
+    /// The client accepts `meta.k8s.io/v1beta1` instead of `v1` (old kubectl).
     pub beta: bool,
 }
 
@@ -46,7 +46,7 @@ impl Format {
     pub const JSON: Format =
         Format { media: MediaType::Json, output_kind: OutputKind::Object, pretty: false, beta: false };
 
-    /// The stored bytes can be handed out as they are.
+    /// Whether the stored bytes can be sent unchanged.
     pub fn is_plain(&self) -> bool {
         self.media == MediaType::Json && self.output_kind == OutputKind::Object && !self.pretty
     }
@@ -56,7 +56,7 @@ impl Format {
     }
 }
 
-/// The first acceptable clause wins; clauses with a lower `q` come later.
+/// Selects the first supported entry, in order of decreasing `q`.
 pub fn negotiate(headers: &HeaderMap, query: &Query) -> Result<Format, Status> {
     let accept = headers.get(http::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
     let pretty = wants_pretty(headers, query);
@@ -79,7 +79,7 @@ pub fn not_acceptable() -> Status {
     )
 }
 
-/// People with a browser or curl get indented JSON.
+/// Browsers, curl and wget get indented JSON by default, as upstream.
 fn wants_pretty(headers: &HeaderMap, query: &Query) -> bool {
     match query.get("pretty") {
         "" => {}
@@ -124,7 +124,7 @@ impl<'a> AcceptEntry<'a> {
         let output_kind = match self.as_kind {
             "" => OutputKind::Object,
             _ if self.group != "meta.k8s.io" || !matches!(self.version, "v1" | "v1beta1") => return None,
-            // Tables exist in JSON only: their cells can be anything.
+            // Tables have no protobuf encoding: their cells can be any JSON value.
             "Table" if media != MediaType::Protobuf => OutputKind::Table,
             "PartialObjectMetadata" | "PartialObjectMetadataList" => OutputKind::Metadata,
             _ => return None,

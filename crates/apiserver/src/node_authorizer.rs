@@ -1,7 +1,8 @@
-//! The node authorizer: a node sees what its own pods need, and nothing else.
+//! The node authorizer: a kubelet may access what its own pods reference.
 //!
-//! What cannot be decided without the object, such as its content in a creation, is left to the admission
-//! plugin NodeRestriction. Everything that is the same for all nodes is in the role `system:node`.
+//! Checks that need the object, such as the content of a create request, are left to the admission
+//! plugin NodeRestriction. Permissions that all nodes share are in the ClusterRole `system:node`.
+//! Upstream: `plugin/pkg/auth/authorizer/node`.
 
 mod graph;
 pub mod references;
@@ -19,21 +20,21 @@ use references::ReferenceKind;
 
 const NODE_USER_PREFIX: &str = "system:node:";
 const NODES_GROUP: &str = "system:nodes";
-/// The only namespace with leases of nodes.
+/// The namespace of node leases.
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 
 pub struct NodeAuthorizer {
     graph: IncrementalView<Graph, 4>,
-    /// What any node may do.
+    /// The rules of `system:node`.
     rules: Vec<PolicyRule>,
 }
 
-/// The name of the node that a user is; empty where it has none.
+/// The node name of a node user. Empty for a node user without a name, `None` for other users.
 pub fn node_name_of(user: &User) -> Option<&str> {
     user.name.strip_prefix(NODE_USER_PREFIX).filter(|_| user.is_in(NODES_GROUP))
 }
 
-/// What a node asks.
+/// The attributes of a node's request.
 #[derive(Clone, Copy)]
 struct NodeQuery<'a> {
     node: &'a str,
@@ -41,24 +42,24 @@ struct NodeQuery<'a> {
     subresource: &'a str,
     namespace: &'a str,
     name: &'a str,
-    /// The selector of a list insists on this node.
+    /// The field selector restricts the list to this node.
     has_own_node_selector: bool,
 }
 
-/// Without a reason, nobody needs to be told.
+/// An error is the reason of the denial; it may be empty.
 type NodeAuthorization = Result<(), String>;
 
 impl NodeAuthorizer {
     pub fn new(cache: &Cache) -> NodeAuthorizer {
         let shards = SOURCE_RESOURCES.map(|(group, plural)| {
             let row = api::resource_table::find_resource(group, "v1", plural)
-                .expect("what pods refer to is in the table");
+                .expect("graph source resources are in the resource table");
             cache.shard(&prefix(row))
         });
         NodeAuthorizer { graph: IncrementalView::new(shards), rules: default_rules("system:node") }
     }
 
-    /// `None` where the user is no node.
+    /// `None` if the user is not a node.
     pub fn authorize(&self, user: &User, attributes: &Attributes<'_>) -> Option<NodeAuthorization> {
         let node = node_name_of(user)?;
         if node.is_empty() {
@@ -203,7 +204,8 @@ fn authorize_csi_node(query: NodeQuery<'_>) -> NodeAuthorization {
     }
 }
 
-/// Nodes about nodes. By name, so that a node may look for itself before it is there.
+/// Access to Node objects. Decided by name, so that a kubelet may get its Node before the Node
+/// exists.
 fn authorize_node_object(query: NodeQuery<'_>) -> NodeAuthorization {
     let NodeQuery { node, name, .. } = query;
     match (query.subresource, query.verb) {

@@ -1,4 +1,4 @@
-//! Paths that are not about objects: health, version, metrics and the schemas.
+//! Non-resource paths: health, version, metrics and OpenAPI.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::openapi;
 use crate::render::{self, OrderedJson, encode_response};
 use crate::server::{Call, Server, method_not_allowed};
 
-/// The version clients are told: upstream's, whose API this is.
+/// The reported version: that of the upstream release whose API this server implements.
 pub const VERSION: &str = "v1.36.4";
 
 pub async fn handle(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Status> {
@@ -77,15 +77,15 @@ fn text_response(code: StatusCode, text: String, content_type: &'static str) -> 
     response
 }
 
-/// One check of health, by name; `Err` says what is wrong.
+/// Runs one health check. `None` for an unknown name, `Err` with the reason of a failure.
 fn check_health(server: &Server, name: &str) -> Option<Result<(), String>> {
     let good = |good: bool, reason: &str| if good { Ok(()) } else { Err(reason.to_owned()) };
     Some(match name {
         "ping" | "log" => Ok(()),
-        "etcd" | "informer-sync" => good(server.cache.revision() > 0, "the store has not been read yet"),
+        "etcd" | "informer-sync" => good(server.cache.revision() > 0, "watch cache not initialized"),
         "store-writable" => server.store.write_failure().map_or(Ok(()), Err),
         "poststarthook/start-system-namespaces" => {
-            good(*server.ready.borrow(), "the first objects are not there yet")
+            good(*server.ready.borrow(), "bootstrap objects not created yet")
         }
         "shutdown" => good(!*server.shutdown.borrow(), "the server is shutting down"),
         _ => return None,
@@ -99,7 +99,8 @@ fn health(
     check_name: Option<&str>,
 ) -> Result<Response<Body>, Status> {
     let names: &[&str] = match endpoint {
-        // A server that cannot write still serves reads, and a restart would not help: it is alive, but not ready.
+        // A server that cannot write still serves reads, and a restart does not help: it is live,
+        // but not ready.
         "readyz" => &[
             "ping",
             "log",
@@ -184,7 +185,8 @@ fn paths(server: &Server) -> Vec<String> {
 }
 
 fn openapi_v2(server: &Server, call: &Call) -> Response<Body> {
-    // Old clients ask with an `@`, which is no valid media type; the answer names the valid one.
+    // Old clients accept a media type with an `@`, which is invalid; the response uses the valid
+    // one.
     let accept = call.header(header::ACCEPT);
     let protobuf =
         accept.contains("openapi.spec.v2@v1.0+protobuf") || accept.contains("openapi.spec.v2.v1.0+protobuf");
@@ -211,7 +213,8 @@ fn openapi_v3(server: &Server, call: &Call, group_version: &str) -> Result<Respo
     Ok(conditional_response(call, document, Some(call.query.get("hash"))))
 }
 
-/// A document with its hash: unchanged ones are not sent again, and one asked for by its hash never changes.
+/// A document with its hash as ETag: unchanged documents are not sent again, and a URL with the
+/// hash is immutable.
 fn conditional_response(
     call: &Call,
     document: openapi::Document,

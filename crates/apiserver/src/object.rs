@@ -1,7 +1,8 @@
-//! An object as the store holds it and every reader gets it: the same JSON bytes (DESIGN D1).
+//! A stored object. The store, the cache and every reader share the same JSON bytes.
 //!
-//! The bytes carry no `resourceVersion`, since it is only known once the store has taken them. They begin
-//! `{"kind":…,"apiVersion":…,"metadata":{`, so that it can be spliced in on the way out without decoding.
+//! The bytes contain no `resourceVersion`, since the revision is known only after the store has
+//! accepted them. They start with `{"kind":…,"apiVersion":…,"metadata":{`, so that it can be
+//! spliced in on output without decoding.
 
 use std::ops::Range;
 mod table_decode;
@@ -20,44 +21,46 @@ const MANAGED_FIELDS: &str = "managedFields";
 /// One stored object at one revision.
 #[derive(Debug)]
 pub struct Object {
-    /// The store's key; namespace and name are its last parts.
+    /// The store's key; its last segments are the namespace and the name.
     pub key: Arc<str>,
     pub revision: Revision,
     bytes: Bytes,
-    /// What is between the braces of `metadata`.
+    /// The content of `metadata`, without the braces.
     metadata: Span,
-    /// What is between the braces of `metadata.labels`; empty where there are none.
+    /// The content of `metadata.labels`, without the braces; empty if there are no labels.
     labels: Span,
     fields: OnceLock<SelectableFields>,
-    /// Only there once somebody has listed the object in a table.
+    /// Initialized when the object is first listed as a table.
     row: OnceLock<Box<api::columns::TableRow>>,
-    /// The definition of its custom kind by which the bytes are as they should be; 0 as long as nobody looked.
+    /// The serial of the CustomResourceDefinition that the bytes are known to conform to; 0 if
+    /// unknown.
     clean: AtomicU32,
 }
 
-/// A part of an object's bytes. Objects are far smaller than 4 GiB, and there are many of them.
+/// A range of an object's bytes. `u32` suffices (objects are far smaller than 4 GiB) and saves
+/// memory: there are many objects.
 #[derive(Clone, Copy, Debug, Default)]
 struct Span {
     start: u32,
     end: u32,
 }
 
-/// What a field selector can see of an object besides its name and namespace.
+/// The fields for field selectors, besides name and namespace.
 pub type SelectableFields = Box<[(&'static str, Box<str>)]>;
 
-/// Why stored bytes cannot be an object.
+/// Stored bytes that are not a valid object.
 #[derive(Debug, thiserror::Error)]
-#[error("the stored value of {key} is not an object written by this server")]
+#[error("invalid stored object at {key}")]
 pub struct InvalidObjectError {
     pub key: Arc<str>,
 }
 
-/// How the object stands in an answer.
+/// The position of the object in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectPosition {
-    /// By itself, or in a watch event.
+    /// A single object, or the object of a watch event.
     Root,
-    /// In a list, where upstream leaves out kind and apiVersion.
+    /// A list item, where upstream omits kind and apiVersion.
     ListItem,
 }
 
@@ -83,7 +86,7 @@ impl Object {
         self.bytes.clone()
     }
 
-    /// Whether the definition with this number would have nothing to prune or to default.
+    /// Whether the definition with this serial would prune and default nothing.
     pub fn is_clean(&self, serial: u32) -> bool {
         self.clean.load(Ordering::Relaxed) == serial
     }
@@ -92,7 +95,7 @@ impl Object {
         self.clean.store(serial, Ordering::Relaxed);
     }
 
-    /// What the stored bytes say their version is.
+    /// The apiVersion in the stored bytes.
     pub fn api_version(&self) -> &str {
         const NAME: &[u8] = b"\"apiVersion\":\"";
         let head = &self.bytes[..self.metadata.start as usize];
@@ -124,7 +127,7 @@ impl Object {
         out.push(b'}');
     }
 
-    /// Where `managedFields` are in the stored bytes, for those who decode everything else.
+    /// The range of `managedFields` in the stored bytes, for decoders that skip it.
     pub fn managed_fields(&self) -> Range<usize> {
         let mut cut = None;
         for_each_member(&self.bytes, self.metadata.start as usize, |name, at, value| {
@@ -135,7 +138,7 @@ impl Object {
         let Some(mut cut) = cut else { return 0..0 };
         match self.bytes[cut.end] {
             b',' => cut.end += 1,
-            // The last member takes the comma before it along.
+            // The last member is cut with the comma before it.
             _ if self.bytes[cut.start - 1] == b',' => cut.start -= 1,
             _ => {}
         }
@@ -155,7 +158,8 @@ impl Object {
         value
     }
 
-    /// Decodes what people are shown: without `managedFields` and the parts of pods no column reads.
+    /// Decodes the object for tables: without `managedFields` and without the pod fields that no
+    /// column reads.
     pub fn value_for_table(&self) -> Value {
         table_decode::decode_for_table(&self.bytes)
     }
@@ -166,18 +170,18 @@ impl Object {
         std::str::from_utf8(value).ok()
     }
 
-    /// The bits of all labels: an object that lacks a label's bits lacks the label.
+    /// A Bloom filter of the labels: an object without a label's bits does not have the label.
     pub fn label_bits(&self) -> u64 {
         self.labels().fold(0, |bits, (name, value)| bits | label_bits(name, value))
     }
 
-    /// Neither names nor values of labels can hold a quote or a backslash.
+    /// Splits at quotes: neither names nor values of labels can contain a quote or a backslash.
     fn labels(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut parts = self.slice_of(self.labels).split(|byte| *byte == b'"');
         std::iter::from_fn(move || Some((parts.nth(1)?, parts.nth(1)?)))
     }
 
-    /// Whether the object's JSON has `text` in it anywhere: a cheap way to find out that it does not.
+    /// Whether the JSON contains `text` anywhere: a cheap way to rule a field out.
     pub fn contains_text(&self, text: &str) -> bool {
         memchr::memmem::find(&self.bytes, text.as_bytes()).is_some()
     }
@@ -186,7 +190,7 @@ impl Object {
         &self.bytes[span.start as usize..span.end as usize]
     }
 
-    /// The fields for selectors, worked out once by `rules` from the decoded object.
+    /// The fields for field selectors, computed once by `rules` from the decoded object.
     pub fn fields(&self, rules: &dyn api::RestStrategy) -> &SelectableFields {
         self.fields.get_or_init(|| {
             let fields = rules.selectable_fields(&self.value());
@@ -194,7 +198,7 @@ impl Object {
         })
     }
 
-    /// The object's row in a table of its kind, worked out once.
+    /// The object's table row, computed once.
     pub fn row(&self, stored: &api::Resource) -> &api::columns::TableRow {
         self.row.get_or_init(|| {
             Box::new(api::columns::TableRow::from_object(
@@ -205,7 +209,7 @@ impl Object {
         })
     }
 
-    /// The namespace and name, from the key.
+    /// The name, from the key.
     pub fn name(&self) -> &str {
         self.key.rsplit('/').next().unwrap_or_default()
     }
@@ -215,9 +219,9 @@ impl Object {
     }
 }
 
-/// Two bits of 64 that stand for a label with this value, and for few others.
+/// Two of 64 bits that represent a label with its value.
 pub fn label_bits(name: &[u8], value: &[u8]) -> u64 {
-    // FNV-1a, folded since its low bits are the weaker ones.
+    // FNV-1a, folded because its low bits are the weaker ones.
     let bytes = name.iter().chain(b"=").chain(value);
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -233,7 +237,7 @@ fn write_revision(revision: Revision, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\",");
 }
 
-/// Finds the metadata of a stored object and the labels in it, without decoding either.
+/// Finds the metadata and labels in the stored bytes without decoding them.
 fn metadata_of(bytes: &[u8]) -> Option<(Span, Span)> {
     let span = |start: usize, end: usize| Span { start: start as u32, end: end as u32 };
     u32::try_from(bytes.len()).ok()?;
@@ -247,12 +251,13 @@ fn metadata_of(bytes: &[u8]) -> Option<(Span, Span)> {
     Some((span(start, end), labels))
 }
 
-/// The bytes to store for `value`: kind, apiVersion and metadata first, without resourceVersion.
+/// Encodes `value` for the store: kind, apiVersion and metadata first, without resourceVersion.
 pub fn to_stored(value: Value) -> Bytes {
     to_stored_with(value, None)
 }
 
-/// The same with `record` as its managedFields, of which it has none: JSON text that was never anything else.
+/// Like `to_stored`, with `managed_fields` as encoded JSON that is inserted without decoding it.
+/// `value` itself has none.
 pub fn to_stored_with(mut value: Value, mut managed_fields: Option<&[u8]>) -> Bytes {
     let mut out =
         Vec::with_capacity(1024 + managed_fields.map_or(0, |managed_fields| 3 * managed_fields.len()));
@@ -271,7 +276,7 @@ pub fn to_stored_with(mut value: Value, mut managed_fields: Option<&[u8]>) -> By
     match &mut metadata {
         Value::Object(metadata) => {
             metadata.remove("resourceVersion");
-            // Somebody may have looked at it after all, and put in what was missing.
+            // Admission may have decoded the managed fields into the value; those take precedence.
             managed_fields = managed_fields.filter(|_| !metadata.contains_key(MANAGED_FIELDS));
             let mut separator = b'{';
             for (name, value) in &*metadata {

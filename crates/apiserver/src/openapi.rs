@@ -1,7 +1,7 @@
-//! OpenAPI documents, derived from the rows of the table of kinds and the schema's definitions.
+//! OpenAPI documents, generated from the resource table and the schema's definitions.
 //!
-//! A document is a function of the rows, made when asked for and not kept: they are megabytes that clients
-//! fetch once and cache by hash. Only the hashes are remembered, since the index lists them all.
+//! Documents are generated per request and not cached: they are megabytes that clients fetch once
+//! and cache by hash. Only the hashes are cached, since the index lists all of them.
 
 mod custom;
 mod gnostic;
@@ -28,11 +28,11 @@ const PROTOBUF_MEDIA_TYPE: &str = "application/com.github.proto-openapi.spec.v2.
 pub struct Document {
     pub bytes: Vec<u8>,
     pub content_type: &'static str,
-    /// Of the contents, as upstream computes it.
+    /// SHA-512 of the content, as upstream computes it.
     pub hash: String,
 }
 
-/// Everything in one document, with what `add` adds to it. Old clients ask for it as protobuf.
+/// The OpenAPI v2 document, extended by `add`. Old clients request it as protobuf.
 pub fn v2_document(rows: &[&'static Resource], protobuf: bool, add: impl FnOnce(&mut Value)) -> Document {
     let mut value = v2::document(rows);
     add(&mut value);
@@ -42,7 +42,7 @@ pub fn v2_document(rows: &[&'static Resource], protobuf: bool, add: impl FnOnce(
     }
 }
 
-/// The documents there are and where they are found: `apis/apps/v1` and the like.
+/// The index of the OpenAPI v3 documents and their URLs, by path (`apis/apps/v1`).
 pub fn v3_index(rows: &[&'static Resource]) -> Value {
     let definitions = LazyCell::new(|| custom::with_custom(Definitions::new(OpenApiVersion::V3), rows));
     let paths: Map<String, Value> = names(rows)
@@ -55,7 +55,7 @@ pub fn v3_index(rows: &[&'static Resource]) -> Value {
     json!({ "paths": paths })
 }
 
-/// One of the documents of the index.
+/// One of the documents that the index lists.
 pub fn v3_document(rows: &[&'static Resource], name: &str) -> Option<Document> {
     if !names(rows).contains(name) {
         return None;
@@ -87,7 +87,7 @@ fn names(rows: &[&'static Resource]) -> BTreeSet<String> {
     names
 }
 
-/// The rows that a document is made of.
+/// The rows that a document covers.
 fn rows_of(rows: &[&'static Resource], name: &str) -> Vec<&'static Resource> {
     let of = |row: &&&'static Resource| match row.group {
         "" => name.strip_prefix("api/") == Some(row.version),
@@ -99,11 +99,12 @@ fn rows_of(rows: &[&'static Resource], name: &str) -> Vec<&'static Resource> {
     rows.iter().filter(of).copied().collect()
 }
 
-/// How many hashes are remembered. Those of built-in kinds never change; those of custom ones may, often.
+/// The capacity of the hash cache. Hashes of built-in resources never change; those of custom
+/// resources may change often.
 const MAX_CACHED_HASHES: usize = 10_000;
 
-/// The hash of a document, remembered: built-in rows never change their meaning while the program runs, and
-/// custom ones say when they do.
+/// The cached hash of a document. Built-in rows never change while the process runs; the serial of
+/// a CustomResourceDefinition changes with it.
 fn hash<F: FnOnce() -> Definitions>(
     rows: &[&'static Resource],
     name: &str,

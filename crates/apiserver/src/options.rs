@@ -1,4 +1,4 @@
-//! The options of lists and watches, and the selection of objects they make.
+//! The options of lists and watches, and the object selection that they contain.
 
 use std::collections::HashMap;
 use std::num::{IntErrorKind, ParseIntError};
@@ -15,9 +15,9 @@ use crate::request::{Query, Target};
 
 pub struct ListOptions {
     pub selection: SelectionPredicate,
-    /// 0: no limit.
+    /// 0 means no limit.
     pub limit: usize,
-    /// The opaque token of the page before; empty for the first page.
+    /// The continue token; empty for the first page.
     pub token: String,
     pub version: ResourceVersionMatch,
     pub allow_bookmarks: bool,
@@ -25,21 +25,21 @@ pub struct ListOptions {
     pub timeout: Option<Duration>,
 }
 
-/// Which state of the world the client wants (`resourceVersion` and `resourceVersionMatch`).
+/// The resource version semantics of the request (`resourceVersion` and `resourceVersionMatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResourceVersionMatch {
-    /// Unset: nothing acknowledged before the request may be missing.
+    /// Unset: consistent read of all writes acknowledged before the request.
     MostRecent,
-    /// `0`: whatever is at hand.
+    /// `0`: any cached state.
     Any,
     NotOlderThan(Revision),
     Exact(Revision),
 }
 
-/// Which objects of a kind are meant.
+/// Selects objects of a resource by name, labels and fields.
 pub struct SelectionPredicate {
     resource: &'static Resource,
-    /// The one object a watch on an object's own path is about; empty for all.
+    /// The name of a watch on a single object's path; empty for all objects.
     name: String,
     labels: LabelSelector,
     fields: FieldSelector,
@@ -54,7 +54,7 @@ impl ListOptions {
         let version_match = query.get("resourceVersionMatch");
         validate_options(query, watch, send_initial_events)?;
         let requested = read_version(query.get("resourceVersion")).map_err(|message| match watch {
-            // Upstream words this differently for lists and watches.
+            // Upstream returns different errors for lists and watches.
             true => invalid_version(query.get("resourceVersion"), target),
             false => Status::bad_request(format!("invalid resource version: {message}")),
         })?;
@@ -62,7 +62,7 @@ impl ListOptions {
             (None, _) => ResourceVersionMatch::MostRecent,
             (Some(0), _) => ResourceVersionMatch::Any,
             (Some(revision), "Exact") => ResourceVersionMatch::Exact(revision),
-            // A first page without a word on matching is exact, as it always was.
+            // A first page without resourceVersionMatch is exact, for compatibility.
             (Some(revision), "") if limit > 0 && !watch => ResourceVersionMatch::Exact(revision),
             (Some(revision), _) => ResourceVersionMatch::NotOlderThan(revision),
         };
@@ -78,12 +78,12 @@ impl ListOptions {
     }
 }
 
-/// A revision as clients send it; empty is `None`.
+/// Parses a resource version; `None` if empty.
 pub fn parse_version(text: &str) -> Result<Option<Revision>, Status> {
     read_version(text).map_err(Status::bad_request)
 }
 
-/// The same, telling only what is wrong.
+/// Like `parse_version`, with only the message as the error.
 pub fn read_version(text: &str) -> Result<Option<Revision>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -170,12 +170,12 @@ impl SelectionPredicate {
         Ok(SelectionPredicate { resource, name: target.name.clone(), labels, fields })
     }
 
-    /// The one name a selected object can have.
+    /// The only name that a selected object can have, if the selection determines it.
     pub fn exact_name(&self) -> Option<&str> {
         if self.name.is_empty() { self.fields.exact("metadata.name") } else { Some(&self.name) }
     }
 
-    /// Labels that every selected object has.
+    /// The labels that every selected object must have.
     pub fn exact_labels(&self) -> Labels {
         let required = self.labels.requirements().iter();
         let exact =
@@ -187,7 +187,7 @@ impl SelectionPredicate {
         self.name.is_empty() && self.labels.is_everything() && self.fields.is_everything()
     }
 
-    /// Whether fields of custom objects decide.
+    /// Whether matching needs the fields of custom resources, which means decoding the object.
     pub fn needs_decoding(&self) -> bool {
         let by_name = |name: &str| matches!(name, "metadata.name" | "metadata.namespace");
         self.resource.custom.is_some() && self.fields.terms().iter().any(|term| !by_name(&term.field))
@@ -203,7 +203,7 @@ impl SelectionPredicate {
         let Some(crd) = self.resource.custom.filter(|_| self.needs_decoding()) else {
             return self.fields.matches(|name| Some(self.field(object, name)));
         };
-        // What a definition lets select by may change, so nothing is kept.
+        // The selectable fields of a definition may change, so nothing is cached.
         let (version_schema, value) = (crd.version_schema(), object.value());
         let found: HashMap<&str, String> = version_schema
             .selectable_fields
@@ -283,11 +283,11 @@ mod tests {
         let message = r#"strconv.ParseUint: parsing "x": invalid syntax"#;
         check(
             "resourceVersion=x",
-            Err(&format!(r#"400 invalid resource version: Invalid value: "x": {message}"#)),
+            Err(&format!(r#"400 invalid resource version: resourceVersion: Invalid value: "x": {message}"#)),
         );
         check(
             "resourceVersion=x&watch=1",
-            Err(&format!(r#"422 pods "" is invalid: Invalid value: "x": {message}"#)),
+            Err(&format!(r#"422 pods "" is invalid: resourceVersion: Invalid value: "x": {message}"#)),
         );
         check(
             "sendInitialEvents=true",

@@ -1,4 +1,4 @@
-//! PATCH: the four kinds of patch, server-side apply among them.
+//! PATCH: the four patch types, including server-side apply.
 
 pub mod strict;
 
@@ -73,8 +73,8 @@ pub async fn patch(
             validate_patched(kind, (row, view), &mut value, &patch, &validation_errors, options.validation)?;
         check_name(&mut value, target)?;
         warnings.lock().extend(dedup_owner_references(&mut value, AFTER_ADMISSION));
-        // The patched object carries the version it was made of; one that the patch itself sets is wrong
-        // the next time, as it should be.
+        // The patched object carries the resourceVersion that it was made from. One that the patch
+        // sets explicitly conflicts on a retry, as intended.
         Ok(ObjectChange::replace(view.apply_update(row, before, value)?))
     };
     let (result, more) = server.update_object(target, &options, &make).await?;
@@ -124,7 +124,7 @@ fn apply_patch(
     }
 }
 
-/// A patch that does not apply. Upstream does not tell why.
+/// A patch that does not apply. Upstream does not include the reason.
 fn patch_failed() -> Status {
     let mut status =
         Status::failure(422, "Invalid", "the server rejected our request due to an error in our request");
@@ -153,7 +153,8 @@ fn read_patch(kind: PatchType, body: &[u8]) -> Result<Value, Status> {
     Err(bad(&format!("json: cannot unmarshal {json_type} into Go value of type {expected_type}")))
 }
 
-/// The patched object must still have the kind's shape. Answers with warnings about the rest of it.
+/// Validates the patched object against the schema. Returns warnings about unknown and duplicate
+/// fields.
 fn validate_patched(
     kind: PatchType,
     (row, view): (&Resource, SubresourceView),
@@ -165,7 +166,7 @@ fn validate_patched(
     let gvk = view.kind(row);
     let before = value.clone();
     let invalid_patch = |reason: &str| {
-        // What is shown of a patch that leads nowhere: the patch, or what came of it.
+        // Upstream shows the patch for strategic merge patches, and the patched object otherwise.
         let patch_text =
             if kind == PatchType::Strategic { patch::go::print(patch) } else { before.to_string() };
         let mut errors = ErrorList::default();
@@ -177,7 +178,7 @@ fn validate_patched(
         _ => invalid_patch(&error.to_string()),
     })?;
     let validation_errors = [validation_errors, &more].concat();
-    // A custom kind's rules say what is wrong with another kind.
+    // For custom resources, a wrong kind is left for validation to report.
     if row.custom.is_none() || value.text("kind").is_empty() {
         codec::set_type_meta(value, gvk.0, gvk.1, gvk.2);
     }
@@ -190,8 +191,8 @@ fn validate_patched(
     }
 }
 
-/// Upstream turns a strategic patch's result into an object without the detour over JSON, and so has other
-/// words for a value that does not fit its field.
+/// Upstream converts the result of a strategic merge patch to an object without JSON, so a value of
+/// the wrong type has a different error text.
 fn unstructured_error(error: &str) -> String {
     let parts = error.strip_prefix("json: cannot unmarshal ").and_then(|rest| {
         let (found, rest) = rest.split_once(" into Go ")?;
@@ -239,10 +240,11 @@ async fn apply(
             patch::apply::apply(table, ty, live, &config, &writer, force)
         })?;
         let mut value = applied.map_err(apply_error_status)?;
-        // What was applied has only the fields that were sent; defaults go by the whole shape.
+        // The applied object contains only the fields that were sent; normalize it to the full
+        // schema before defaulting.
         codec::normalize_row(stored, SubresourceView::Object, &mut value)
             .map_err(|error| Status::bad_request(error.to_string()))?;
-        // Only said once everything else is found good, as upstream does.
+        // Reported only after everything else is valid, as upstream.
         match &duplicates {
             Some(reason) if options.validation == FieldValidation::Strict => {
                 let reason = format!("error strict decoding YAML: error converting YAML to JSON: {reason}");
@@ -286,8 +288,8 @@ async fn apply(
     Ok(with_warnings(view.render(renderer, StatusCode::OK, result), &warnings))
 }
 
-/// The applied configuration, in the stored version, and what strict decoding has against it. Fields that no
-/// schema knows are for `apply` to refuse.
+/// Reads the applied configuration, converts it to the storage version, and returns the duplicate
+/// fields as text. `apply` rejects fields that are not in the schema.
 fn read_config(call: &Call, target: &Target) -> Result<(Value, Option<String>), Status> {
     let row = target.resource;
     let decode_error = |reason: String| Status::bad_request(format!("error decoding YAML: {reason}"));
@@ -299,7 +301,7 @@ fn read_config(call: &Call, target: &Target) -> Result<(Value, Option<String>), 
         let slash = if api_version.contains('/') { "" } else { "/" };
         return Err(Status::bad_request(format!("invalid object type: {slash}{api_version}, Kind={kind}")));
     }
-    // What is applied to an object need not repeat its name.
+    // The configuration may omit the name.
     let named = target.name.clone();
     value.object_mut("metadata").entry("name").or_insert_with(|| named.into());
     check_name(&mut value, target)?;

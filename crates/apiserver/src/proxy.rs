@@ -1,8 +1,9 @@
-//! `proxy` of nodes, pods and services: a request is handed on to what stands behind the object, and its answer
-//! comes back with its links made to lead through here again.
+//! The `proxy` subresource of nodes, pods and services: forwards a request to the kubelet or pod,
+//! and rewrites the links in the response to lead through the proxy.
 //!
-//! A kubelet is spoken to as by `kubelets`, its certificate checked. Pods and services are only spoken to at
-//! addresses of pods, and what says who the client is here (tokens, whom it impersonates) never reaches them.
+//! Kubelet certificates are verified as in `kubelets`. Pods and services are only reached at
+//! addresses of pods. Headers that identify the client to this server (tokens, impersonation) are
+//! not forwarded.
 
 mod link_updater;
 mod upstream;
@@ -28,9 +29,9 @@ use link_updater::LinkUpdater;
 use upstream::{Upstream, UpstreamTransport};
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pages larger than this are no pages.
+/// Links are rewritten only in HTML pages up to this size; larger ones are an error.
 const MAX_HTML_BYTES: usize = 16 << 20;
-/// What begins the names of headers by which clients say who they are.
+/// Prefixes of headers that identify the client.
 const IDENTITY_HEADER_PREFIXES: [&str; 3] = ["authorization", "impersonate-", "x-remote-"];
 
 pub async fn handle(server: &Arc<Server>, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
@@ -61,9 +62,9 @@ pub async fn handle(server: &Arc<Server>, call: &Call, target: &Target) -> Resul
         .await
 }
 
-/// The path up to and with `/proxy`, and what comes after.
+/// Splits the path after `/proxy`.
 fn split_proxy_path<'a>(path: &'a str, target: &Target) -> (&'a str, &'a str) {
-    // api, v1, namespaces, its name, plural, name, proxy.
+    // Segments: api, v1, namespaces, the namespace, plural, name, proxy.
     let segments = if target.namespace.is_empty() { 5 } else { 7 };
     let ends = path.match_indices('/').map(|(at, _)| at).nth(segments);
     path.split_at(ends.unwrap_or(path.len()))
@@ -77,12 +78,12 @@ fn redirect_to(to: &str) -> Result<Response<Body>, Status> {
     Ok(response)
 }
 
-/// Those of the client that concern what it asks.
+/// The headers to forward: without hop-by-hop and identity headers.
 fn upstream_headers(call: &Call, upstream: &Upstream, upgrade: bool) -> HeaderMap {
     let mut headers = call.headers.clone();
     if !upgrade {
         stream::strip_hop_by_hop_headers(&mut headers, false);
-        // Links are found in what can be read.
+        // Links can only be rewritten in an uncompressed body.
         headers.remove(header::ACCEPT_ENCODING);
     }
     let is_identity =
@@ -91,7 +92,7 @@ fn upstream_headers(call: &Call, upstream: &Upstream, upgrade: bool) -> HeaderMa
     for name in names {
         headers.remove(name);
     }
-    // The body is whole by now.
+    // The body was read completely, so its framing headers do not apply.
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::EXPECT);
     if !headers.contains_key(header::HOST)
@@ -139,7 +140,7 @@ async fn send_request(
     stream::proxy_request(connection, request, upgrade).await.map_err(|error| error.to_string())
 }
 
-/// The far end's answer as the client gets it.
+/// Converts the upstream's response for the client: drops headers and rewrites links.
 async fn rewrite_response(
     server: &Server,
     answer: Response<Incoming>,
@@ -147,7 +148,7 @@ async fn rewrite_response(
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = answer.into_parts();
     stream::strip_hop_by_hop_headers(&mut parts.headers, false);
-    // Who may read what is served here is not for those behind to say.
+    // Backends must not set the CORS policy of this server.
     let cors: Vec<HeaderName> =
         parts.headers.keys().filter(|name| name.as_str().starts_with("access-control-")).cloned().collect();
     for name in cors {

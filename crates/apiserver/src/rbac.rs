@@ -1,9 +1,8 @@
-//! Role-based access control: who may do what, by roles and their bindings.
+//! Role-based access control.
 //!
-//! [`Rbac`] answers from memory: bindings are found by user and group, roles through the bindings
-//! (`view`), and every decision first takes in what has changed since the last one. `defaults` makes the
-//! roles every cluster has, `aggregate` puts roles together from others, `escalation` keeps people from
-//! granting what they do not have.
+//! [`Rbac`] decides in memory: bindings are indexed by user and group, roles are found through the
+//! bindings (`index`), and every decision first applies the changes since the last one. `defaults`
+//! creates the roles that every cluster has, `escalation` prevents privilege escalation.
 
 mod defaults;
 pub mod escalation;
@@ -33,7 +32,7 @@ pub use rule::PolicyRule;
 
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// What somebody wants to do.
+/// The attributes of a request to authorize. Upstream: `authorizer.Attributes`.
 #[derive(Clone, Copy, Debug)]
 pub enum Attributes<'a> {
     Resource {
@@ -41,11 +40,11 @@ pub enum Attributes<'a> {
         group: &'a str,
         resource: &'a str,
         subresource: &'a str,
-        /// Empty across all namespaces, and for what has none.
+        /// Empty for requests across all namespaces and for cluster-scoped resources.
         namespace: &'a str,
-        /// Empty for a collection.
+        /// Empty for collections.
         name: &'a str,
-        /// What a list is narrowed down to.
+        /// The field selector of a list.
         fields: Option<&'a FieldSelector>,
     },
     Path {
@@ -56,22 +55,22 @@ pub enum Attributes<'a> {
 }
 
 pub enum Decision {
-    /// By a binding; or by being in `system:masters`, or a node.
+    /// With the binding that allows it; `None` for `system:masters` and for the node authorizer.
     Allow(Option<Arc<Binding>>),
     Deny {
-        /// Why it is nothing for this node.
+        /// The reason of the node authorizer; empty if the user is not a node.
         node: String,
-        /// What went wrong while looking for a rule.
+        /// Errors while resolving rules.
         errors: Vec<String>,
     },
 }
 
-/// The authorizer: the four kinds in the cache, and the view compiled of them. Nodes have rules of their
-/// own, which are asked first.
+/// The authorizer: the RBAC index, which follows four resources in the cache, and the node
+/// authorizer, which decides first.
 pub struct Rbac {
     view: IncrementalView<index::RbacIndex, 4>,
     nodes: NodeAuthorizer,
-    /// Who is asked, and in which order.
+    /// The configured authorizers, in order.
     chain: RwLock<Arc<AuthorizerChain>>,
 }
 
@@ -83,7 +82,7 @@ impl Rbac {
         Rbac { view, nodes: NodeAuthorizer::new(cache), chain: RwLock::default() }
     }
 
-    /// One that knows what `fill` puts into it, and never more.
+    /// A fixed authorizer with what `fill` adds to its index; it follows no cache.
     pub fn with_view(fill: impl FnOnce(&mut index::RbacIndex)) -> Rbac {
         let cache = Cache::new();
         let shards = RBAC_RESOURCES.map(|plural| cache.shard(&prefix(row(plural))));
@@ -92,7 +91,7 @@ impl Rbac {
         Rbac { view: IncrementalView::with_loaded_view(shards, view), ..Rbac::new(&cache) }
     }
 
-    /// What we know ourselves, webhooks left out.
+    /// The decision of the built-in authorizers, without webhooks.
     pub fn authorize_local(&self, user: &User, attributes: &Attributes<'_>) -> Decision {
         if user.is_in(SYSTEM_PRIVILEGED_GROUP) {
             return Decision::Allow(None);
@@ -108,17 +107,17 @@ impl Rbac {
         }
     }
 
-    /// Who is asked, in their order.
+    /// The configured authorizers, in order.
     pub fn chain(&self) -> Arc<AuthorizerChain> {
         self.chain.read().clone()
     }
 
-    /// Asks others from now on.
+    /// Replaces the configured authorizers.
     pub fn set_chain(&self, chain: AuthorizerChain) {
         *self.chain.write() = Arc::new(chain);
     }
 
-    /// What everybody in the chain says.
+    /// The verdict of the authorizer chain, including webhooks.
     pub async fn evaluate(&self, user: &User, attributes: &Attributes<'_>) -> Verdict {
         let chain = self.chain();
         if user.is_in(SYSTEM_PRIVILEGED_GROUP) || !chain.has_webhooks() {
@@ -156,22 +155,22 @@ impl Rbac {
         Verdict { reason: reasons.join("\n"), evaluation_error, ..Verdict::default() }
     }
 
-    /// As `judge`, with a refusal in upstream's words.
+    /// Like `evaluate`, with a Forbidden status as upstream words it.
     pub async fn authorize(&self, user: &User, attributes: &Attributes<'_>) -> Result<(), Status> {
         attributes.check_verdict(user, self.evaluate(user, attributes).await)
     }
 
-    /// By what we know ourselves.
+    /// Whether the built-in authorizers allow it.
     pub fn allows(&self, user: &User, attributes: &Attributes<'_>) -> bool {
         matches!(self.authorize_local(user, attributes), Decision::Allow(_))
     }
 
-    /// Every rule that bindings give `user` in `namespace`.
+    /// All rules that bindings grant to `user` in `namespace`.
     pub fn resolve_rules(&self, user: &User, namespace: &str) -> ResolvedRules {
         self.view.current().resolve_rules(user, namespace)
     }
 
-    /// The rules of a role; an empty namespace means a ClusterRole.
+    /// The rules of a role; an empty namespace selects a ClusterRole.
     pub fn rules_of(&self, namespace: &str, name: &str) -> Option<Arc<[PolicyRule]>> {
         self.view.current().rules_of(namespace, name)
     }
@@ -179,6 +178,7 @@ impl Rbac {
 
 impl crate::cache::View for index::RbacIndex {
     fn apply(&mut self, kind: usize, object: &Object, deleted: bool) {
+        // The index is that of `RBAC_RESOURCES`: roles first, namespaced ones at odd indices.
         let namespaced = kind % 2 == 1;
         let namespace = if namespaced { object.namespace() } else { "" };
         let name = object.name();
@@ -192,7 +192,7 @@ impl crate::cache::View for index::RbacIndex {
 }
 
 impl Decision {
-    /// Why, in the words of a review; empty where there is nothing to say.
+    /// The reason as in a SubjectAccessReview; may be empty.
     pub fn reason(&self, user: &User) -> String {
         match self {
             Decision::Allow(Some(binding)) => format!("RBAC: allowed by {}", binding.describe(user)),
@@ -217,7 +217,8 @@ impl Attributes<'_> {
         }
     }
 
-    /// Whether the verdict is a permission. Where nobody could be asked it is nobody's fault but ours.
+    /// Converts the verdict to a result. An authorizer that failed is an internal error, not a
+    /// denial.
     pub fn check_verdict(&self, user: &User, verdict: Verdict) -> Result<(), Status> {
         match verdict {
             Verdict { allowed: true, .. } => Ok(()),
@@ -228,7 +229,7 @@ impl Attributes<'_> {
         }
     }
 
-    /// 403 with upstream's text; `reason` may be empty.
+    /// A 403 with upstream's message; `reason` may be empty.
     pub fn forbidden_status(&self, user: &User, reason: &str) -> Status {
         let user_name = quote(&user.name);
         let tail = if reason.is_empty() { String::new() } else { format!(": {reason}") };
@@ -254,7 +255,8 @@ impl Attributes<'_> {
     }
 }
 
-/// Several problems as one text: each once, in brackets where there is more than one.
+/// Aggregates errors as upstream's `utilerrors.Aggregate`: duplicates removed, in brackets if there
+/// are several.
 pub fn aggregate_errors(errors: &[String]) -> String {
     let mut seen = HashSet::new();
     let unique: Vec<&str> =
@@ -263,5 +265,5 @@ pub fn aggregate_errors(errors: &[String]) -> String {
 }
 
 fn row(plural: &str) -> &'static api::Resource {
-    api::resource_table::find_resource(GROUP, "v1", plural).expect("the kinds of RBAC are in the table")
+    api::resource_table::find_resource(GROUP, "v1", plural).expect("RBAC resources are in the resource table")
 }

@@ -1,5 +1,5 @@
-//! GET of one object and LIST of many, from the cache where possible and from the store where a client
-//! asks for the past.
+//! GET and LIST: from the cache, or from the store's history if the client requests an exact
+//! revision.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub async fn get(
     Ok(renderer.object(StatusCode::OK, &object))
 }
 
-/// What upstream has no word for.
+/// An internal error without a reason, as upstream returns it.
 fn unknown_error(message: String) -> Status {
     Status::failure(500, "", message)
 }
@@ -53,7 +53,7 @@ pub async fn list(
     Ok(renderer.list(objects, &meta).await)
 }
 
-/// The objects a list is about and what its metadata says.
+/// The selected objects and the list metadata.
 pub async fn select_objects(
     server: &Server,
     target: &Target,
@@ -82,7 +82,7 @@ pub async fn select_objects(
     }
 }
 
-/// From the cache.
+/// Lists from the cache.
 async fn list_from_cache(
     server: &Server,
     target: &Target,
@@ -98,7 +98,7 @@ async fn list_from_cache(
         let start = format!("{}{start}", prefix(target.resource));
         objects.retain(|object| *object.key >= *start);
     }
-    // What a custom object is selected by is what clients see of it.
+    // Selectors of custom resources match the object in the requested version.
     if options.selection.needs_decoding() {
         objects = server.convert_all_for_request(target.resource, objects).await?;
     }
@@ -108,7 +108,8 @@ async fn list_from_cache(
     }
     let mut meta = ListMeta { revision: snapshot.revision, ..ListMeta::default() };
     if options.limit > 0 && objects.len() > options.limit {
-        // How many more match is only said where it is known without looking: when everything does.
+        // `remainingItemCount` is only set where it needs no counting: without selectors, as
+        // upstream.
         meta.remaining = all.then(|| objects.len() - options.limit);
         objects.truncate(options.limit);
         meta.token = ContinueToken::after(target, objects.last(), snapshot.revision as i64);
@@ -116,7 +117,7 @@ async fn list_from_cache(
     Ok((server.convert_all_for_request(target.resource, objects).await?, meta))
 }
 
-/// From the store's history.
+/// Lists from the store's history.
 async fn list_from_store(
     server: &Server,
     target: &Target,
@@ -130,7 +131,7 @@ async fn list_from_store(
     let mut meta = ListMeta { revision, ..ListMeta::default() };
     let limit = if options.limit == 0 { usize::MAX } else { options.limit };
     loop {
-        // One more than wanted tells whether there is more that matches.
+        // One object beyond the limit shows that more objects match.
         let page = server
             .store
             .list(&collection, from.as_deref(), limit.saturating_add(1).min(1_000), Some(revision))
@@ -168,7 +169,7 @@ fn expired(error: store::Error, start: Option<&str>) -> Status {
         store::Error::Compacted { .. } => match start {
             Some(start) => {
                 let mut status = Status::expired(CONTINUE_EXPIRED);
-                // The client may go on from here, at the price of consistency.
+                // The client may continue from here without consistency.
                 let token =
                     ContinueToken { v: CONTINUE_TOKEN_VERSION.into(), rv: -1, start: start.to_owned() }
                         .print();
@@ -182,7 +183,7 @@ fn expired(error: store::Error, start: Option<&str>) -> Status {
     }
 }
 
-/// The client has seen a revision this server has not.
+/// The requested revision is newer than the store's.
 fn too_large(requested: Revision, current: Revision, retry: u32) -> Status {
     let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
     let mut status = Status::failure(504, "Timeout", message);
@@ -197,7 +198,7 @@ fn too_large(requested: Revision, current: Revision, retry: u32) -> Status {
 }
 
 impl Server {
-    /// Waits until the cache is as fresh as `version` asks.
+    /// Waits until the cache is at least as new as `version` requires.
     pub async fn wait_until_fresh(&self, version: ResourceVersionMatch) -> Result<(), Status> {
         let revision = match version {
             ResourceVersionMatch::Any => return Ok(()),
@@ -214,7 +215,7 @@ impl Server {
         self.cache.shard(&prefix(resource))
     }
 
-    /// The object as the cache knows it now.
+    /// The object in the cache, without waiting.
     pub fn find(&self, target: &Target) -> Option<Arc<Object>> {
         self.shard(target.resource).get(&target.key())
     }
@@ -222,14 +223,14 @@ impl Server {
 
 const CONTINUE_TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
-/// A continue token: upstream's form, so that its tools can read ours.
+/// A continue token in upstream's format, for compatibility with its tools.
 #[derive(Debug, Serialize, Deserialize)]
 struct ContinueToken {
     v: String,
-    /// The revision of the first page; -1 where the client gave up consistency.
+    /// The revision of the first page; -1 for an inconsistent continuation.
     #[serde(default)]
     rv: i64,
-    /// The next key, below the kind's prefix.
+    /// The next key, relative to the resource's prefix.
     #[serde(default)]
     start: String,
 }
@@ -261,7 +262,7 @@ impl ContinueToken {
         if token.start.is_empty() {
             return Err(bad(": encoded start key empty (version meta.k8s.io/v1)".into()));
         }
-        // Nobody continues outside of the list, by whatever spelling.
+        // A manipulated token must not lead outside of the list.
         let key = token.start.strip_prefix('/').unwrap_or(&token.start);
         if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(bad(format!(": {}", token.start)));

@@ -1,6 +1,6 @@
-//! The kinds this server serves: the rows of `api::RESOURCES` that are switched on, and those of custom kinds.
+//! The served resources: the enabled rows of `api::RESOURCES`, and the rows of custom resources.
 //!
-//! Custom rows come and go as one list that is replaced; nobody looks at it who finds a built-in row.
+//! The custom rows are replaced as one list. Lookups of built-in rows do not touch it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,13 +16,14 @@ use crate::cache::REGISTRY_PREFIX;
 pub struct Registry {
     rows: Vec<&'static Resource>,
     custom: RwLock<Arc<CustomRows>>,
-    /// Every custom row there ever was: a kind that comes back gets its row back.
+    /// All custom rows ever created: rows are leaked, so a resource that is defined again reuses
+    /// its row.
     row_cache: Mutex<HashMap<CustomResourceKey, &'static Resource>>,
-    /// Counts how often the custom rows have changed.
+    /// Counts the changes of the custom rows.
     changes: watch::Sender<u64>,
 }
 
-/// The custom kinds that are served now.
+/// The served custom resources.
 #[derive(Default)]
 struct CustomRows {
     rows: Vec<&'static Resource>,
@@ -32,16 +33,16 @@ struct CustomRows {
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum RuntimeConfigError {
     #[error(
-        "runtime-config {0:?} is not of the form group/version[/resource]=true|false or api/all|ga=true|false"
+        "invalid runtime-config entry {0:?}: must be group/version[/resource]=true|false or api/all|ga=true|false"
     )]
     Syntax(String),
-    #[error("runtime-config {0:?} names no known group and version")]
+    #[error("invalid runtime-config entry {0:?}: unknown group and version")]
     Unknown(String),
 }
 
 impl Registry {
-    /// `switches` are upstream's `--runtime-config` entries: `batch/v1=false`, `api/all=true`,
-    /// `apps/v1/deployments=false`. Later entries win over earlier ones.
+    /// `runtime_config` are upstream's `--runtime-config` entries: `batch/v1=false`,
+    /// `api/all=true`, `apps/v1/deployments=false`. Later entries take precedence.
     pub fn new(runtime_config: &[String]) -> Result<Registry, RuntimeConfigError> {
         let mut rows: Vec<(&'static Resource, bool)> = api::RESOURCES.iter().map(|row| (row, true)).collect();
         for entry in runtime_config {
@@ -90,23 +91,23 @@ impl Registry {
         [self.rows.as_slice(), &self.custom.read().rows].concat()
     }
 
-    /// The stored kinds, each once.
+    /// The stored resources, each once.
     pub fn stored(&self) -> impl Iterator<Item = &'static Resource> {
         let mut seen: Option<(&str, &str)> = None;
         self.rows().into_iter().filter(move |row| {
-            // The versions of a custom kind stand side by side and are stored as one.
+            // The versions of a custom resource are adjacent and share one storage.
             let is_duplicate = row.custom.is_some() && seen == Some((row.group, row.plural));
             seen = Some((row.group, row.plural));
             row.storage == Storage::Own && !is_duplicate
         })
     }
 
-    /// Whether there is a built-in kind of that name, which no definition can take.
+    /// Whether a built-in resource has that name. Definitions cannot take it.
     pub fn is_built_in(&self, group: &str, plural: &str) -> bool {
         api::RESOURCES.iter().any(|row| row.group == group && row.plural == plural)
     }
 
-    /// The rows of a definition, which from now on go by it.
+    /// The rows of a definition, updated to it.
     pub fn rows_of(&self, definition: &Arc<Definition>) -> Vec<&'static Resource> {
         let mut row_cache = self.row_cache.lock();
         let mut rows = Vec::new();
@@ -120,7 +121,7 @@ impl Registry {
         rows
     }
 
-    /// Serves these custom kinds and no others.
+    /// Replaces the served custom resources.
     pub fn set_custom_rows(&self, rows: impl Iterator<Item = &'static Resource>) {
         let mut custom = CustomRows { rows: rows.collect(), by_plural: HashMap::new() };
         for row in &custom.rows {
@@ -130,24 +131,24 @@ impl Registry {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Tells when custom rows come, go or change.
+    /// Notifies of changes to the custom rows.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 }
 
-/// The row in whose form objects of `row` are stored.
+/// The row of the version in which objects of `row` are stored.
 pub fn stored_as(row: &'static Resource) -> &'static Resource {
     match row.storage {
         Storage::StoredAs(group, version, plural) => api::RESOURCES
             .iter()
             .find(|other| other.group == group && other.version == version && other.plural == plural)
-            .expect("the table names an existing row as storage"),
+            .expect("the storage row of a resource is in the resource table"),
         _ => row,
     }
 }
 
-/// The store's prefix for objects of `row`, with a slash at the end.
+/// The store's key prefix for objects of `row`, with a trailing slash.
 pub fn prefix(row: &'static Resource) -> String {
     let row = stored_as(row);
     if row.group.is_empty() {

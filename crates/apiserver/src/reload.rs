@@ -1,8 +1,8 @@
-//! Configuration files that are taken up again when they change, without a restart.
+//! Reloads configuration files when they change, without a restart.
 //!
-//! The kernel tells when something happens in a file's folder, so that files written in place, renamed over and
-//! reached through a link that is moved (as in volumes of ConfigMaps) are all noticed, and nothing polls. What
-//! is no good is told in the log and counted, and the old configuration goes on counting.
+//! inotify watches the file's directory rather than the file. This detects files written in place,
+//! replaced by rename, or reached through a symlink that moves (as in ConfigMap volumes), without
+//! polling. An invalid file is logged and counted, and the previous configuration stays active.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,10 +22,10 @@ use tokio::sync::{mpsc, watch};
 use crate::cache::wait_for_shutdown;
 use crate::server::Server;
 
-/// Takes up the new text of a file, or says why not.
+/// Applies the new content of a file, or returns the reason for rejecting it.
 pub type ApplyConfig = Box<dyn Fn(String) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
-/// How often what was reloaded, under upstream's names.
+/// Counts of reloads by configuration name. The metric names are upstream's.
 #[derive(Default)]
 pub struct ReloadMetrics(Mutex<BTreeMap<&'static str, ReloadCount>>);
 
@@ -50,12 +50,18 @@ impl ReloadMetrics {
     pub fn print(&self, out: &mut String) {
         for (config_name, count) in self.0.lock().iter() {
             let name = format!("apiserver_{config_name}_config_controller_automatic_reload");
-            let _ = writeln!(out, "# HELP {name}s_total Reloads of a file.\n# TYPE {name}s_total counter");
+            let _ = writeln!(
+                out,
+                "# HELP {name}s_total Total number of automatic reloads of the configuration split by status.\n# TYPE {name}s_total counter"
+            );
             for (status, number) in [("failure", count.failed), ("success", count.succeeded)] {
                 let _ = writeln!(out, "{name}s_total{{status=\"{status}\"}} {number}");
             }
             let last = format!("{name}_last_timestamp_seconds");
-            let _ = writeln!(out, "# HELP {last} When a file was last reloaded.\n# TYPE {last} gauge");
+            let _ = writeln!(
+                out,
+                "# HELP {last} Timestamp of the last automatic reload of the configuration split by status.\n# TYPE {last} gauge"
+            );
             for (status, time) in [("failure", count.last[0]), ("success", count.last[1])] {
                 if let Some(time) = time {
                     let _ = writeln!(out, "{last}{{status=\"{status}\"}} {time}");
@@ -65,7 +71,7 @@ impl ReloadMetrics {
     }
 }
 
-/// A file that is being watched.
+/// A watched configuration file.
 pub struct ConfigFile {
     path: PathBuf,
     directory: std::io::Result<DirectoryWatcher>,
@@ -73,7 +79,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// From now on no change is missed.
+    /// Starts the watch. Later changes are detected, even before `watch_file` runs.
     pub fn watch(path: PathBuf) -> ConfigFile {
         ConfigFile {
             directory: DirectoryWatcher::of(&path),
@@ -83,7 +89,8 @@ impl ConfigFile {
     }
 }
 
-/// Takes up a file whenever it has changed, until the server stops. `what` is the file's place in metrics.
+/// Applies the file whenever its content changes, until shutdown. `config_name` is its name in
+/// metrics.
 pub async fn watch_file(
     server: Arc<Server>,
     config_name: &'static str,
@@ -94,19 +101,19 @@ pub async fn watch_file(
     let mut directory = match folder {
         Ok(directory) => directory,
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "changes of this file will not be noticed");
+            tracing::warn!(%error, path = %path.display(), "failed to watch config file, changes require a restart");
             return;
         }
     };
     loop {
         tokio::select! {
             is_open = directory.changed() => if !is_open {
-                tracing::warn!(path = %path.display(), "changes of this file are no longer noticed");
+                tracing::warn!(path = %path.display(), "config file watch ended, changes require a restart");
                 return;
             },
             () = wait_for_shutdown(&mut shutdown) => return,
         }
-        // Between two renames there may be no file.
+        // The file may be missing between two renames.
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         if last_content.as_ref() == Some(&text) {
             continue;
@@ -115,18 +122,18 @@ pub async fn watch_file(
         let result = apply(text).await;
         server.reload_metrics.record(config_name, result.is_ok());
         match result {
-            Ok(()) => tracing::info!(path = %path.display(), "took up a configuration that has changed"),
+            Ok(()) => tracing::info!(path = %path.display(), "reloaded config file"),
             Err(reason) => {
-                tracing::error!(path = %path.display(), reason, "the old configuration goes on counting")
+                tracing::error!(path = %path.display(), reason, "failed to reload config file, keeping the previous configuration")
             }
         }
     }
 }
 
-/// What happens in a folder, heard of by a thread that sleeps until the kernel has something to say.
+/// inotify events of a directory, forwarded by a thread that blocks in poll(2).
 struct DirectoryWatcher {
     events: mpsc::Receiver<()>,
-    /// The thread ends when this is closed.
+    /// Closing this end of the pipe ends the thread.
     _end: OwnedFd,
 }
 
@@ -146,7 +153,7 @@ impl DirectoryWatcher {
         Ok(DirectoryWatcher { events, _end: end })
     }
 
-    /// Waits until something has happened; false once nothing is heard any more.
+    /// Waits for an event; false once the watch has ended.
     async fn changed(&mut self) -> bool {
         self.events.recv().await.is_some()
     }
@@ -170,7 +177,7 @@ fn forward_events(fd: &OwnedFd, stop: &OwnedFd, sender: &mpsc::Sender<()>) {
                 Err(_) => return,
             }
         }
-        // One that is waiting to be heard is as good as two.
+        // The channel holds one event: several pending changes need only one reload.
         if let Err(mpsc::error::TrySendError::Closed(())) = sender.try_send(()) {
             return;
         }

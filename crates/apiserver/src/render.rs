@@ -1,6 +1,6 @@
-//! Objects, lists and events in the form a client asked for.
+//! Encodes objects, lists and watch events in the negotiated format.
 //!
-//! Plain JSON of a kind in its stored version is the fast path: bytes are joined, nothing is decoded.
+//! The fast path is plain JSON in the storage version: it joins stored bytes without decoding.
 
 mod field_order;
 mod list;
@@ -21,7 +21,7 @@ use crate::negotiate::{Format, MediaType, OutputKind};
 use crate::object::{Object, ObjectPosition};
 use crate::registry::stored_as;
 
-/// Turns what handlers found into bytes; made once per request.
+/// Encodes the results of handlers; created once per request.
 #[derive(Clone)]
 pub struct Renderer {
     pub resource: &'static Resource,
@@ -30,7 +30,7 @@ pub struct Renderer {
     pub now: Timestamp,
 }
 
-/// `includeObject` of tables.
+/// The `includeObject` option of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IncludeObject {
     Nothing,
@@ -61,12 +61,12 @@ impl IncludeObject {
 }
 
 impl Renderer {
-    /// Stored bytes can be joined as they are.
+    /// Whether stored bytes can be sent unchanged.
     fn is_plain(&self) -> bool {
         self.format.is_plain() && self.is_stored_form()
     }
 
-    /// The version asked for is the one stored.
+    /// Whether the requested version is the storage version.
     fn is_stored_form(&self) -> bool {
         std::ptr::eq(stored_as(self.resource), self.resource)
     }
@@ -81,7 +81,7 @@ impl Renderer {
         self.value(code, self.convert(object, object.revision))
     }
 
-    /// An object that is already decoded, in the version asked for.
+    /// Encodes a decoded object in the requested version.
     pub fn value(&self, code: StatusCode, value: Value) -> Response<Body> {
         match self.format.output_kind {
             OutputKind::Object => encode_response(code, &self.format, value),
@@ -94,7 +94,7 @@ impl Renderer {
         }
     }
 
-    /// A watch event; `first` tells whether a table still owes its column definitions.
+    /// Encodes a watch event. With `first`, a table includes its column definitions.
     pub fn event(&self, kind: &str, object: &Object, revision: Revision, first: bool) -> Bytes {
         if self.is_plain() {
             return json_line(kind, object, revision);
@@ -113,7 +113,7 @@ impl Renderer {
         self.event_value(kind, value, first)
     }
 
-    /// The event for a watcher without selectors, shared between all of them where possible.
+    /// Encodes an event for a watch without selectors. Plain JSON is shared among all watches.
     pub fn shared_event(&self, event: &Event, first: bool) -> Bytes {
         if self.is_plain() {
             event.line()
@@ -122,7 +122,7 @@ impl Renderer {
         }
     }
 
-    /// A bookmark: an object of the kind with nothing but a resourceVersion.
+    /// Encodes a bookmark: an object with only a resourceVersion.
     pub fn bookmark(&self, revision: Revision, initial_events_end: bool, first: bool) -> Bytes {
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if initial_events_end {
@@ -152,7 +152,7 @@ impl Renderer {
         crate::codec::watch_event(self.format.media, kind, value)
     }
 
-    /// The object in the version asked for.
+    /// The object in the requested version.
     pub fn convert(&self, object: &Object, revision: Revision) -> Value {
         crate::codec::from_stored(self.resource, object.value_at(revision))
     }
@@ -163,7 +163,7 @@ impl Renderer {
         partial
     }
 
-    /// A table's row for an object in the version it is stored in, which is what columns know.
+    /// The table row of an object in its storage version, which the columns are defined for.
     fn row(&self, value: Value) -> Value {
         let stored = stored_as(self.resource);
         let cell_values = match self.resource.custom {
@@ -175,7 +175,8 @@ impl Renderer {
         if !conditions.is_empty() {
             row["conditions"] = Value::Array(conditions);
         }
-        // Even a client that wants no objects is told that the initial events are complete.
+        // The end of the initial events is marked in the object's metadata, so it is included even
+        // with `includeObject=None`.
         let is_initial_events_end =
             value.pointer("/metadata/annotations/k8s.io~1initial-events-end").is_some();
         row["object"] = match self.include {
@@ -212,7 +213,8 @@ impl Renderer {
     }
 }
 
-/// Appends the object as `PartialObjectMetadata`, whose metadata are the same in every version of a kind.
+/// Writes the object as `PartialObjectMetadata`. Metadata is the same in every version of a
+/// resource.
 fn write_partial(meta_version: &str, object: &Object, revision: Revision, out: &mut Vec<u8>) {
     let _ = write!(out, "{{\"kind\":\"PartialObjectMetadata\",\"apiVersion\":\"{meta_version}\",");
     object.write_metadata(revision, out);
@@ -221,7 +223,7 @@ fn write_partial(meta_version: &str, object: &Object, revision: Revision, out: &
 
 fn list_meta(meta: &ListMeta) -> Value {
     let mut value = json!({});
-    // What is never stored has no revision.
+    // Lists of resources that are never stored have no revision.
     if meta.revision > 0 {
         value["resourceVersion"] = json!(meta.revision.to_string());
     }
@@ -234,7 +236,8 @@ fn list_meta(meta: &ListMeta) -> Value {
     value
 }
 
-/// A value that is no stored object (reviews, scales, discovery) in the media type asked for.
+/// Encodes a value that is no stored object (review, Scale, discovery) in the negotiated media
+/// type.
 pub fn encode_response(code: StatusCode, format: &Format, value: Value) -> Response<Body> {
     let bytes = match format.media {
         MediaType::Json => json(format, &OrderedJson::object(&value)),
@@ -244,7 +247,7 @@ pub fn encode_response(code: StatusCode, format: &Format, value: Value) -> Respo
     build_response(code, format.media, bytes.into())
 }
 
-/// JSON text, indented for people.
+/// Encodes JSON, indented if requested.
 pub fn json(format: &Format, value: &impl serde::Serialize) -> Vec<u8> {
     let bytes = if format.pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) };
     let mut bytes = bytes.unwrap_or_default();
@@ -261,11 +264,11 @@ pub fn build_response(code: StatusCode, media: MediaType, body: Body) -> Respons
     response
 }
 
-/// A failure, in the media type asked for; tables have no form for it.
+/// Encodes a Status in the negotiated media type; tables do not apply to errors.
 pub fn status_response(format: &Format, status: &Status) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     if status.is_unknown_path() {
-        // Said as upstream's router says it; clients then add what they have asked for.
+        // The response of upstream's router. Clients extend it with the requested resource.
         let mut response =
             build_response(code, MediaType::Json, "404 page not found\n".as_bytes().to_vec().into());
         let text = header::HeaderValue::from_static("text/plain; charset=utf-8");
@@ -273,7 +276,7 @@ pub fn status_response(format: &Format, status: &Status) -> Response<Body> {
         return response;
     }
     let mut response = match format.media {
-        // Fields in upstream's order, for whoever reads them.
+        // Serialized from the struct, so that fields are in upstream's order.
         MediaType::Json => build_response(code, MediaType::Json, json(format, status).into()),
         _ => {
             let value = serde_json::to_value(status).unwrap_or_default();

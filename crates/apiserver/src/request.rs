@@ -1,4 +1,4 @@
-//! What a request asks for, read from its path and query.
+//! The target of a request, parsed from its path and query.
 
 use api::{Resource, Status};
 use http::Method;
@@ -7,32 +7,33 @@ use stream::url_encoding;
 use crate::options::SelectionPredicate;
 use crate::registry::Registry;
 
-/// Where a request goes.
+/// The handler that a path leads to.
 pub enum Route {
-    /// Objects, or a subresource of one.
+    /// Objects, or a subresource of an object.
     Resource(Target),
-    /// `/api`, `/apis`, `/apis/apps`, `/api/v1`…: the segments.
+    /// `/api`, `/apis`, `/apis/apps`, `/api/v1`…, as path segments.
     Discovery(Vec<String>),
-    /// Anything else: health, version, metrics, OpenAPI.
+    /// Any other path: health, version, metrics, OpenAPI.
     NonResource,
 }
 
-/// The objects a request is about.
+/// The objects that a request addresses.
 #[derive(Clone)]
 pub struct Target {
     pub resource: &'static Resource,
-    /// Empty for cluster-scoped kinds and for requests across all namespaces.
+    /// Empty for cluster-scoped resources and for requests across all namespaces.
     pub namespace: String,
     /// Empty for collections.
     pub name: String,
     /// Empty for the object itself.
     pub subresource: String,
-    /// The path was one of the deprecated `/watch/` ones.
+    /// The path is a deprecated `/watch/` path.
     pub watch: bool,
 }
 
 impl Target {
-    /// All objects of a kind in a namespace; empty for cluster-scoped kinds and for all namespaces.
+    /// All objects of a resource in a namespace; empty for cluster-scoped resources and for all
+    /// namespaces.
     pub fn collection(resource: &'static Resource, namespace: &str) -> Target {
         Target {
             resource,
@@ -47,7 +48,7 @@ impl Target {
         Status::not_found(self.resource.group, self.resource.plural, &self.name)
     }
 
-    /// The store's key of the object, or of the collection with a slash at the end.
+    /// The store's key of the object, or of the collection with a trailing slash.
     pub fn key(&self) -> String {
         let prefix = crate::registry::prefix(self.resource);
         match (self.namespace.is_empty(), self.name.is_empty()) {
@@ -60,7 +61,7 @@ impl Target {
 }
 
 impl Target {
-    /// What the keys of all objects begin with that a selection can choose from.
+    /// The common key prefix of all objects that a selection can match.
     pub fn key_prefix(&self, selection: &SelectionPredicate) -> String {
         let collection = Target { name: String::new(), ..self.clone() }.key();
         match selection.exact_name() {
@@ -70,7 +71,7 @@ impl Target {
     }
 }
 
-/// Finds the route of a path.
+/// Parses a path.
 pub fn route(registry: &Registry, path: &str) -> Result<Route, Status> {
     let segments: Vec<String> =
         path.split('/').filter(|segment| !segment.is_empty()).map(url_encoding::unescape).collect();
@@ -86,7 +87,8 @@ pub fn route(registry: &Registry, path: &str) -> Result<Route, Status> {
         rest => (false, rest),
     };
     let (namespace, plural, rest) = match rest {
-        // `namespaces/x/status` is about the namespace; `namespaces/x/pods` about what is in it.
+        // `namespaces/x/status` is a subresource of the namespace, `namespaces/x/pods` a collection
+        // in it.
         ["namespaces", _, "status" | "finalize"] => ("", "namespaces", &rest[1..]),
         ["namespaces", namespace, plural, rest @ ..] => (*namespace, *plural, rest),
         [plural, rest @ ..] => ("", *plural, rest),
@@ -115,7 +117,7 @@ pub fn route(registry: &Registry, path: &str) -> Result<Route, Status> {
     }))
 }
 
-/// The verb of authorization, metrics and audit.
+/// The verb for authorization, metrics and audit.
 pub fn verb(method: &Method, target: &Target, watch: bool) -> &'static str {
     match (method.as_str(), target.name.is_empty()) {
         ("GET" | "HEAD", _) if watch => "watch",
@@ -144,7 +146,7 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
     }
 
-    /// As a query string again, in the order of names.
+    /// Encodes the query, sorted by name.
     pub fn encode(&self) -> String {
         let mut pairs: Vec<&(String, String)> = self.0.iter().collect();
         pairs.sort_by_key(|(name, _)| name);
@@ -176,7 +178,7 @@ impl Query {
         }
     }
 
-    /// As upstream reads booleans in queries: anything but `0` and `false` is true.
+    /// Parses a boolean as upstream does in queries: anything but `0` and `false` is true.
     pub fn flag(&self, name: &str) -> Option<bool> {
         match self.get(name) {
             _ if !self.has(name) => None,
@@ -186,7 +188,7 @@ impl Query {
     }
 }
 
-/// What a query's name or value must be written as.
+/// Percent-encodes a name or value of a query.
 fn percent_encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! Kinds that are asked and answered, never stored.
+//! Resources that are evaluated and never stored: reviews, bindings, component statuses.
 
 use api::json::JsonExt as _;
 use api::selector::{FieldSelector, escape};
@@ -96,7 +96,7 @@ async fn evaluate_access(server: &Server, user: &User, spec: &Value) -> Value {
     status
 }
 
-/// What of a field selector authorizers understand: fields that must have one value.
+/// The part of a field selector that authorizers use: exact matches.
 fn parse_field_selector(selector: &Value) -> FieldSelector {
     let terms = selector.items("requirements").iter().filter_map(|term| match term.items("values") {
         [Value::String(value)] if term.text("operator") == "In" => {
@@ -126,7 +126,7 @@ fn evaluate_rules(server: &Server, user: &User, spec: &Value) -> Result<Value, S
             paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.urls}));
         }
     }
-    // What a node may do depends on its pods.
+    // A node's permissions depend on its pods.
     let node = node_authorizer::node_name_of(user).is_some();
     let mut errors = resolved.errors;
     if node {
@@ -144,7 +144,8 @@ fn evaluate_rules(server: &Server, user: &User, spec: &Value) -> Result<Value, S
     Ok(status)
 }
 
-/// The old health listing. Deprecated upstream; everything here lives and dies with this process.
+/// The deprecated ComponentStatus API. All components run in this process, so they are always
+/// healthy.
 async fn component_statuses(call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     if !matches!(call.method.as_str(), "GET" | "HEAD") {
         return Err(method_not_allowed());

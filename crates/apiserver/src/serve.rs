@@ -1,4 +1,4 @@
-//! The listener: TLS, HTTP/1.1 and HTTP/2, and an orderly end.
+//! The HTTPS listener: TLS, HTTP/1.1 and HTTP/2, timeouts and graceful shutdown.
 
 mod large_response_limiter;
 mod write_budget;
@@ -28,36 +28,36 @@ use crate::server::Server;
 use large_response_limiter::{ConnectionResponses, LargeResponseLimiter, LimitedConnection};
 use write_budget::WriteBudget;
 
-/// How long clients may take: one that dawdles must not keep a connection from others.
+/// Timeouts of clients, so that slow ones cannot hold connections.
 #[derive(Clone, Copy)]
 struct ConnectionTimeouts {
-    /// To shake hands.
+    /// For the TLS handshake.
     handshake: Duration,
-    /// To send the first request's headers.
+    /// For the headers of the first request.
     first_headers: Duration,
-    /// To send the next request's headers over HTTP/1.1, the pause before them included.
+    /// For the headers of the next HTTP/1.1 request, including the idle time before them.
     next_headers: Duration,
 }
 
-/// As upstream has it.
+/// The values are upstream's.
 const CONNECTION_TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts {
     handshake: Duration::from_secs(10),
     first_headers: Duration::from_secs(32),
     next_headers: Duration::from_secs(90),
 };
-/// How long requests may go on after the server was told to stop.
+/// How long active requests may continue after shutdown starts.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Streams a client may open on one HTTP/2 connection, as upstream allows.
+/// Concurrent HTTP/2 streams per connection, as upstream.
 const MAX_STREAMS: u32 = 1000;
-/// Connections open at a time; more wait to be accepted.
+/// Open connections; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
-/// What a connection may hold in memory for a client that does not read, or for headers.
+/// The limit of a connection's send buffer and of request headers.
 const CONNECTION_BUFFER_BYTES: usize = 256 << 10;
 
-/// A connection, and who it is from.
+/// An accepted connection and the client's address.
 pub type AcceptedConnection = (TcpStream, SocketAddr);
 
-/// Where connections come from: a listener, and somebody who listens elsewhere.
+/// The sources of connections: the listener, and connections accepted elsewhere.
 pub struct Connections {
     listener: TcpListener,
     extra: Option<mpsc::Receiver<AcceptedConnection>>,
@@ -104,7 +104,8 @@ async fn serve_with(
     let limiter = LargeResponseLimiter::new(tokio::runtime::Handle::current().metrics().num_workers());
     loop {
         let accept = async {
-            let permit = connection_slots.clone().acquire_owned().await.expect("never closed");
+            let permit =
+                connection_slots.clone().acquire_owned().await.expect("the semaphore is never closed");
             (connections.accept().await, permit)
         };
         tokio::select! {
@@ -122,8 +123,8 @@ async fn serve_with(
                     tokio::spawn(LimitedConnection::new(task, responses));
                 }
                 Err(error) => {
-                    // Out of file descriptors, most likely: let some be closed first.
-                    tracing::warn!(%error, "cannot accept a connection");
+                    // Most likely EMFILE: wait until connections are closed.
+                    tracing::warn!(%error, "failed to accept connection, will retry");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
@@ -132,7 +133,7 @@ async fn serve_with(
     }
     drop(connections);
     if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown()).await.is_err() {
-        tracing::warn!("some requests did not end in time");
+        tracing::warn!("drain timeout exceeded, closing active connections");
     }
 }
 
@@ -153,7 +154,7 @@ async fn connection(
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
-        Err(_) => return tracing::debug!("TLS handshake took too long"),
+        Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
     let peer_certificates = stream.get_ref().1.peer_certificates();
     let peer = Peer::of(&server.authenticators, peer_certificates, Timestamp::now());
@@ -168,7 +169,8 @@ async fn connection(
         let (server, peer, responses) = (server.clone(), peer.clone(), responses.clone());
         async move { Ok::<_, Infallible>(responses.track(server.handle_request(request, peer).await)) }
     });
-    // What was agreed on in the handshake is not guessed from the first bytes, which may never come.
+    // ALPN determines the protocol. Detecting it from the first bytes would wait for bytes that may
+    // never come.
     let builder = auto::Builder::new(TokioExecutor::new());
     let mut builder = if http2 { builder.http2_only() } else { builder.http1_only() };
     builder
@@ -195,7 +197,7 @@ async fn connection(
         result = watcher.watch(connection.into_owned()) => if let Err(error) = result {
             tracing::debug!(%error, "connection ended");
         },
-        () = no_request => tracing::debug!("a client connected and said nothing"),
+        () = no_request => tracing::debug!("closing connection without a request"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! What every handler shares, and the one pipeline every request runs through.
+//! The state that all handlers share, and the pipeline of every request: routing, authentication,
+//! audit, impersonation, flow control, authorization, admission.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -39,20 +40,20 @@ use crate::tunnels::Tunnels;
 use crate::warning_recorder::WarningRecorder;
 use crate::write::with_warnings;
 
-/// Upstream's limit on request bodies.
+/// Upstream's limit of request bodies.
 const MAX_REQUEST_BODY_BYTES: usize = 3 << 20;
-/// Bodies smaller than this are not worth compressing.
+/// Smaller bodies are not compressed.
 pub const MIN_GZIP_BYTES: usize = 128 << 10;
-/// How long an answer may take to begin, the reading of the request included.
+/// The time until a response must start, including reading the request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long Events are kept.
+/// The default TTL of Events.
 pub const EVENT_TTL: Duration = Duration::from_secs(3600);
 
 pub struct Server {
     pub store: Arc<dyn Store>,
     pub cache: Arc<Cache>,
     pub registry: Arc<Registry>,
-    /// The webhooks that convert custom objects.
+    /// The conversion webhooks of custom resources.
     pub conversion_webhooks: crate::custom::ConversionWebhooks,
     pub rbac: Rbac,
     pub metrics: Metrics,
@@ -65,20 +66,20 @@ pub struct Server {
     pub reload_metrics: ReloadMetrics,
     pub policies: Policies,
     pub authenticators: Authenticators,
-    /// `None`: nothing is written down about requests.
+    /// `None`: auditing is disabled.
     pub audit: Option<Arc<Audit>>,
     pub shutdown: watch::Receiver<bool>,
     pub tokens: Tokens,
-    /// How kubelets are spoken to.
+    /// Client TLS for connections to kubelets.
     pub kubelet_client_tls: Option<Arc<pki::ClientTls>>,
-    /// Ways to nodes that cannot be reached otherwise.
+    /// Tunnels to nodes that cannot be dialed directly.
     pub tunnels: Tunnels,
-    /// `true` once the first objects are there.
+    /// True once the bootstrap objects exist.
     pub ready: watch::Receiver<bool>,
     seed: AtomicU64,
 }
 
-/// What a request's body can be: it comes over the wire, or is there already.
+/// A request body: streamed from a connection, or in memory.
 pub trait RequestBody:
     http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send
 {
@@ -89,41 +90,41 @@ impl<B> RequestBody for B where
 {
 }
 
-/// What a request gathers on its way, for when it is answered.
+/// State that a request collects while it is handled and that the response needs.
 struct RequestContext<'a> {
-    /// How long it may take.
+    /// The request's timeout.
     timeout: Duration,
     audit_id: &'a str,
-    /// Its seats.
+    /// Its seats in flow control.
     executing: Option<ExecutingRequest>,
-    /// What is written down about it.
+    /// Its audit record.
     audit_record: Option<AuditRecord>,
-    /// What is told about it beyond the answer.
+    /// Its warnings and audit annotations.
     recorder: Arc<WarningRecorder>,
 }
 
-/// One request, read and authenticated.
+/// A parsed and authenticated request.
 pub struct Call {
     pub method: Method,
     pub path: String,
     pub query: Query,
-    /// The query as it was sent.
+    /// The query as sent.
     pub raw_query: String,
-    /// Where the client is, if it is elsewhere.
+    /// The client's IP address; `None` in the same process.
     pub remote: Option<std::net::IpAddr>,
     pub headers: http::HeaderMap,
     pub body: Bytes,
     pub user: User,
     pub format: Format,
     pub now: Timestamp,
-    /// What is told about it beyond the answer.
+    /// Its warnings and audit annotations.
     pub recorder: Arc<WarningRecorder>,
-    /// The connection, for another protocol than HTTP.
+    /// The connection, for protocol upgrades.
     pub upgrade: Option<OnUpgrade>,
 }
 
 impl Call {
-    /// A header's text, or `""`.
+    /// A header's value, or `""`.
     pub fn header(&self, name: impl header::AsHeaderName) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
     }
@@ -173,7 +174,7 @@ impl Server {
         }
     }
 
-    /// A number in `0.0..1.0`, good enough to spread things out.
+    /// A pseudorandom number in `0.0..1.0`, for spreading load. Not for secrets.
     pub fn random(&self) -> f64 {
         // SplitMix64.
         let mut z = self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
@@ -182,7 +183,7 @@ impl Server {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Answers one request; never fails, a failure is an answer too.
+    /// Handles one request. Errors are returned as responses.
     pub async fn handle_request<B: RequestBody>(
         self: &Arc<Server>,
         request: Request<B>,
@@ -194,7 +195,7 @@ impl Server {
         let head = *request.method() == Method::HEAD;
         let audit_id = audit_id(&request);
         let query = Query::parse(request.uri().query().unwrap_or(""));
-        // A failure to negotiate is told in JSON.
+        // Negotiation errors are returned as JSON.
         let format = negotiate(request.headers(), &query).unwrap_or(Format::JSON);
         let route = route(&self.registry, request.uri().path());
         let label = match &route {
@@ -262,12 +263,12 @@ impl Server {
         let path = request.uri().path().to_owned();
         let raw_query = request.uri().query().unwrap_or("").to_owned();
         let (mut parts, body) = request.into_parts();
-        // HTTP/2 names the host elsewhere.
+        // HTTP/2 sends the host as `:authority`.
         if let Some(host) = parts.uri.authority().and_then(|host| host.as_str().parse().ok()) {
             parts.headers.entry(header::HOST).or_insert(host);
         }
         let method = parts.method.clone();
-        // Whoever lists one object by its name asks about that one.
+        // A list with a field selector on metadata.name is authorized for that name.
         let selected = FieldSelector::parse(query.get("fieldSelector")).unwrap_or_default();
         let request_info = match &route {
             Ok(Route::Resource(target)) => {
@@ -314,9 +315,9 @@ impl Server {
         attributes.check_verdict(&user, verdict)?;
         let remote = self.aggregator.find_remote(&path);
         let format = match (negotiate(&parts.headers, &query), &route) {
-            // Others have forms of their own as well.
+            // Aggregated API servers negotiate formats themselves.
             (Err(_), _) if remote.is_some() => Format::JSON,
-            // These have forms of their own, as OpenAPI's protobuf and aggregated discovery.
+            // OpenAPI and discovery have additional formats.
             (Err(_), Ok(Route::NonResource | Route::Discovery(_))) => Format::JSON,
             (format, _) => format?,
         };
@@ -352,7 +353,7 @@ impl Server {
         }
     }
 
-    /// Who asks; from here on the request may leave a trail.
+    /// Authenticates the request and starts its audit record.
     async fn authenticate(
         &self,
         peer: &Peer,
@@ -405,7 +406,7 @@ impl Server {
             crate::custom::check_request(call, verb)?;
         }
         if target.resource.storage == api::resource_table::Storage::None {
-            // What cannot be listed has no columns.
+            // Tables require a resource that can be listed.
             if call.format.output_kind == OutputKind::Table && !target.resource.verb_names().contains(&"list")
             {
                 return Err(not_acceptable());
@@ -418,7 +419,7 @@ impl Server {
             ("GET" | "HEAD", _) => {
                 if watch {
                     if call.headers.contains_key(header::UPGRADE) {
-                        return Err(Status::bad_request("watches do not speak WebSocket here"));
+                        return Err(Status::bad_request("watch over WebSocket is not supported"));
                     }
                     let options = ListOptions::parse(&call.query, &target)?;
                     return crate::watch::watch(self, &target, options, renderer).await;
@@ -443,7 +444,7 @@ impl Server {
     }
 }
 
-/// The word on kinds that have been superseded.
+/// The warning for deprecated API versions.
 fn deprecation(target: &Target) -> Option<String> {
     let row = target.resource;
     if let Some(crd) = row.custom {
@@ -453,12 +454,13 @@ fn deprecation(target: &Target) -> Option<String> {
         .then(|| "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned())
 }
 
-/// Only collections are watched, except on the deprecated `/watch/` paths.
+/// Only collections can be watched, except through the deprecated `/watch/` paths.
 fn is_watch(query: &Query, target: &Target) -> bool {
     target.watch || target.name.is_empty() && query.flag("watch").unwrap_or(false)
 }
 
-/// A client may want to wait less long, never longer. (A watch is answered at once; its body goes on.)
+/// Clients may shorten the timeout, not extend it. Watches return their headers at once, so it does
+/// not limit their bodies.
 fn request_timeout(query: &Query) -> Duration {
     let requested =
         api::time::parse_duration(query.get("timeout")).ok().and_then(|time| time.try_into().ok());
@@ -476,17 +478,17 @@ fn timed_out() -> Status {
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("of unknown cause")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("unknown cause")
 }
 
-/// A defect of ours must not take the connection with it.
+/// A panic while handling a request must not close the connection.
 fn panic_status(panic: &(dyn std::any::Any + Send)) -> Status {
     let message = panic_text(panic);
-    tracing::error!(message, "a request made the server panic");
-    Status::internal("this request caused the server to panic, look in its log for details")
+    tracing::error!(message, "panic while handling request");
+    Status::internal("this request caused apiserver to panic, look in the logs for details")
 }
 
-/// What is sent instead of a body still says how long the body is.
+/// The response to HEAD keeps the Content-Length.
 fn without_body(response: Response<Body>) -> Response<Body> {
     let size = response.body().size();
     let mut response = response.map(|_| Body::empty());
@@ -523,7 +525,7 @@ fn accepts_gzip<B>(request: &Request<B>) -> bool {
     accepted.is_some_and(|text| text.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")))
 }
 
-/// The client's id for the request, or one of ours.
+/// The client's Audit-ID, or a new one.
 fn audit_id<B>(request: &Request<B>) -> String {
     let given = request.headers().get("audit-id").and_then(|value| value.to_str().ok());
     match given {

@@ -1,9 +1,10 @@
-//! Cluster IPs and node ports: what is taken, and the claims of Services on the rest.
+//! Allocates cluster IPs and node ports for Services.
 //!
-//! Several servers may share a store, so what is taken is decided there: a cluster IP by its IPAddress object,
-//! as upstream does it, and a node port by a key of its own. Both are made before the Service is stored and
-//! removed after it is gone; whoever finds one there already chooses again. Within one server a lock spans the
-//! choice and the write, so that its own Services never get in each other's way.
+//! Several servers may share a store, so allocations are recorded there: a cluster IP by its
+//! IPAddress object, as upstream, and a node port by a key of its own. Both are created before the
+//! Service is stored and deleted after it is removed. A server that finds one already taken chooses
+//! again. Within one server a lock spans choice and write, so that its own Services do not
+//! conflict.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -26,9 +27,10 @@ use crate::request::Target;
 use crate::server::Server;
 use crate::write::{WriteOptions, WriteResult};
 
-/// Where the store says which Service has a node port.
+/// The store prefix of node port reservations; the value references the Service.
 const NODE_PORT_PREFIX: &str = "/skiff/nodeports/";
-/// What has no Service after this long was left behind by a server that stopped in between.
+/// An allocation without a Service that is older than this was orphaned by a server that stopped
+/// between the two writes.
 const ORPHAN_GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(60);
 
 pub struct ServiceAllocator {
@@ -36,7 +38,7 @@ pub struct ServiceAllocator {
     allocation_lock: Arc<Mutex<()>>,
 }
 
-/// What a write will take and give back; dropped without `keep`, nothing happens.
+/// The allocations of one write. Without `commit`, dropping it has no effect.
 #[derive(Default)]
 pub struct AllocationClaim(Option<PendingAllocation>);
 
@@ -44,7 +46,7 @@ struct PendingAllocation {
     guard: Option<OwnedMutexGuard<()>>,
     store: Arc<dyn Store>,
     changes: AllocationChanges,
-    /// What was put into the store to hold what is taken.
+    /// Keys and revisions of the reservations created for this write, for the rollback.
     allocated_keys: Vec<(Arc<str>, Revision)>,
 }
 
@@ -53,7 +55,7 @@ impl ServiceAllocator {
         ServiceAllocator { ranges, allocation_lock: Arc::default() }
     }
 
-    /// Fills in the allocated fields of a Service; other kinds claim nothing.
+    /// Sets the allocated fields of a Service; other resources need no allocation.
     pub async fn claim(
         &self,
         server: &Server,
@@ -65,7 +67,7 @@ impl ServiceAllocator {
             return Ok(AllocationClaim::default());
         }
         let guard = self.allocation_lock.clone().lock_owned().await;
-        // What was given back a moment ago may be had again.
+        // Addresses that were just released are available again.
         server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
         let ports = match new.at("spec").text("type") {
             "NodePort" | "LoadBalancer" => reserved_ports(server).await?.into_keys().collect(),
@@ -81,8 +83,9 @@ impl ServiceAllocator {
         }
     }
 
-    /// Everything a Service holds, to be given back once it is removed. Claimed before that, so that nobody
-    /// here sees the Service gone and its addresses still taken.
+    /// Releases everything that a Service has allocated after it is removed. Takes the lock before
+    /// the removal, so that no writer of this server sees the Service removed and its addresses
+    /// still allocated.
     pub async fn claim_release(
         &self,
         server: &Server,
@@ -112,8 +115,8 @@ impl AllocationClaim {
         }))
     }
 
-    /// Holds what is claimed in the store, just before the Service is written. `false`: another server was
-    /// faster, and the cache knows by now.
+    /// Creates the reservations in the store, just before the Service is written. `false`: another
+    /// server was faster, and the cache is up to date by now.
     pub async fn reserve(&mut self, server: &Server, service: &Value) -> Result<bool, Status> {
         let Some(allocation) = &mut self.0 else { return Ok(true) };
         for port in allocation.changes.allocated_ports.clone() {
@@ -124,7 +127,7 @@ impl AllocationClaim {
             }
         }
         for ip in allocation.changes.allocated_ips.clone() {
-            // Boxed, since this itself creates an object.
+            // Boxed because creating an object contains this future.
             match Box::pin(reserve_ip(server, ip, service)).await {
                 Ok(allocated_key) => allocation.allocated_keys.push(allocated_key),
                 Err(status) if status.reason == "AlreadyExists" => return Ok(false),
@@ -134,18 +137,19 @@ impl AllocationClaim {
         Ok(true)
     }
 
-    /// The Service has been stored; kinds that claim nothing are not even decoded.
+    /// Like `commit`, without decoding objects that have no allocation.
     pub async fn commit_for(self, server: &Server, stored: &Object) {
         if self.0.is_some() {
             self.commit(server, &stored.value()).await;
         }
     }
 
-    /// The write has happened.
+    /// Commits after the write has succeeded.
     pub async fn commit(self, server: &Server, service: &Value) {
         let Some(mut allocation) = self.0 else { return };
         allocation.allocated_keys.clear();
-        // Still under the lock, so that the next one to hold an address does not find the last one's.
+        // Still under the lock, so that the next Service with this address does not find the old
+        // IPAddress.
         for ip in allocation.changes.released_ips.clone() {
             release_ip(server, ip).await;
         }
@@ -155,7 +159,7 @@ impl AllocationClaim {
     }
 }
 
-/// A write that did not happen takes nothing; nobody else here chooses before that is so.
+/// Rolls back the reservations of a write that failed, under the lock.
 impl Drop for PendingAllocation {
     fn drop(&mut self) {
         if self.allocated_keys.is_empty() {
@@ -165,7 +169,7 @@ impl Drop for PendingAllocation {
             (self.guard.take(), self.store.clone(), std::mem::take(&mut self.allocated_keys));
         tokio::spawn(async move {
             for (key, revision) in allocated_keys {
-                // Whatever remains is found when a server starts.
+                // Reservations that remain are released by `repair`.
                 let _ = store.write(delete_write(key, revision)).await;
             }
             drop(guard);
@@ -187,7 +191,7 @@ fn owner(service: &Value) -> String {
     format!("{}/{}", metadata.text("namespace"), metadata.text("name"))
 }
 
-/// What stands under a node port's key.
+/// The value of a node port reservation.
 fn port_value(owner: &str, now: Timestamp) -> Bytes {
     json!({"service": owner, "since": now.as_second()}).to_string().into()
 }
@@ -213,7 +217,7 @@ async fn release_port(server: &Server, port: u16, owner: &str) {
     let Ok(Some(entry)) = server.store.get(&format!("{NODE_PORT_PREFIX}{port}")).await else { return };
     let value: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
     if value.text("service") == owner {
-        // If it changed meanwhile, it is no longer ours.
+        // A revision mismatch means that another Service has the port now.
         let _ = server.store.write(delete_write(entry.key, entry.revision)).await;
     }
 }
@@ -239,7 +243,7 @@ impl AllocatorState for ServerPools<'_> {
 
 fn ip_address_target(ip: IpAddr) -> Target {
     let resource = api::resource_table::find_resource("networking.k8s.io", "v1", "ipaddresses")
-        .expect("ipaddresses are in the table");
+        .expect("ipaddresses are in the resource table");
     Target { name: ip.to_string(), ..Target::collection(resource, "") }
 }
 
@@ -263,7 +267,7 @@ async fn reserve_ip(server: &Server, ip: IpAddr, service: &Value) -> Result<(Arc
     let options = WriteOptions::internal(Timestamp::now());
     match server.create_object(&collection, value, &options, None).await? {
         (WriteResult::Stored(object), _) => Ok((object.key.clone(), object.revision)),
-        (WriteResult::DryRun(_), _) => Err(Status::internal("an IPAddress was not stored")),
+        (WriteResult::DryRun(_), _) => Err(Status::internal("IPAddress was not stored")),
     }
 }
 
@@ -277,14 +281,16 @@ async fn release_ip(server: &Server, ip: IpAddr) {
     }
 }
 
-/// How often an IPAddress may change while it is being removed.
+/// How often an IPAddress may change while it is being deleted.
 const MAX_RELEASE_ATTEMPTS: usize = 20;
 
-/// Holds what Services have and gives back what none has, in case a server stopped in between. What is new is
-/// left alone: its Service may be about to be written.
+/// Reserves what Services use, and releases reservations without a Service, which a crash between
+/// two writes leaves behind. Recent reservations are kept: their Service may be about to be
+/// written.
 pub async fn repair(server: &Server, now: Timestamp) {
     let is_old = |since: Timestamp| now.duration_since(since) > ORPHAN_GRACE_PERIOD;
-    let row = api::resource_table::find_resource("", "v1", "services").expect("services are in the table");
+    let row =
+        api::resource_table::find_resource("", "v1", "services").expect("services are in the resource table");
     let (mut ips, mut ports) = (HashMap::new(), HashMap::new());
     for service in server.shard(row).snapshot(&crate::registry::prefix(row), 0).objects {
         let service = Arc::new(service.value());
@@ -296,7 +302,7 @@ pub async fn repair(server: &Server, now: Timestamp) {
         if server.find(&ip_address_target(*ip)).is_none()
             && let Err(status) = reserve_ip(server, *ip, service).await
         {
-            tracing::warn!(%ip, error = status.message, "cannot hold a cluster IP by an IPAddress");
+            tracing::warn!(%ip, error = status.message, "failed to create IPAddress for cluster IP");
         }
     }
     let addresses = ip_address_target(IpAddr::from([0, 0, 0, 0])).resource;
@@ -315,20 +321,20 @@ pub async fn repair(server: &Server, now: Timestamp) {
         if !reserved.contains_key(port)
             && let Err(error) = reserve_port(server, *port, service).await
         {
-            tracing::warn!(port, %error, "cannot hold a node port");
+            tracing::warn!(port, %error, "failed to reserve node port");
         }
     }
     for (port, entry) in reserved.into_iter().filter(|(port, _)| !ports.contains_key(port)) {
         let value: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
         let since = value.int("since").and_then(|since| Timestamp::from_second(since).ok());
         if since.is_none_or(is_old) {
-            tracing::info!(port, "a node port was left behind");
+            tracing::info!(port, "releasing orphaned node port");
             let _ = server.store.write(delete_write(entry.key, entry.revision)).await;
         }
     }
 }
 
-/// Looks once more when everything that was left behind before the start is old enough.
+/// Repairs again once all reservations from before the start exceed the grace period.
 pub async fn repair_after_grace_period(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     tokio::select! {
         () = tokio::time::sleep(ORPHAN_GRACE_PERIOD.unsigned_abs() + Duration::from_secs(1)) => {

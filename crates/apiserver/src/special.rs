@@ -1,4 +1,5 @@
-//! What a few kinds need from the request, or ask of a subresource, beyond the rules in `api`.
+//! Behaviour of single resources that needs the request or a clock, or concerns a subresource,
+//! beyond the rules in `api`.
 
 use api::certificates::certificate_signing_request;
 use api::core::namespace;
@@ -10,12 +11,13 @@ use serde_json::{Map, Value};
 use crate::server::Call;
 use crate::strategy;
 
-/// Fills in what only the request knows, after the kind's own rules have prepared the object.
+/// Sets fields that depend on the request, after the resource's own `prepare_create`.
 pub fn before_create(stored: &Resource, value: &mut Value, call: Option<&Call>) {
     if (stored.group, stored.plural) == ("certificates.k8s.io", "certificatesigningrequests")
         && let Some(call) = call
     {
-        // Who asks for a certificate is not for them to say; `prepare_create` has dropped what the client said.
+        // The requester is the authenticated user; `prepare_create` has dropped what the client
+        // sent.
         certificate_signing_request::set_requester(
             value,
             &call.user.name,
@@ -26,7 +28,7 @@ pub fn before_create(stored: &Resource, value: &mut Value, call: Option<&Call>) 
     }
 }
 
-/// Before an update through `/status`, what needs a clock or the kind's name.
+/// Prepares an update through `/status` that needs a clock.
 pub fn prepare_status(stored: &Resource, new: &mut Value, old: &Value, now: &str) {
     match (stored.group, stored.plural) {
         ("certificates.k8s.io", _) => certificate_signing_request::prepare_status(new, old, now),
@@ -40,7 +42,7 @@ pub fn prepare_approval(new: &mut Value, old: &Value, now: &str) {
     certificate_signing_request::prepare_approval(new, old, now);
 }
 
-/// The times the server alone knows, in a new or changed object.
+/// Sets timestamps that only the server may set.
 pub fn set_server_times(stored: &Resource, value: &mut Value, now: &str) {
     if strategy::is(stored, "resource.k8s.io", "resourceslices") {
         resource_slice::set_taint_time(value, now);
@@ -50,7 +52,7 @@ pub fn set_server_times(stored: &Resource, value: &mut Value, now: &str) {
     }
 }
 
-/// A volume says since when it is in its phase, unless whoever set the phase has said so.
+/// Sets `lastPhaseTransitionTime` when the phase changes, unless the client has set it.
 fn set_phase_transition_time(new: &mut Value, old: &Value, now: &str) {
     const TIME: &str = "lastPhaseTransitionTime";
     let before = old.at("status").at(TIME);
@@ -64,7 +66,7 @@ fn set_phase_transition_time(new: &mut Value, old: &Value, now: &str) {
     }
 }
 
-/// The rules of changes through a subresource other than status.
+/// Validates updates through subresources other than status.
 pub fn validate_subresource(
     stored: &Resource,
     subresource: &str,
@@ -81,7 +83,7 @@ pub fn validate_subresource(
             certificate_signing_request::validate_approval(new, old, errors);
         }
         ("namespaces", "finalize") => namespace::validate_finalize(new, errors),
-        // Bindings and evictions are checked where they are merged.
+        // Bindings and evictions are validated in their handlers.
         _ => {}
     }
 }

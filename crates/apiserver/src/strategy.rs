@@ -1,10 +1,10 @@
-//! Where kinds differ in how they are written: upstream's strategies, as tables.
+//! Differences in how resources are written: upstream's strategies, as tables.
 
 use api::Resource;
 
 type ResourceNames = &'static [(&'static str, &'static str)];
 
-/// Kinds that a PUT may also make (upstream's `AllowCreateOnUpdate`).
+/// Resources that PUT may create (upstream's `AllowCreateOnUpdate`).
 const ALLOW_CREATE_ON_UPDATE: ResourceNames = &[
     ("", "endpoints"),
     ("", "events"),
@@ -18,7 +18,7 @@ const ALLOW_CREATE_ON_UPDATE: ResourceNames = &[
     ("rbac.authorization.k8s.io", "roles"),
 ];
 
-/// Kinds whose updates must name the version they replace (no `AllowUnconditionalUpdate` upstream).
+/// Resources whose updates require a resourceVersion (no `AllowUnconditionalUpdate` upstream).
 const FORBID_UNCONDITIONAL_UPDATE: ResourceNames = &[
     ("admissionregistration.k8s.io", "mutatingadmissionpolicies"),
     ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings"),
@@ -37,7 +37,7 @@ const FORBID_UNCONDITIONAL_UPDATE: ResourceNames = &[
     ("storage.k8s.io", "volumeattachments"),
 ];
 
-/// Kinds whose deletion is answered with the object itself (upstream's `ReturnDeletedObject`).
+/// Resources whose deletion returns the object (upstream's `ReturnDeletedObject`).
 const RETURN_DELETED_OBJECT: ResourceNames = &[
     ("", "namespaces"),
     ("", "persistentvolumeclaims"),
@@ -58,7 +58,7 @@ const RETURN_DELETED_OBJECT: ResourceNames = &[
     ("storage.k8s.io", "volumeattributesclasses"),
 ];
 
-/// Kinds whose `/status` changes nothing of the metadata.
+/// Resources whose `/status` updates ignore metadata.
 const STATUS_IGNORES_METADATA: ResourceNames = &[
     ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
     ("apiregistration.k8s.io", "apiservices"),
@@ -69,11 +69,10 @@ const STATUS_IGNORES_METADATA: ResourceNames = &[
     ("storage.k8s.io", "volumeattachments"),
 ];
 
-/// Kinds whose dependents outlive them unless the deletion says otherwise, since they did in the first
-/// versions of the kinds.
+/// Resources whose dependents are orphaned by default, for compatibility with their first versions.
 const ORPHAN_BY_DEFAULT: ResourceNames = &[("", "replicationcontrollers"), ("batch", "jobs")];
 
-/// Groups whose objects may have finalizers that name nobody.
+/// Groups that do not validate finalizer names.
 const GROUPS_WITH_ANY_FINALIZER: &[&str] = &[
     "admissionregistration.k8s.io",
     "apiextensions.k8s.io",
@@ -83,7 +82,7 @@ const GROUPS_WITH_ANY_FINALIZER: &[&str] = &[
     "policy",
 ];
 
-/// Finalizers have to be standard ones or name who they belong to.
+/// Whether finalizers must be standard ones or have a domain-qualified name.
 pub fn requires_valid_finalizer_names(stored: &Resource) -> bool {
     stored.custom.is_none() && !GROUPS_WITH_ANY_FINALIZER.contains(&stored.group)
 }
@@ -104,7 +103,7 @@ pub fn return_deleted_object(stored: &Resource) -> bool {
     contains(RETURN_DELETED_OBJECT, stored)
 }
 
-/// The policy of a deletion that names none.
+/// The propagation policy of a delete request without one.
 pub fn default_propagation(stored: &Resource) -> &'static str {
     if contains(ORPHAN_BY_DEFAULT, stored) { "Orphan" } else { "" }
 }
@@ -117,7 +116,7 @@ pub fn has_status(row: &Resource) -> bool {
     row.subresource("status").is_some()
 }
 
-/// The metadata that an update through `/status` may change.
+/// The metadata fields that a `/status` update may change.
 pub fn status_mutable_metadata(stored: &Resource) -> &'static [&'static str] {
     match (stored.group, stored.plural) {
         _ if stored.custom.is_some() || contains(STATUS_IGNORES_METADATA, stored) => &[],
@@ -127,8 +126,8 @@ pub fn status_mutable_metadata(stored: &Resource) -> &'static [&'static str] {
     }
 }
 
-/// Fields that a write through this door does not change, and so nobody owns through it (upstream's
-/// `GetResetFields`).
+/// Fields that a write through this subresource does not change and therefore does not own
+/// (upstream's `GetResetFields`).
 pub fn reset_fields(stored: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
     match (subresource, stored.group, stored.plural) {
         ("", "certificates.k8s.io", _) => &[&["spec"], &["status"]],

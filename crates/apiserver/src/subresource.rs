@@ -1,4 +1,4 @@
-//! Subresources: the doors that are views of the object, and those that do something with it.
+//! Dispatches subresource requests: views of the object, and actions on it.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub async fn handle(server: &Arc<Server>, call: &Call, target: &Target) -> Resul
     }
 }
 
-/// Reads or changes the part of the object that a door shows.
+/// Reads or updates the part of the object that the view shows.
 async fn handle_view(
     server: &Server,
     call: &Call,
@@ -66,13 +66,13 @@ async fn handle_view(
     }
 }
 
-/// Puts a pod onto a node: what the scheduler does.
+/// Binds a pod to a node, for the scheduler.
 pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Response<Body>, Status> {
     let options = WriteOptions::parse(call, "CreateOptions")?;
     let media = codec::body_media(&call.headers)?;
     let mut binding = codec::decode(media, &call.body, ("", "v1", "Binding"), options.validation)?.value;
     crate::create::set_namespace(&mut binding, target)?;
-    let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the table");
+    let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the resource table");
     let name = binding.at("metadata").text("name").to_owned();
     if !target.name.is_empty() && name != target.name {
         return Err(Status::bad_request("name in URL does not match name in Binding object"));
@@ -93,7 +93,7 @@ pub async fn bind(server: &Server, call: &Call, target: &Target) -> Result<Respo
         check_uid(&pod, binding.at("metadata").text("uid"), before)?;
         let mut value = bind_pod(before, &binding, &now)
             .map_err(|reason| Status::conflict("", "pods/binding", &name, &reason))?;
-        // A version in the binding is the pod's.
+        // A resourceVersion in the binding is a precondition on the pod.
         let version = binding.at("metadata").at("resourceVersion");
         if !version.is_null() {
             value.object_mut("metadata").insert("resourceVersion".into(), version.clone());
@@ -133,7 +133,7 @@ fn bind_pod(before: &Value, binding: &Value, now: &str) -> Result<Value, String>
     Ok(pod)
 }
 
-/// Puts a condition in the place of the one of its type; its time is that of the last change of its status.
+/// Replaces the condition of the same type. lastTransitionTime changes only with the status.
 pub fn set_condition(object: &mut Value, mut condition: Value, now: &str) {
     let status = object.object_mut("status");
     let list = status.entry("conditions").or_insert_with(|| json!([]));

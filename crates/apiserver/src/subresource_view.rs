@@ -1,4 +1,6 @@
-//! The doors to an object: itself, and the subresources that show and change a part of it.
+//! Views of an object: the object itself, and the subresources that read and write a part of it.
+//!
+//! Counterpart upstream: the per-subresource REST storages (`StatusREST`, `ScaleREST`, ...).
 
 use api::custom::CrdHandle;
 use api::json::JsonExt as _;
@@ -24,7 +26,8 @@ pub enum SubresourceView {
 }
 
 impl SubresourceView {
-    /// The door a subresource's name opens; `None` for those that are no view of the object.
+    /// The view that a subresource's name selects; `None` for subresources that are no view of the
+    /// object.
     pub fn from_subresource(subresource: &str) -> Option<SubresourceView> {
         Some(match subresource {
             "" => SubresourceView::Object,
@@ -38,7 +41,7 @@ impl SubresourceView {
         })
     }
 
-    /// Group, version and kind of what goes through.
+    /// Group, version and kind of the request and response body.
     pub fn kind(self, row: &Resource) -> (&'static str, &'static str, &'static str) {
         match self {
             SubresourceView::Scale => ("autoscaling", "v1", "Scale"),
@@ -46,7 +49,7 @@ impl SubresourceView {
         }
     }
 
-    /// What a client sees of the stored object.
+    /// The stored object as a client of this view reads it.
     pub fn project(self, row: &'static Resource, stored: Value) -> Result<Value, Status> {
         match (self, row.custom) {
             (SubresourceView::Scale, Some(crd)) => custom_scale(crd, &stored),
@@ -55,7 +58,7 @@ impl SubresourceView {
         }
     }
 
-    /// The stored object after a client has sent `sent`.
+    /// The stored object after the client's update `sent`.
     pub fn apply_update(self, row: &'static Resource, before: &Value, sent: Value) -> Result<Value, Status> {
         if matches!(
             self,
@@ -75,7 +78,7 @@ impl SubresourceView {
             }
         }
         let mut value = before.clone();
-        // The versions a client insists on still count.
+        // Preconditions of the client still apply to the whole object.
         for name in ["resourceVersion", "uid"] {
             copy(sent.at("metadata"), value.object_mut("metadata"), name);
         }
@@ -131,8 +134,8 @@ fn copy(from: &Value, to: &mut serde_json::Map<String, Value>, name: &str) {
     }
 }
 
-/// A resize changes the resources (and how to resize them) of containers that are there, nothing else.
-/// Other containers than before are left for the rules to refuse.
+/// Copies the resources and resize policies of existing containers; other fields of the update are
+/// ignored. If the containers differ, the whole list is copied, so that validation rejects it.
 fn merge_container_resources(sent: &Value, spec: &mut serde_json::Map<String, Value>, list: &str) {
     let existing = spec.get(list).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let names = |list: &[Value]| list.iter().map(|c| c.text("name").to_owned()).collect::<Vec<_>>();

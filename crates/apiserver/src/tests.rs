@@ -1,4 +1,4 @@
-//! Whole requests against a server in this process, on a store in a temporary directory.
+//! End-to-end requests against an in-process server with a store in a temporary directory.
 
 mod health;
 mod namespaces;
@@ -28,7 +28,7 @@ use crate::services::ServiceAllocator;
 use crate::tokens::Tokens;
 use crate::warning_recorder::WarningRecorder;
 
-/// How long tokens of these servers live at most.
+/// The maximum token lifetime of the test servers.
 pub const MAX_TOKEN_SECONDS: i64 = 400 * 24 * 3600;
 
 pub struct TestServer {
@@ -38,12 +38,12 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// A server as it is once it has started.
+    /// A started server with its bootstrap objects.
     pub async fn start() -> TestServer {
         TestServer::start_with(Config::default()).await
     }
 
-    /// The same on a store of this configuration.
+    /// Like `start`, with this store configuration.
     pub async fn start_with(config: Config) -> TestServer {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let store = Arc::new(LogStore::open(directory.path(), config).expect("an empty store"));
@@ -72,7 +72,7 @@ impl TestServer {
         ));
         let test_server = TestServer { server, stop, _directory: directory };
         test_server.bootstrap(6443).await;
-        // Without which no pod can be made.
+        // The ServiceAccount admission plugin rejects pods without it.
         test_server
             .send(
                 "POST /api/v1/namespaces/default/serviceaccounts",
@@ -97,19 +97,19 @@ impl TestServer {
             .expect("the first objects");
     }
 
-    /// Answers `"POST /api/v1/…?query"` with a code and a JSON value.
+    /// Sends `"POST /api/v1/…?query"` and returns the status code and the JSON body.
     pub async fn call(&self, request: &str, content_type: &str, body: &str) -> (u16, Value) {
         let groups = vec!["system:masters".into()];
         let admin = User { name: "admin".into(), groups, ..User::default() };
         self.call_as(admin, request, content_type, body).await
     }
 
-    /// The same for any user, who is not asked whether they may.
+    /// Like `call`, as any user, without authorization.
     pub async fn call_as(&self, user: User, request: &str, content_type: &str, body: &str) -> (u16, Value) {
         self.call_with_recorder(user, request, content_type, body).await.0
     }
 
-    /// The same with what is told besides the answer.
+    /// Like `call_as`, and returns the warnings and audit annotations.
     pub async fn call_with_recorder(
         &self,
         user: User,
@@ -139,7 +139,7 @@ impl TestServer {
         };
         let answer = match route(&self.server.registry, path) {
             Ok(Route::Resource(target)) => self.server.handle_resource(&call, target).await,
-            Ok(_) => panic!("{path} is no resource"),
+            Ok(_) => panic!("{path} is not a resource path"),
             Err(status) => Err(status),
         };
         let answer = match answer {
@@ -162,7 +162,7 @@ impl TestServer {
     }
 }
 
-/// A code and the message of a failure, or the values at `paths`.
+/// The code and the message of a failure, or the values at `paths`.
 pub fn summary((code, value): &(u16, Value), paths: &[&str]) -> String {
     if value.text("kind") == "Status" && value.text("status") == "Failure" {
         return format!("{code} {}", value.text("message"));

@@ -1,9 +1,9 @@
-//! Service accounts' tokens: who a token is from, issuing them, reviewing them, and publishing the keys
-//! that others check them with.
+//! Service account tokens: authentication, TokenRequest, TokenReview, and the OIDC discovery
+//! documents for external verifiers.
 //!
-//! A token is worth nothing without the objects it names: the service account and what the token is bound
-//! to must still be there, as fresh as the store knows, so deleting one of them revokes the token at once.
-//! No token ever appears in a log or an error.
+//! A token is only valid together with the objects that it references: the service account and the
+//! bound object must exist in the latest state of the store, so deleting one of them revokes the
+//! token at once. Tokens never appear in logs or errors.
 
 mod claims;
 pub mod header;
@@ -30,19 +30,20 @@ use crate::server::Server;
 use claims::{Claims, Reference, TokenValidity};
 pub use issue::issue;
 
-/// What the server signs tokens with, and in whose name.
+/// The signing keys and issuers of service account tokens.
 pub struct Tokens {
     keys: pki::token::Keys,
     issuers: Vec<String>,
     audiences: Vec<String>,
-    /// The discovery document and the keys, as they are served.
+    /// The discovery document and the JWKS, as served.
     configuration: String,
     key_set: String,
     max_expiration_seconds: Option<i64>,
     extend_expiration: bool,
 }
 
-/// Why a token is refused, in upstream's words. What is in them comes from our own signed claims.
+/// Why a token is rejected, worded as upstream. Values come from claims that this server has
+/// signed.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     #[error("invalid bearer token")]
@@ -84,7 +85,7 @@ pub enum TokenError {
 }
 
 impl Tokens {
-    /// `authority` is where others reach this server: `host:port`.
+    /// `authority` is the external address of this server: `host:port`.
     pub fn new(options: ServiceAccountTokenConfig, authority: &str) -> Tokens {
         let ServiceAccountTokenConfig {
             keys,
@@ -96,7 +97,7 @@ impl Tokens {
         } = options;
         let audiences = if audiences.is_empty() { issuers.clone() } else { audiences };
         let (key_set, algorithms) = keys.key_set();
-        // In the order of upstream's fields.
+        // In the order of upstream's struct fields.
         let configuration = format!(
             "{{\"issuer\":{},\"jwks_uri\":{},\"response_types_supported\":[\"id_token\"],\
              \"subject_types_supported\":[\"public\"],\"id_token_signing_alg_values_supported\":{}}}",
@@ -115,12 +116,12 @@ impl Tokens {
         }
     }
 
-    /// What tokens must be for to be good here.
+    /// The audiences that tokens need for this server.
     pub fn audiences(&self) -> Vec<String> {
         self.audiences.clone()
     }
 
-    /// In whose name tokens are made.
+    /// The issuer of new tokens.
     fn issuer(&self) -> &str {
         self.issuers.first().map_or("", String::as_str)
     }
@@ -133,7 +134,7 @@ pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
     if expected.is_empty() {
         expected = server.tokens.audiences();
     }
-    // What cannot be sent as a header cannot be a credential.
+    // A token that is no valid header value cannot be a credential.
     let sent = HeaderValue::from_str(&format!("Bearer {}", spec.text("token"))).ok();
     let owner = match sent.as_ref().and_then(header::bearer_token) {
         Some(token) => authentication::authenticate_token(server, &token, &expected, now).await,
@@ -143,7 +144,7 @@ pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
         Ok(TokenOwner { user, audiences }) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }
-        // Upstream tells that nobody took it, and then what each says who looked at it.
+        // Upstream reports the generic error first, then the error of each authenticator.
         Err(mut errors) => {
             errors.insert(0, TokenError::Unknown.to_string());
             json!({"user": {}, "error": crate::rbac::aggregate_errors(&errors)})
@@ -151,7 +152,7 @@ pub async fn review(server: &Server, spec: &Value, now: Timestamp) -> Value {
     }
 }
 
-/// A user as the API tells of them.
+/// A user as `authentication.k8s.io` UserInfo.
 pub fn user_info(user: &User) -> Value {
     let mut info = json!({"username": user.name, "groups": user.groups});
     if !user.uid.is_empty() {
@@ -163,7 +164,7 @@ pub fn user_info(user: &User) -> Value {
     info
 }
 
-/// The documents that let others check our tokens.
+/// The OIDC discovery documents.
 pub fn handle_discovery(server: &Server, path: &str) -> Option<Response<Body>> {
     let (content_type, text) = match path {
         "/.well-known/openid-configuration" => ("application/json", &server.tokens.configuration),
@@ -177,7 +178,7 @@ pub fn handle_discovery(server: &Server, path: &str) -> Option<Response<Body>> {
     Some(response)
 }
 
-/// The service account a token is from and which of the wanted audiences it is for.
+/// The service account of a token, and which of the expected audiences the token has.
 pub async fn authenticate(
     server: &Server,
     token: &str,
@@ -234,7 +235,7 @@ fn check_account(server: &Server, claims: &Claims, now: Timestamp) -> Result<(),
     Ok(())
 }
 
-/// What the token is bound to is still there. A pod's node is only told, not looked for.
+/// Checks that the bound object still exists. The node of a pod is informational and not checked.
 fn check_bound(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), TokenError> {
     let bound = &claims.kubernetes;
     let node = bound.node.as_ref().filter(|_| bound.pod.is_none());
@@ -257,7 +258,7 @@ fn check_bound(server: &Server, claims: &Claims, now: Timestamp) -> Result<(), T
     Ok(())
 }
 
-/// What matters of an object that a token names.
+/// The UID and deletion time of an object that a token references.
 struct BoundObject {
     uid: String,
     deleted: Option<Timestamp>,
@@ -270,23 +271,24 @@ impl BoundObject {
         let deleted = metadata.at("deletionTimestamp").as_str();
         Some(BoundObject {
             uid: metadata.text("uid").to_owned(),
-            // A time nobody can read is long ago.
+            // An invalid time counts as long ago.
             deleted: deleted.map(|text| api::time::parse_rfc3339(text).unwrap_or(Timestamp::UNIX_EPOCH)),
         })
     }
 
-    /// Being deleted for longer than clocks may differ.
+    /// Deleted longer ago than the clock skew allows.
     fn is_deleted(&self, now: Timestamp) -> bool {
         self.deleted.is_some_and(|at| at.as_second() + claims::CLOCK_SKEW_SECONDS < now.as_second())
     }
 }
 
 fn core_target(plural: &str, namespace: &str, name: &str) -> Target {
-    let resource = api::resource_table::find_resource("", "v1", plural).expect("a core kind is in the table");
+    let resource = api::resource_table::find_resource("", "v1", plural)
+        .expect("core resources are in the resource table");
     Target { name: name.to_owned(), ..Target::collection(resource, namespace) }
 }
 
-/// As upstream prints lists.
+/// Formats a list like Go's `%q`.
 fn quoted_list(texts: &[String]) -> String {
     let quoted: Vec<String> = texts.iter().map(|text| api::field::quote(text)).collect();
     format!("[{}]", quoted.join(" "))

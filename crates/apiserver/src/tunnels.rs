@@ -1,5 +1,6 @@
-//! Ways to nodes that cannot be reached: a node calls here and leaves a tunnel, through which its kubelet and its pods
-//! are dialled for as long as it lasts. Where there is none, they are dialled directly.
+//! Reverse tunnels to nodes that cannot be dialed: a node connects to this server and keeps a
+//! tunnel open, through which its kubelet and pods are dialed. Without a tunnel, they are dialed
+//! directly.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,19 +25,19 @@ use crate::node_authorizer::node_name_of;
 use crate::request::Target;
 use crate::server::{Call, Server};
 
-/// The tunnels that are there, by the names of their nodes.
+/// The open tunnels by node name.
 #[derive(Default)]
 pub struct Tunnels {
     open: Mutex<HashMap<String, (u64, Tunnel)>>,
     next_id: AtomicU64,
-    /// How many nodes have ever left one.
+    /// Counts all tunnels ever opened.
     pub total_count: watch::Sender<u64>,
 }
 
-/// A node that leaves a tunnel.
+/// Handles a node's request to open a tunnel.
 pub fn handle(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Status> {
     let Some(node) = node_name_of(&call.user).filter(|node| !node.is_empty()).map(str::to_owned) else {
-        return Err(Status::failure(403, "Forbidden", "only nodes leave tunnels"));
+        return Err(Status::failure(403, "Forbidden", "only nodes may open tunnels"));
     };
     let is_tunnel_request = call.header(UPGRADE).eq_ignore_ascii_case(UPGRADE_PROTOCOL);
     let Some(upgrade) = call.upgrade.clone().filter(|_| is_tunnel_request) else {
@@ -49,14 +50,14 @@ pub fn handle(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Statu
         let id = server.tunnels.next_id.fetch_add(1, Ordering::Relaxed);
         server.tunnels.open.lock().insert(node.clone(), (id, tunnel));
         server.tunnels.total_count.send_modify(|total_count| *total_count += 1);
-        tracing::debug!(node, "a node has left a tunnel");
+        tracing::debug!(node, "tunnel opened");
         let mut shutdown = server.shutdown.clone();
         tokio::select! {
             () = closed => {}
             () = crate::cache::wait_for_shutdown(&mut shutdown) => {}
         }
         let mut open = server.tunnels.open.lock();
-        // It may have left another by now.
+        // The node may have opened another tunnel in the meantime.
         if open.get(&node).is_some_and(|(known, _)| *known == id) {
             open.remove(&node);
         }
@@ -68,13 +69,13 @@ pub fn handle(server: &Arc<Server>, call: &Call) -> Result<Response<Body>, Statu
     Ok(response)
 }
 
-/// Connects to a node or a pod: through the tunnel of its node, where there is one that works.
+/// Connects to a node or pod, through the tunnel of its node if one is open.
 pub async fn connect(server: &Server, host: &str, port: u16) -> io::Result<Box<dyn Conn>> {
     if let Some(tunnel) = find_tunnel(server, host) {
         match tunnel.dial(host, port).await {
             Ok(connection) => return Ok(Box::new(connection)),
             Err(error) if !tunnel.is_open() => {
-                tracing::debug!(%error, host, "a tunnel is of no use any more")
+                tracing::debug!(%error, host, "tunnel closed, dialing directly")
             }
             Err(error) => return Err(error),
         }
@@ -84,8 +85,9 @@ pub async fn connect(server: &Server, host: &str, port: u16) -> io::Result<Box<d
     Ok(Box::new(stream))
 }
 
-/// The tunnel that leads to an address.
+/// The tunnel of the node that has the address.
 fn find_tunnel(server: &Server, host: &str) -> Option<Tunnel> {
+    // Cloned, so that the lock is not held during the cache lookups below.
     let open: Vec<(String, Tunnel)> = {
         let open = server.tunnels.open.lock();
         open.iter().map(|(node, (_, tunnel))| (node.clone(), tunnel.clone())).collect()
@@ -94,7 +96,8 @@ fn find_tunnel(server: &Server, host: &str) -> Option<Tunnel> {
         return None;
     }
     let address: IpAddr = host.parse().ok()?;
-    let nodes = api::resource_table::find_resource("", "v1", "nodes").expect("nodes are in the table");
+    let nodes =
+        api::resource_table::find_resource("", "v1", "nodes").expect("nodes are in the resource table");
     open.into_iter().find_map(|(name, tunnel)| {
         let target = Target { name, ..Target::collection(nodes, "") };
         let node = server.find(&target)?.value();
@@ -102,7 +105,7 @@ fn find_tunnel(server: &Server, host: &str) -> Option<Tunnel> {
     })
 }
 
-/// Whether an address is a node's or one of its pods'.
+/// Whether the address belongs to the node or to one of its pods.
 fn has_address(node: &Value, address: IpAddr) -> bool {
     let own = node.at("status").items("addresses");
     let networks = node.at("spec").items("podCIDRs").iter().filter_map(Value::as_str);

@@ -1,4 +1,4 @@
-//! PUT: an object in place of another, and the rules every change goes through.
+//! PUT, and the update path that all writes to existing objects share.
 
 use api::json::JsonExt as _;
 use api::{ErrorList, Path, Resource, Status};
@@ -22,7 +22,8 @@ use crate::write::{
     OBJECT_MODIFIED_MESSAGE, WriteOptions, WriteResult, check_depth, dedup_owner_references, with_warnings,
 };
 
-/// How often a change is made again when others come first. Each try waits for the change that won.
+/// How often a conflicting update is retried. Each attempt waits until the cache has the winning
+/// write.
 const MAX_UPDATE_ATTEMPTS: usize = 200;
 
 pub async fn update(
@@ -64,7 +65,7 @@ pub async fn update(
     Ok(with_warnings(view.render(renderer, StatusCode::OK, result), &warnings))
 }
 
-/// The object must be the one the path names.
+/// Checks that the object's name and namespace match the path.
 pub fn check_name(value: &mut Value, target: &Target) -> Result<(), Status> {
     set_namespace(value, target)?;
     let expected_name = &target.name;
@@ -79,7 +80,7 @@ pub fn check_name(value: &mut Value, target: &Target) -> Result<(), Status> {
     }
 }
 
-/// A uid is a precondition: the object must be the very one the client has seen.
+/// A UID is a precondition: the object must not have been deleted and recreated.
 pub fn check_uid(target: &Target, requested: &str, before: &Value) -> Result<(), Status> {
     let uid = before.at("metadata").text("uid");
     if requested.is_empty() || requested == uid {
@@ -92,25 +93,26 @@ pub fn check_uid(target: &Target, requested: &str, before: &Value) -> Result<(),
     Err(Status::conflict(target.resource.group, target.resource.plural, &target.name, &message))
 }
 
-/// A new state for an object, in its stored version and with defaults set.
+/// The new state of an object, in its storage version and with defaults set.
 pub struct ObjectChange {
     pub value: Value,
-    /// managedFields are already as they shall be.
+    /// managedFields are final and need no update.
     pub managed_fields_set: bool,
-    /// The version in `value` is the server's own, not one the client insists on.
+    /// The resourceVersion in `value` comes from the server, so a conflict is retried. Otherwise it
+    /// is the client's precondition.
     pub retry_on_conflict: bool,
 }
 
 impl ObjectChange {
-    /// What the server makes of the object it has found.
+    /// A replacement that the server computed from the current object.
     pub fn replace(value: Value) -> ObjectChange {
         ObjectChange { value, managed_fields_set: false, retry_on_conflict: true }
     }
 }
 
 impl Server {
-    /// Replaces an object by what `make` makes of it, checked by the kind's rules. A change that did not
-    /// insist on a version is made again when something else came first.
+    /// Replaces an object with the result of `make`, after admission and validation. An update
+    /// without the client's precondition is retried on conflict.
     pub async fn update_object(
         &self,
         target: &Target,
@@ -128,13 +130,15 @@ impl Server {
             }
             let conditional = check_version(row, &value, &old)? && !retry_on_conflict;
             if !managed_fields_set {
-                // Owned is what was sent, not what the rules below put back or fill in.
+                // Before admission and preparation: the client owns what it sent, not what the
+                // server resets or fills in.
                 track_managed_fields(row, Some(&before), &mut value, options, &target.subresource)?;
             }
             let user = options.user.as_ref();
             let request = Request::new(target, Operation::Update, &value, Some(&before), user)
                 .with_write_options(options);
             self.mutate(&request, &mut value).await?;
+            // Only writes to the object itself can change allocated fields.
             let mut claim = match target.subresource.as_str() {
                 "" => self.allocations.claim(self, stored, &mut value, Some(&before)).await?,
                 _ => AllocationClaim::default(),
@@ -158,10 +162,10 @@ impl Server {
                     return Ok((WriteResult::DryRun(value), warnings));
                 }
             } else if value == before && !self.store.is_stale(&old.key) && self.is_stored_current(row, &old) {
-                // Nothing changed, so nothing is written and nobody is told.
+                // A no-op update writes nothing, so watchers receive no event.
                 return Ok((WriteResult::Stored(old), warnings));
             } else if !claim.reserve(self, &value).await? {
-                // Another server gave it away at the same moment; something else is chosen.
+                // Another server allocated it at the same time: choose again.
                 continue;
             } else if let Some(object) = self.put(row, value, Some(&old)).await? {
                 claim.commit_for(self, &object).await;
@@ -175,7 +179,8 @@ impl Server {
     }
 }
 
-/// What a change may not touch is put back; what follows from it is filled in.
+/// Restores fields that the update may not change, and sets those that follow from it (upstream's
+/// `PrepareForUpdate`).
 fn prepare_for_update(stored: &Resource, value: &mut Value, before: &Value, subresource: &str, now: &str) {
     retain_server_metadata(value, before);
     if subresource == "status" {
@@ -200,7 +205,7 @@ fn prepare_for_update(stored: &Resource, value: &mut Value, before: &Value, subr
         }
     }
     match subresource {
-        // A binding is no change of the client's, and so none of the generation.
+        // A binding does not change the generation, as upstream.
         "binding" => return,
         "finalize" => {}
         "approval" => crate::special::prepare_approval(value, before, now),
@@ -237,7 +242,7 @@ fn validate_change(target: &Target, value: &Value, before: &Value) -> Result<Vec
     Ok(stored.strategy.warnings(value, Some(before)))
 }
 
-/// Compares the version the client wants to replace; true where it named one.
+/// Compares the resourceVersion of the update with the current one; true if the update has one.
 fn check_version(row: &'static Resource, value: &Value, old: &Object) -> Result<bool, Status> {
     let name = old.name();
     let requested = value.path("metadata.resourceVersion").as_str().unwrap_or("");
@@ -263,14 +268,14 @@ fn check_version(row: &'static Resource, value: &Value, old: &Object) -> Result<
                 json!(0),
                 "must be specified for an update",
             );
-            // Upstream names the resource here, not the kind.
+            // Upstream puts the resource here, not the kind.
             Err(Status::invalid(row.group, row.plural, name, &errors))
         }
         _ => Ok(false),
     }
 }
 
-/// Metadata that only the server sets is carried over from the stored object.
+/// Copies metadata that only the server sets from the stored object.
 fn retain_server_metadata(value: &mut Value, before: &Value) {
     let old = before.at("metadata");
     let metadata = value.object_mut("metadata");
@@ -288,7 +293,7 @@ fn retain_server_metadata(value: &mut Value, before: &Value) {
     metadata.insert("resourceVersion".into(), old.at("resourceVersion").clone());
 }
 
-/// Anything but metadata and status is different.
+/// Whether anything but metadata and status differs.
 fn spec_differs(value: &Value, before: &Value) -> bool {
     fn rest(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
         let fields = value.as_object().into_iter().flatten();
@@ -297,7 +302,7 @@ fn spec_differs(value: &Value, before: &Value) -> bool {
     rest(value).ne(rest(before))
 }
 
-/// A deletion that waited for finalizers, none of which is left.
+/// Whether a terminating object has no finalizers left and its grace period is zero.
 pub fn is_deletion_complete(value: &Value) -> bool {
     let metadata = value.at("metadata");
     metadata.has("deletionTimestamp")

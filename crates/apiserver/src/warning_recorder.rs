@@ -1,10 +1,10 @@
-//! What is told about a request beyond its answer: to the client in warnings, to the audit log in annotations.
+//! Collects warnings for the client and annotations for the audit log while a request is handled.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Gathered on the way of a request, whatever becomes of it.
+/// The warnings and audit annotations of one request. They are used whatever its result is.
 #[derive(Debug, Default)]
 pub struct WarningRecorder {
     warnings: Mutex<Vec<String>>,
@@ -12,7 +12,7 @@ pub struct WarningRecorder {
 }
 
 impl WarningRecorder {
-    /// Lets the client know of something that is not wrong enough to refuse; the same thing once.
+    /// Adds a warning header to the response. Duplicates are dropped.
     pub fn warn(&self, text: impl Into<String>) {
         let text = text.into();
         let mut warnings = self.warnings.lock();
@@ -21,7 +21,7 @@ impl WarningRecorder {
         }
     }
 
-    /// Leaves something for the audit log. The last word on a key counts.
+    /// Sets an audit annotation. The last value of a key wins.
     pub fn annotate(&self, key: impl Into<String>, text: impl Into<String>) {
         self.annotations.lock().insert(key.into(), text.into());
     }

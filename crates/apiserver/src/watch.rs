@@ -1,4 +1,5 @@
-//! Watches: a stream of changes, each watcher reading the shard's ring at its own pace.
+//! Watches: a stream of events. Each watcher reads the shard's event ring at its own pace.
+//! Upstream: `cacheWatcher`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,43 +24,45 @@ use crate::render::Renderer;
 use crate::request::Target;
 use crate::server::Server;
 
-/// How many events are put into one write at most, and about how many bytes.
+/// The most events in one write, and about how many bytes.
 const MAX_EVENTS_PER_WRITE: usize = 128;
 const MAX_WRITE_BYTES: usize = 64 << 10;
-/// How often a watcher that allows bookmarks gets one.
+/// The interval of bookmarks for clients that allow them.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
-/// Without `timeoutSeconds`, a watch lasts between this long and twice as long, as upstream's does.
+/// The default timeout is between this and twice as long, as upstream.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
-/// What a client may ask for at most: a clock must be able to count to it.
+/// The longest timeout a client can request, so that `Instant` cannot overflow.
 const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 struct CacheWatcher {
     server: Arc<Server>,
-    /// Tells that custom kinds have come or gone; `None` for built-in ones, which never go.
+    /// Notified when custom resources are added or removed; `None` for built-in ones, which are
+    /// never removed.
     registry_changes: Option<watch::Receiver<u64>>,
     cache: Arc<Cache>,
     shard: Arc<Shard>,
     selection: SelectionPredicate,
-    /// What the keys of all objects watched begin with.
+    /// The common key prefix of all watched objects.
     key_prefix: String,
     renderer: Renderer,
-    /// The next event to look at.
+    /// The ring position of the next event to read.
     position: u64,
-    /// Everything up to this revision has been sent.
+    /// All events up to this revision have been sent.
     sent: Revision,
-    /// Objects still to send as if they had just been added.
+    /// Initial objects that are still to be sent as ADDED events.
     initial: std::vec::IntoIter<Arc<Object>>,
-    /// A bookmark is owed that says the initial objects are complete.
+    /// The bookmark that ends the initial events is still to be sent.
     initial_events_end_pending: bool,
     allow_bookmarks: bool,
     next_bookmark: Instant,
     deadline: Instant,
-    /// The first event of a table carries the columns.
+    /// The first event of a table includes the column definitions.
     first: bool,
     ended: bool,
     event_signal: watch::Receiver<()>,
-    /// When it wakes without news; kept, since setting it anew for each event would cost more than the event.
+    /// Wakes the watcher without events. Reset in place: a new timer for each event would cost more
+    /// than the event.
     timer: Pin<Box<Sleep>>,
     shutdown: watch::Receiver<bool>,
     _counted: GaugeGuard,
@@ -75,7 +78,7 @@ pub async fn watch(
         return Err(not_acceptable());
     }
     let watch_start = start_watch(server, target, &options).await;
-    // A client that asked well is told in the stream what is wrong, as upstream does.
+    // Errors of a valid watch request are sent as an ERROR event in the stream, as upstream.
     let watch_start = match watch_start {
         Ok(watch_start) => watch_start,
         Err(status) => {
@@ -114,7 +117,7 @@ pub async fn watch(
     Ok(response)
 }
 
-/// Where a watch starts.
+/// The start of a watch.
 struct WatchStart {
     shard: Arc<Shard>,
     initial: Vec<Arc<Object>>,
@@ -126,7 +129,7 @@ async fn start_watch(server: &Server, target: &Target, options: &ListOptions) ->
     let shard = server.shard(target.resource);
     let initial_events = options.send_initial_events;
     match options.version {
-        // The past is in the ring; the future is waited for.
+        // Later events are in the ring. A revision in the future is waited for.
         ResourceVersionMatch::NotOlderThan(sent) | ResourceVersionMatch::Exact(sent)
             if initial_events != Some(true) =>
         {
@@ -146,7 +149,7 @@ async fn start_watch(server: &Server, target: &Target, options: &ListOptions) ->
     }
 }
 
-/// Once a minute, and shortly before the end so that the client goes on from there.
+/// Once per interval, and shortly before the deadline, so that the client resumes from there.
 fn bookmark_time(now: Instant, deadline: Instant) -> Instant {
     let regular = now + BOOKMARK_INTERVAL;
     match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
@@ -169,7 +172,7 @@ impl CacheWatcher {
     /// The next bytes to send; `None` ends the watch.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            // Before anything is looked at, so that nothing that happens meanwhile is missed.
+            // Clear the signal before reading any state, so that no concurrent event is missed.
             self.event_signal.mark_unchanged();
             if self.ended || *self.shutdown.borrow() || Instant::now() >= self.deadline {
                 return None;
@@ -193,14 +196,15 @@ impl CacheWatcher {
                             return Some(self.renderer.error_event(&status));
                         }
                     }
-                    // Much may happen that this watcher does not want to see; let others run meanwhile.
+                    // Events that the selection filters out cost time without awaiting anything:
+                    // yield to other tasks.
                     tokio::task::consume_budget().await;
                 }
             }
         }
     }
 
-    /// Waits for news, a bookmark's time, or the end.
+    /// Waits for events, the time of a bookmark, or the deadline.
     async fn wait(&mut self) {
         let bookmark = if self.allow_bookmarks { self.next_bookmark } else { self.deadline };
         let until = self.deadline.min(bookmark);
@@ -214,7 +218,7 @@ impl CacheWatcher {
         }
     }
 
-    /// Whether the kind is still there.
+    /// Whether the resource is still served.
     fn is_served(&self) -> bool {
         let row = self.renderer.resource;
         self.server
@@ -223,10 +227,10 @@ impl CacheWatcher {
             .is_some_and(|found| std::ptr::eq(found, row))
     }
 
-    /// Says how far the watcher has seen everything.
+    /// A bookmark with the revision up to which the watcher has read.
     fn bookmark(&mut self) -> Bytes {
-        // The cache's revision first: events up to it are then in the ring already, and if the watcher has
-        // seen the last of the ring, it has seen everything up to there.
+        // Read the cache's revision first: events up to it are then in the ring. If the ring is
+        // fully read afterwards, the watcher has seen everything up to that revision.
         let cache_revision = self.cache.revision();
         if matches!(self.shard.events_from(self.position, 1), EventBatch::Events(events) if events.is_empty())
         {
@@ -250,7 +254,7 @@ impl CacheWatcher {
     }
 
     async fn render_events(&mut self, events: &[Arc<Event>]) -> Result<Option<Bytes>, Status> {
-        // Tables tell ages as of the event.
+        // Ages in tables are relative to the event.
         self.renderer.now = Timestamp::now();
         let mut frames: Vec<Bytes> = Vec::with_capacity(events.len());
         let mut size = 0;
@@ -259,7 +263,7 @@ impl CacheWatcher {
                 break;
             }
             self.position += 1;
-            // A watch may begin in the future; what comes before its time is not for it.
+            // A watch may start at a revision in the future: skip earlier events.
             if event.revision <= self.sent {
                 continue;
             }
@@ -288,7 +292,7 @@ impl CacheWatcher {
         })
     }
 
-    /// The same for objects that may have to be brought to the version asked for.
+    /// Renders an event of a custom resource, converted to the requested version.
     async fn custom_event(&self, event: &Arc<Event>, first: bool) -> Result<Option<Bytes>, Status> {
         let row = self.renderer.resource;
         let object = self.server.convert_for_request(row, event.object.clone()).await?;
@@ -306,8 +310,8 @@ impl CacheWatcher {
         Ok(self.transition_event(previous.as_ref(), &object, event, first))
     }
 
-    /// What an event means to a watcher who sees only part of the objects: one that starts to match is
-    /// added, one that ceases to match is deleted.
+    /// Renders an event for a watch with selectors: an object that starts to match is ADDED, one
+    /// that stops matching is DELETED.
     fn selected_event(&self, event: &Event, first: bool) -> Option<Bytes> {
         self.transition_event(event.previous.as_ref(), &event.object, event, first)
     }
@@ -330,7 +334,7 @@ impl CacheWatcher {
         Some(self.renderer.event(kind, object, event.revision, first))
     }
 
-    /// The ring has moved on without this watcher.
+    /// The watcher was too slow, and its events have left the ring: send an Expired error.
     fn expire(&mut self) -> Bytes {
         self.ended = true;
         let status = Status::expired(format!("too old resource version: {}", self.sent));
@@ -338,7 +342,7 @@ impl CacheWatcher {
     }
 }
 
-/// Waits for custom kinds to come or go; forever where that does not matter.
+/// Waits until custom resources are added or removed; never returns for built-in resources.
 async fn registry_changed(registry_changes: &mut Option<watch::Receiver<u64>>) {
     let changed = match registry_changes {
         Some(registry_changes) => registry_changes.changed().await.is_ok(),

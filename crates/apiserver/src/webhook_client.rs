@@ -1,7 +1,8 @@
-//! Calls to webhooks that objects of the API name: by URL or by Service, trusting the bundle that comes along.
+//! Client for webhooks that API objects configure by `clientConfig`: URL or Service, with a CA
+//! bundle.
 //!
-//! One [`Callout`] is made when the object changes and keeps its connections; whoever calls gets bytes of JSON
-//! back, or upstream's words for why not.
+//! A [`WebhookClient`] is created when its object changes and keeps connections open. Calls return
+//! the bytes of the response, or an error in upstream's wording.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -18,20 +19,20 @@ use crate::endpoints;
 use crate::https::{self, AuthInfoResolver, Credentials, HttpReply, HttpsClient};
 use crate::server::Server;
 
-/// A webhook that can be called.
+/// Client for one `clientConfig`.
 pub struct WebhookClient {
     client: HttpsClient,
-    /// `https://host:port`, as it is shown.
+    /// `https://host:port` for error messages.
     origin: String,
     path: String,
     service: Option<(String, String, u16)>,
 }
 
-/// Why a call led to nothing.
+/// Why a call failed.
 #[derive(Debug, PartialEq)]
 pub struct CallFailure {
     pub message: String,
-    /// The code of HTTP that stands for it.
+    /// The HTTP status code that stands for the error.
     pub code: u16,
 }
 
@@ -42,7 +43,7 @@ impl CallFailure {
 }
 
 impl WebhookClient {
-    /// From the `clientConfig` of a webhook. `users` say who we are there.
+    /// From a `clientConfig`. `users` has our client credentials by server name.
     pub fn new(config: &Value, users: Option<&AuthInfoResolver>) -> Result<WebhookClient, String> {
         let bundle = config.text("caBundle");
         let authorities = match bundle {
@@ -80,7 +81,7 @@ impl WebhookClient {
         Ok(WebhookClient { client, origin: origin.to_owned(), path: clean_path(path), service: None })
     }
 
-    /// Posts JSON and answers with the JSON that comes back.
+    /// Posts JSON and returns the JSON response.
     pub async fn post(&self, server: &Server, body: Bytes, timeout: Duration) -> Result<Bytes, CallFailure> {
         let path = format!("{}?timeout={}s", self.path, timeout.as_secs());
         let failed = |reason: String| {
@@ -88,7 +89,7 @@ impl WebhookClient {
         };
         let resolve = || match &self.service {
             Some((namespace, name, port)) => endpoints::resolve(server, namespace, name, *port),
-            None => Err("there is no Service to find".to_owned()),
+            None => Err("the webhook has no Service".to_owned()),
         };
         let resolve: Option<https::Resolve<'_>> = self.service.is_some().then_some(&resolve);
         let exchange = self.client.exchange(Method::POST, &path, body, resolve);
@@ -105,7 +106,7 @@ fn service_path(config: &Value) -> &str {
     config.at("service").text("path")
 }
 
-/// As Go joins paths: one slash in front, none behind, never two.
+/// As Go's `path.Join`: absolute, no empty elements, no trailing slash.
 fn clean_path(path: &str) -> String {
     let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
     format!("/{}", steps.join("/"))
@@ -118,7 +119,7 @@ fn config_error_message(error: &https::ConfigError) -> String {
     }
 }
 
-/// An answer that is none, in the words of upstream's client.
+/// The error for an HTTP status, in the wording of client-go.
 fn response_failure(reply: &HttpReply) -> CallFailure {
     let code = reply.status;
     let status_body: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
@@ -161,7 +162,7 @@ fn response_failure(reply: &HttpReply) -> CallFailure {
     CallFailure { message: message.to_owned(), code }
 }
 
-/// What upstream says of a connection that did not come about.
+/// The error for a failed connection, in the wording of Go's net packages.
 fn upstream_message(error: &https::Error) -> String {
     match error {
         https::Error::Connect { host, port, source } => {
@@ -215,7 +216,7 @@ mod tests {
                 WebhookClient::new(&config, None).map(|found| format!("{} {}", found.origin, found.path));
             assert_eq!(found.unwrap_or_else(|reason| reason), expected);
         }
-        // Any certificate will do to be trusted.
+        // Any valid certificate serves as a CA here.
         let dir = tempfile::tempdir().unwrap();
         let ca = pki::Authority::load_or_create(dir.path(), "ca", jiff::Timestamp::now()).unwrap();
         let bundle = STANDARD.encode(ca.pem());
@@ -232,7 +233,7 @@ mod tests {
         );
         check(
             json!({"url": "https://h/", "caBundle": "aHVzaA=="}),
-            "the certificate authority for \"https://h/\" cannot be used",
+            "invalid certificate authority for \"https://h/\"",
         );
     }
 

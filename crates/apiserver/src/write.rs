@@ -1,4 +1,4 @@
-//! What create, update, patch and delete have in common: their options, and the step into the store.
+//! What create, update, patch and delete share: their options and the write to the store.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,28 +19,27 @@ use crate::request::Target;
 use crate::server::{Call, Server};
 use crate::warning_recorder::WarningRecorder;
 
-/// The options of a write, from its query.
+/// The options of a write request, from its query.
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
     pub dry_run: bool,
-    /// Who owns the fields this write sets.
+    /// The field manager that owns the fields which the write sets.
     pub manager: String,
     pub validation: FieldValidation,
-    /// Only what changes was sent.
     pub is_patch: bool,
-    /// As they were given, for those who are asked about the write.
+    /// The options as sent, for admission plugins and webhooks.
     pub raw_options: Value,
     pub now: Timestamp,
-    /// Whose write this is; `None` for the server itself.
+    /// The requesting user; `None` for the server itself.
     pub user: Option<User>,
-    /// What is told about it beyond the answer.
+    /// Collects the warnings and audit annotations of the request.
     pub recorder: Arc<WarningRecorder>,
 }
 
-/// What a write led to.
+/// The result of a write.
 pub enum WriteResult {
     Stored(Arc<Object>),
-    /// A dry run: the object as it would have been.
+    /// The object of a dry run, which is not stored.
     DryRun(Value),
 }
 
@@ -49,7 +48,7 @@ impl WriteOptions {
         WriteOptions::parse_with(call, kind, ErrorList::default())
     }
 
-    /// The same with complaints the caller already has.
+    /// Like `parse`, with additional errors of the caller.
     pub fn parse_with(call: &Call, kind: &str, mut errors: ErrorList) -> Result<WriteOptions, Status> {
         let given = call.query.get("fieldManager");
         api::meta::validate_field_manager(given, &Path::new("fieldManager"), &mut errors);
@@ -79,7 +78,7 @@ impl WriteOptions {
         })
     }
 
-    /// For the server's own writes.
+    /// For writes of the server itself.
     pub fn internal(now: Timestamp) -> WriteOptions {
         WriteOptions {
             dry_run: false,
@@ -98,12 +97,13 @@ impl WriteOptions {
     }
 }
 
-/// Levels of an object that are read back.
+/// The nesting depth of objects that can be decoded again.
 const MAX_OBJECT_DEPTH: usize = 127;
-/// Levels of what is not `managedFields`, whose record of a field stands five levels deeper than the field.
+/// The nesting depth outside of `managedFields`, whose entry for a field is five levels deeper than
+/// the field.
 const MAX_FIELD_DEPTH: usize = MAX_OBJECT_DEPTH - 5;
 
-/// Refuses what could be stored but not read back.
+/// Rejects objects that could be stored but not decoded again.
 pub fn check_depth(row: &Resource, value: &Value) -> Result<(), Status> {
     let is_too_deep = |above: usize, name: &str, member: &Value| {
         let limit = if name == "managedFields" { MAX_OBJECT_DEPTH } else { MAX_FIELD_DEPTH };
@@ -142,7 +142,7 @@ fn raw_options(call: &Call, dry_run: &[&str]) -> Value {
     Value::Object(given)
 }
 
-/// The program's name from its user agent.
+/// The program name of the user agent.
 fn default_manager(agent: &str) -> String {
     let name = agent.split('/').next().unwrap_or("");
     if name.is_empty() {
@@ -153,7 +153,7 @@ fn default_manager(agent: &str) -> String {
 }
 
 impl Server {
-    /// Stores `value` in place of `old`, or as a new object. `None`: something else changed it meanwhile.
+    /// Stores `value`, replacing `old` or as a new object. `None`: a conflicting write came first.
     pub async fn put(
         &self,
         resource: &'static Resource,
@@ -163,7 +163,7 @@ impl Server {
         self.put_with(resource, value, None, old).await
     }
 
-    /// The same with managedFields that are text already.
+    /// Like `put`, with managedFields that are encoded already.
     pub async fn put_with(
         &self,
         resource: &'static Resource,
@@ -182,12 +182,13 @@ impl Server {
             key: key.clone(),
             value: Some(bytes.clone()),
             expect: old.map_or(Expect::Absent, |old| Expect::Revision(old.revision)),
-            // None at all: for ever.
+            // An event TTL of zero means no expiry.
             ttl: is_event.then_some(self.event_ttl).filter(|ttl| !ttl.is_zero()),
             lazy: is_heartbeat(stored),
         };
         match self.store.write(write).await {
-            // The cache was told of it before we were, unless the store is elsewhere.
+            // The local store notifies the cache before the write returns, so the object is shared
+            // with it. A remote store does not.
             Ok(revision) => match self.shard(resource).get(&key).filter(|object| object.revision == revision)
             {
                 Some(object) => Ok(Some(object)),
@@ -197,7 +198,7 @@ impl Server {
         }
     }
 
-    /// Removes `old`. `None`: something else changed it meanwhile.
+    /// Deletes `old`. `None`: a conflicting write came first.
     pub async fn remove(&self, old: &Object) -> Result<Option<store::Revision>, Status> {
         let write = Write {
             key: old.key.clone(),
@@ -212,7 +213,8 @@ impl Server {
         }
     }
 
-    /// A write that came too late waits until the cache knows better, so that the next try can succeed.
+    /// Handles a failed write. After a conflict, waits until the cache is up to date, so that the
+    /// retry can succeed.
     async fn handle_conflict<T>(&self, error: store::Error) -> Result<Option<T>, Status> {
         match error {
             store::Error::Conflict { .. } | store::Error::Exists { .. } => {
@@ -220,11 +222,8 @@ impl Server {
                 Ok(None)
             }
             store::Error::Unavailable { reason } => {
-                let mut status = Status::failure(
-                    503,
-                    "ServiceUnavailable",
-                    format!("the store takes no writes: {reason}"),
-                );
+                let mut status =
+                    Status::failure(503, "ServiceUnavailable", format!("store is not writable: {reason}"));
                 status.details.get_or_insert_default().retry_after_seconds = 1;
                 Err(status)
             }
@@ -232,22 +231,22 @@ impl Server {
         }
     }
 
-    /// The object a write starts from, fresh enough that a client who has just written it finds it.
+    /// The object that a write is based on, at least as new as all acknowledged writes.
     pub async fn current(&self, target: &Target) -> Result<Option<Arc<Object>>, Status> {
         self.wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent).await?;
         Ok(self.find(target))
     }
 }
 
-/// Leases may be answered before they are on disk (DESIGN D6).
+/// Leases and Events are acknowledged before they are synced to disk.
 fn is_heartbeat(stored: &Resource) -> bool {
     matches!((stored.group, stored.plural), ("coordination.k8s.io", "leases") | ("", "events"))
 }
 
-/// Where upstream looks for owners named twice in a patched object.
+/// The suffix of upstream's warning for duplicates in a patched object.
 pub const AFTER_ADMISSION: &str = " after mutating admission happens";
 
-/// An owner named twice is named once, and the client told.
+/// Removes duplicate owner references. Returns the warning for the client.
 pub fn dedup_owner_references(value: &mut Value, when: &str) -> Option<String> {
     let owners = value.pointer_mut("/metadata/ownerReferences")?.as_array_mut()?;
     let mut seen = HashSet::new();
@@ -267,7 +266,7 @@ pub fn dedup_owner_references(value: &mut Value, when: &str) -> Option<String> {
     })
 }
 
-/// Adds `Warning` headers, as long as they are sane for a header.
+/// Adds `Warning` headers: at most 50, truncated to 1024 characters each.
 pub fn with_warnings(mut response: Response<Body>, warnings: &[String]) -> Response<Body> {
     for warning in warnings.iter().take(50) {
         let text: String = warning.chars().filter(|c| !c.is_control()).take(1024).collect();

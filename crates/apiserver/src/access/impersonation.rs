@@ -1,8 +1,9 @@
-//! Acting as somebody else, by `Impersonate-*` headers.
+//! Impersonation by `Impersonate-*` headers.
 //!
-//! A user may be allowed to act as another in what they ask for only (`impersonate-on:…` that verb, and
-//! `impersonate:…` that user), or, the old way, in everything (`impersonate`). Each part of the other's
-//! identity needs its own permission.
+//! Constrained impersonation allows a user to act as another one for single verbs only: it needs
+//! `impersonate-on:<mode>:<verb>` on the target and `impersonate:<mode>` on the impersonated
+//! identity. Unconstrained impersonation (`impersonate`) covers all requests. User name, UID, each
+//! group and each extra value need their own permission.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use http::HeaderMap;
 use super::{ANONYMOUS, AUTHENTICATED, RequestInfo, SYSTEM_PRIVILEGED_GROUP, UNAUTHENTICATED, User};
 use crate::rbac::{Attributes, Rbac};
 
-/// The user that the headers name, where `user` may act as them to do what the request asks.
+/// The user that the headers name, if `user` may impersonate them for this request.
 pub async fn impersonate(
     rbac: &Rbac,
     user: User,
@@ -35,7 +36,7 @@ pub async fn impersonate(
             Err(status) => drop(first_error.get_or_insert(status)),
         }
     }
-    // The first refusal is told: it names the least that is needed.
+    // Report the first error: its mode requires the narrowest permission.
     impersonation.authorize_all("impersonate", false).await.map_err(|status| first_error.unwrap_or(status))
 }
 
@@ -69,7 +70,7 @@ struct ImpersonationRequest<'a> {
 }
 
 impl ImpersonationRequest<'_> {
-    /// Whether the mode is about users such as the wanted one.
+    /// Whether the mode covers the requested identity.
     fn applies(&self, mode: Mode) -> bool {
         let requested = self.requested;
         let only_name = requested.uid.is_empty() && requested.groups.is_empty() && requested.extra.is_empty();
@@ -98,11 +99,11 @@ impl ImpersonationRequest<'_> {
         self.authorize_all(&format!("impersonate:{}", mode.as_str()), true).await
     }
 
-    /// The whole user to act as, where every part of them is allowed.
+    /// The impersonated user, if every part of the identity is permitted.
     async fn authorize_all(&self, verb: &str, constrained: bool) -> Result<User, Status> {
         let requested = self.requested;
         let mut other = requested.clone();
-        // In the old way, these are in the core group.
+        // Unconstrained impersonation checks users and groups in the core group.
         let group = if constrained { GROUP } else { "" };
         let attributes = |group, resource, subresource, namespace, name| Attributes::Resource {
             verb,
@@ -123,7 +124,8 @@ impl ImpersonationRequest<'_> {
                 }
             }
             (None, Some(node)) if constrained => {
-                // Whoever may act as the node they run on may do so on any node.
+                // `associated-node` grants impersonation of whatever node the user runs on, so the
+                // name is not checked.
                 let any = verb.ends_with(Mode::AssociatedNode.as_str());
                 allow(attributes(group, "nodes", "", "", if any { "*" } else { node })).await?;
                 other.groups = vec!["system:nodes".into()];
@@ -165,7 +167,7 @@ impl ImpersonationRequest<'_> {
     }
 }
 
-/// The user as the headers say.
+/// The identity in the headers.
 fn requested_user(headers: &HeaderMap) -> User {
     let header_values = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
@@ -185,7 +187,7 @@ fn requested_user(headers: &HeaderMap) -> User {
     User { name, uid, groups: header_values("impersonate-group"), extra }
 }
 
-/// Upstream prints its own structure here.
+/// Upstream prints its Go struct in this message.
 fn missing_user_name(requested: &User) -> Status {
     let list = |strings: &[String]| {
         let quoted: Vec<String> = strings.iter().map(|text| quote(text)).collect();
@@ -210,7 +212,7 @@ fn node(name: &str) -> Option<&str> {
     name.strip_prefix("system:node:").filter(|node| api::names::dns1123_subdomain(node).is_empty())
 }
 
-/// Why this cannot be part of anybody.
+/// Why the extra key or its values are not allowed in constrained impersonation.
 fn validate_extra(key: &str, values: &[String]) -> Option<String> {
     let prefixed = key
         .split_once('/')

@@ -1,4 +1,5 @@
-//! The plugins about CertificateSigningRequests: who may approve and sign them, and what nobody may ask for.
+//! The CertificateSigningRequest plugins: CertificateApproval, CertificateSigning,
+//! CertificateSubjectRestriction.
 
 use api::Status;
 use api::certificates::certificate_signing_request::organizations;
@@ -12,7 +13,7 @@ use crate::rbac::Attributes;
 const GROUP: &str = "certificates.k8s.io";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
-/// CertificateApproval: whoever approves must be allowed to for that signer.
+/// CertificateApproval: the user must have `approve` permission for the signer.
 pub fn approval(request: &Request<'_>, _: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     if changes(request, "approval") {
         let signer = signer(request);
@@ -21,7 +22,7 @@ pub fn approval(request: &Request<'_>, _: &Value, cluster: &dyn Cluster) -> Resu
     Ok(())
 }
 
-/// CertificateSigning: so must whoever signs or fails.
+/// CertificateSigning: the user must have `sign` permission for the signer.
 pub fn signing(request: &Request<'_>, csr: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let old = request.old.unwrap_or(&Value::Null);
     let differs = |field: &str| csr.at("status").get(field) != old.at("status").get(field);
@@ -31,7 +32,7 @@ pub fn signing(request: &Request<'_>, csr: &Value, cluster: &dyn Cluster) -> Res
     Ok(())
 }
 
-/// CertificateSubjectRestriction: nobody asks for a certificate that would make them all-powerful.
+/// CertificateSubjectRestriction: no client certificates for `system:masters`.
 pub fn subject(request: &Request<'_>, csr: &Value, _: &dyn Cluster) -> Result<(), Status> {
     if !request.creates(GROUP, "certificatesigningrequests")
         || csr.at("spec").text("signerName") != CLIENT_SIGNER
@@ -53,19 +54,20 @@ fn changes(request: &Request<'_>, subresource: &str) -> bool {
         && request.subresource == subresource
 }
 
-/// As it was: an approval cannot change it.
+/// The stored signer name: an update through a subresource cannot change it.
 fn signer<'a>(request: &Request<'a>) -> &'a str {
     request.old.unwrap_or(&Value::Null).at("spec").text("signerName")
 }
 
-/// A permission is for a signer, or for all signers of a domain.
+/// Permission may be granted for one signer (`domain/name`) or for all signers of a domain
+/// (`domain/*`).
 fn authorize_signer(
     request: &Request<'_>,
     cluster: &dyn Cluster,
     verb: &str,
     signer: &str,
 ) -> Result<(), Status> {
-    // The server's own loops approve and sign what they are there for.
+    // The server's own controllers need no permission.
     let Some(user) = request.user else { return Ok(()) };
     let domain = format!("{}/*", signer.split('/').next().unwrap_or(""));
     let allowed = [signer, &domain].into_iter().any(|name| {

@@ -1,5 +1,5 @@
-//! Small plugins that fill something in: taints of new nodes, tolerations of pods, the class of an ingress,
-//! where a pod is.
+//! Small mutating plugins: TaintNodesByCondition, DefaultTolerationSeconds, DefaultIngressClass,
+//! PodTopologyLabels.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -11,7 +11,8 @@ use super::{Cluster, Operation, Request};
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
-/// TaintNodesByCondition: nothing is scheduled to a node before it is known to be ready.
+/// TaintNodesByCondition: taints new nodes so that no pod is scheduled to them before they are
+/// ready.
 pub fn not_ready_taint(request: &Request<'_>, node: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
     if request.creates("", "nodes") {
         let same = |taint: &Value| taint.text("key") == NOT_READY && taint.text("effect") == "NoSchedule";
@@ -23,7 +24,8 @@ pub fn not_ready_taint(request: &Request<'_>, node: &mut Value, _: &dyn Cluster)
     Ok(())
 }
 
-/// DefaultTolerationSeconds: a pod stays a while, five minutes as a rule, on a node that is in trouble.
+/// DefaultTolerationSeconds: pods tolerate not-ready and unreachable nodes for five minutes by
+/// default.
 pub fn toleration_seconds(
     request: &Request<'_>,
     pod: &mut Value,
@@ -46,8 +48,8 @@ pub fn toleration_seconds(
     Ok(())
 }
 
-/// PodTopologyLabels: a pod that comes to a node is labelled with where the node is. A binding hands its
-/// labels on to the pod.
+/// PodTopologyLabels: copies the region and zone labels of the node to the pod. The labels of a
+/// Binding are copied to the pod when it is bound.
 pub fn topology_labels(
     request: &Request<'_>,
     object: &mut Value,
@@ -93,7 +95,7 @@ pub fn ingress_class(
     Ok(())
 }
 
-/// The newest object that one of the annotations `marks` calls the default.
+/// The newest object that one of `default_annotations` marks as default.
 pub fn default_class_name(
     cluster: &dyn Cluster,
     group: &str,
@@ -102,7 +104,8 @@ pub fn default_class_name(
 ) -> Option<String> {
     let key = |class: &Value| {
         let metadata = class.at("metadata");
-        // Times in this form sort as text; of two just as new the first by name counts.
+        // RFC 3339 timestamps in UTC sort as text. Of two equally new objects the first by name
+        // wins.
         (metadata.text("creationTimestamp").to_owned(), std::cmp::Reverse(metadata.text("name").to_owned()))
     };
     let classes = cluster.list(group, plural, "");

@@ -1,7 +1,9 @@
-//! Who may give devices away, and to whom: admin access only in namespaces that are marked for it, allocation and
-//! reservation by who may bind claims, what is told of devices by who may speak for their driver.
+//! Authorization of device allocation (DRA): admin access requires a label on the namespace,
+//! changing allocation and reservation requires permission on `resourceclaims/binding`, changing
+//! device status requires permission on `resourceclaims/driver`.
 //!
-//! Upstream has these among the rules of the kinds and not among its plugins, so that nobody can switch them off.
+//! Upstream does this in the registry strategies of the kinds and not in an admission plugin, so it
+//! cannot be disabled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +48,7 @@ pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) ->
     Err(Status::invalid(GROUP, request.row.kind, &request.name, &errors))
 }
 
-/// Upstream looks at what is asked for, and names the field without `exactly`.
+/// As upstream: checks the requests of the spec and reports the field path without `exactly`.
 fn admin_request(request: &Request<'_>, spec: &Value, cluster: &dyn Cluster, errors: &mut ErrorList) {
     let requests = spec.at("devices").items("requests");
     if let Some(at) = requests.iter().position(|one| one.at("exactly").at("adminAccess") == true) {
@@ -91,7 +93,7 @@ impl ClaimAuthorizer<'_> {
         if self.request.is_patch { "patch" } else { "update" }
     }
 
-    /// Nothing where it is allowed, or else why not.
+    /// `None` if allowed, otherwise the reason.
     fn denied_reason(&self, verb: &str, subresource: &str, namespace: &str, name: &str) -> Option<String> {
         let (group, resource) = (GROUP, CLAIMS);
         let attributes =
@@ -100,7 +102,7 @@ impl ClaimAuthorizer<'_> {
         (!allowed).then(|| attributes.forbidden_status(self.user, "").message)
     }
 
-    /// Whoever gives devices to a claim, or a claim to pods, binds it.
+    /// Changing `allocation` or `reservedFor` requires permission on `resourceclaims/binding`.
     fn check_binding(&self, (new, old): (&Value, &Value), errors: &mut ErrorList) {
         let same = |field: &str| equal_or_both_empty(new.at(field), old.at(field));
         if same("allocation") && same("reservedFor") {
@@ -115,7 +117,8 @@ impl ClaimAuthorizer<'_> {
         }
     }
 
-    /// Whoever tells of a device speaks for its driver, on the node of the claim or on any.
+    /// Changing `status.devices` requires permission for the driver, on the node of the claim or on
+    /// any node.
     fn check_drivers(&self, (new, old): (&Value, &Value), errors: &mut ErrorList) {
         if new.at("allocation").is_null() {
             return;
@@ -139,7 +142,7 @@ impl ClaimAuthorizer<'_> {
         }
     }
 
-    /// Whether it is a service account whose pod is on a node.
+    /// Whether the user is a service account whose token is bound to a pod on `node`.
     fn is_on_node(&self, node: &str) -> bool {
         let is_account = self.user.name.strip_prefix("system:serviceaccount:").is_some();
         let own = self.user.extra.get(NODE_NAME).map(Vec::as_slice).unwrap_or_default();
@@ -152,7 +155,7 @@ fn equal_or_both_empty(one: &Value, other: &Value) -> bool {
     one == other || is_empty(one) && is_empty(other)
 }
 
-/// The one node that a claim's devices are on, if they are on one.
+/// The node of the allocation, if its devices are local to one node.
 fn node_of(allocation: &Value) -> &str {
     let [term] = allocation.at("nodeSelector").items("nodeSelectorTerms") else { return "" };
     let ([], [field]) = (term.items("matchExpressions"), term.items("matchFields")) else { return "" };

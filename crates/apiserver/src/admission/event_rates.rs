@@ -1,6 +1,6 @@
-//! EventRateLimit: a bucket of events for the server, each namespace, each user, or each source and object.
+//! EventRateLimit: token buckets for events, one per server, namespace, user, or source and object.
 //!
-//! Off unless switched on, and without limits unless its file sets some.
+//! Disabled by default. Without a configuration file it has no limits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
 
-/// Buckets kept of each kind unless the file says otherwise.
+/// Upstream's default for `cacheSize`.
 const DEFAULT_CACHE_SIZE: usize = 4096;
 const LIMIT_TYPES: [&str; 4] = ["Namespace", "Server", "SourceAndObject", "User"];
 
@@ -31,7 +31,7 @@ pub struct Limit {
     cache_size: i32,
 }
 
-/// `Configuration` of eventratelimit.admission.k8s.io, as it is in the file.
+/// `Configuration` of eventratelimit.admission.k8s.io.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -41,14 +41,14 @@ struct File {
     limits: Vec<Limit>,
 }
 
-/// The limits and what is left in their buckets.
+/// The configured limits with their token buckets.
 #[derive(Default)]
 pub struct EventRateLimiter(Vec<(Limit, Mutex<Buckets>)>);
 
 #[derive(Default)]
 struct Buckets {
     by_key: HashMap<Arc<str>, Bucket>,
-    /// By when they were used last.
+    /// Keys in order of last use; `last_used` of a bucket is its key here.
     order: BTreeMap<u64, Arc<str>>,
     uses: u64,
 }
@@ -67,13 +67,13 @@ pub fn validate(request: &Request<'_>, event: &Value, cluster: &dyn Cluster) -> 
     cluster.event_rates().take(request, event, Instant::now())
 }
 
-/// Reads a `Configuration`.
+/// Parses and validates a `Configuration`.
 pub fn read(value: &Value) -> Result<Vec<Limit>, String> {
     let file = File::deserialize(value).map_err(|error| error.to_string())?;
     if (file.api_version.as_str(), file.kind.as_str())
         != ("eventratelimit.admission.k8s.io/v1alpha1", "Configuration")
     {
-        return Err("it must be a Configuration of eventratelimit.admission.k8s.io/v1alpha1".to_owned());
+        return Err("expected a Configuration of eventratelimit.admission.k8s.io/v1alpha1".to_owned());
     }
     let mut errors = ErrorList::default();
     let limits = Path::new("limits");
@@ -102,7 +102,8 @@ impl EventRateLimiter {
         EventRateLimiter(limits.iter().map(|limit| (limit.clone(), Mutex::default())).collect())
     }
 
-    /// Takes one out of every bucket an event belongs to.
+    /// Takes one token from every bucket of the event. As upstream, all buckets are charged even if
+    /// one is empty.
     fn take(&self, request: &Request<'_>, event: &Value, now: Instant) -> Result<(), Status> {
         let mut empty = Vec::new();
         for (limit, buckets) in &self.0 {
@@ -162,7 +163,7 @@ impl Buckets {
         enough
     }
 
-    /// A bucket that was not used for long is forgotten, and is full when it comes again.
+    /// Drops the least recently used buckets. A dropped bucket is full when it is created again.
     fn evict_oldest(&mut self, limit: &Limit) {
         let max_buckets = match usize::try_from(limit.cache_size) {
             Ok(0) | Err(_) => DEFAULT_CACHE_SIZE,
@@ -187,7 +188,8 @@ mod tests {
         Limit { kind: kind.into(), qps, burst, cache_size }
     }
 
-    /// Each of `namespace user object` at a time in milliseconds; the answer to each.
+    /// Sends each event `namespace user object` at its time in milliseconds; returns the result of
+    /// each.
     fn run(limits: &[Limit], events: &[(u64, &str)]) -> Vec<String> {
         let rates = EventRateLimiter::new(limits);
         let begin = Instant::now();
@@ -248,7 +250,8 @@ mod tests {
             &[limit("Namespace", 1, 1, 2)],
             &[(0, "a u p"), (0, "b u p"), (0, "a u p"), (0, "c u p"), (0, "a u p"), (0, "b u p")],
         );
-        // The use of `a` makes `b` the oldest, so `b` starts anew.
+        // The use of `a` makes `b` the least recently used, so `b` is dropped and starts with a
+        // full bucket.
         assert_eq!(
             found.iter().map(|text| text.starts_with("ok")).collect::<Vec<_>>(),
             [true, true, false, true, false, true]

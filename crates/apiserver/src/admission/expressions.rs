@@ -1,4 +1,4 @@
-//! CEL as admission speaks it: what conditions on a request can see, and who answers their questions.
+//! CEL match conditions of webhooks: their environment and evaluation.
 
 use std::sync::LazyLock;
 
@@ -12,35 +12,36 @@ use super::policies::CelAuthorizer;
 use crate::access::User;
 use crate::server::Server;
 
-/// One of `matchConditions`.
+/// One entry of `matchConditions`.
 pub struct MatchCondition {
     program: Result<Program, String>,
 }
 
-/// What conditions on a request can refer to.
+/// The variables that match conditions may use.
 static CONDITION_ENV: LazyLock<Env> = LazyLock::new(|| {
     expressions::base_env(OptionalVariables { authorizer: true, ..OptionalVariables::default() })
 });
 
 impl MatchCondition {
-    /// One that cannot be compiled never holds, nor does it not.
+    /// A condition that does not compile is neither true nor false: it is an error when it is
+    /// evaluated.
     pub fn new(expression: &str) -> MatchCondition {
         let program = expressions::compile(&CONDITION_ENV, expression, &[Type::Bool]);
         MatchCondition { program }
     }
 }
 
-/// What conditions are about.
+/// The input of match conditions.
 pub struct ConditionInput<'a> {
     pub server: &'a Server,
     pub user: &'a User,
-    /// An `AdmissionRequest`, its objects aside.
+    /// The `AdmissionRequest` without object and oldObject.
     pub request: &'a Value,
     pub object: &'a Value,
     pub old: &'a Value,
 }
 
-/// Whether all conditions hold: one that does not is enough, whatever is wrong with the others.
+/// Whether all conditions hold. One that is false decides, whatever errors the others have.
 pub fn conditions_match(conditions: &[MatchCondition], input: &ConditionInput<'_>) -> Result<bool, String> {
     let authorizer = CelAuthorizer { server: input.server, user: input.user };
     let text = |name: &str| input.request[name].as_str().unwrap_or("").to_owned();

@@ -1,4 +1,5 @@
-//! NamespaceLifecycle: nothing new where there is no namespace or it is going away, and some stay.
+//! NamespaceLifecycle: rejects creation in missing or terminating namespaces, and deletion of
+//! protected namespaces.
 
 use api::Status;
 use api::status::StatusCause;
@@ -6,7 +7,7 @@ use serde_json::Value;
 
 use super::{Cluster, Operation, Request};
 
-/// Namespaces that stay, whoever asks.
+/// Namespaces that may not be deleted.
 const PROTECTED_NAMESPACES: &[&str] = &["default", "kube-system", "kube-public"];
 
 pub fn admit(request: &Request<'_>, _: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
@@ -26,7 +27,7 @@ pub fn admit(request: &Request<'_>, _: &mut Value, cluster: &dyn Cluster) -> Res
     let Some(namespace) = cluster.get("", "namespaces", "", name) else {
         return Err(Status::not_found("", "namespaces", name));
     };
-    // A namespace under deletion is in this phase, and fields for selectors are decoded only once.
+    // The phase is read from the cached selector fields to avoid decoding the object.
     let rules = api::resource_table::find_resource("", "v1", "namespaces")
         .expect("namespaces are in the table")
         .strategy;

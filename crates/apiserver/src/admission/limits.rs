@@ -1,4 +1,5 @@
-//! LimitRanger: default resources for containers, and bounds for containers, pods and claims.
+//! LimitRanger: default requests and limits for containers; minimum, maximum and ratio for
+//! containers, pods, claims.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -36,7 +37,8 @@ pub fn validate(request: &Request<'_>, object: &Value, cluster: &dyn Cluster) ->
     Ok(())
 }
 
-/// Pods as they come and as they are resized, and claims; nothing that is being deleted.
+/// Whether LimitRanger handles the request: creation and resize of pods, and claims; never objects
+/// being deleted.
 fn supports(request: &Request<'_>) -> bool {
     let (row, operation) = (request.row, request.operation);
     let kind = match (row.group, row.plural, request.subresource) {
@@ -82,7 +84,8 @@ fn set_defaults(range: &Value, pod: &mut Value) {
     }
 }
 
-/// Fills in what is missing of `field` and names it; of several defaults the last counts.
+/// Adds missing resources to `field` and returns their names. Of several defaults the last one
+/// wins.
 fn merge_defaults<'a>(
     container: &mut Value,
     field: &str,
@@ -130,7 +133,7 @@ fn check_limit(request: &Request<'_>, limit: &Value, spec: &Value, errors: &mut 
     }
 }
 
-/// What something asks for, to be held against a limit.
+/// The requests and limits that are compared with one limit.
 struct LimitTarget<'a> {
     kind: &'a str,
     requests: ResourceList,
@@ -174,7 +177,7 @@ impl LimitTarget<'_> {
         Some(format!("{bound}, but request is {request}"))
     }
 
-    /// Claims have no limits.
+    /// Claims have requests only.
     fn max_request_constraint(&self, name: &str, max: Quantity) -> Option<String> {
         let bound = format!("maximum {name} usage per {} is {max}", self.kind);
         let Some(request) = self.requests.get(name) else {
@@ -196,7 +199,7 @@ impl LimitTarget<'_> {
     }
 }
 
-/// Several complaints as upstream joins them, each said once.
+/// Joins errors as upstream's `utilerrors.NewAggregate`, without duplicates.
 fn aggregate(errors: Vec<String>) -> Option<String> {
     let mut unique: Vec<String> = Vec::new();
     for error in errors {

@@ -1,6 +1,7 @@
-//! NodeRestriction: a node changes itself and what runs on it, and nothing of another's.
+//! NodeRestriction: a kubelet may only write its own Node, its pods and objects that belong to
+//! them.
 //!
-//! The other half of the node authorizer (`nodes`), for what can only be judged with the object at hand.
+//! Complements the node authorizer (`node_authorizer`), which decides without the object.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +47,7 @@ pub fn admit(request: &Request<'_>, object: &mut Value, cluster: &dyn Cluster) -
     }
 }
 
-/// What a node wants to write.
+/// A write by a node.
 struct NodeWrite<'a> {
     request: &'a Request<'a>,
     object: &'a Value,
@@ -61,7 +62,7 @@ impl NodeWrite<'_> {
         Err(self.request.forbidden(reason))
     }
 
-    /// With the node's name in quotes where `why` has `{}`.
+    /// Replaces `{}` in the reason by the quoted node name.
     fn deny_with_node_name(&self, reason: &str) -> AdmitResult {
         self.deny(reason.replace("{}", &quote(self.node)))
     }
@@ -83,7 +84,7 @@ impl NodeWrite<'_> {
         found.map(|object| object.value()).ok_or_else(|| Status::not_found(group, plural, name))
     }
 
-    /// The name of what is written; one that is still to be generated is none.
+    /// The name of the written object; empty if it is still to be generated.
     fn name(&self) -> &str {
         match self.operation() {
             Operation::Create => self.object.at("metadata").text("name"),
@@ -110,7 +111,7 @@ impl NodeWrite<'_> {
         }
     }
 
-    /// Nodes make no pods but the copies of those they run by themselves.
+    /// Nodes may only create mirror pods.
     fn admit_mirror_pod(&self) -> AdmitResult {
         let metadata = self.object.at("metadata");
         if !is_mirror(self.object) {
@@ -269,7 +270,7 @@ impl NodeWrite<'_> {
         }
     }
 
-    /// A token for a node is for one of its pods.
+    /// Kubelets may only request tokens that are bound to one of their pods.
     fn admit_service_account_token(&self) -> AdmitResult {
         if self.operation() != Operation::Create {
             return Ok(());
@@ -304,7 +305,7 @@ impl NodeWrite<'_> {
         }
     }
 
-    /// Whether a volume of the pod, or the driver of one, wants tokens for an audience.
+    /// Whether a volume of the pod, or the CSI driver of one, requests tokens for the audience.
     fn has_audience(&self, pod: &Value, audience: &str) -> Result<bool, String> {
         let mut errors = Vec::new();
         let mut ephemeral = ephemeral_claims(pod);
@@ -348,7 +349,7 @@ impl NodeWrite<'_> {
         Ok(volume.path("spec.csi.driver").as_str().unwrap_or("").to_owned())
     }
 
-    /// Other audiences need a permission of their own.
+    /// Any other audience requires the `request-serviceaccounts-token-audience` permission.
     fn authorize_audience(&self, audience: &str) -> AdmitResult {
         let Some(user) = self.request.user else { return Ok(()) };
         let attributes = Attributes::Resource {
@@ -408,7 +409,7 @@ impl NodeWrite<'_> {
     }
 }
 
-/// Labels that a node may set on itself although they are Kubernetes' own.
+/// Labels under `kubernetes.io` and `k8s.io` that a kubelet may set on its node.
 const KUBELET_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -423,7 +424,7 @@ const KUBELET_LABELS: [&str; 11] = [
     "topology.kubernetes.io/zone",
 ];
 
-/// Labels that differ and that a node could use to draw pods to itself that are not meant for it.
+/// Changed labels that could attract pods that are not meant for this node.
 fn forbidden_labels(new: &Value, old: &Value) -> Vec<String> {
     let (new, old) = (new.at("metadata"), old.at("metadata"));
     let names: BTreeSet<&str> =
@@ -441,7 +442,7 @@ fn is_forbidden(label: &str) -> bool {
     within("node-restriction.kubernetes.io") || (within("kubernetes.io") || within("k8s.io")) && !own
 }
 
-/// Equal, where what is empty counts as absent.
+/// Equality that treats null, empty objects and empty lists as absent.
 fn equal_or_both_empty(a: &Value, b: &Value) -> bool {
     let empty = |value: &Value| match value {
         Value::Null => true,

@@ -1,4 +1,4 @@
-//! Plugins that are off unless switched on.
+//! Plugins that are disabled by default.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use super::service_account::push;
 use super::{Cluster, Operation, Request};
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// In the order upstream visits them.
+/// In upstream's order.
 const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// LimitPodHardAntiAffinityTopology: pods may insist to be apart only by node.
+/// LimitPodHardAntiAffinityTopology: required pod anti-affinity only by host name.
 pub fn hostname_anti_affinity(request: &Request<'_>, pod: &Value, _: &dyn Cluster) -> Result<(), Status> {
     if !request.is("", "pods") || request.operation == Operation::Delete {
         return Ok(());
@@ -29,7 +29,8 @@ pub fn hostname_anti_affinity(request: &Request<'_>, pod: &Value, _: &dyn Cluste
     }
 }
 
-/// AlwaysPullImages: nobody uses an image they may not pull themselves.
+/// AlwaysPullImages: sets the pull policy so that a pod cannot use a cached image without
+/// credentials for it.
 pub fn set_always_pull_images(request: &Request<'_>, pod: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
     if !has_new_images(request, pod) {
         return Ok(());
@@ -75,7 +76,7 @@ pub fn validate_always_pull_images(
     }
 }
 
-/// New pods, and changes that bring other images.
+/// Whether the request creates a pod or adds images to one.
 fn has_new_images(request: &Request<'_>, pod: &Value) -> bool {
     if !request.is("", "pods") || request.operation == Operation::Delete {
         return false;
@@ -88,7 +89,8 @@ fn has_new_images(request: &Request<'_>, pod: &Value) -> bool {
     !images(pod).is_subset(&images(old))
 }
 
-/// ExtendedResourceToleration: who asks for a device tolerates the taint that keeps others from its node.
+/// ExtendedResourceToleration: pods that request an extended resource tolerate the taint of that
+/// name.
 pub fn extended_resource_tolerations(
     request: &Request<'_>,
     pod: &mut Value,
@@ -112,7 +114,7 @@ pub fn extended_resource_tolerations(
     Ok(())
 }
 
-/// DenyServiceExternalIPs: no external IPs beyond those that are there.
+/// DenyServiceExternalIPs: no external IPs may be added to a Service.
 pub fn deny_external_ips(request: &Request<'_>, service: &Value, _: &dyn Cluster) -> Result<(), Status> {
     if !request.is("", "services") || request.operation == Operation::Delete {
         return Ok(());

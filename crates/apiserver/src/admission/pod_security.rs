@@ -1,7 +1,7 @@
-//! PodSecurity: pods keep to the Pod Security Standard that the labels of their namespace name.
+//! PodSecurity: enforces the Pod Security Standards that the labels of the namespace select.
 //!
-//! Pods are refused; the templates of workloads are only warned of, since it is their pods that count. What
-//! goes into the audit log is left in the request's notes.
+//! Pods are rejected. Workloads with a pod template only get a warning, because their pods are
+//! checked anyway. Audit annotations go to the request's `WarningRecorder`.
 
 mod checks;
 mod policy;
@@ -21,11 +21,11 @@ use super::{Cluster, Operation, Request};
 use checks::{Pod, Violation, run_checks};
 use policy::{Level, LevelVersion, MODES, PREFIX, Policy, Version};
 
-/// How many of its pods a namespace with a new policy is checked for, and for how long.
+/// As upstream: limits for checking the existing pods of a namespace whose policy changes.
 const NAMESPACE_MAX_PODS_TO_CHECK: usize = 3000;
 const NAMESPACE_POD_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What counts where labels are silent, and what is not judged at all.
+/// The plugin's configuration: default policy and exemptions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     defaults: Policy,
@@ -40,7 +40,7 @@ struct Exemptions {
     runtime_classes: Vec<String>,
 }
 
-/// `PodSecurityConfiguration`, as it is in the file.
+/// `PodSecurityConfiguration` as in the file.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct File {
@@ -50,7 +50,7 @@ struct File {
     exemptions: Exemptions,
 }
 
-/// Where kinds with pods in them keep the template.
+/// Group, resource and path of the pod template of each workload kind.
 const POD_TEMPLATE_PATHS: &[(&str, &str, &str)] = &[
     ("", "podtemplates", "template"),
     ("", "replicationcontrollers", "spec.template"),
@@ -62,7 +62,7 @@ const POD_TEMPLATE_PATHS: &[(&str, &str, &str)] = &[
     ("batch", "jobs", "spec.template"),
 ];
 
-/// Subresources of pods that change nothing of what is judged.
+/// Subresources of pods that do not change anything the checks look at.
 const IGNORED_POD_SUBRESOURCES: &[&str] =
     &["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
@@ -106,7 +106,7 @@ fn validate_pod(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Re
     evaluate_pod(request, settings, (policy, &errors), &pod, true)
 }
 
-/// A workload with forbidden pods in it is let through with a warning.
+/// Workloads are never rejected, only warned about and audited.
 fn validate_pod_template(request: &Request<'_>, template: &Value, cluster: &dyn Cluster) {
     let settings = &cluster.settings().pod_security;
     if template.is_null() || settings.is_exempt(request) {
@@ -119,7 +119,7 @@ fn validate_pod_template(request: &Request<'_>, template: &Value, cluster: &dyn 
         return;
     }
     let pod = Pod { metadata: template.at("metadata"), spec: template.at("spec") };
-    // Only enforcing can fail.
+    // Only the enforce mode returns an error.
     let _ = evaluate_pod(request, settings, (policy, &errors), &pod, false);
 }
 
@@ -165,7 +165,7 @@ fn details(found: &[Violation]) -> String {
     found.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Of what can change in a pod, only images matter, and new containers.
+/// Of the mutable fields of a pod only images and new ephemeral containers matter.
 fn needs_evaluation(pod: &Value, old: &Value) -> bool {
     let (spec, old) = (pod.at("spec"), old.at("spec"));
     let image = |container: &Value| container.text("image").to_owned();
@@ -178,7 +178,8 @@ fn needs_evaluation(pod: &Value, old: &Value) -> bool {
     !same("containers") || !same("initContainers") || !spec.items("ephemeralContainers").iter().all(known)
 }
 
-/// The labels of a namespace must make sense; whoever makes them stricter hears of pods that fall short.
+/// Validates the labels of a namespace. Enforcing a stricter level warns about existing pods that
+/// violate it.
 fn validate_namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let settings = &cluster.settings().pod_security;
     let read = |namespace: &Value| {
@@ -214,7 +215,7 @@ fn validate_namespace(request: &Request<'_>, namespace: &Value, cluster: &dyn Cl
     Ok(())
 }
 
-/// What labels ask for in vain.
+/// The warning for labels that have no effect because the namespace is exempt.
 fn ignored_policy_warning(namespace: &Value, policy: &Policy) -> String {
     let labels = namespace.path("metadata.labels");
     let has_label =
@@ -230,7 +231,7 @@ fn ignored_policy_warning(namespace: &Value, policy: &Policy) -> String {
 }
 
 impl Settings {
-    /// Reads a `PodSecurityConfiguration`.
+    /// Parses and validates a `PodSecurityConfiguration`.
     pub fn read(value: &Value) -> Result<Settings, String> {
         let file = File::deserialize(value).map_err(|error| error.to_string())?;
         let known =
@@ -264,7 +265,7 @@ impl Settings {
         }
         for field in file.defaults.keys() {
             if !MODES.contains(&field.strip_suffix("-version").unwrap_or(field)) {
-                errors.forbidden(&Path::new("defaults").child(field), "is no setting");
+                errors.forbidden(&Path::new("defaults").child(field), "unknown field");
             }
         }
         file.exemptions.check(&mut errors);
@@ -288,13 +289,13 @@ impl Settings {
         true
     }
 
-    /// `None` where there is no such namespace.
+    /// `None` if the namespace does not exist.
     fn policy_of(&self, namespace: &str, cluster: &dyn Cluster, errors: &mut ErrorList) -> Option<Policy> {
         let namespace = cluster.get("", "namespaces", "", namespace)?;
         Some(self.defaults.with_namespace_labels(|name| namespace.label(name), errors))
     }
 
-    /// Which of a namespace's pods violate a new level, in the words of warnings.
+    /// Warnings for the existing pods of a namespace that violate a new enforce level.
     fn evaluate_pods_in_namespace(
         &self,
         namespace: &str,
@@ -303,7 +304,7 @@ impl Settings {
     ) -> Vec<String> {
         let started = Instant::now();
         let pods = self.prioritize_pods(pods);
-        // By what they do wrong: the first of them by name, and how many they are.
+        // The set of violated checks -> first pod by name, number of pods.
         let mut pods_by_reasons: BTreeMap<String, (&str, usize)> = BTreeMap::new();
         let mut checked = 0;
         for pod in pods.iter().take(NAMESPACE_MAX_PODS_TO_CHECK) {
@@ -348,7 +349,8 @@ impl Settings {
         warnings
     }
 
-    /// One pod of each workload first, then the others, which are most likely the same.
+    /// One pod of each controller first, because its other pods most likely have the same
+    /// violations.
     fn prioritize_pods(&self, mut pods: Vec<Value>) -> Vec<Value> {
         pods.retain(|pod| {
             let class = pod.at("spec").text("runtimeClassName");

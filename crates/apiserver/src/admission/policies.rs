@@ -1,7 +1,9 @@
-//! Admission by policies: CEL expressions that users write down, and bindings that say where they hold.
+//! ValidatingAdmissionPolicy and MutatingAdmissionPolicy: CEL expressions and the bindings that
+//! enable them.
 //!
-//! Policies are compiled when they change. `matching` says whether one concerns a request, `params` what it is
-//! parameterised with, `subject` what its expressions see; `validating` and `mutating` act on what they say.
+//! Policies are compiled when they change. `matching` decides whether one applies to a request,
+//! `params` finds its parameters, `activation` provides the variables of its expressions;
+//! `validating` and `mutating` evaluate them.
 
 mod activation;
 mod authorizer;
@@ -26,13 +28,13 @@ use crate::object::Object;
 pub use authorizer::CelAuthorizer;
 pub use mutating::PolicyReinvokeContext;
 
-/// Every policy there is.
+/// All policies and bindings.
 pub struct Policies {
     configured: IncrementalView<Configured, 4>,
     metrics: metrics::PolicyMetrics,
 }
 
-/// The four kinds, in the order in which their shards are followed.
+/// The order of the shards in the `IncrementalView`.
 const POLICY_RESOURCES: [&str; 4] = [
     "mutatingadmissionpolicies",
     "mutatingadmissionpolicybindings",
@@ -42,7 +44,7 @@ const POLICY_RESOURCES: [&str; 4] = [
 const MUTATING: usize = 0;
 const VALIDATING: usize = 1;
 
-/// Policies with their bindings, by name.
+/// Policies and bindings by name.
 #[derive(Default)]
 struct Configured {
     policies: [BTreeMap<String, Arc<Policy>>; 2],
@@ -50,7 +52,7 @@ struct Configured {
     hooks: [PolicyHooks; 2],
 }
 
-/// A policy that is bound.
+/// A policy with its bindings.
 struct PolicyHook {
     policy: Arc<Policy>,
     bindings: Vec<Arc<Binding>>,
@@ -92,7 +94,7 @@ impl Policies {
         }
     }
 
-    /// Appends what became of policies, in Prometheus' text form.
+    /// Appends the metrics of policies in the Prometheus text format.
     pub fn print(&self, out: &mut String) {
         self.metrics.print(out);
     }
@@ -101,7 +103,7 @@ impl Policies {
         self.configured.current().hooks.iter().all(|hooks| hooks.is_empty())
     }
 
-    /// Those that may have something to say.
+    /// The policies to evaluate for the request.
     fn hooks(&self, phase: usize, request: &Request<'_>) -> PolicyHooks {
         match should_handle(request) {
             true => self.configured.current().hooks[phase].clone(),
@@ -110,7 +112,7 @@ impl Policies {
     }
 }
 
-/// What only asks who somebody is or may do passes unseen.
+/// As upstream: policies do not see authentication and authorization reviews.
 const EXCLUDED_RESOURCES: [(&str, &str); 6] = [
     ("authentication.k8s.io", "selfsubjectreviews"),
     ("authentication.k8s.io", "tokenreviews"),
@@ -125,18 +127,18 @@ fn should_handle(request: &Request<'_>) -> bool {
         && !EXCLUDED_RESOURCES.contains(&(request.row.group, request.row.plural))
 }
 
-/// What went wrong with a policy, for which its failure policy decides.
+/// An error in a policy, handled by its failure policy.
 struct PolicyFailure {
     policy: String,
-    /// None where the policy itself is at fault.
+    /// `None` if the error is in the policy itself.
     binding: Option<String>,
     message: String,
-    /// The reason of the answer, if it is not the usual one.
+    /// The reason of the Status, if not the default.
     reason: Option<&'static str>,
 }
 
 impl PolicyFailure {
-    /// Something about the configuration, of the policy or of the binding.
+    /// An error in the configuration of the policy or binding.
     fn configuration_failure(policy: &Policy, binding: Option<&Binding>, error: &str) -> PolicyFailure {
         let what = if binding.is_some() { "binding" } else { "policy" };
         PolicyFailure {

@@ -1,4 +1,4 @@
-//! Priority: a pod's priority is that of its class.
+//! Priority: resolves `priorityClassName` to the integer priority of a pod.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -8,7 +8,7 @@ use super::{Cluster, Operation, Request};
 
 const GROUP: &str = "scheduling.k8s.io";
 
-/// The classes every cluster has: name, value, description.
+/// The built-in classes: name, value, description.
 pub const SYSTEM_CLASSES: &[(&str, i64, &str)] = &[
     (
         "system-node-critical",
@@ -89,7 +89,7 @@ pub fn validate(request: &Request<'_>, class: &Value, cluster: &dyn Cluster) -> 
     }
 }
 
-/// Should there ever be two defaults, the lower one counts.
+/// The default class; of several the one with the lowest value, as upstream.
 fn default_class(cluster: &dyn Cluster) -> Option<Value> {
     let classes = cluster.list(GROUP, "priorityclasses", "");
     let candidates = classes.iter().filter(|class| class.contains_text("\"globalDefault\":true"));

@@ -1,8 +1,8 @@
-//! ResourceQuota: nobody takes more of a namespace than its quotas grant.
+//! ResourceQuota: rejects requests that exceed a quota of the namespace.
 //!
-//! What is used stands in each quota's status. A request that would use more adds to it first, one request of a
-//! namespace at a time, and only then stores its object. What is given back, be it that something goes or that a
-//! granted request fails after all, is found by the control loop that counts.
+//! The usage is in the status of each quota. A request first adds its usage there, one request per
+//! namespace at a time, and only then stores its object. Usage is released by the quota controller,
+//! which recounts: after deletions and after a granted request that failed later.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ use crate::write::WriteOptions;
 
 pub struct Quotas {
     enforced: bool,
-    /// Whose turn it is in each namespace where somebody asks.
+    /// A lock per namespace with requests in progress. Requests of one namespace are serialized so
+    /// that two of them cannot be granted the same remaining quota.
     locks: Mutex<HashMap<String, Arc<Turn<()>>>>,
 }
 
@@ -35,7 +36,8 @@ impl Quotas {
         Quotas { enforced, locks: Mutex::default() }
     }
 
-    /// Grants what `object` uses beyond what it replaces, or says which quota is exceeded.
+    /// Reserves what `object` uses beyond the object it replaces, or returns which quota is
+    /// exceeded.
     pub async fn grant(&self, server: &Server, request: &Request<'_>, object: &Value) -> Result<(), Status> {
         if !self.enforced || !should_handle(request) {
             return Ok(());
@@ -48,6 +50,7 @@ impl Quotas {
             let _guard = namespace_lock.lock().await;
             grant_locked(server, request, object).await
         };
+        // Drop our clone first: only locks that another request holds stay in the map.
         drop(namespace_lock);
         self.locks.lock().retain(|_, namespace_lock| Arc::strong_count(namespace_lock) > 1);
         result
@@ -56,6 +59,7 @@ impl Quotas {
 
 async fn grant_locked(server: &Server, request: &Request<'_>, object: &Value) -> Result<(), Status> {
     let change = Usage::of(request, object, Timestamp::now());
+    // The cache must contain the usage that the previous request has written.
     server.wait_until_fresh(ResourceVersionMatch::MostRecent).await?;
     let quotas = server.list("", "resourcequotas", request.namespace);
     let quotas: Vec<Value> = quotas.iter().map(|quota| quota.value()).collect();
@@ -64,13 +68,13 @@ async fn grant_locked(server: &Server, request: &Request<'_>, object: &Value) ->
         return Ok(());
     }
     for (name, used) in updates {
-        // Boxed, since a change of an object may itself ask for a grant.
+        // Boxed: `change` runs admission, which may call this function again.
         Box::pin(write_used(server, request.namespace, &name, &used)).await?;
     }
     Ok(())
 }
 
-/// Whether quotas could care about a request at all.
+/// Whether quotas apply to the request.
 fn should_handle(request: &Request<'_>) -> bool {
     let row = request.row;
     if !row.namespaced || (row.group.is_empty() && row.plural == "events") {
@@ -86,7 +90,7 @@ fn should_handle(request: &Request<'_>) -> bool {
     }
 }
 
-/// What a request adds, where the quota counted what it replaces and where it did not.
+/// The usage of a request: in total, and beyond the usage of the replaced object.
 struct Usage {
     total: ResourceList,
     delta: ResourceList,
@@ -108,7 +112,8 @@ impl Usage {
     }
 }
 
-/// The quotas a request counts against, each with what is used then of the resources it uses more of.
+/// The quotas the request counts against, with their new `used` for the resources whose usage
+/// grows.
 fn check_request(
     request: &Request<'_>,
     object: &Value,
@@ -128,7 +133,8 @@ fn check_request(
             return Err(request.forbidden(format!("failed quota: {name}: {reason}")));
         }
         let used = resource_list(quota.at("status"), "used");
-        // Not counted yet, since it has only just been made.
+        // A new quota has no usage before the controller has counted it. As upstream, reject until
+        // then.
         if restricted.iter().any(|name| !used.contains_key(*name)) || !quota.at("status").has("hard") {
             let known = resource_list(quota.at("spec"), "hard");
             let unknown: Vec<&str> =
@@ -179,7 +185,7 @@ fn check_request(
     Ok(updates)
 }
 
-/// Writes what is used into a quota's status.
+/// Writes `status.used` of a quota.
 async fn write_used(server: &Server, namespace: &str, name: &str, used: &ResourceList) -> Result<(), Status> {
     let collection = Target::collection(quotas_row(), namespace);
     let target = Target { name: name.to_owned(), subresource: "status".into(), ..collection };
@@ -191,7 +197,7 @@ async fn write_used(server: &Server, namespace: &str, name: &str, used: &Resourc
         Ok(ObjectChange::replace(after))
     };
     match server.update_object(&target, &WriteOptions::internal(Timestamp::now()), make).await {
-        // A quota that is gone limits nothing.
+        // A deleted quota limits nothing.
         Err(status) if status.code == 404 => Ok(()),
         other => other.map(drop),
     }

@@ -1,5 +1,6 @@
-//! What may become of a pod on a node: it grows no larger than the node (PodResizeValidator), and changes only in
-//! ways that the node says it knows of (NodeDeclaredFeatureValidator).
+//! PodResizeValidator: a resized pod must fit the allocatable resources of its node.
+//! NodeDeclaredFeatureValidator: updates of a bound pod may only use features that its node
+//! declares.
 
 use api::Status;
 use api::field::quote;
@@ -73,7 +74,7 @@ pub fn validate_declared_features(
     let Some(old) = request.old.filter(|_| applies) else { return Ok(()) };
     let (spec, before) = (pod.at("spec"), old.at("spec"));
     let name = spec.text("nodeName");
-    // Whatever changes of a pod's spec is counted.
+    // The generation changes with every change of the spec.
     if name.is_empty() || pod.path("metadata.generation") == old.path("metadata.generation") {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! RuntimeClass: a pod carries the overhead of its runtime and goes where the runtime is.
+//! RuntimeClass: adds the overhead and the scheduling constraints of the runtime class to pods.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -76,7 +76,7 @@ fn schedule(request: &Request<'_>, pod: &mut Value, scheduling: &Value) -> Resul
     Ok(())
 }
 
-/// Without those that another covers; of equal ones the first stays.
+/// Removes tolerations that another one covers; of equal ones the first stays.
 fn merge_tolerations(all: &[&Value]) -> Vec<Value> {
     let mut merged: Vec<Value> = Vec::new();
     for (i, toleration) in all.iter().enumerate() {
@@ -89,7 +89,7 @@ fn merge_tolerations(all: &[&Value]) -> Vec<Value> {
     merged
 }
 
-/// Whether `wide` tolerates all that `narrow` does.
+/// Whether `wide` tolerates everything that `narrow` tolerates.
 fn covers(wide: &Value, narrow: &Value) -> bool {
     if wide == narrow {
         return true;

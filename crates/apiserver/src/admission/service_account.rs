@@ -1,5 +1,4 @@
-//! ServiceAccount: every pod runs as an account of its namespace and, unless it says otherwise, gets a
-//! token of it.
+//! ServiceAccount: sets the service account of a pod and mounts its token, unless the pod opts out.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -12,7 +11,8 @@ const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME_PREFIX: &str = "kube-api-access-";
 
 const ENFORCE_SECRETS: &str = "kubernetes.io/enforce-mountable-secrets";
-/// An hour for clients that read the token again, and a little to find out about those that do not.
+/// Upstream's `WarnOnlyBoundTokenExpirationSeconds`: one hour plus 7 seconds, so that clients that
+/// do not reload the token can be detected.
 const TOKEN_EXPIRATION_SECONDS: i64 = 60 * 60 + 7;
 
 pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> Result<(), Status> {
@@ -20,7 +20,7 @@ pub fn admit(request: &Request<'_>, pod: &mut Value, cluster: &dyn Cluster) -> R
         return Ok(());
     }
     if pod.at("spec").text("serviceAccountName").is_empty() {
-        // The second is the first's old name, which readers still get.
+        // `serviceAccount` is the deprecated alias of `serviceAccountName`.
         let spec = pod.object_mut("spec");
         spec.insert("serviceAccountName".into(), "default".into());
         spec.insert("serviceAccount".into(), "default".into());
@@ -72,14 +72,15 @@ fn account(request: &Request<'_>, pod: &Value, cluster: &dyn Cluster) -> Result<
     let found = cluster.get("", "serviceaccounts", request.namespace, name);
     found.map(|account| account.value()).ok_or_else(|| {
         let namespaced_name = format!("{}/{name}", request.namespace);
-        // Upstream names the kind in the singular here.
+        // Upstream uses the singular here.
         request.forbidden(format!(
             "error looking up service account {namespaced_name}: serviceaccount {name:?} not found"
         ))
     })
 }
 
-/// The copy of a pod that a node runs by itself, which no secret may leave the server for.
+/// Mirror pods must not reference secrets or service accounts: the node could read them through the
+/// pod.
 fn check_mirror(pod: &Value) -> Result<(), String> {
     let spec = pod.at("spec");
     if !spec.text("serviceAccountName").is_empty() {
@@ -122,7 +123,8 @@ fn volume_has_secret(volume: &Value) -> bool {
             .any(|(source, fields)| fields.iter().any(|field| volume.at(source).has(field)))
 }
 
-/// An account may insist that its pods use only the secrets it lists.
+/// `kubernetes.io/enforce-mountable-secrets`: pods of the account may only use the secrets it
+/// lists.
 fn limit_secrets(
     account: &Value,
     spec: &Value,
@@ -178,7 +180,7 @@ fn limit_secrets(
     Ok(())
 }
 
-/// Adds the token's volume and mounts it where nothing else is mounted in its place.
+/// Adds the projected token volume, and mounts it unless something else is mounted at the path.
 fn mount_token(spec: &mut serde_json::Map<String, Value>) {
     let volumes = spec.get("volumes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let existing_volume =
@@ -212,7 +214,7 @@ fn mount_token(spec: &mut serde_json::Map<String, Value>) {
     }
 }
 
-/// Appends to a list field, made if it is absent.
+/// Appends to a list field, creating it if absent.
 pub fn push(value: &mut Value, field: &str, item: Value) {
     match value.get_mut(field).and_then(Value::as_array_mut) {
         Some(list) => list.push(item),
@@ -220,7 +222,7 @@ pub fn push(value: &mut Value, field: &str, item: Value) {
     }
 }
 
-/// Five letters that spell no words.
+/// As upstream's `rand.String`: no vowels, so that no words are formed.
 fn random_suffix() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let bytes = uuid::Uuid::new_v4().into_bytes();

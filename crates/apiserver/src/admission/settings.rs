@@ -1,4 +1,4 @@
-//! What the file of `--admission-control-config-file` tells the plugins.
+//! The configuration file of `--admission-control-config-file`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use serde_json::Value;
 use super::{event_rates, pod_security};
 use crate::https::AuthInfoResolver;
 
-/// How the plugins are set; upstream's defaults unless a file says otherwise.
+/// The configuration of the plugins; defaults are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long pods stay, unless they say so themselves, on nodes that are not ready and on those that nobody
-    /// hears of.
+    /// `tolerationSeconds` that DefaultTolerationSeconds adds for not-ready and for unreachable
+    /// nodes.
     pub toleration_seconds: [i64; 2],
     pub(super) pod_security: pod_security::Settings,
     pub(super) event_rates: Vec<event_rates::Limit>,
-    /// Who we are to webhooks that may change requests, and to those that may only refuse them.
+    /// Client credentials for mutating and for validating webhooks.
     pub(super) webhook_users: [Option<Arc<AuthInfoResolver>>; 2],
 }
 
@@ -38,13 +38,13 @@ impl Default for Settings {
 pub enum SettingsError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not what it should be: {reason}")]
+    #[error("{path} is not a valid admission configuration: {reason}")]
     Invalid { path: PathBuf, reason: String },
-    #[error("the configuration of admission plugin {plugin:?} in {path} is wrong: {reason}")]
+    #[error("invalid configuration of admission plugin {plugin:?} in {path}: {reason}")]
     Plugin { path: PathBuf, plugin: String, reason: String },
 }
 
-/// `AdmissionConfiguration`, as it is in the file.
+/// `AdmissionConfiguration` as in the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -58,14 +58,14 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// A file of its own, beside this one unless it begins with a slash.
+    /// Path of a file with the configuration, relative to this file.
     path: Option<PathBuf>,
-    /// The same inline, which counts more.
+    /// Inline configuration; takes precedence over `path`.
     configuration: Option<Value>,
 }
 
 impl Settings {
-    /// Reads the file and those it names.
+    /// Reads the file and the files it references.
     pub fn load(path: &Path) -> Result<Settings, SettingsError> {
         let invalid = |reason: String| SettingsError::Invalid { path: path.to_owned(), reason };
         let file: File = Deserialize::deserialize(read(path)?).map_err(|error| invalid(error.to_string()))?;
@@ -75,7 +75,7 @@ impl Settings {
         );
         if !known || file.kind != "AdmissionConfiguration" {
             return Err(invalid(
-                "it must be an AdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned(),
+                "expected an AdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned(),
             ));
         }
         let mut settings = Settings::default();
@@ -102,7 +102,7 @@ impl Settings {
             "EventRateLimit" => self.event_rates = event_rates::read(value)?,
             "MutatingAdmissionWebhook" => self.webhook_users[0] = webhook_users(value)?,
             "ValidatingAdmissionWebhook" => self.webhook_users[1] = webhook_users(value)?,
-            _ => return Err("it takes none here".to_owned()),
+            _ => return Err("this plugin takes no configuration".to_owned()),
         }
         Ok(())
     }
@@ -115,7 +115,7 @@ fn webhook_users(value: &Value) -> Result<Option<Arc<AuthInfoResolver>>, String>
         ("apiserver.config.k8s.io/v1alpha1", "WebhookAdmission"),
     ];
     if !known.contains(&kind) {
-        return Err("it must be a WebhookAdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned());
+        return Err("expected a WebhookAdmissionConfiguration of apiserver.config.k8s.io/v1".to_owned());
     }
     if let Some((field, _)) =
         value.as_object().into_iter().flatten().find(|(field, _)| !WEBHOOK_FIELDS.contains(&field.as_str()))
@@ -159,7 +159,7 @@ mod tests {
             .expect("a file");
         let path = dir.path().join("admission.yaml");
         std::fs::write(&path, text).expect("a file");
-        // Answers with whether anything is set.
+        // The result is whether any setting differs from the default.
         let found = Settings::load(&path).map(|settings| settings != Settings::default());
         let found = found.map_err(|error| error.to_string().replace(&path.display().to_string(), "FILE"));
         assert_eq!(found.as_ref().map(|set| *set).map_err(String::as_str), expected, "{text}");
@@ -179,15 +179,17 @@ mod tests {
         );
         check(
             &format!(
-                "{CONFIG_HEADER}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: strict, enforce-version: v2, tell: x}}\n    exemptions: {{usernames: [''], namespaces: [a, a], runtimeClasses: [B]}}\n"
+                "{CONFIG_HEADER}- name: PodSecurity\n  configuration:\n    {inline}defaults: {{warn: strict, enforce-version: v2, notify: x}}\n    exemptions: {{usernames: [''], namespaces: [a, a], runtimeClasses: [B]}}\n"
             ),
             Err(
-                r#"the configuration of admission plugin "PodSecurity" in FILE is wrong: [defaults.enforce-version: Invalid value: "v2": must be "latest" or "v1.x", defaults.warn: Invalid value: "strict": must be one of privileged, baseline, restricted, defaults.tell: Forbidden: is no setting, exemptions.namespaces[1]: Duplicate value: "a", exemptions.runtimeClasses[0]: Invalid value: "B": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'), exemptions.usernames[0]: Invalid value: "": username must not be empty]"#,
+                r#"invalid configuration of admission plugin "PodSecurity" in FILE: [defaults.enforce-version: Invalid value: "v2": must be "latest" or "v1.x", defaults.warn: Invalid value: "strict": must be one of privileged, baseline, restricted, defaults.notify: Forbidden: unknown field, exemptions.namespaces[1]: Duplicate value: "a", exemptions.runtimeClasses[0]: Invalid value: "B": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'), exemptions.usernames[0]: Invalid value: "": username must not be empty]"#,
             ),
         );
         check(
             &format!("{CONFIG_HEADER}- name: Priority\n  configuration: {{}}\n"),
-            Err(r#"the configuration of admission plugin "Priority" in FILE is wrong: it takes none here"#),
+            Err(
+                r#"invalid configuration of admission plugin "Priority" in FILE: this plugin takes no configuration"#,
+            ),
         );
         let webhook = |file: &str| {
             format!(
@@ -198,19 +200,19 @@ mod tests {
         check(
             &webhook("users.yaml"),
             Err(
-                r#"the configuration of admission plugin "ValidatingAdmissionWebhook" in FILE is wrong: kubeConfigFile: Invalid value: "users.yaml": must be an absolute file path"#,
+                r#"invalid configuration of admission plugin "ValidatingAdmissionWebhook" in FILE: kubeConfigFile: Invalid value: "users.yaml": must be an absolute file path"#,
             ),
         );
         check(
             &webhook("/nowhere/users.yaml"),
             Err(
-                r#"the configuration of admission plugin "ValidatingAdmissionWebhook" in FILE is wrong: cannot read /nowhere/users.yaml"#,
+                r#"invalid configuration of admission plugin "ValidatingAdmissionWebhook" in FILE: cannot read /nowhere/users.yaml"#,
             ),
         );
         check(
             "apiVersion: v1\nkind: Pod\n",
             Err(
-                "FILE is not what it should be: it must be an AdmissionConfiguration of apiserver.config.k8s.io/v1",
+                "FILE is not a valid admission configuration: expected an AdmissionConfiguration of apiserver.config.k8s.io/v1",
             ),
         );
     }

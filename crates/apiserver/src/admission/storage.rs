@@ -1,4 +1,4 @@
-//! The plugins about storage: the default class of a claim, protection of what is in use, and resizing.
+//! Storage plugins: DefaultStorageClass, StorageObjectInUseProtection, PersistentVolumeClaimResize.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -29,7 +29,8 @@ pub fn default_class(request: &Request<'_>, claim: &mut Value, cluster: &dyn Clu
     Ok(())
 }
 
-/// StorageObjectInUseProtection: a finalizer holds what may still be in use when it is deleted.
+/// StorageObjectInUseProtection: adds the protection finalizers, which block deletion while an
+/// object is in use.
 pub fn protect(request: &Request<'_>, object: &mut Value, _: &dyn Cluster) -> Result<(), Status> {
     let finalizer = match (request.row.group, request.row.plural) {
         ("", "persistentvolumes") => "kubernetes.io/pv-protection",
@@ -47,7 +48,7 @@ pub fn protect(request: &Request<'_>, object: &mut Value, _: &dyn Cluster) -> Re
     Ok(())
 }
 
-/// PersistentVolumeClaimResize: only a bound claim grows, and only where its class allows it.
+/// PersistentVolumeClaimResize: only bound claims whose class has `allowVolumeExpansion` may grow.
 pub fn resize(request: &Request<'_>, claim: &Value, cluster: &dyn Cluster) -> Result<(), Status> {
     let Some(old) = request
         .old

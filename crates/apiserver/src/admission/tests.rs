@@ -1,4 +1,4 @@
-//! One table per plugin: an object and the cluster in, the changed part or the complaint out.
+//! One table per plugin: object and cluster in, changed part or error out.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::object::to_stored;
 mod pods;
 mod quotas;
 
-/// A cluster of these objects.
+/// A cluster with these objects.
 #[derive(Default)]
 pub struct FakeCluster {
     objects: Vec<Arc<Object>>,
@@ -19,7 +19,7 @@ pub struct FakeCluster {
 }
 
 impl FakeCluster {
-    /// Each object with the plural of its kind, such as `limitranges`.
+    /// The objects, each with group and plural of its kind.
     pub fn of(objects: &[(&str, &str, Value)]) -> FakeCluster {
         let store = |(group, plural, value): &(&str, &str, Value)| {
             let row = api::resource_table::find_resource(group, "v1", plural).expect("a known kind");
@@ -55,13 +55,13 @@ impl Cluster for FakeCluster {
         &self.event_rates
     }
 
-    /// `jo` may do everything, and nobody else anything.
+    /// `jo` may do everything, other users nothing.
     fn allows(&self, user: &User, _: &Attributes<'_>) -> bool {
         user.name == "jo"
     }
 }
 
-/// Runs one plugin, both halves, and answers with the changed object or the complaint.
+/// Runs both halves of one plugin; returns the changed object or the error.
 fn run(
     name: &str,
     (group, plural): (&str, &str),
@@ -81,7 +81,7 @@ fn run(
     validate_result.map(|()| object).map_err(|status| format!("{} {}", status.code, status.message))
 }
 
-/// The part at `path` of what one plugin makes of a new object, or the complaint.
+/// Checks the part at `path` of a new object after one plugin, or the error.
 #[track_caller]
 fn check(name: &str, kind: (&str, &str), object: Value, cluster: &FakeCluster, path: &str, expected: Value) {
     let found = match run(name, kind, Operation::Create, object, None, cluster) {
@@ -133,7 +133,7 @@ fn plugins_can_be_enabled_and_disabled_by_name() {
     assert_eq!(names.len(), PLUGINS.len());
 }
 
-/// All of upstream's, in its order; `!` for those that are on by default.
+/// All plugins of upstream in order; `!` marks those enabled by default.
 const UPSTREAM: &[&str] = &[
     "AlwaysAdmit",
     "NamespaceAutoProvision",
@@ -178,12 +178,12 @@ const UPSTREAM: &[&str] = &[
     "AlwaysDeny",
 ];
 
-/// On by default upstream, and not here at all: those of kinds that are not served (the groups of pods,
-/// trust bundles) and those of gates that are off.
+/// Enabled by default upstream, but missing here: plugins for kinds that are not served (PodGroup,
+/// ClusterTrustBundle) and for disabled feature gates.
 const ABSENT: &[&str] =
     &["PodGroupProtection", "ClusterTrustBundleAttest", "PodGroupWorkloadExists", "JobValidation"];
 
-/// On here and off there, or the other way round; the table says why.
+/// Enabled by default here and not upstream, or vice versa; the table explains why.
 const DIFFERENT_DEFAULTS: &[&str] = &["NodeRestriction"];
 
 #[test]
@@ -233,7 +233,7 @@ fn copies_topology_labels_from_node_to_pod() {
     }
 }
 
-/// Runs a judging plugin on a change through a subresource.
+/// Runs a validating plugin on an update through a subresource.
 fn validate_update(
     name: &str,
     (group, plural, subresource): (&str, &str, &str),
@@ -260,7 +260,7 @@ fn requires_signer_permission_for_approval_and_signing() {
     };
     let check =
         |name: &str, subresource: &str, user_name: Option<&str>, certificate: &str, expected: &str| {
-            // What an approval says about the signer does not count.
+            // The signer name in the approval does not count.
             let objects = (csr("other.com/s", certificate), csr("example.com/s", ""));
             let kind = ("certificates.k8s.io", "certificatesigningrequests", subresource);
             assert_eq!(

@@ -1,9 +1,10 @@
-//! Admission by others: webhooks that may change a request, one after the other, and webhooks that may only
-//! refuse it, all at once.
+//! Admission webhooks. Mutating webhooks are called one after the other, validating webhooks all at
+//! once.
 //!
-//! Their configurations are compiled when they change, never for a request, and a request that concerns no
-//! webhook pays for a look at a list. `matching` says whether and in which version a webhook is asked, `review`
-//! what it is told and what its answer means, `form` turns objects into versions and back.
+//! Configurations are compiled when they change, never for a request; a request without matching
+//! webhooks only reads a list. `matching` decides whether a webhook is called and in which version,
+//! `review` builds the AdmissionReview and checks the response, `conversion` converts objects to
+//! the webhook's version and back.
 
 mod config;
 mod conversion;
@@ -32,19 +33,20 @@ use crate::cache::{Cache, IncrementalView, View};
 use crate::object::Object;
 use crate::server::Server;
 
-/// What the audit log calls the patches of webhooks; only told where requests are.
+/// Audit annotation with the patch of a webhook; only at the levels `Request` and
+/// `RequestResponse`.
 pub const PATCH_ANNOTATION_PREFIX: &str = "patch.webhook.admission.k8s.io/";
 const MUTATION_ANNOTATION_PREFIX: &str = "mutation.webhook.admission.k8s.io/";
 const FAILED_OPEN_PREFIX: &str = "failed-open.";
 const VALIDATING_ANNOTATION_PREFIX: &str = "validating.webhook.admission.k8s.io/";
 
-/// Every webhook there is, and what became of asking them.
+/// All webhooks and their metrics.
 pub struct Webhooks {
     configurations: IncrementalView<Configurations, 2>,
     metrics: WebhookMetrics,
 }
 
-/// The two kinds of webhooks, each in the order in which they are asked: by the names of their configurations.
+/// Mutating and validating webhooks, each in calling order: by configuration name, then as listed.
 #[derive(Default)]
 struct Configurations {
     by_name: [BTreeMap<String, Vec<Arc<Hook>>>; 2],
@@ -67,23 +69,24 @@ impl View for Configurations {
     }
 }
 
-/// The two rounds in which a request may be changed: whoever changes it in the first gives those before, if
-/// they want, another look in the second.
+/// Reinvocation of mutating webhooks (upstream: `webhookReinvokeContext`). A webhook that was
+/// called in the first round is called again if the object has changed since and its
+/// `reinvocationPolicy` is `IfNeeded`.
 #[derive(Default)]
 pub struct WebhookReinvokeContext {
     is_reinvoke: bool,
     should_reinvoke: bool,
     changed: bool,
-    /// What webhooks made of the object in the first round.
+    /// The object after the webhooks of the first round.
     last_output: Value,
-    /// Those asked so far that want another look.
+    /// Called so far with `reinvocationPolicy: IfNeeded`.
     previously_invoked: HashSet<String>,
-    /// Those that get one.
+    /// To be called again in the second round.
     reinvoke_webhooks: HashSet<String>,
 }
 
 impl WebhookReinvokeContext {
-    /// Whether there is a second round, which begins with this.
+    /// Starts the second round; returns whether it is needed.
     pub fn start_reinvocation(&mut self) -> bool {
         self.is_reinvoke = true;
         self.should_reinvoke
@@ -120,7 +123,7 @@ impl Webhooks {
         self.configurations.current().hooks.iter().all(|hooks| hooks.is_empty())
     }
 
-    /// Those that may have something to say.
+    /// The webhooks to match against the request.
     fn hooks(&self, kind: usize, request: &Request<'_>) -> Hooks {
         match should_handle(request) {
             true => self.configurations.current().hooks[kind].clone(),
@@ -128,7 +131,7 @@ impl Webhooks {
         }
     }
 
-    /// Asks those that may change the object, one after the other.
+    /// Calls the mutating webhooks, one after the other.
     pub async fn mutate(
         &self,
         server: &Server,
@@ -168,7 +171,7 @@ impl Webhooks {
         Ok(())
     }
 
-    /// Whether the webhook has changed the object.
+    /// Returns whether the webhook changed the object.
     async fn call_mutating_hook(
         &self,
         server: &Server,
@@ -202,7 +205,7 @@ impl Webhooks {
         }
     }
 
-    /// The object after the patch of an answer; `None` where there is none.
+    /// The object after the patch of the response; `None` without a patch.
     fn apply_patch(
         &self,
         hook: &Hook,
@@ -215,7 +218,7 @@ impl Webhooks {
         let Some(patch) = answer.patch.filter(|patch| !patch.as_array().is_some_and(Vec::is_empty)) else {
             return Ok(None);
         };
-        // A connection's options are settled by the time webhooks are asked.
+        // As upstream: deleted objects and the options of connections cannot be patched.
         if versioned_object.is_null() || request.operation == Operation::Connect {
             return Err(internal_error(Status::internal(format!(
                 "admission webhook {:?} attempted to modify the object, which is not supported for this operation",
@@ -233,7 +236,7 @@ impl Webhooks {
         Ok(Some(after))
     }
 
-    /// Asks those that may only refuse, all at once.
+    /// Calls the validating webhooks concurrently.
     pub async fn validate(
         &self,
         server: &Server,
@@ -267,7 +270,7 @@ impl Webhooks {
         futures_util::future::join_all(calls).await.into_iter().collect()
     }
 
-    /// What trouble with a webhook means for the request.
+    /// Applies the failure policy to an error.
     fn handle_failure(
         &self,
         hook: &Hook,
@@ -281,12 +284,7 @@ impl Webhooks {
             WebhookError::CallFailed { reason: why, code } => (why, code),
         };
         let message = format!("failed calling webhook {:?}: {reason}", hook.name);
-        tracing::warn!(
-            webhook = hook.name,
-            open = hook.fails_open,
-            error = reason,
-            "a webhook could not be asked"
-        );
+        tracing::warn!(webhook = hook.name, open = hook.fails_open, error = reason, "webhook call failed");
         if !hook.fails_open {
             return Err(Status::internal(message));
         }
@@ -296,8 +294,9 @@ impl Webhooks {
     }
 }
 
-/// Webhooks see what clients do, except to what rules webhooks: whoever locks themselves out must have a way
-/// back in. What the server does on its own account is nobody's to refuse.
+/// Whether webhooks see the request. As upstream, they are not called for admission configuration
+/// itself, so that a broken webhook can always be removed. Writes of the server itself are not
+/// subject to webhooks either.
 pub(super) fn should_handle(request: &Request<'_>) -> bool {
     const ADMISSION_RESOURCES: [&str; 6] = [
         "mutatingwebhookconfigurations",
@@ -309,7 +308,7 @@ pub(super) fn should_handle(request: &Request<'_>) -> bool {
     ];
     let own = request.row.group == "admissionregistration.k8s.io"
         && ADMISSION_RESOURCES.contains(&request.row.plural);
-    // A binding is asked about when it is made, not as the change of the pod that it leads to.
+    // A Binding is admitted when it is created, not again as the update of the pod it causes.
     let bound = request.operation == Operation::Update && request.subresource == "binding";
     request.user.is_some() && !own && !bound
 }

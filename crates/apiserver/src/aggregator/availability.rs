@@ -1,5 +1,5 @@
-//! Whether the servers behind APIServices are there: looked at when anything about them changes, and every
-//! half minute, since networks break without telling.
+//! Availability of remote API servers: checked when the APIService, its Service or its
+//! EndpointSlices change, and every 30 seconds, because network failures cause no event.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -25,21 +25,21 @@ use crate::subresource::set_condition;
 use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
-/// How often a server that is there is looked at.
+/// Time between checks of an available server.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
-/// How soon one that is not is looked at again, twice as late each time.
+/// First retry of an unavailable server; doubles with each failure up to `RESYNC_INTERVAL`.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(250);
-/// How long a server may take to say what it has.
+/// Timeout of discovery requests to a remote server.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// When a server was looked at, and what about it was known then.
+/// The last check of a server.
 struct ProbeState {
     fingerprint: u64,
     next_check: Instant,
     delay: Duration,
 }
 
-/// What is said about a server.
+/// Status, reason and message of the `Available` condition.
 #[derive(Debug, PartialEq)]
 struct AvailableCondition {
     status: &'static str,
@@ -51,7 +51,7 @@ fn unavailable(reason: &'static str, message: String) -> AvailableCondition {
     AvailableCondition { status: "False", reason, message }
 }
 
-/// Looks after the conditions of APIServices with a server behind them, and learns what it offers.
+/// Updates the `Available` condition of remote APIServices and caches their discovery documents.
 pub async fn run_controller(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     let shard = |group, plural| {
         let row = api::resource_table::find_resource(group, "v1", plural).expect("it is in the table");
@@ -105,7 +105,7 @@ pub async fn run_controller(server: Arc<Server>, mut shutdown: watch::Receiver<b
         };
         tokio::select! {
             changed = own.changed() => if changed.is_err() { return },
-            // Nobody cares for these while there is nobody to look at.
+            // Without remote APIServices, Services and EndpointSlices do not matter.
             _ = services.changed(), if next.is_some() => {}
             _ = slices.changed(), if next.is_some() => {}
             () = timer => {}
@@ -114,7 +114,7 @@ pub async fn run_controller(server: Arc<Server>, mut shutdown: watch::Receiver<b
     }
 }
 
-/// The Service, and its slices.
+/// The Service and its EndpointSlices.
 fn service_and_slices(server: &Server, remote: &ServiceBackend) -> (Option<Arc<Object>>, Vec<Arc<Object>>) {
     let service = server.get("", "services", &remote.namespace, &remote.service);
     let mut slices = server.list("discovery.k8s.io", "endpointslices", &remote.namespace);
@@ -122,7 +122,7 @@ fn service_and_slices(server: &Server, remote: &ServiceBackend) -> (Option<Arc<O
     (service, slices)
 }
 
-/// Stands for all that a look depends on, as far as we hear of it.
+/// A hash of everything known that a check depends on; a change triggers a check.
 fn fingerprint(entry: &ApiService, service: Option<&Object>, slices: &[Arc<Object>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Some(remote) = &entry.remote {
@@ -136,7 +136,7 @@ fn fingerprint(entry: &ApiService, service: Option<&Object>, slices: &[Arc<Objec
     hasher.finish()
 }
 
-/// Looks once and writes down what was found; whether the server is there.
+/// Checks a server once and updates the condition; returns whether it is available.
 async fn check_availability(
     server: &Server,
     entry: &ApiService,
@@ -160,13 +160,13 @@ async fn check_availability(
         tracing::warn!(
             apiservice = entry.name,
             error = status.message,
-            "cannot say whether a server is there"
+            "cannot update the Available condition of an APIService"
         );
     }
     found.status == "True"
 }
 
-/// What can be said without asking the server.
+/// The checks that need no request to the server.
 fn check_endpoints(
     remote: &ServiceBackend,
     service: Option<&Value>,
@@ -205,7 +205,7 @@ fn check_endpoints(
     Ok(())
 }
 
-/// Asks the server what it has, which is as good as asking how it is.
+/// Fetches the resource list of the group and version, which also proves that the server responds.
 async fn discover(server: &Server, entry: &ApiService, remote: &ServiceBackend) -> Result<(), String> {
     let address = endpoints::resolve(server, &remote.namespace, &remote.service, remote.port)?;
     let path = entry.path();
@@ -225,7 +225,8 @@ async fn discover(server: &Server, entry: &ApiService, remote: &ServiceBackend) 
     };
     let before = server.aggregator.discovery_cache.read().get(&entry.name).cloned();
     let discovery = RemoteDiscovery::fetch(server, entry, remote, &address, &list, before.as_deref());
-    // What it offers is worth having, yet no condition of its being there.
+    // The other discovery documents are optional: a failure to fetch them does not make the server
+    // unavailable.
     if let Ok(discovery) = tokio::time::timeout(DISCOVERY_TIMEOUT, discovery).await {
         server.aggregator.discovery_cache.write().insert(entry.name.clone(), Arc::new(discovery));
     }
@@ -251,7 +252,7 @@ async fn update_condition(
         Ok(ObjectChange { value: after, managed_fields_set: true, retry_on_conflict: true })
     };
     match server.update_object(&target, &options, change).await {
-        // Gone meanwhile.
+        // Deleted in the meantime.
         Err(status) if status.code == 404 => Ok(()),
         done => done.map(drop),
     }

@@ -1,5 +1,5 @@
-//! What the servers behind APIServices offer, listed with what this one does: discovery in both its forms,
-//! and OpenAPI in both its versions.
+//! Discovery of remote API servers, merged into ours: legacy and aggregated discovery, OpenAPI v2
+//! and v3.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,19 +11,20 @@ use super::registration::group_priority;
 use super::{Aggregator, ApiService, ServiceBackend, proxy};
 use crate::server::Server;
 
-/// What one server offers of one group and version.
+/// The discovery documents of one APIService.
 #[derive(Debug, Default)]
 pub struct RemoteDiscovery {
-    /// As aggregated discovery lists resources.
+    /// The resources in the form of aggregated discovery.
     resources: Vec<Value>,
-    /// Its documents of OpenAPI v3 and where they are found.
+    /// Paths of its OpenAPI v3 documents, as in the index.
     v3: Map<String, Value>,
-    /// What concerns it in its document of OpenAPI v2.
+    /// The relevant part of its OpenAPI v2 document.
     v2: Value,
 }
 
 impl RemoteDiscovery {
-    /// From the list of its resources and whatever else it is willing to tell.
+    /// Fetches everything beyond the resource list. Documents that cannot be fetched are left
+    /// empty.
     pub async fn fetch(
         server: &Server,
         entry: &ApiService,
@@ -47,7 +48,8 @@ impl RemoteDiscovery {
             .map(|(name, address)| (name.to_owned(), address.clone()))
             .collect();
         let resources = resources(&list, &entry.group, &entry.version);
-        // Documents are large; their hashes tell whether they are worth another look.
+        // OpenAPI v2 documents are large. Fetch again only if resources or the hashes of the v3
+        // documents changed.
         let v2 = match before {
             Some(before) if before.v3 == v3 && before.resources == resources => before.v2.clone(),
             _ => filter_openapi_v2(&get("/openapi/v2").await, &entry.path()),
@@ -56,7 +58,7 @@ impl RemoteDiscovery {
     }
 }
 
-/// A list of resources in the form of aggregated discovery.
+/// Converts an APIResourceList to the form of aggregated discovery.
 fn resources(list: &Value, group: &str, version: &str) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::new();
     for item in list.items("resources") {
@@ -92,7 +94,7 @@ fn resources(list: &Value, group: &str, version: &str) -> Vec<Value> {
     out
 }
 
-/// The paths below `prefix` of a document of OpenAPI v2, and the definitions they need.
+/// The paths below `prefix` of an OpenAPI v2 document, with the definitions they reference.
 fn filter_openapi_v2(document: &Value, prefix: &str) -> Value {
     let below =
         |path: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -128,7 +130,7 @@ fn collect_references(value: &Value, out: &mut BTreeSet<String>) {
 }
 
 impl Aggregator {
-    /// The groups of others, by priority and then by name, each with its versions in their order.
+    /// Remote groups by priority, then name; each with its versions by priority.
     fn groups(&self) -> Vec<(i64, String, Vec<Arc<ApiService>>)> {
         let mut groups: Vec<(i64, String, Vec<Arc<ApiService>>)> = Vec::new();
         for entry in self.remote_services() {
@@ -150,8 +152,8 @@ impl Aggregator {
         groups
     }
 
-    /// Adds others' groups to ours. `name` finds a group's name, `merge` adds versions to one of ours or, to
-    /// nothing, makes one.
+    /// Merges remote groups into local ones. `name` returns the name of a group; `merge` adds
+    /// versions to a local group, or creates one from null.
     fn add_groups(
         &self,
         local: &mut Vec<Value>,
@@ -163,7 +165,7 @@ impl Aggregator {
                 *known = merge(known.take(), &group, &entries);
                 continue;
             }
-            // The first one is the aggregator's own, which nobody comes before.
+            // The first group is apiregistration.k8s.io, which always stays first.
             let is_lower_priority = |known: &Value| {
                 (group_priority(name(known)), std::cmp::Reverse(name(known)))
                     < (priority, std::cmp::Reverse(&group))
@@ -173,12 +175,12 @@ impl Aggregator {
         }
     }
 
-    /// Adds others' groups to those of `/apis`.
+    /// Adds remote groups to the APIGroupList of `/apis`.
     pub fn add_to_groups(&self, local: &mut Vec<Value>) {
         self.add_groups(local, |group| group.text("name"), merge_group);
     }
 
-    /// Adds others' versions to a group of `/apis/<group>`, which may be nothing yet.
+    /// Adds remote versions to the APIGroup of `/apis/<group>`, which is `None` if it is not local.
     pub fn group(&self, name: &str, local: Option<Value>) -> Option<Value> {
         match self.groups().into_iter().find(|(_, group, _)| group == name) {
             Some((_, group, entries)) => Some(merge_group(local.unwrap_or_default(), &group, &entries)),
@@ -186,7 +188,7 @@ impl Aggregator {
         }
     }
 
-    /// Adds others' groups to those of aggregated discovery.
+    /// Adds remote groups to aggregated discovery.
     pub fn add_to_aggregated(&self, local: &mut Vec<Value>) {
         let discovery_cache = self.discovery_cache.read();
         let merge = |group: Value, name: &str, entries: &[Arc<ApiService>]| {
@@ -205,14 +207,14 @@ impl Aggregator {
         self.add_groups(local, |group| group.at("metadata").text("name"), merge);
     }
 
-    /// Adds others' documents to the index of OpenAPI v3.
+    /// Adds remote documents to the OpenAPI v3 index.
     pub fn add_to_v3_index(&self, index: &mut Value) {
         for discovery in self.discovery_cache.read().values() {
             index.object_mut("paths").extend(discovery.v3.clone());
         }
     }
 
-    /// Whoever has a document of OpenAPI v3 that is not ours.
+    /// The APIService whose server has the OpenAPI v3 document.
     pub fn find_openapi_v3(&self, name: &str) -> Option<Arc<ApiService>> {
         let group = name.strip_prefix("apis/")?;
         let discovery_cache = self.discovery_cache.read();
@@ -223,7 +225,7 @@ impl Aggregator {
         })
     }
 
-    /// Adds others' paths and definitions to the document of OpenAPI v2; ours count where both have one.
+    /// Adds remote paths and definitions to the OpenAPI v2 document; local ones take precedence.
     pub fn add_to_v2(&self, document: &mut Value) {
         for discovery in self.discovery_cache.read().values() {
             for part in ["paths", "definitions"] {

@@ -1,4 +1,5 @@
-//! Handing requests on to the server that answers for them, as ourselves but in the user's name.
+//! Proxying requests to remote API servers, with our client certificate and the user in
+//! `X-Remote-*` headers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +22,12 @@ use crate::kubelets::stream_body;
 use crate::server::{Call, Server};
 use crate::webhook_client::{certificate_message, host_port};
 
-/// How long a server may take to take our call.
+/// Connect timeout.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// What is read of what servers offer: their OpenAPI documents are the largest.
+/// Size limit of discovery responses. OpenAPI documents are the largest.
 const MAX_DISCOVERY_BYTES: usize = 32 << 20;
 
-/// Answers a request with what the server behind an APIService says.
+/// Proxies a request to the server of an APIService.
 pub async fn proxy_request(
     server: &Arc<Server>,
     call: &Call,
@@ -41,7 +42,7 @@ pub async fn proxy_request(
             tracing::warn!(
                 apiservice = entry.name,
                 error = reason,
-                "cannot find the server behind an APIService"
+                "cannot resolve the Service of an APIService"
             );
             return Ok(plain_text(StatusCode::SERVICE_UNAVAILABLE, "service unavailable"));
         }
@@ -56,7 +57,7 @@ pub async fn proxy_request(
     let path = if query.is_empty() { call.path.clone() } else { format!("{}?{query}", call.path) };
     let mut request = Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
-    *request.uri_mut() = path.parse().map_err(|_| Status::bad_request("the path cannot be handed on"))?;
+    *request.uri_mut() = path.parse().map_err(|_| Status::bad_request("invalid request path"))?;
     *request.headers_mut() = headers(call, &host, upgrade.is_some());
     let response = match stream::proxy_request(connection, request, upgrade).await {
         Ok(response) => response,
@@ -74,7 +75,8 @@ pub async fn proxy_request(
     Ok(Response::from_parts(parts, stream_body(server, body)))
 }
 
-/// The headers of the request, without what is nobody else's business and with who asks.
+/// The request headers without hop-by-hop headers and credentials, plus forwarding and user
+/// headers.
 fn headers(call: &Call, host: &str, upgrade: bool) -> HeaderMap {
     let mut out = call.headers.clone();
     stream::strip_hop_by_hop_headers(&mut out, upgrade);
@@ -101,7 +103,7 @@ fn headers(call: &Call, host: &str, upgrade: bool) -> HeaderMap {
     out
 }
 
-/// Says in whose name a request comes.
+/// Sets the `X-Remote-*` headers.
 fn set_user_headers(headers: &mut HeaderMap, user: &User) {
     let mut add = |name: &str, text: &str| {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(text)) {
@@ -121,7 +123,7 @@ fn set_user_headers(headers: &mut HeaderMap, user: &User) {
     }
 }
 
-/// What is no letter of a header's name is written as `%2f`.
+/// Percent-encodes bytes that are not allowed in header names.
 fn escape_header(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
     for byte in key.bytes() {
@@ -144,7 +146,7 @@ async fn dial(
 ) -> Result<TlsStream<TcpStream>, String> {
     let tls = remote.tls(server.aggregator.client_certificate.as_ref())?;
     let name = ServerName::try_from(remote.server_name());
-    let name = name.map_err(|_| format!("{:?} is no name", remote.server_name()))?;
+    let name = name.map_err(|_| format!("{:?} is not a valid server name", remote.server_name()))?;
     let connect = async {
         let stream = TcpStream::connect((host.as_str(), *port)).await?;
         stream.set_nodelay(true)?;
@@ -165,7 +167,7 @@ async fn dial(
     Err(reason)
 }
 
-/// Gets something from a server in the name of the aggregator itself.
+/// Sends a GET request as `system:kube-aggregator`.
 pub async fn get(
     server: &Server,
     remote: &ServiceBackend,
@@ -194,7 +196,7 @@ pub async fn get(
     Ok((status, body))
 }
 
-/// A failure as upstream's proxy tells it.
+/// An error response like that of upstream's proxy: plain text, no Status.
 fn plain_text(status: StatusCode, text: &str) -> Response<Body> {
     let mut response = Response::new(Body::from(Bytes::from(format!("{text}\n"))));
     *response.status_mut() = status;

@@ -1,5 +1,5 @@
-//! APIServices for what this server answers itself: the built-in groups, once when it starts, and those of
-//! custom kinds, always.
+//! APIServices for groups that this server serves itself. Built-in groups are synced at startup,
+//! groups of custom resources always. Upstream: the autoregister controller.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +18,13 @@ use crate::server::Server;
 use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
-/// The label that says that an APIService is looked after, and how.
+/// The label on managed APIServices: `onstart` or `true`.
 pub const AUTO_MANAGED_LABEL: &str = "kube-aggregator.kubernetes.io/automanaged";
 const MANAGED_ON_START: &str = "onstart";
 const MANAGED_ALWAYS: &str = "true";
 
-/// How groups and the versions in them come before others; what is not here is a custom kind's.
+/// Group, version, `groupPriorityMinimum` and `versionPriority`, as upstream. Other groups are
+/// custom resources.
 #[rustfmt::skip]
 const PRIORITIES: &[(&str, &str, i64, i64)] = &[
     ("", "v1", 18000, 1),
@@ -49,10 +50,10 @@ const PRIORITIES: &[(&str, &str, i64, i64)] = &[
     ("storage.k8s.io", "v1", 16800, 15),
 ];
 const CUSTOM_PRIORITIES: (i64, i64) = (1000, 100);
-/// Its own group has no APIService: nobody else could answer for it.
+/// As upstream, the group of APIServices has no APIService itself.
 const OWN_GROUP: &str = "apiregistration.k8s.io";
 
-/// The priority of a group that this server answers for.
+/// `groupPriorityMinimum` of a local group.
 pub fn group_priority(group: &str) -> i64 {
     PRIORITIES.iter().find(|row| row.0 == group).map_or(CUSTOM_PRIORITIES.0, |row| row.2)
 }
@@ -72,7 +73,7 @@ enum Action {
     Delete(String),
 }
 
-/// Keeps the APIServices of this server's own groups as they should be.
+/// Syncs the APIServices of local groups.
 pub async fn run_controller(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     let mut kinds = server.registry.changes();
     let mut services = server.aggregator.shard.subscribe();
@@ -84,7 +85,7 @@ pub async fn run_controller(server: Arc<Server>, mut shutdown: watch::Receiver<b
         let work = actions.iter().map(|action| apply_action(&server, action, &desired));
         let failed = futures_util::future::join_all(work).await.into_iter().filter_map(Result::err).next();
         if let Some(status) = failed {
-            tracing::warn!(error = status.message, "cannot register what this server answers for");
+            tracing::warn!(error = status.message, "cannot sync the APIServices of local groups");
         }
         starting &= !actions.is_empty();
         tokio::select! {
@@ -110,8 +111,8 @@ fn desired_services(server: &Server) -> BTreeMap<String, DesiredService> {
     desired
 }
 
-/// What is to be done. Those that are only set at the start are left alone later, and those that do not say
-/// that they are looked after always.
+/// The changes to make. `onstart` APIServices are only synced at startup; those without the label
+/// are never changed.
 fn plan(
     desired: &BTreeMap<String, DesiredService>,
     found: &[Arc<ApiService>],
@@ -183,7 +184,7 @@ async fn apply_action(
         },
     };
     match done {
-        // Somebody else was faster.
+        // Another writer was faster; its change triggers the next sync.
         Err(status) if matches!(status.code, 404 | 409) => Ok(()),
         done => done,
     }

@@ -1,4 +1,4 @@
-//! A server in this process with another one behind it.
+//! An in-process server with a remote API server.
 
 mod streams;
 
@@ -36,7 +36,7 @@ impl AggregatorTest {
         AggregatorTest { test_server, backend, ca, _dir: dir }
     }
 
-    /// Whoever answers for `flunders` is the other server.
+    /// Registers the remote server for the group of `flunders`.
     async fn register(&self, more: Value) {
         let port: u16 = self.backend.url().rsplit(':').next().unwrap().parse().unwrap();
         let mut spec = json!({
@@ -51,7 +51,7 @@ impl AggregatorTest {
         assert_eq!(code, 201, "{answer}");
     }
 
-    /// The one kind of Service that leads to a loopback address.
+    /// The only type of Service that can resolve to a loopback address.
     async fn create_service(&self) {
         let spec = json!({"type": "ExternalName", "externalName": "127.0.0.1"});
         let service = json!({"metadata": {"name": "hook"}, "spec": spec});
@@ -76,7 +76,7 @@ impl AggregatorTest {
     }
 
     async fn send(&self, request: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
-        // What was just written is known.
+        // Wait until the cache contains the last write.
         self.test_server
             .server
             .wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent)
@@ -102,7 +102,7 @@ impl AggregatorTest {
     }
 }
 
-/// What the other server says.
+/// The responses of the remote server.
 fn serve_discovery(received: &WebhookRequest) -> (u16, Value) {
     let path = received.path.split('?').next().unwrap_or("");
     match path {
@@ -238,7 +238,7 @@ async fn lists_discovery_and_openapi_of_remote_servers() {
     assert!(document["paths"].get("/apis/wardle.example.com/v1/flunders").is_some());
     assert!(document["definitions"].get("Part").is_some() && document["definitions"].get("Unused").is_none());
     assert!(document["definitions"].get("io.k8s.api.core.v1.Pod").is_some());
-    // The priority of a group decides where it stands.
+    // The group's priority determines its position.
     let target = format!("PATCH {PATH}/v1.wardle.example.com");
     let patch = json!({"spec": {"groupPriorityMinimum": 17790}}).to_string();
     test.test_server.call(&target, "application/merge-patch+json", &patch).await;
@@ -265,13 +265,13 @@ async fn reports_failed_discovery_for_unknown_authority() {
         )
     );
     assert!(test.backend.requests().is_empty());
-    // Whoever says so in so many words gets what they asked for.
+    // With `insecureSkipTLSVerify` the certificate is not verified.
     let patch = json!({"spec": {"insecureSkipTLSVerify": true, "caBundle": null}}).to_string();
     let target = format!("PATCH {PATH}/v1.wardle.example.com");
     test.test_server.call(&target, "application/merge-patch+json", &patch).await;
     test.wait_for_reason("Passed").await;
     assert_eq!(test.send("GET /apis/wardle.example.com/v1/flunders", &[], "").await.0, 200);
-    // Gone again: what it offered goes with it.
+    // Discovery data is removed with the APIService.
     test.test_server.send(&format!("DELETE {PATH}/v1.wardle.example.com"), json!({})).await;
     assert_eq!(test.send("GET /apis/wardle.example.com/v1/flunders", &[], "").await.0, 404);
 }

@@ -1,4 +1,5 @@
-//! Bodies that are still being sent when the request has been answered: their end is told when it comes.
+//! Response bodies that are sent after the handler returned: ResponseComplete is recorded at their
+//! end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +11,7 @@ use http::Response;
 use super::{AuditRecord, Stage};
 use crate::body::Body;
 
-/// The same answer, which tells of its end.
+/// Wraps the body so that its end is recorded.
 pub fn record_response_end(
     response: Response<Body>,
     record: AuditRecord,
@@ -25,11 +26,11 @@ pub fn record_response_end(
     })
 }
 
-/// Tells when it is dropped: at the end of the body, or when the client went away.
+/// Records on drop: at the end of the body, or when the client disconnects.
 struct ResponseRecorder {
     record: AuditRecord,
     content_type: String,
-    /// What was sent so far, where that is to be told too.
+    /// The bytes sent so far, if the level includes the response.
     collected: Option<Vec<u8>>,
 }
 

@@ -1,4 +1,4 @@
-//! What is told about a request: an `audit.k8s.io/v1` Event.
+//! `audit.k8s.io/v1` Event.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::policy::Stage;
 use crate::access::User;
 use crate::rbac::Attributes;
 
-/// In the order in which upstream writes the fields.
+/// Fields are in upstream's order.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
@@ -80,7 +80,7 @@ pub struct ObjectRef {
     pub subresource: String,
 }
 
-/// A Status without its kind.
+/// A Status without kind and apiVersion.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StatusInfo {
     pub metadata: Empty,
@@ -99,7 +99,7 @@ pub struct StatusInfo {
 pub struct Empty {}
 
 impl StatusInfo {
-    /// From a Status, with the code that was sent.
+    /// From a Status object and the HTTP code of the response.
     pub fn read(status: &Value, code: u16) -> StatusInfo {
         let text = |name: &str| status[name].as_str().unwrap_or("").to_owned();
         StatusInfo {
@@ -127,7 +127,7 @@ impl From<&User> for UserInfo {
 }
 
 impl ObjectRef {
-    /// What a request is about; paths are about nothing.
+    /// The object of a resource request; `None` for other paths.
     pub fn of(attributes: &Attributes<'_>, version: &str) -> Option<ObjectRef> {
         let Attributes::Resource { group, resource, subresource, namespace, name, .. } = *attributes else {
             return None;
@@ -143,7 +143,7 @@ impl ObjectRef {
         })
     }
 
-    /// What the path left open, from the object that was sent.
+    /// Fills empty fields from the request body.
     pub fn set_object_metadata(&mut self, object: &Value) {
         let metadata = &object["metadata"];
         let from = |field: &mut String, name: &str| {
@@ -159,13 +159,13 @@ impl ObjectRef {
 }
 
 impl Event {
-    /// The event as JSON, without a kind, as it stands in a list of events.
+    /// JSON without kind and apiVersion, as an item of an EventList.
     pub fn to_json(&self) -> Vec<u8> {
-        // A map with keys other than text could fail; there is none.
+        // Serialization only fails for maps with non-string keys, of which there are none.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The event as one line of JSON.
+    /// One line of JSON.
     pub fn to_line(&self) -> Vec<u8> {
         let mut line = br#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","#.to_vec();
         line.extend_from_slice(self.to_json().get(1..).unwrap_or_default());
@@ -173,7 +173,7 @@ impl Event {
         line
     }
 
-    /// The event as a line of text, as it was before there were kinds.
+    /// One line of text: `--audit-log-format=legacy`.
     pub fn to_text(&self) -> Vec<u8> {
         let list = |groups: &[String]| {
             let all: Vec<String> = groups.iter().map(|group| quote(group)).collect();
@@ -221,7 +221,7 @@ fn micros<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Er
     serializer.collect_str(&time.strftime("%Y-%m-%dT%H:%M:%S%.6fZ"))
 }
 
-/// What the client says it is, up to a sane length.
+/// The User-Agent header, truncated as upstream does.
 pub fn user_agent(headers: &HeaderMap) -> String {
     let agent = headers.get(http::header::USER_AGENT).map_or(&[][..], |value| value.as_bytes());
     match agent.get(..MAX_USER_AGENT_BYTES) {
@@ -232,7 +232,7 @@ pub fn user_agent(headers: &HeaderMap) -> String {
     }
 }
 
-/// Where a request comes from: those it says it was forwarded for, and the one it really came from.
+/// Client addresses: X-Forwarded-For, X-Real-Ip and the remote address.
 pub fn source_ips(headers: &HeaderMap, remote: Option<IpAddr>) -> Vec<IpAddr> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
     let mut found: Vec<IpAddr> =
@@ -250,7 +250,7 @@ pub fn source_ips(headers: &HeaderMap, remote: Option<IpAddr>) -> Vec<IpAddr> {
     found
 }
 
-/// Takes the managedFields out of an object, of those in a list and of those in a table.
+/// Removes managedFields from an object, or from the items of a list or table.
 pub fn without_managed_fields(value: &mut Value) {
     let take = |object: &mut Value| {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {

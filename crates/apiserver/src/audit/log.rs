@@ -1,4 +1,4 @@
-//! The audit log: a file written by one thread of its own, moved aside when it is full.
+//! Audit log backend: a dedicated thread writes events to a file and rotates it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,28 +11,28 @@ use tokio::sync::mpsc;
 
 use super::EncodedEvent;
 
-/// Where events are written, and for how long they are kept.
+/// The `--audit-log-*` flags.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// `-` is standard output.
+    /// `-` for standard output.
     pub path: PathBuf,
-    /// Megabytes; 0 never moves the file aside.
+    /// Size limit in megabytes; 0 disables rotation.
     pub max_size: u64,
-    /// Files that were moved aside; 0 keeps all.
+    /// Number of rotated files to keep; 0 keeps all.
     pub max_backups: usize,
-    /// Days; 0 keeps them for ever.
+    /// Days to keep rotated files; 0 keeps them forever.
     pub max_age: u64,
     pub json: bool,
     pub mode: super::Mode,
 }
 
 const SIZE_UNIT_BYTES: u64 = 1 << 20;
-/// How many lines are written at once.
+/// Upper bound for events per write.
 const MAX_BATCH_EVENTS: usize = 1000;
-/// How names of files that were moved aside end, before the extension.
+/// Timestamp in the names of rotated files, as lumberjack has it.
 const BACKUP_TIME_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
 
-/// Starts the thread; it ends when nobody can send it lines any more.
+/// Starts the writer thread, which ends when all senders are dropped.
 pub fn start(options: &LogOptions) -> io::Result<mpsc::Sender<EncodedEvent>> {
     let mut out: Box<dyn LogWriter> = match options.path.to_str() {
         Some("-") => Box::new(PlainWriter(io::stdout())),
@@ -41,7 +41,7 @@ pub fn start(options: &LogOptions) -> io::Result<mpsc::Sender<EncodedEvent>> {
     let (sender, mut lines) = mpsc::channel::<EncodedEvent>(super::EVENT_BUFFER_SIZE);
     std::thread::Builder::new().name("audit-log".into()).spawn(move || {
         while let Some(first) = lines.blocking_recv() {
-            // What came meanwhile is written with it.
+            // Write everything that is queued in one batch.
             let more = std::iter::from_fn(|| lines.try_recv().ok()).take(MAX_BATCH_EVENTS);
             let batch: Vec<EncodedEvent> = std::iter::once(first).chain(more).collect();
             let good = out.write_batch(&batch).inspect_err(|error| {
@@ -68,7 +68,7 @@ impl<W: Write + Send> LogWriter for PlainWriter<W> {
     }
 }
 
-/// A file that is moved aside before it would be too large.
+/// A file that is rotated before it exceeds its size limit.
 struct RotatedFile {
     options: LogOptions,
     file: File,
@@ -130,7 +130,7 @@ fn parts(path: &Path) -> (String, String) {
     (base, extension)
 }
 
-/// The files that were moved aside and when, newest first.
+/// Rotated files with their timestamps, newest first.
 fn backups(path: &Path) -> Vec<(Timestamp, PathBuf)> {
     let (base, extension) = parts(path);
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -149,7 +149,7 @@ fn backups(path: &Path) -> Vec<(Timestamp, PathBuf)> {
     found
 }
 
-/// Those that are too many or too old.
+/// Rotated files beyond the number or age limit.
 fn surplus(backups: Vec<(Timestamp, PathBuf)>, options: &LogOptions, now: Timestamp) -> Vec<PathBuf> {
     let max = if options.max_backups == 0 { usize::MAX } else { options.max_backups };
     let oldest = Duration::from_secs(options.max_age.saturating_mul(24 * 3600));

@@ -1,4 +1,4 @@
-//! Which requests are told about, and how much of them: an `audit.k8s.io/v1` Policy.
+//! `audit.k8s.io/v1` Policy: the audit level of each request.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::access::User;
 use crate::rbac::Attributes;
 
-/// How much is told.
+/// Audit level: how much is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     None,
@@ -18,7 +18,7 @@ pub enum Level {
     RequestResponse,
 }
 
-/// When it is told.
+/// The stages of a request at which events are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     RequestReceived,
@@ -45,11 +45,11 @@ pub struct Policy {
     rules: Vec<Rule>,
 }
 
-/// What a policy says about one request.
+/// The outcome of the policy for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestAuditConfig {
     pub level: Level,
-    /// One bit for each stage that is left out.
+    /// One bit for each omitted stage.
     omit_stage_bits: u8,
     pub omit_managed_fields: bool,
 }
@@ -65,7 +65,6 @@ struct Rule {
     urls: Vec<String>,
 }
 
-/// Why a policy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     #[error("failed to read file path {path:?}")]
@@ -78,7 +77,7 @@ pub enum PolicyError {
     Invalid { path: PathBuf, reason: String },
 }
 
-/// The file, as it is written.
+/// The policy file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
@@ -146,7 +145,7 @@ impl Policy {
         let decode = |reason: String| PolicyError::Decode { path: path.to_owned(), reason };
         let value: Value = schema::yaml::parse(text).map_err(|error| decode(error.to_string()))?;
         for name in unknown_fields(&value) {
-            tracing::warn!(path = %path.display(), "the audit policy says {name:?}, which means nothing");
+            tracing::warn!(path = %path.display(), "unknown field {name:?} in the audit policy ignored");
         }
         let file: File = serde_json::from_value(value).map_err(|error| decode(error.to_string()))?;
         if file.api_version != "audit.k8s.io/v1" || file.kind != "Policy" {
@@ -179,7 +178,8 @@ impl Policy {
         Ok(Policy { rules: file.rules.into_iter().map(rule).collect() })
     }
 
-    /// By the first rule that matches; `None` where nothing is told. Nobody is a user who was not known.
+    /// Evaluates the first matching rule; `None` for level `None`. `user` is `None` if
+    /// authentication failed.
     pub fn evaluate(&self, user: Option<&User>, attributes: &Attributes<'_>) -> Option<RequestAuditConfig> {
         let rule = self.rules.iter().find(|rule| rule.matches(user, attributes))?;
         (rule.audit_config.level > Level::None).then_some(rule.audit_config)
@@ -191,7 +191,7 @@ fn stage_bits(names: &[String]) -> u8 {
     known.fold(0, |bits, (_, stage)| bits | stage.bit())
 }
 
-/// Fields that no policy has.
+/// Fields that do not exist in the Policy schema.
 fn unknown_fields(policy: &Value) -> Vec<&str> {
     const FIELDS: &[&str] = &["apiVersion", "kind", "metadata", "rules", "omitStages", "omitManagedFields"];
     const RULE: &[&str] = &[

@@ -1,4 +1,4 @@
-//! Whole requests, and the lines that are left of them.
+//! Requests and their audit events.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl AuditTest {
         let log = LogOptions { path: path.clone(), max_size: 100, max_backups: 0, max_age: 0, json, mode };
         let options = AuditOptions { policy_file: Some(policy_file), log: Some(log), webhook: None };
         let mut test_server = TestServer::start().await;
-        let server = Arc::get_mut(&mut test_server.server).expect("nobody else has it yet");
+        let server = Arc::get_mut(&mut test_server.server).expect("the server is not shared yet");
         server.audit = Audit::new(&options).unwrap();
         AuditTest { test_server, path, _dir: dir }
     }
@@ -72,7 +72,7 @@ impl AuditTest {
     }
 }
 
-/// Without what differs each time.
+/// The event with variable fields replaced.
 fn normalize(event: &Value) -> String {
     let mut event = event.clone();
     for field in ["requestReceivedTimestamp", "stageTimestamp"] {
@@ -139,7 +139,7 @@ async fn metadata_level_never_logs_secrets_and_tokens() {
     let lines = test.lines().await;
     let stages: Vec<&str> = lines.iter().map(|line| line.text("stage")).collect();
     assert_eq!(stages[..2], ["RequestReceived", "ResponseComplete"]);
-    // The path of a create does not name the object; its body does.
+    // For a create, the name of the object comes from the body, not from the path.
     assert_eq!((lines[0].at("objectRef").text("name"), lines[1].at("objectRef").text("name")), ("", "s"));
 }
 

@@ -1,4 +1,4 @@
-//! Events sent to somebody else, many at a time.
+//! Audit webhook backend: sends batches of events.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use tokio::time::Instant;
 use super::{EncodedEvent, Mode};
 use crate::https::HttpsClient;
 
-/// Where events are sent, and how.
+/// The `--audit-webhook-*` flags.
 #[derive(Clone, Debug)]
 pub struct AuditWebhookOptions {
     pub kubeconfig: PathBuf,
     pub mode: Mode,
     pub batch: BatchOptions,
-    /// How long is waited before the second try; each further wait is half as long again.
+    /// Delay before the second attempt; grows by half with each further one.
     pub initial_backoff: Duration,
 }
 
-/// How many events go together, and how often.
+/// The `--audit-webhook-batch-*` flags.
 #[derive(Clone, Debug)]
 pub struct BatchOptions {
-    /// Events beyond this are dropped.
+    /// Capacity of the queue; further events are dropped.
     pub buffer: usize,
     pub max_size: usize,
     pub max_wait: Duration,
-    /// Batches a second and how many at once; `None` does not hold them back.
+    /// QPS and burst of batches; `None` disables throttling.
     pub throttle: Option<(f64, u32)>,
 }
 
@@ -46,7 +46,7 @@ impl Default for BatchOptions {
 
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Sends what comes until nobody can send any more.
+/// Starts the sender task, which ends when all senders are dropped.
 pub fn start(client: HttpsClient, options: &AuditWebhookOptions) -> mpsc::Sender<EncodedEvent> {
     let (sender, events) = mpsc::channel(options.batch.buffer.max(1));
     tokio::spawn(run(Arc::new(client), options.clone(), events));
@@ -66,14 +66,14 @@ async fn run(
     while let Some(first) = events.recv().await {
         while in_flight.try_join_next().is_some() {}
         let mut batch = collect(first, &mut events, max_size, options.batch.max_wait).await;
-        // One without an event asks whether all others have been sent.
+        // An event without bytes is a flush marker: wait until all batches before it are sent.
         let end = batch.pop_if(|event| event.bytes.is_empty());
         if !batch.is_empty() {
             if let Some(bucket) = &mut bucket {
                 bucket.take().await;
             }
             let (client, backoff) = (client.clone(), options.initial_backoff);
-            // A slow receiver holds up nobody but the batch it is given.
+            // Send in a task of its own, so that a slow receiver does not delay the next batches.
             in_flight.spawn(async move {
                 let delivered = send_batch(&client, &batch, backoff).await;
                 for done in batch.into_iter().filter_map(|event| event.done) {
@@ -88,7 +88,7 @@ async fn run(
     }
 }
 
-/// The first and what comes after it, until it is enough, it is time, or somebody waits for an answer.
+/// Collects a batch: until it is full, `max_wait` is over, or an event has a waiter.
 async fn collect(
     first: EncodedEvent,
     events: &mut mpsc::Receiver<EncodedEvent>,
@@ -117,10 +117,10 @@ async fn send_batch(client: &HttpsClient, batch: &[EncodedEvent], first_wait: Du
         match client.post(body.clone()).await {
             Ok(()) => return true,
             Err(error) if attempt == MAX_ATTEMPTS => {
-                tracing::error!(%error, lost = events.len(), "cannot send audit events");
+                tracing::error!(%error, lost = events.len(), "cannot send audit events, giving up");
             }
             Err(error) => {
-                tracing::debug!(%error, "sending audit events again");
+                tracing::debug!(%error, "cannot send audit events, retrying");
                 tokio::time::sleep(backoff).await;
                 backoff = backoff * 3 / 2;
             }
@@ -129,7 +129,7 @@ async fn send_batch(client: &HttpsClient, batch: &[EncodedEvent], first_wait: Du
     false
 }
 
-/// So many a second, and some at once after a pause.
+/// Token bucket for batches.
 struct BatchThrottle {
     rate: f64,
     burst: f64,
@@ -190,7 +190,7 @@ mod tests {
                 .await
                 .unwrap();
         }
-        // Whoever waits does not wait for more, and whoever asks for the end waits for all.
+        // An event with a waiter is sent at once, and a flush waits for all batches.
         for bytes in [b"{}".to_vec(), Vec::new()] {
             let (done, sent) = tokio::sync::oneshot::channel();
             sender.send(EncodedEvent { bytes, done: Some(done) }).await.unwrap();
@@ -223,7 +223,7 @@ mod tests {
         let before = Instant::now();
         assert_eq!(collect(event(), &mut events, 5, second).await.len(), 4);
         assert_eq!(before.elapsed(), second);
-        // Whoever waits for an answer does not wait for more events.
+        // An event with a waiter closes the batch.
         let (done, _answer) = tokio::sync::oneshot::channel();
         let waiting = EncodedEvent { bytes: Vec::new(), done: Some(done) };
         assert_eq!(collect(waiting, &mut events, 5, second).await.len(), 1);

@@ -1,5 +1,5 @@
-//! Tokens that new nodes join with: Secrets `bootstrap-token-<id>` in `kube-system`. Each is good until it
-//! expires or its Secret goes.
+//! Bootstrap tokens: Secrets `bootstrap-token-<id>` in `kube-system`, valid until they expire or
+//! are deleted.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::server::Server;
 const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
 const GROUP: &str = "system:bootstrappers";
 
-/// Whose the token is, if it is a bootstrap token that lets anybody in.
+/// The user of a valid bootstrap token; `None` if it is not one.
 pub async fn authenticate_token(
     server: &Server,
     token: &str,
@@ -34,13 +34,13 @@ pub async fn authenticate_token(
     Ok(match validate_secret(&object.value(), id, secret, now) {
         Ok(user) => Some(user),
         Err(reason) => {
-            tracing::debug!(id, reason, "refused a bootstrap token");
+            tracing::debug!(id, reason, "bootstrap token rejected");
             None
         }
     })
 }
 
-/// The id and the secret of what looks like a bootstrap token.
+/// Splits a bootstrap token into id and secret.
 fn parse(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.split_once('.')?;
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
@@ -49,34 +49,34 @@ fn parse(token: &str) -> Option<(&str, &str)> {
 
 fn validate_secret(object: &Value, id: &str, secret: &str, now: Timestamp) -> Result<User, &'static str> {
     if object.at("metadata").has("deletionTimestamp") {
-        return Err("it is being deleted");
+        return Err("Secret is being deleted");
     }
     if object.text("type") != SECRET_TYPE {
-        return Err("its Secret is of another type");
+        return Err("Secret has the wrong type");
     }
     let data = |key: &str| {
         let bytes = STANDARD.decode(object.at("data").text(key)).unwrap_or_default();
         String::from_utf8(bytes).unwrap_or_default()
     };
-    // Digests, so that the time it takes tells nothing.
+    // Compare digests to prevent timing attacks.
     if Sha256::digest(data("token-secret")) != Sha256::digest(secret) {
-        return Err("its secret is another");
+        return Err("token-secret does not match");
     }
     if data("token-id") != id {
-        return Err("its id is another");
+        return Err("token-id does not match");
     }
     let expiration = data("expiration");
     if !expiration.is_empty() && api::time::parse_rfc3339(&expiration).is_none_or(|end| end <= now) {
-        return Err("it has expired");
+        return Err("token has expired");
     }
     if data("usage-bootstrap-authentication") != "true" {
-        return Err("it is not for authentication");
+        return Err("usage-bootstrap-authentication is not true");
     }
     let mut groups = BTreeSet::from([GROUP.to_owned()]);
     let extra = data("auth-extra-groups");
     for group in extra.split(',').filter(|_| !extra.is_empty()) {
         if !is_group(group) {
-            return Err("one of its groups is not for bootstrap tokens");
+            return Err("auth-extra-groups has an invalid group");
         }
         groups.insert(group.to_owned());
     }

@@ -1,7 +1,7 @@
-//! Upstream's AuthenticationConfiguration: issuers of JWTs, and where requests may be anonymous.
+//! AuthenticationConfiguration: JWT issuers, and anonymous access.
 //!
-//! Read strictly: an unknown field is an error, since what is misspelt here lets people in or keeps them
-//! out. So are expressions that cannot be compiled.
+//! Decoding is strict: a misspelled field could grant or deny access by accident. Expressions that
+//! do not compile are errors, too.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -44,7 +44,7 @@ struct Condition {
     path: String,
 }
 
-/// One issuer of tokens, and what their claims mean.
+/// A JWT issuer with its claim mappings and validation rules.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Jwt {
@@ -62,7 +62,7 @@ pub struct Issuer {
     pub url: String,
     #[serde(default, rename = "discoveryURL")]
     pub discovery_url: Option<String>,
-    /// PEM; empty trusts what the machine trusts.
+    /// PEM; empty uses the system's trust store.
     #[serde(default)]
     pub certificate_authority: String,
     pub audiences: Vec<String>,
@@ -169,7 +169,7 @@ impl Configuration {
             || !VERSIONS.contains(&configuration.api_version.as_str())
         {
             return Err(format!(
-                "expected AuthenticationConfiguration of {}, not {} of {}",
+                "expected AuthenticationConfiguration of {}, got {} of {}",
                 VERSIONS[0],
                 quote(&configuration.kind),
                 quote(&configuration.api_version)
@@ -178,7 +178,8 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// What is wrong, in upstream's words; `ours` are the service accounts' issuers.
+    /// Validates with upstream's messages. `service_account_issuers` must not be used as issuer
+    /// URLs.
     pub fn check(&self, service_account_issuers: &[String]) -> Result<(), Error> {
         let mut errors = Vec::new();
         if self.jwt.len() > MAX_ISSUERS {
@@ -256,7 +257,7 @@ impl Jwt {
             errors.push(invalid(field, policy, reason));
         }
         if !issuer.egress_selector_type.is_empty() {
-            let reason = "there are no egress selectors here";
+            let reason = "egress selectors are not supported";
             errors.push(invalid("issuer.egressSelectorType", &issuer.egress_selector_type, reason));
         }
         self.check_claims(at, errors);

@@ -1,5 +1,5 @@
-//! A proxy that has authenticated the user itself and says so in headers, as the aggregator does with the
-//! API servers behind it. Headers of anybody else mean nothing.
+//! Request header authentication: a front proxy, such as an aggregator, has authenticated the user
+//! and sends it in headers. The headers are only trusted with the proxy's client certificate.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::access::User;
 /// `--requestheader-*`.
 #[derive(Clone, Debug, Default)]
 pub struct FrontProxy {
-    /// Who vouches for proxies, PEM.
+    /// PEM of the CA of proxy client certificates.
     pub ca_pem: String,
-    /// The common names of proxies; empty allows every certificate of the authority.
+    /// Allowed common names of proxies; empty allows every certificate of the CA.
     pub allowed_names: Vec<String>,
     pub username_headers: Vec<String>,
     pub uid_headers: Vec<String>,
@@ -39,7 +39,7 @@ impl FrontProxyAuthenticator {
                 return Err(Error::Flag { flag, reason: "empty value".to_owned() });
             }
         }
-        let authority = pki::ClientAuthority::new(&options.ca_pem, "the authority of front proxies")?;
+        let authority = pki::ClientAuthority::new(&options.ca_pem, "the request header CA")?;
         Ok(FrontProxyAuthenticator { authority, headers: options })
     }
 
@@ -50,7 +50,7 @@ impl FrontProxyAuthenticator {
 }
 
 impl FrontProxy {
-    /// The user the headers name, who is then gone from them.
+    /// The user in the headers, which are removed.
     pub fn take_user(&self, headers: &mut HeaderMap) -> Option<User> {
         let all = |names: &[String]| -> Vec<String> {
             let values = names.iter().flat_map(|name| headers.get_all(name.trim()));

@@ -1,8 +1,8 @@
-//! Tokens of other issuers: OpenID Connect.
+//! OpenID Connect tokens.
 //!
-//! An issuer is asked for its keys when the first token in its name comes, and again when a token names a
-//! key that is not among them, but never more often than every ten seconds: tokens are strangers' until
-//! their signature is checked.
+//! The keys of an issuer are fetched when its first token arrives, and again when a token is signed
+//! by an unknown key, but at most every ten seconds: tokens are untrusted until verified and must
+//! not cause traffic to the issuer.
 
 mod claims;
 pub mod expressions;
@@ -27,29 +27,29 @@ use crate::access::User;
 use crate::https::{self, Credentials, HttpsClient};
 
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
-/// How far ahead an issuer's clock may be.
+/// Tolerated clock skew for `nbf`.
 const NOT_BEFORE_SKEW_SECONDS: i64 = 5 * 60;
 const WELL_KNOWN: &str = "/.well-known/openid-configuration";
 
-/// An issuer whose tokens are taken.
+/// A configured issuer.
 pub struct Issuer {
     jwt: Jwt,
     claim_expressions: expressions::ClaimExpressions,
     algorithms: Vec<String>,
     discovery: HttpsClient,
-    /// `None` before they were first read.
+    /// `None` until the first fetch.
     keys: RwLock<Option<Arc<KeySet>>>,
     fetch_state: Mutex<KeyFetchState>,
 }
 
 #[derive(Default)]
 struct KeyFetchState {
-    /// Where the keys are, once the issuer has told.
+    /// Client for the `jwks_uri` of the discovery document.
     key_set: Option<HttpsClient>,
     last: Option<Instant>,
 }
 
-/// The algorithms that `--oidc-signing-algs` may name.
+/// Validates `--oidc-signing-algs`.
 pub fn algorithms(named: &[String]) -> Result<Vec<String>, Error> {
     for name in named {
         if !ALGORITHMS.contains(&name.as_str()) {
@@ -70,7 +70,7 @@ impl Issuer {
             Some(url) => url.to_owned(),
             None => format!("{}{WELL_KNOWN}", jwt.issuer.url.trim_end_matches('/')),
         };
-        // Whatever is wrong with expressions has been told when the configuration was checked.
+        // Errors in expressions were reported when the configuration was validated.
         let claim_expressions = expressions::ClaimExpressions::new(&jwt, "jwt", &mut Vec::new());
         Ok(Issuer {
             claim_expressions,
@@ -82,7 +82,7 @@ impl Issuer {
         })
     }
 
-    /// The user a token is from; `None` where it is another issuer's.
+    /// The user of a valid token; `None` if another issuer signed it.
     pub async fn authenticate_token(&self, token: &str, now: Timestamp) -> Result<Option<User>, String> {
         let Some(token) = Unverified::parse(token) else { return Ok(None) };
         if issuer_of(&token.claims) != self.jwt.issuer.url {
@@ -113,7 +113,7 @@ impl Issuer {
                 Err(verify_error(format!("failed to verify signature: fetching keys {error}")))
             }
             Err(error) => {
-                tracing::warn!(issuer = self.jwt.issuer.url, %error, "cannot read an issuer's keys");
+                tracing::warn!(issuer = self.jwt.issuer.url, %error, "cannot fetch the keys of the OIDC issuer");
                 Err("oidc: authenticator not initialized".to_owned())
             }
             Ok(_) => Err(verify_error(
@@ -148,14 +148,15 @@ impl Issuer {
         }
     }
 
-    /// Newer keys than `seen`: those that somebody else has fetched meanwhile, or the issuer's.
+    /// Newer keys than `seen`: from a concurrent fetch, or from the issuer. The lock makes requests
+    /// wait for a fetch in progress instead of starting their own.
     async fn fetch(&self, seen: Option<Arc<KeySet>>) -> Result<Arc<KeySet>, FetchError> {
         let mut fetch_state = self.fetch_state.lock().await;
         let current = self.keys.read().clone();
         match (current, seen) {
             (Some(current), None) => return Ok(current),
             (Some(current), Some(seen)) if !Arc::ptr_eq(&current, &seen) => return Ok(current),
-            // A token that nobody signed must not keep the issuer busy.
+            // Rate limit, so that invalid tokens cannot flood the issuer with requests.
             (Some(current), _) if fetch_state.is_rate_limited() => return Ok(current),
             (None, _) if fetch_state.is_rate_limited() => return Err(FetchError::RateLimited),
             _ => {}
@@ -185,18 +186,18 @@ impl KeyFetchState {
     }
 }
 
-/// Why an issuer's keys cannot be read.
+/// Why keys cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
-    #[error("the last attempt has just failed")]
+    #[error("rate limited after a failed attempt")]
     RateLimited,
     #[error(transparent)]
     Https(#[from] https::Error),
-    #[error("its jwks_uri cannot be used: {0}")]
+    #[error("invalid jwks_uri in the discovery document: {0}")]
     Url(#[from] https::ConfigError),
-    #[error("its discovery document is of {0:?}")]
+    #[error("discovery document has another issuer: {0:?}")]
     OtherIssuer(String),
-    #[error("what it serves is not a set of keys")]
+    #[error("jwks_uri does not return a JSON Web Key Set")]
     NoKeySet,
 }
 
@@ -207,19 +208,19 @@ fn credentials(jwt: &Jwt) -> Credentials {
 
 fn issuer_of(claims: &Value) -> &str {
     match claims.text("iss") {
-        // An old habit of theirs.
+        // Google's tokens used to have no scheme in `iss`, as upstream accepts.
         "accounts.google.com" => "https://accounts.google.com",
         issuer => issuer,
     }
 }
 
-/// A number of seconds, which some issuers give with a fraction.
+/// NumericDate; some issuers send fractions.
 fn seconds(value: &Value) -> Option<i64> {
-    // Saturates, where a float is out of range.
+    // The cast saturates if the float is out of range.
     value.as_i64().or_else(|| value.as_f64().map(|seconds| seconds as i64))
 }
 
-/// A moment as Go prints it.
+/// A time as Go's `time.Time` prints it.
 fn format_time(seconds: i64) -> String {
     match Timestamp::from_second(seconds) {
         Ok(at) => at.strftime("%Y-%m-%d %H:%M:%S +0000 UTC").to_string(),

@@ -1,4 +1,4 @@
-//! What the authenticators are told at start.
+//! Authentication options, from flags.
 
 use std::path::PathBuf;
 
@@ -9,19 +9,19 @@ use crate::https;
 
 #[derive(Default)]
 pub struct Options {
-    /// The authorities of client certificates, PEM.
+    /// PEM of the CAs of client certificates (`--client-ca-file`).
     pub client_ca_pem: String,
     pub front_proxy: Option<FrontProxy>,
-    /// A CSV file of tokens and their users.
+    /// `--token-auth-file`.
     pub token_file: Option<PathBuf>,
-    /// Whether Secrets `bootstrap-token-*` let people in.
+    /// `--enable-bootstrap-token-auth`.
     pub bootstrap_tokens: bool,
     pub webhook: Option<webhook::Options>,
-    /// An AuthenticationConfiguration.
+    /// `--authentication-config`.
     pub configuration: Option<PathBuf>,
-    /// One issuer, as flags tell of it.
+    /// `--oidc-*`.
     pub oidc: Option<Oidc>,
-    /// `--anonymous-auth`, where it was given.
+    /// `--anonymous-auth`, if given.
     pub anonymous: Option<bool>,
 }
 
@@ -30,10 +30,11 @@ pub struct Options {
 pub struct Oidc {
     pub issuer_url: String,
     pub client_id: String,
-    /// PEM; empty trusts what the machine trusts.
+    /// PEM; empty uses the system's trust store.
     pub ca_pem: String,
     pub username_claim: String,
-    /// Empty stands for the issuer's URL, except with e-mail addresses; `-` for none.
+    /// Empty means the issuer URL and `#`, or no prefix if the claim is `email`; `-` means no
+    /// prefix.
     pub username_prefix: String,
     pub groups_claim: String,
     pub groups_prefix: String,
@@ -41,11 +42,11 @@ pub struct Oidc {
     pub signing_algorithms: Vec<String>,
 }
 
-/// Issuers of tokens, the algorithms they may use, where requests may be anonymous, and what the file says of it.
+/// Issuers, allowed signing algorithms, anonymous access, and the `anonymous` section of the file.
 type IssuerSettings = (Vec<Jwt>, Vec<String>, AnonymousAccess, Option<AnonymousRule>);
 
 impl Options {
-    /// What flags and file say together.
+    /// Merges flags and configuration file.
     pub(super) fn issuers(&self, service_account_issuers: &[String]) -> Result<IssuerSettings, Error> {
         let mut configuration = match &self.configuration {
             Some(path) => Configuration::read(path)?,
@@ -94,12 +95,12 @@ impl Oidc {
     }
 }
 
-/// Where requests without a credential are let in at all.
+/// Which paths allow anonymous requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AnonymousAccess {
     #[default]
     AllPaths,
-    /// On these paths only.
+    /// Only on these paths.
     Paths(Vec<String>),
     Disabled,
 }
@@ -114,18 +115,18 @@ impl AnonymousAccess {
     }
 }
 
-/// Why authentication cannot be set up as asked. Names files and lines, never what is secret in them.
+/// Configuration errors. They name files and lines, but never contain credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("token file {path}, line {line}: {reason}")]
     TokenFile { path: PathBuf, line: usize, reason: &'static str },
-    #[error("cannot use the certificate authority")]
+    #[error("invalid certificate authority")]
     Authority(#[from] pki::Error),
-    #[error("cannot reach out")]
+    #[error("invalid client configuration of an authentication endpoint")]
     Https(#[from] https::ConfigError),
-    #[error("{path} is not an authentication configuration: {reason}")]
+    #[error("{path} is not a valid AuthenticationConfiguration: {reason}")]
     Configuration { path: PathBuf, reason: String },
     #[error("invalid authentication configuration: {0}")]
     Invalid(String),

@@ -1,4 +1,4 @@
-//! The other end of a connection: who its certificate says it is.
+//! The client end of a connection and its certificate.
 
 use std::sync::Arc;
 
@@ -9,29 +9,30 @@ use sha2::Digest as _;
 use super::Authenticators;
 use crate::access::User;
 
-/// Judged once for each connection; only the time passes after that.
+/// Verified once per connection; later only the expiry of the certificate is checked.
 #[derive(Clone, Default)]
 pub struct Peer(Option<Arc<PeerCertificate>>);
 
-/// A certificate that was shown.
 struct PeerCertificate {
-    /// Whether an authority for clients vouches for it.
+    /// Whether it is signed by a client CA.
     verified: bool,
-    /// Whom it names, if it is vouched for and names somebody.
+    /// The user, if verified and parseable.
     user: Option<User>,
-    /// Whether it may speak for others.
+    /// Whether it is the certificate of a front proxy.
     proxy: bool,
     until: Timestamp,
 }
 
 impl Peer {
-    /// By the certificates of a handshake, which has proven that the client holds the first one's key.
+    /// From the certificate chain of the TLS handshake, which has verified that the client has the
+    /// key of the leaf.
     pub fn of(authenticators: &Authenticators, chain: Option<&[CertificateDer<'_>]>, now: Timestamp) -> Peer {
         let Some(([leaf, ..], chain)) = chain.map(|chain| (chain, chain)) else { return Peer::default() };
         let identity = pki::identity_of(leaf);
         let until = match &identity {
             Ok(identity) => identity.not_after,
-            // It names nobody; the chain is judged by its own dates now, and that must do.
+            // Without an expiry that can be parsed, the verification of the chain below is the only
+            // check.
             Err(_) => Timestamp::MAX,
         };
         let clients = authenticators.clients.as_ref();
@@ -43,7 +44,7 @@ impl Peer {
         Peer(Some(Arc::new(PeerCertificate { verified, user, proxy, until })))
     }
 
-    /// Somebody known without any certificate: a role in this process.
+    /// A peer without certificate: another component in this process.
     pub fn known(user: User) -> Peer {
         let until = Timestamp::MAX;
         Peer(Some(Arc::new(PeerCertificate { verified: true, user: Some(user), proxy: false, until })))
@@ -53,17 +54,17 @@ impl Peer {
         self.valid(now)?.user.clone()
     }
 
-    /// Whether a certificate was shown, good or not.
+    /// Whether the client sent a certificate, valid or not.
     pub fn has_certificate(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether headers may name the user.
+    /// Whether the peer may set the user in request headers.
     pub fn is_proxy(&self, now: Timestamp) -> bool {
         self.valid(now).is_some_and(|certificate| certificate.proxy)
     }
 
-    /// Whether a certificate was shown that is no good as a client's.
+    /// Whether the client sent a certificate that is not a valid client certificate.
     pub fn is_rejected(&self, now: Timestamp) -> bool {
         self.0.is_some() && !self.valid(now).is_some_and(|certificate| certificate.verified)
     }
@@ -75,7 +76,7 @@ impl Peer {
 
 fn user(identity: pki::Identity, leaf: &CertificateDer<'_>) -> User {
     let mut user = User::from_certificate(identity);
-    // Which certificate it was, for audit and `kubectl auth whoami`.
+    // The fingerprint for audit events and `kubectl auth whoami`.
     let digest: String = sha2::Sha256::digest(leaf).iter().map(|byte| format!("{byte:02x}")).collect();
     user.extra
         .insert("authentication.kubernetes.io/credential-id".into(), vec![format!("X509SHA256={digest}")]);

@@ -1,5 +1,5 @@
-//! What API servers behind this one must know to trust it, in a ConfigMap: whose client certificates are
-//! good, and which proxies may name users in which headers.
+//! Publishes the ConfigMap `extension-apiserver-authentication`, from which extension API servers
+//! learn the client CA and the request header configuration.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -16,7 +16,7 @@ use crate::write::WriteOptions;
 pub const NAMESPACE: &str = "kube-system";
 pub const NAME: &str = "extension-apiserver-authentication";
 
-/// Makes the ConfigMap, or adds what is missing in it. What other servers have put there stays.
+/// Creates or completes the ConfigMap. Values of other API servers are kept.
 pub async fn publish(server: &Server) -> Result<(), Status> {
     let resource =
         api::resource_table::find_resource("", "v1", "configmaps").expect("ConfigMaps are in the table");
@@ -58,7 +58,7 @@ fn data(authenticators: &Authenticators) -> std::collections::BTreeMap<&'static 
     data
 }
 
-/// Lists are joined as lists, certificates as text; what cannot be read is replaced.
+/// Merges JSON lists, and concatenates certificates. A value that cannot be merged is replaced.
 fn merge_values(before: &str, own_value: &str) -> String {
     let list = |text: &str| serde_json::from_str::<Vec<String>>(text);
     let Ok(names) = list(own_value) else {

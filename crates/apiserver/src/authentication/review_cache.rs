@@ -1,4 +1,4 @@
-//! Answers of webhooks, kept for a while.
+//! TTL cache for webhook reviews.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,11 +7,10 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-/// More answers are not kept at a time.
 const MAX_CACHE_ENTRIES: usize = 16 << 10;
 
-/// Answers by the digest of what was asked, so that no token is kept. Salted, so that nobody can choose
-/// questions that share a digest's beginning.
+/// Caches results by a digest of the review, so that no token is kept in memory. The digest is
+/// salted, so that clients cannot construct collisions.
 pub struct ReviewCache<T> {
     salt: [u8; 16],
     entries: Mutex<HashMap<[u8; 32], (Instant, T)>>,
@@ -48,7 +47,7 @@ impl<T: Clone> ReviewCache<T> {
             entries.retain(|_, (until, _)| now < *until);
         }
         if entries.len() >= MAX_CACHE_ENTRIES {
-            // All are in use: starting over is simple, and fair.
+            // All entries are valid. Clearing is simple and favors no client.
             entries.clear();
         }
         entries.insert(key, (now + ttl, answer));

@@ -1,4 +1,4 @@
-//! `--token-auth-file`: tokens and their users in a CSV file, read once.
+//! `--token-auth-file`: a CSV file with tokens and users, read at startup.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,7 +8,8 @@ use sha2::{Digest as _, Sha256};
 use super::Error;
 use crate::access::User;
 
-/// Users by the digest of their token, so that looking one up takes no longer for a good guess.
+/// Users by digest of their token, so that lookup time does not depend on how much of a guess is
+/// right.
 #[derive(Default)]
 pub struct StaticTokens(HashMap<[u8; 32], User>);
 
@@ -24,7 +25,7 @@ impl StaticTokens {
     }
 
     pub fn authenticate_token(&self, token: &str) -> Option<&User> {
-        // The common case costs nothing.
+        // Skip the digest in the common case without a token file.
         if self.0.is_empty() { None } else { self.0.get(&digest(token)) }
     }
 
@@ -35,7 +36,7 @@ impl StaticTokens {
                 return Err((line, "must have at least 3 columns (token, user name, user uid)"));
             };
             if token.is_empty() {
-                tracing::warn!(line, "the token file has an empty token");
+                tracing::warn!(line, "empty token in token file ignored");
                 continue;
             }
             let groups = rest.first().map(|groups| groups.split(',').map(str::to_owned).collect());
@@ -46,7 +47,7 @@ impl StaticTokens {
                 ..User::default()
             };
             if tokens.insert(digest(token), user).is_some() {
-                tracing::warn!(line, "the token file has a token twice; the last one counts");
+                tracing::warn!(line, "duplicate token in token file, the last entry wins");
             }
         }
         Ok(StaticTokens(tokens))
@@ -59,7 +60,7 @@ fn digest(token: &str) -> [u8; 32] {
 
 type Record = (usize, Vec<String>);
 
-/// The records of a CSV file, each with the line it starts in; empty lines are none.
+/// The records of a CSV file with their line numbers; empty lines are skipped.
 fn records(text: &str) -> Result<Vec<Record>, (usize, &'static str)> {
     let mut records = Vec::new();
     let (mut line, mut rest) = (1, text);
@@ -67,7 +68,7 @@ fn records(text: &str) -> Result<Vec<Record>, (usize, &'static str)> {
         let start = line;
         let mut fields = Vec::new();
         loop {
-            let (field, after) = field(rest).ok_or((start, "quotes are not closed or not around a field"))?;
+            let (field, after) = field(rest).ok_or((start, "unclosed or misplaced quote"))?;
             line += rest[..rest.len() - after.len()].matches('\n').count();
             fields.push(field);
             rest = after;
@@ -87,7 +88,7 @@ fn records(text: &str) -> Result<Vec<Record>, (usize, &'static str)> {
     Ok(records)
 }
 
-/// One field and what follows it: a comma, the end of the line or of the text.
+/// One field, and the rest from the comma or end of line on.
 fn field(text: &str) -> Option<(String, &str)> {
     let Some(mut rest) = text.strip_prefix('"') else {
         let end = text.find([',', '\n']).unwrap_or(text.len());
@@ -133,14 +134,14 @@ mod tests {
         check("a,b,c\r\n\r\n\nd,,\"x,y\"\r\n", "1:a|b|c 4:d||x,y");
         check("\"a\"\"b\",\"c\nd\"\ne", "1:a\"b|c\nd 3:e");
         check("a,", "1:a|");
-        check("a\n\"b", "2! quotes are not closed or not around a field");
-        check("a\"b", "1! quotes are not closed or not around a field");
-        check("\"a\"b", "1! quotes are not closed or not around a field");
+        check("a\n\"b", "2! unclosed or misplaced quote");
+        check("a\"b", "1! unclosed or misplaced quote");
+        check("\"a\"b", "1! unclosed or misplaced quote");
     }
 
     #[test]
     fn maps_tokens_to_users() {
-        let tokens = StaticTokens::parse("t1,ann,1\n,nobody,2\nt3,bob,3,\"dev,ops\"\nt1,eve,4\n").unwrap();
+        let tokens = StaticTokens::parse("t1,ann,1\n,empty,2\nt3,bob,3,\"dev,ops\"\nt1,eve,4\n").unwrap();
         let user = tokens.authenticate_token("t3").unwrap();
         assert_eq!((user.name.as_str(), user.uid.as_str()), ("bob", "3"));
         assert_eq!(user.groups, ["dev", "ops"]);

@@ -1,4 +1,4 @@
-//! `--authentication-token-webhook-config-file`: another server that knows tokens, asked by TokenReviews.
+//! `--authentication-token-webhook-config-file`: authentication by TokenReview webhook.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct Options {
     pub kubeconfig: PathBuf,
     /// `v1` or `v1beta1`.
     pub version: String,
-    /// How long answers are kept.
+    /// How long results are cached.
     pub cache_ttl: Duration,
 }
 
@@ -43,7 +43,8 @@ impl Webhook {
         })
     }
 
-    /// Whose the token is and for which of the wanted audiences; `ours` are meant where the webhook says none.
+    /// Authenticates a token for the requested audiences. A webhook that returns no audiences is
+    /// not audience-aware: `server_audiences` apply.
     pub async fn authenticate_token(
         &self,
         token: &str,
@@ -77,7 +78,7 @@ impl Webhook {
             "status": {"user": {}},
         });
         let answer = self.client.post_with_retry(&review).await.map_err(|error| {
-            tracing::warn!(%error, "the webhook that knows tokens failed");
+            tracing::warn!(%error, "TokenReview webhook failed");
             error.to_string()
         })?;
         let status = answer.at("status");
@@ -97,7 +98,7 @@ impl Webhook {
     }
 }
 
-/// A user as reviews tell of them.
+/// The user in the status of a TokenReview.
 fn user(info: &Value) -> User {
     let extra = info.entries("extra").map(|(key, values)| {
         let values = values.as_array().into_iter().flatten();

@@ -1,11 +1,11 @@
-//! Which questions a webhook is asked, where that is said in CEL.
+//! Match conditions of authorization webhooks.
 
 use std::sync::LazyLock;
 
 use cel::{Budget, Decl, Env, Program, Type, Variables};
 use serde_json::{Value, json};
 
-/// The question, as expressions see it: the spec of a SubjectAccessReview.
+/// The variable `request`: the spec of a SubjectAccessReview.
 static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
     let (text, string_array) =
         (json!({"type": "string"}), json!({"type": "array", "items": {"type": "string"}}));
@@ -30,7 +30,7 @@ static REQUEST: LazyLock<Decl> = LazyLock::new(|| {
 
 static ENV: LazyLock<Env> = LazyLock::new(|| Env::new().variable("request", REQUEST.clone()));
 
-/// Compiles a condition, or says what is wrong with it.
+/// Compiles a match condition.
 pub fn compile(expression: &str) -> Result<Program, String> {
     let program = ENV.compile(expression).map_err(|errors| format!("compilation failed: {errors}"))?;
     match program.output() {
@@ -39,7 +39,7 @@ pub fn compile(expression: &str) -> Result<Program, String> {
     }
 }
 
-/// Whether all conditions hold: one that does not is enough, whatever is wrong with the others.
+/// Whether all conditions hold. One that is false decides, whatever errors the others have.
 pub fn conditions_match(conditions: &[Program], spec: &Value) -> Result<bool, String> {
     let mut budget = Budget::new(cel::MATCH_CONDITIONS_BUDGET);
     let mut evaluation_error = None;

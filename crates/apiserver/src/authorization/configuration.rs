@@ -1,4 +1,4 @@
-//! Upstream's AuthorizationConfiguration: the authorizers in order, each webhook with its own rules.
+//! AuthorizationConfiguration: the authorizer chain with its webhooks.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ pub fn read(path: &Path) -> Result<AuthorizerChain, Error> {
     chain(path, &text)
 }
 
-/// The chain that the text of the file at `path` asks for.
+/// Builds the chain from the text of the configuration file at `path`.
 pub fn chain(path: &Path, text: &str) -> Result<AuthorizerChain, Error> {
     let bad = |reason: String| Error::Configuration { path: path.to_owned(), reason };
     let specs = parse(text).map_err(bad)?;
@@ -105,7 +105,7 @@ pub enum AuthorizerSpec {
     Webhook(WebhookOptions),
 }
 
-/// The authorizers, or all that is wrong, in upstream's words.
+/// Validates with upstream's messages.
 pub fn parse(text: &str) -> Result<Vec<AuthorizerSpec>, String> {
     let configuration: Configuration = schema::yaml::from_str(text).map_err(|error| error.to_string())?;
     if configuration.kind != "AuthorizationConfiguration"

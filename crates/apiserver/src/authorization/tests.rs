@@ -21,7 +21,7 @@ fn validates_configuration() {
             "[{{type: Node, name: n}}, {{type: Webhook, name: w, webhook: {WEBHOOK}}}, {{type: RBAC, name: r}}]"
         ),
         expect_test::expect![[
-            r#"[Node, Webhook(WebhookOptions { name: "w", kubeconfig: "/x", version: "v1", authorized: 300s, unauthorized: 0ns, timeout: 3s, conditions: [], denies_on_failure: true }), Rbac]"#
+            r#"[Node, Webhook(WebhookOptions { name: "w", kubeconfig: "/x", version: "v1", authorized: 300s, unauthorized: 0ns, timeout: 3s, conditions: [], deny_on_failure: true }), Rbac]"#
         ]],
     );
     check(
@@ -53,7 +53,7 @@ fn node_and_rbac_are_required() {
     };
     assert_eq!(modes(&["Node", "RBAC"]), "");
     assert_eq!(modes(&[]), "");
-    let needed = "authorization needs Node and RBAC, each once; they cannot be switched off";
+    let needed = "authorization modes Node and RBAC are required exactly once each";
     assert_eq!(modes(&["RBAC"]), needed);
     assert_eq!(modes(&["Node", "RBAC", "RBAC"]), needed);
     assert_eq!(

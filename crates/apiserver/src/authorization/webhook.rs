@@ -1,4 +1,4 @@
-//! Another server that knows who may do what, asked by SubjectAccessReviews.
+//! Authorization by SubjectAccessReview webhook.
 
 use api::json::JsonExt as _;
 use serde_json::{Value, json};
@@ -9,7 +9,8 @@ use crate::authentication::ReviewCache;
 use crate::https::HttpsClient;
 use crate::rbac::Attributes;
 
-/// Longer questions are not worth remembering; they may be made long on purpose.
+/// As upstream: larger reviews are not cached, so that clients cannot fill the cache with large
+/// keys.
 const MAX_CACHED_REVIEW_BYTES: usize = 10_000;
 
 pub struct Webhook {
@@ -45,7 +46,7 @@ impl Webhook {
                 }
             }
         }
-        // The old version has another word for groups.
+        // The field is named `group` in v1beta1.
         let groups = if self.options.version == "v1beta1" { "group" } else { "groups" };
         let spec = spec(groups, user, request_attributes);
         let text = spec.to_string();
@@ -61,7 +62,7 @@ impl Webhook {
         let answer = match self.client.post_with_retry(&review).await {
             Ok(answer) => answer,
             Err(error) => {
-                tracing::warn!(webhook = self.options.name, %error, "an authorization webhook failed");
+                tracing::warn!(webhook = self.options.name, %error, "SubjectAccessReview webhook failed");
                 let denied = self.options.deny_on_failure;
                 return Verdict { denied, evaluation_error: error.to_string(), ..Verdict::default() };
             }
@@ -87,7 +88,7 @@ impl Webhook {
     }
 }
 
-/// The question, with the word that the version has for groups.
+/// The spec of the SubjectAccessReview; `groups` is the field name in the review version.
 fn spec(groups: &str, user: &User, request_attributes: &Attributes<'_>) -> Value {
     let mut spec = json!({"user": user.name, groups: user.groups});
     if !user.uid.is_empty() {

@@ -1,7 +1,7 @@
-//! A view of some kinds that is brought up to date when somebody looks at it.
+//! A view derived from some kinds, brought up to date incrementally when it is read.
 //!
-//! Whoever looks takes in the events since the last look, so a view costs nothing while nobody does, and is
-//! never older than the cache.
+//! A read applies the events since the previous read. A view costs nothing while it is not used,
+//! and is never older than the cache.
 
 use std::sync::Arc;
 
@@ -10,10 +10,9 @@ use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard, RwLockWriteGua
 use super::{EventBatch, Shard};
 use crate::object::Object;
 
-/// What is made of the objects.
+/// State derived from objects.
 pub trait View: Default {
-    /// Takes in the newest state of an object, or that it is gone. `kind` counts the kinds in the order they
-    /// are followed.
+    /// Applies the newest state of an object or its deletion. `kind` is the index of its shard.
     fn apply(&mut self, kind: usize, object: &Object, deleted: bool);
 }
 
@@ -23,7 +22,8 @@ pub struct IncrementalView<V, const N: usize> {
 }
 
 struct State<V, const N: usize> {
-    /// Up to where the events of each shard are in the view; `None` before everything was read once.
+    /// The position in each shard up to which events are applied; `None` before the first full
+    /// read.
     positions: Option<[u64; N]>,
     view: V,
 }
@@ -33,16 +33,18 @@ impl<V: View, const N: usize> IncrementalView<V, N> {
         IncrementalView { shards, state: RwLock::new(State { positions: None, view: V::default() }) }
     }
 
-    /// A view that knows what is in the cache already.
+    /// For a view that already contains the current state of the cache.
     pub fn with_loaded_view(shards: [Arc<Shard>; N], view: V) -> IncrementalView<V, N> {
         let positions = shards.each_ref().map(|shard| shard.position());
         IncrementalView { shards, state: RwLock::new(State { positions: Some(positions), view }) }
     }
 
-    /// The view, with everything in it that is in the cache.
+    /// The view, up to date with the cache.
     pub fn current(&self) -> MappedRwLockReadGuard<'_, V> {
         let latest = self.shards.each_ref().map(|shard| shard.position());
         let mut state = self.state.read();
+        // `positions` is compared without the shard locks: events after `latest` was taken are
+        // applied by the next read.
         if state.positions != Some(latest) {
             drop(state);
             let mut stale = self.state.write();
@@ -56,7 +58,7 @@ impl<V: View, const N: usize> IncrementalView<V, N> {
 }
 
 impl<V: View, const N: usize> State<V, N> {
-    /// Takes in new events; false where some are no longer there.
+    /// Applies new events; false if a shard has dropped some of them.
     fn apply_events(&mut self, shards: &[Arc<Shard>; N]) -> bool {
         let Some(mut positions) = self.positions else { return false };
         for (kind, shard) in shards.iter().enumerate() {

@@ -1,7 +1,8 @@
-//! The objects that have the labels asked for lately, so that a list by label need not look at the others.
+//! Index for list requests by label: the objects that have recently requested labels.
 //!
-//! Whoever lists by the same labels twice within a few other questions, and finds little among much, gets a
-//! posting list for them; it follows every change, and makes room for another when it is not asked for.
+//! If the same labels are requested twice within a few other requests, and few of many objects
+//! match, a list of the matching objects is kept for them. It is updated on every change. The least
+//! recently used list is replaced.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,19 +13,19 @@ use parking_lot::Mutex;
 use super::{Slot, range_with_prefix};
 use crate::object::{Object, label_bits};
 
-/// How many posting lists a kind has, and how many questions it remembers.
+/// Limits per kind: indexed lists, and recent requests that are remembered.
 const MAX_LABEL_LISTS: usize = 8;
 const MAX_RECENT_LABELS: usize = 16;
-/// Looking at this many objects is not worth avoiding.
+/// With fewer objects a full scan is cheap enough.
 const MIN_OBJECTS_TO_INDEX: usize = 1_000;
-/// A list must leave out all but one in this many objects.
+/// At most one in this many objects may match for a list to be worthwhile.
 const MIN_OBJECTS_PER_MATCH: usize = 8;
 
-/// Labels with their values.
+/// Equality requirements: label names with values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     pairs: Vec<(String, String)>,
-    /// What the labels of whoever has all of these have (`Object::label_bits`).
+    /// Bits that the label bits of every match have (`Object::label_bits`).
     bits: u64,
 }
 
@@ -41,7 +42,7 @@ impl Labels {
     }
 }
 
-/// The posting lists of a shard, kept in step with its objects.
+/// The indexed lists of a shard, consistent with its objects.
 #[derive(Default)]
 pub(super) struct LabelIndex {
     lists: Vec<LabelList>,
@@ -51,19 +52,19 @@ pub(super) struct LabelIndex {
 struct LabelList {
     labels: Labels,
     objects: BTreeMap<Arc<str>, Arc<Object>>,
-    /// When it was last asked for.
+    /// Value of `clock` at the last use.
     last_used: AtomicU64,
 }
 
 impl LabelIndex {
-    /// The objects under `prefix` with these labels, where there is a list of them.
+    /// The objects under `prefix` with these labels; `None` if they are not indexed.
     pub fn find(&self, prefix: &str, labels: &Labels) -> Option<Vec<Arc<Object>>> {
         let list = self.lists.iter().find(|list| list.labels == *labels)?;
         list.last_used.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         Some(range_with_prefix(&list.objects, prefix).map(|(_, object)| object.clone()).collect())
     }
 
-    /// Makes a list, in place of the one not asked for the longest where there are many.
+    /// Adds a list, replacing the least recently used one if there are too many.
     pub fn add<'a>(&mut self, labels: &Labels, slots: impl Iterator<Item = &'a Slot>) {
         if self.lists.iter().any(|list| list.labels == *labels) {
             return;
@@ -81,7 +82,7 @@ impl LabelIndex {
         }
     }
 
-    /// Takes in an object's newest state; `all` is how many objects there are.
+    /// Applies the newest state of an object; `all` is the number of objects in the shard.
     pub fn put(&mut self, slot: &Slot, all: usize) {
         for list in &mut self.lists {
             if list.labels.matches(slot) {
@@ -90,7 +91,7 @@ impl LabelIndex {
                 list.objects.remove(&slot.object.key);
             }
         }
-        // What most objects have by now is no longer worth its memory.
+        // A list that most objects match is not worth its memory any more.
         self.lists.retain(|list| list.objects.len() <= MIN_OBJECTS_TO_INDEX.max(all / 2));
     }
 
@@ -104,12 +105,12 @@ impl LabelIndex {
     }
 }
 
-/// The labels asked for lately that there was no list for.
+/// Recently requested labels that are not indexed.
 #[derive(Default)]
 pub(super) struct RecentLabels(Mutex<VecDeque<Labels>>);
 
 impl RecentLabels {
-    /// Whether a list for these labels, by which `found` of `seen` objects were found, is worth making.
+    /// Whether to index these labels, after a scan that found `found` of `seen` objects.
     pub fn should_index(&self, labels: &Labels, found: usize, seen: usize) -> bool {
         if labels.pairs.is_empty() || seen <= MIN_OBJECTS_TO_INDEX || found > seen / MIN_OBJECTS_PER_MATCH {
             return false;

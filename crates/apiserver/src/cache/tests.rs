@@ -1,4 +1,4 @@
-//! The cache over a store, and its ring of events.
+//! The cache on top of a store, and its event ring.
 
 use store::log::{Config, LogStore};
 use store::{Expect, Write};
@@ -74,7 +74,7 @@ async fn late_shard_contains_earlier_events() {
     assert_eq!(shard.snapshot(PREFIX, test_cache.cache.revision()).revision, test_cache.cache.revision());
 }
 
-/// However many write at once: every change once, in order, and nothing between a snapshot and the
+/// With concurrent writers: every change once and in order, and no gap between a snapshot and the
 /// events after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_are_complete_and_in_order() {
@@ -140,7 +140,8 @@ fn ring_drops_old_events_and_reports_too_old() {
     let position = shard.position_after(floor).unwrap();
     assert_eq!(revisions(shard.events_from(position, 1)), Some(vec![floor + 1]));
     assert!(matches!(shard.events_from(position - 1, 1), EventBatch::TooOld));
-    // New objects cost the ring nothing but themselves: all of these are remembered.
+    // Creations have no previous version, so the ring accounts only for the events themselves and
+    // keeps all of them.
     let shard = Shard::new(0);
     for revision in 1..101 {
         shard.put(object(&format!("/registry/configmaps/ns/{revision}"), revision, size / 2));
@@ -201,15 +202,15 @@ fn label_index_returns_the_same_objects_as_a_full_scan() {
     for i in 0..3_000 {
         put(i, i + 1, serde_json::json!({"app": format!("a{}", i % 100), "tier": format!("t{}", i % 3)}));
     }
-    // The first question is answered by looking, and noted; the second makes a list.
+    // The first request scans and is remembered; the second one creates the list.
     shard.snapshot_with_labels(PREFIX, 0, &labels(&[("app", "a1")]));
     assert_eq!(lists(), 0);
     check(&[("app", "a1")], 1);
-    // What many objects have gets none.
+    // Labels that many objects have are not indexed.
     (0..3).for_each(|_| check(&[("tier", "t1")], 1));
     (0..2).for_each(|_| check(&[("app", "a2"), ("tier", "t1")], 2));
     (0..2).for_each(|_| check(&[("app", "none")], 3));
-    // Labels come and go, and so do objects.
+    // Change labels, and delete and create objects.
     for i in 0..300 {
         match i % 3 {
             0 => put(i, 4_000 + i, serde_json::json!({"app": "a1"})),
@@ -220,7 +221,7 @@ fn label_index_returns_the_same_objects_as_a_full_scan() {
     for pairs in [&[("app", "a1")][..], &[("app", "a2"), ("tier", "t1")], &[("app", "none")]] {
         check(pairs, 3);
     }
-    // There are never many lists: those asked for least lately make room.
+    // The number of lists is limited; the least recently used one is replaced.
     for i in 10..40 {
         let app = format!("a{i}");
         (0..2).for_each(|_| drop(shard.snapshot_with_labels(PREFIX, 0, &labels(&[("app", &app)]))));
@@ -229,7 +230,7 @@ fn label_index_returns_the_same_objects_as_a_full_scan() {
     assert_eq!(lists(), 8);
     assert!(shard.state.read().label_index.find(PREFIX, &labels(&[("app", "a1")])).is_some());
     assert!(shard.state.read().label_index.find(PREFIX, &labels(&[("app", "none")])).is_none());
-    // What everybody has by now is no longer worth a list.
+    // A list is dropped when most objects match it.
     for i in 0..3_000 {
         put(i, 5_000 + i, serde_json::json!({"app": "a1"}));
     }
@@ -250,15 +251,18 @@ fn expires_old_events_and_their_encoded_lines() {
             state.ring.iter().filter(|event| matches!(*event.line.lock(), EncodedLine::Encoded(_))).count();
         (built, state.encoded_events, state.encoded_bytes)
     };
-    assert!(shard.expire_events(Duration::from_secs(3600), retention(0, 0)), "they are young");
-    assert!(shard.expire_events(Duration::from_secs(3600), retention(9, 9999)), "their lines are to go");
+    assert!(shard.expire_events(Duration::from_secs(3600), retention(0, 0)), "no event is old enough");
+    assert!(
+        shard.expire_events(Duration::from_secs(3600), retention(9, 9999)),
+        "encoded lines expire by age"
+    );
     shard.state.read().ring.iter().for_each(|event| drop(event.line()));
     assert_eq!((lines().0, lines().1), (3, 3));
     assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
-    assert!(!shard.expire_events(Duration::ZERO, retention(2, 9999)), "the newest are kept");
+    assert!(!shard.expire_events(Duration::ZERO, retention(2, 9999)), "the newest events are retained");
     assert_eq!(revisions(shard.events_from(position, 9)), Some(vec![2, 3]));
-    assert_eq!(lines(), (0, 0, 0), "but not as lines");
-    assert!(!shard.expire_events(Duration::ZERO, retention(2, 1)), "few of them where they are large");
+    assert_eq!(lines(), (0, 0, 0), "without encoded lines");
+    assert!(!shard.expire_events(Duration::ZERO, retention(2, 1)), "fewer events if they are large");
     assert_eq!(revisions(shard.events_from(position, 9)), None);
     assert_eq!(shard.position_after(2), Err(CacheError::TooOld { requested: 2, oldest: 3 }));
     let position = shard.position_after(3).unwrap();

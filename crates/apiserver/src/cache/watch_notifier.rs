@@ -1,8 +1,9 @@
-//! The watchers of one kind, woken together.
+//! Coalesced wake-ups for the watchers of one kind.
 //!
-//! Waking a thousand watchers costs milliseconds, each a system call. If that is done for every event of a burst,
-//! nothing else gets done; woken a little later, each takes several events in one go. What comes alone is told at
-//! once, and a small crowd never waits.
+//! Waking a thousand watchers takes milliseconds, because each wake-up is a system call. Doing so
+//! for every event of a burst would starve everything else; with a short delay each watcher reads
+//! several events at once. An isolated event is notified immediately, and few watchers are always
+//! notified immediately.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +12,12 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long all are left alone for each of them after they were woken: a few times what it costs to serve one, on both
-/// ends of the wire.
+/// Pause after a notification, per watcher: a few times the cost of serving one event to it, on
+/// both ends of the connection.
 const WAKE_DELAY_PER_WATCHER: Duration = Duration::from_micros(25);
-/// A crowd that would wait less than this never waits.
+/// Shorter pauses are skipped.
 const MIN_WAKE_DELAY: Duration = Duration::from_millis(5);
-/// Nobody is kept waiting for longer.
+/// Upper bound for the delay of an event.
 const MAX_WAKE_DELAY: Duration = Duration::from_millis(50);
 
 pub struct WatchNotifier {
@@ -25,9 +26,9 @@ pub struct WatchNotifier {
 }
 
 struct State {
-    /// They are not woken before this.
+    /// No notification is sent before this time.
     next_wake: Instant,
-    /// They will be, then.
+    /// A task is waiting to send one at `next_wake`.
     wake_scheduled: bool,
 }
 
@@ -41,7 +42,7 @@ impl WatchNotifier {
         self.sender.subscribe()
     }
 
-    /// Something has happened. Must be called in a runtime.
+    /// Notifies watchers, now or after the pause. Must be called inside of a Tokio runtime.
     pub fn notify(self: &Arc<WatchNotifier>) {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -59,6 +60,9 @@ impl WatchNotifier {
         drop(state);
         tokio::spawn(async move {
             tokio::time::sleep_until(next_wake).await;
+            // Reset the state before sending: an event that arrives in between schedules its own
+            // wake-up. The other way round, an event after the send could still see
+            // `wake_scheduled` and never be notified.
             let delay = notifier.wake_delay();
             *notifier.state.lock() = State { next_wake: Instant::now() + delay, wake_scheduled: false };
             notifier.sender.send_replace(());
@@ -80,7 +84,7 @@ mod tests {
 
     fn notified_count(watchers: &mut [watch::Receiver<()>]) -> usize {
         let changed =
-            watchers.iter_mut().filter(|watcher| watcher.has_changed().expect("the crowd is there"));
+            watchers.iter_mut().filter(|watcher| watcher.has_changed().expect("the notifier is alive"));
         changed.map(|watcher| watcher.mark_unchanged()).count()
     }
 
@@ -89,16 +93,16 @@ mod tests {
         let notifier = WatchNotifier::new();
         let mut watchers: Vec<_> = (0..1000).map(|_| notifier.subscribe()).collect();
         notifier.notify();
-        assert_eq!(notified_count(&mut watchers), 1000, "what comes alone is told at once");
+        assert_eq!(notified_count(&mut watchers), 1000, "an isolated event is notified immediately");
         for _ in 0..24 {
             notifier.notify();
             tokio::time::sleep(Duration::from_millis(1)).await;
             assert_eq!(notified_count(&mut watchers), 0);
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
-        assert_eq!(notified_count(&mut watchers), 1000, "nothing is forgotten");
+        assert_eq!(notified_count(&mut watchers), 1000, "delayed events are notified");
         tokio::time::sleep(Duration::from_millis(60)).await;
-        assert_eq!(notified_count(&mut watchers), 0, "nobody is woken for nothing");
+        assert_eq!(notified_count(&mut watchers), 0, "no notification without an event");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,9 @@
-//! Follows CustomResourceDefinitions: gives them their names, serves their kinds, and empties kinds that go.
+//! The controller for CustomResourceDefinitions: accepts names, serves resources, and finalizes
+//! deleted definitions.
 //!
-//! A kind is served before its definition says so, so that whoever waits for `Established` can begin at once.
+//! A resource is served before its definition says so: a client that waits for the `Established`
+//! condition can use it immediately. Upstream: the naming, establishing and finalizing controllers
+//! of apiextensions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,17 +28,17 @@ use crate::server::Server;
 use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
-/// How long to wait after a failure.
+/// Delay after an error.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// How long objects may take to go before the definition says that they take long.
+/// How long to wait for the deletion of custom resources before reporting it in the condition.
 const INSTANCE_DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The definitions there are, and the rows they bring.
+/// All definitions, and the rows of the registry for them.
 pub struct Definitions {
     known: BTreeMap<String, KnownDefinition>,
-    /// The next event of the definitions' shard.
+    /// The position of the next event in the shard of definitions.
     position: u64,
-    /// Definitions whose names and conditions are to be worked out.
+    /// Definitions whose names and conditions must be synced.
     pending: BTreeSet<String>,
 }
 
@@ -50,7 +53,7 @@ fn crd_resource() -> &'static Resource {
 }
 
 impl Definitions {
-    /// Reads all there are, and serves them.
+    /// Reads all definitions and serves them.
     pub fn load(server: &Server) -> Definitions {
         let mut definitions = Definitions { known: BTreeMap::new(), position: 0, pending: BTreeSet::new() };
         definitions.reload(server);
@@ -72,7 +75,9 @@ impl Definitions {
                 self.pending.insert(definition.name.clone());
                 self.put(server, definition);
             }
-            Err(error) => tracing::error!(name = object.name(), %error, "a definition cannot be read"),
+            Err(error) => {
+                tracing::error!(name = object.name(), %error, "cannot decode a CustomResourceDefinition")
+            }
         }
     }
 
@@ -86,7 +91,7 @@ impl Definitions {
 
     fn remove(&mut self, name: &str) {
         let Some(known) = self.known.remove(name) else { return };
-        // Its names are free for others now.
+        // Its names are available to other definitions of the group now.
         let group = &known.definition.group;
         let others = self.known.values().filter(|other| other.definition.group == *group);
         self.pending.extend(others.map(|other| other.definition.name.clone()));
@@ -99,7 +104,7 @@ impl Definitions {
         server.registry.set_custom_rows(self.known.values().flat_map(|known| known.rows.iter().copied()));
     }
 
-    /// Takes in what has happened; whether anything has.
+    /// Applies new events; returns whether there were any.
     fn apply_events(&mut self, server: &Server) -> bool {
         match server.shard(crd_resource()).events_from(self.position, usize::MAX) {
             EventBatch::TooOld => self.reload(server),
@@ -117,7 +122,7 @@ impl Definitions {
         true
     }
 
-    /// The names others have in a definition's group.
+    /// The accepted names of the other definitions in the group.
     fn names_in_group(&self, definition: &Definition) -> UsedNames {
         let mut names = UsedNames::default();
         let others = self.known.values().map(|known| &*known.definition);
@@ -126,7 +131,7 @@ impl Definitions {
         names
     }
 
-    /// Gives a definition its names and says so in its status.
+    /// Accepts the names of a definition and updates its status.
     async fn sync_names(&mut self, server: &Server, name: &str) -> Result<(), Status> {
         let Some(known) = self.known.get(name) else { return Ok(()) };
         let definition = known.definition.clone();
@@ -168,7 +173,7 @@ impl Definitions {
     }
 }
 
-/// Follows the definitions until `shutdown`.
+/// Runs the controller until `shutdown`.
 pub async fn run_controller(
     server: Arc<Server>,
     mut definitions: Definitions,
@@ -178,6 +183,7 @@ pub async fn run_controller(
     let mut deletion_tasks: JoinSet<String> = JoinSet::new();
     let mut deleting_names: BTreeSet<String> = BTreeSet::new();
     loop {
+        // Mark the change as seen before the pass, so that an event during it wakes the loop again.
         changes.borrow_and_update();
         if definitions.apply_events(&server) {
             definitions.serve(&server);
@@ -185,7 +191,11 @@ pub async fn run_controller(
         let mut failed = false;
         for name in std::mem::take(&mut definitions.pending) {
             if let Err(status) = definitions.sync_names(&server, &name).await {
-                tracing::warn!(definition = name, error = status.message, "cannot write the names of a kind");
+                tracing::warn!(
+                    definition = name,
+                    error = status.message,
+                    "cannot update the status of a CustomResourceDefinition, retrying"
+                );
                 definitions.pending.insert(name);
                 failed = true;
             }
@@ -210,7 +220,8 @@ pub async fn run_controller(
     }
 }
 
-/// Deletes all objects of a kind whose definition goes, then lets the definition go. Answers with its name.
+/// Deletes all custom resources of a deleted definition, then removes its finalizer. Returns the
+/// name of the definition.
 async fn finalize(
     server: Arc<Server>,
     definition: Arc<Definition>,
@@ -225,7 +236,7 @@ async fn finalize(
                 tracing::warn!(
                     definition = name,
                     error = status.message,
-                    "cannot empty a kind, trying again"
+                    "cannot delete custom resources of a deleted definition, retrying"
                 );
                 tokio::time::sleep(RETRY_DELAY).await;
             }
@@ -255,6 +266,7 @@ async fn finalize_once(
         return Err(status);
     }
     let shard = server.shard(row);
+    // Subscribe before the first check, so that no deletion is missed.
     let mut changes = shard.subscribe();
     let drained = async {
         while shard.len() > 0 {
@@ -266,7 +278,7 @@ async fn finalize_once(
     if tokio::time::timeout(INSTANCE_DELETION_TIMEOUT, drained).await.is_err() {
         let detail = "could not confirm zero CustomResources remaining: timed out waiting for the condition";
         update_condition("InstanceDeletionCheck", detail, false).await?;
-        return Err(Status::internal("objects of the kind are still there"));
+        return Err(Status::internal("custom resources still exist"));
     }
     update_condition("InstanceDeletionCompleted", "removed all instances", true).await
 }
@@ -284,7 +296,7 @@ async fn delete_instances(server: &Server, row: &'static Resource) -> Result<(),
     Ok(())
 }
 
-/// Writes the `Terminating` condition; `release` takes the finalizer away.
+/// Writes the `Terminating` condition; `release` also removes the finalizer.
 async fn update_terminating_condition(
     server: &Server,
     name: &str,

@@ -1,4 +1,4 @@
-//! Bodies of custom kinds: any JSON at first, then metadata by its type and the rest by the schema.
+//! Decoding of custom resources: metadata by its type, the rest by the schema of the definition.
 
 use api::Status;
 use api::apiextensions::values::coerce_embedded;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// Reads the JSON of an object. The second part is what strict decoding has against it.
+/// Decodes the JSON of an object. Also returns the strict decoding errors.
 pub fn decode(version_schema: &VersionSchema, json: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     let mut value: Value = serde_json::from_slice(json).map_err(|error| {
         let text = error.to_string();
@@ -25,7 +25,7 @@ pub fn decode(version_schema: &VersionSchema, json: &[u8]) -> Result<(Value, Vec
     Ok((value, strict_errors))
 }
 
-/// Brings a value into the shape of the kind; answers with the complaints of strict decoding.
+/// Normalizes a value to the schema; returns the strict decoding errors.
 pub fn normalize(version_schema: &VersionSchema, value: &mut Value) -> Result<Vec<String>, DecodeError> {
     let mut strict_errors = Vec::new();
     if let Some(fields) = value.as_object_mut() {
@@ -40,7 +40,7 @@ pub fn normalize(version_schema: &VersionSchema, value: &mut Value) -> Result<Ve
     Ok(strict_errors)
 }
 
-/// Reads `metadata` as what it is.
+/// Decodes `metadata` as ObjectMeta.
 fn decode_metadata(
     fields: &mut Map<String, Value>,
     path: &str,
@@ -59,7 +59,7 @@ fn decode_metadata(
         Some((what, name)) => format!("{what}\"{inside}.{name}"),
         None => error,
     }));
-    // Upstream writes the time of an object that has none as null; ours say nothing.
+    // Upstream encodes a missing creationTimestamp as null; we omit it.
     if let Some(metadata) = metadata.as_object_mut()
         && metadata.get("creationTimestamp").is_some_and(Value::is_null)
     {
@@ -72,10 +72,10 @@ fn normalize_by_type(ty: TypeId, metadata: &mut Value) -> Result<Vec<String>, De
     schema::normalize(schema::kubernetes(), ty, metadata)
 }
 
-/// The answer to a body in protobuf, and to an Accept header that asks for it.
+/// The error for protobuf bodies and for Accept headers that only accept protobuf.
 pub const NO_PROTOBUF: &str = "object *unstructured.Unstructured does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message";
 
-/// Custom kinds have no protobuf form; only their metadata has.
+/// Custom resources have no protobuf encoding; only their PartialObjectMetadata has.
 pub fn not_acceptable() -> Status {
     Status::failure(406, "NotAcceptable", NO_PROTOBUF)
 }

@@ -1,4 +1,4 @@
-//! From the version and schema an object was stored with to those a client sees, and back.
+//! Conversion of custom resources between the stored version and schema and those that clients see.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::object::{Object, to_stored};
 use crate::server::Server;
 
 impl Server {
-    /// A stored object as clients of `row` see it: itself, where its bytes are already right.
+    /// A stored object in the version of `row`; the same object if its bytes are already right.
     pub async fn convert_for_request(
         &self,
         row: &'static Resource,
@@ -22,10 +22,10 @@ impl Server {
             return Ok(object);
         }
         let mut converted = self.convert_all_for_request(row, vec![object]).await?;
-        converted.pop().ok_or_else(|| Status::internal("a conversion lost an object"))
+        converted.pop().ok_or_else(|| Status::internal("conversion returned no object"))
     }
 
-    /// The same for many. Most often all of them are right as they are.
+    /// The same for a list. Most often no object needs conversion.
     pub async fn convert_all_for_request(
         &self,
         row: &'static Resource,
@@ -62,7 +62,7 @@ impl Server {
         Ok(self.convert_for_request(row, object.clone()).await?.value())
     }
 
-    /// What to store for an object in the version of `row`.
+    /// Converts an object in the version of `row` to the storage version.
     pub async fn to_storage(&self, row: &'static Resource, value: Value) -> Result<Value, Status> {
         let Some(crd) = row.custom else { return Ok(value) };
         let definition = crd.definition();
@@ -71,10 +71,10 @@ impl Server {
             return Ok(value);
         }
         let mut converted = convert(self, &definition, vec![value], version).await?;
-        converted.pop().ok_or_else(|| Status::internal("a conversion lost an object"))
+        converted.pop().ok_or_else(|| Status::internal("conversion returned no object"))
     }
 
-    /// Whether an object that stays as it is would be stored just as it is stored.
+    /// Whether the object, written without changes, would be stored with the same bytes.
     pub fn is_stored_current(&self, row: &'static Resource, object: &Object) -> bool {
         row.custom.is_none_or(|crd| {
             let definition = crd.definition();
@@ -83,12 +83,12 @@ impl Server {
     }
 }
 
-/// The version that the stored bytes are in.
+/// The version of the stored bytes.
 fn version_of(object: &Object) -> &str {
     object.api_version().rsplit('/').next().unwrap_or_default()
 }
 
-/// What the schema of the version an object is stored in, as it is now, makes of it.
+/// A stored object after pruning and defaulting by the current schema of its version.
 enum NormalizedObject {
     Unchanged,
     Changed(Value),
@@ -118,7 +118,7 @@ fn replace_value(object: &Object, value: Value) -> Result<Arc<Object>, Status> {
     new_object.map(Arc::new).map_err(Status::internal)
 }
 
-/// Brings objects, none of which is in it, to another version of their kind.
+/// Converts objects to another version. None of them may be in it already.
 async fn convert(
     server: &Server,
     definition: &Definition,

@@ -1,4 +1,4 @@
-//! Conversion by webhook: objects go out in a ConversionReview and come back in another version.
+//! Conversion of custom resources by webhook: ConversionReview.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use serde_json::{Map, Value, json};
 use crate::server::Server;
 use crate::webhook_client::WebhookClient;
 
-/// How long a webhook may take.
+/// Timeout of a conversion request.
 const CONVERSION_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many objects it is sent at once.
+/// Objects per ConversionReview.
 const MAX_OBJECTS_PER_REVIEW: usize = 500;
 
-/// The webhooks of definitions, with the connections to them, by the names of the definitions.
+/// Clients of conversion webhooks by name of the definition. The serial number detects a changed
+/// definition.
 #[derive(Default)]
 pub struct ConversionWebhooks(Mutex<HashMap<String, (u32, Arc<ConversionWebhook>)>>);
 
 struct ConversionWebhook {
     client: Result<WebhookClient, String>,
-    /// The version of the review the webhook wants; `None` if it wants none that is known.
+    /// The ConversionReview version; `None` if the webhook accepts no supported one.
     version: Option<&'static str>,
 }
 
@@ -52,7 +53,7 @@ impl ConversionWebhooks {
     }
 }
 
-/// Brings objects to another version of their kind, all of which are in others.
+/// Converts objects to another version of their kind. None of them may be in it already.
 pub async fn convert(
     server: &Server,
     definition: &Definition,
@@ -132,7 +133,8 @@ async fn call_webhook(
     }
 }
 
-/// Only labels and annotations of the metadata may have changed.
+/// Checks a converted object. Of its metadata, only labels and annotations may change; the rest is
+/// restored.
 fn validate_converted(before: &Value, after: &mut Value, desired_version: &str) -> Result<(), String> {
     if after.text("apiVersion") != desired_version {
         let found = after.text("apiVersion");

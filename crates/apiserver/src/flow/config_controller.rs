@@ -1,5 +1,8 @@
-//! Keeps the table of flows in step with its objects, the objects with the defaults, and the seats with
-//! their use. Sleeps until an object changes or somebody finds no seat.
+//! The controller of flow control: applies the configuration objects, reconciles the default
+//! objects, and reallocates seats while there is contention. Idle until an object changes or a
+//! request finds no seat.
+//!
+//! Upstream: `configController` in `flowcontrol/apf_controller.go`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +25,14 @@ use crate::write::WriteOptions;
 const PRIORITY_LEVELS_RESOURCE: &str = "prioritylevelconfigurations";
 const FLOW_SCHEMAS_RESOURCE: &str = "flowschemas";
 const FIELD_MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
-/// How often seats are divided anew while there are too few.
+/// How often seats are reallocated while there is contention.
 const BORROWING_UPDATE_INTERVAL: Duration = Duration::from_secs(10);
-/// After so many periods in which everybody found a seat, seats are as at first again.
+/// After this many periods without contention, seats return to their nominal allocation.
 const MAX_IDLE_PERIOD_COUNT: u32 = 30;
-/// How soon a write that failed is tried again.
+/// The delay before a failed write is retried.
 const WRITE_RETRY: Duration = Duration::from_secs(1);
 
-/// Makes the objects every cluster has, and takes in what there is.
+/// Creates the default objects and applies the existing ones.
 pub async fn ensure_defaults(server: &Server) -> Result<(), Status> {
     ensure_all(server).await?;
     server.wait_until_fresh(crate::options::ResourceVersionMatch::MostRecent).await?;
@@ -40,7 +43,7 @@ pub async fn ensure_defaults(server: &Server) -> Result<(), Status> {
     Ok(())
 }
 
-/// Whether the server cannot do without the object.
+/// Whether the object is mandatory: it is recreated and its changes are reverted.
 pub fn is_mandatory(object: &Value) -> bool {
     matches!(object.at("metadata").text("name"), "exempt" | "catch-all")
 }
@@ -52,7 +55,7 @@ async fn ensure_all(server: &Server) -> Result<(), Status> {
     defaults::ensure(server, FLOW_SCHEMAS_RESOURCE, &defaults::schemas(), &schemas).await
 }
 
-/// Until told to stop.
+/// Runs the controller until shutdown.
 pub async fn run(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     let mut levels = server.shard(row(PRIORITY_LEVELS_RESOURCE)).subscribe();
     let mut schemas = server.shard(row(FLOW_SCHEMAS_RESOURCE)).subscribe();
@@ -85,7 +88,7 @@ pub async fn run(server: Arc<Server>, mut shutdown: watch::Receiver<bool>) {
     }
 }
 
-/// Takes in the objects and puts them right; when to try again where that failed.
+/// Applies the objects and reconciles them. Returns when to retry if a write failed.
 pub(super) async fn sync(server: &Server) -> Option<Instant> {
     let (levels, schemas) =
         (objects(server, PRIORITY_LEVELS_RESOURCE), objects(server, FLOW_SCHEMAS_RESOURCE));
@@ -98,7 +101,7 @@ pub(super) async fn sync(server: &Server) -> Option<Instant> {
             .map(|(name, condition)| update_dangling_condition(server, name, condition)),
     );
     let failed = condition_updates.await.into_iter().chain([ensure_result]).filter_map(Result::err).next()?;
-    tracing::warn!(error = failed.message, "cannot write the objects of flow control, trying again");
+    tracing::warn!(error = failed.message, "failed to write flow control objects, will retry");
     Some(Instant::now() + WRITE_RETRY)
 }
 
@@ -106,7 +109,7 @@ fn objects(server: &Server, plural: &str) -> Vec<Value> {
     server.shard(row(plural)).snapshot("", 0).objects.iter().map(|object| object.value()).collect()
 }
 
-/// The condition a schema should have and has not: whether its level is there.
+/// The Dangling condition of a schema if it must change: whether the priority level exists.
 fn dangling_condition(schema: &Value, levels: &[Value]) -> Option<(String, Value)> {
     let level = schema.at("spec").at("priorityLevelConfiguration").text("name");
     let found = levels.iter().any(|object| object.at("metadata").text("name") == level);

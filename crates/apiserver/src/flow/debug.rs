@@ -1,4 +1,4 @@
-//! What flow control tells about itself, under upstream's names.
+//! The metrics of flow control, named as upstream's.
 
 use std::fmt::Write as _;
 
@@ -17,25 +17,51 @@ impl FlowControl {
         };
         type GaugeFn = fn(&LevelState) -> f64;
         let gauge_metrics: [(&str, &str, GaugeFn); 11] = [
-            ("nominal_limit_seats", "Seats of each level by its shares.", |s| s.bounds.nominal as f64),
-            ("lower_limit_seats", "The fewest seats of each level.", |s| s.bounds.min as f64),
-            ("upper_limit_seats", "The most seats of each level.", |s| s.bounds.max as f64),
-            ("current_limit_seats", "Seats of each level now.", |s| s.queues.limit() as f64),
-            ("request_concurrency_limit", "Seats of each level by its shares.", |s| s.bounds.nominal as f64),
-            ("target_seats", "Seats each level was judged to need.", |s| s.grant.target),
-            ("demand_seats_high_watermark", "The most seats each level could use in the last period.", |s| {
-                s.usage.last_period.max
-            }),
-            ("demand_seats_average", "Seats each level could use in the last period, on average.", |s| {
-                s.usage.last_period.average
-            }),
-            ("demand_seats_stdev", "The standard deviation of that.", |s| s.usage.last_period.deviation),
-            ("demand_seats_smoothed", "Seats each level could use, over a longer time.", |s| {
-                s.usage.smoothed
-            }),
+            (
+                "nominal_limit_seats",
+                "Nominal number of execution seats configured for each priority level",
+                |s| s.bounds.nominal as f64,
+            ),
+            (
+                "lower_limit_seats",
+                "Configured lower bound on number of execution seats available to each priority level",
+                |s| s.bounds.min as f64,
+            ),
+            (
+                "upper_limit_seats",
+                "Configured upper bound on number of execution seats available to each priority level",
+                |s| s.bounds.max as f64,
+            ),
+            (
+                "current_limit_seats",
+                "current derived number of execution seats available to each priority level",
+                |s| s.queues.limit() as f64,
+            ),
+            (
+                "request_concurrency_limit",
+                "Nominal number of execution seats configured for each priority level",
+                |s| s.bounds.nominal as f64,
+            ),
+            ("target_seats", "Seat allocation targets", |s| s.grant.target),
+            (
+                "demand_seats_high_watermark",
+                "High watermark, over last adjustment period, of demand_seats",
+                |s| s.usage.last_period.max,
+            ),
+            (
+                "demand_seats_average",
+                "Time-weighted average, over last adjustment period, of demand_seats",
+                |s| s.usage.last_period.average,
+            ),
+            (
+                "demand_seats_stdev",
+                "Time-weighted standard deviation, over last adjustment period, of demand_seats",
+                |s| s.usage.last_period.deviation,
+            ),
+            ("demand_seats_smoothed", "Smoothed seat demands", |s| s.usage.smoothed),
             (
                 "request_dispatch_no_accommodation_total",
-                "How often the next in turn found too few seats.",
+                "Number of times a dispatch attempt resulted in a non accommodation due to lack of available seats",
                 |s| s.queues.counts.failed_dispatch_count as f64,
             ),
         ];
@@ -50,17 +76,57 @@ impl FlowControl {
                 );
             }
         }
-        head(out, "seat_fair_frac", "gauge", "The fraction of its target every level can have.");
+        head(
+            out,
+            "seat_fair_frac",
+            "gauge",
+            "Fair fraction of server's concurrency to allocate to each priority level that can use it",
+        );
         let _ = writeln!(out, "apiserver_flowcontrol_seat_fair_frac {}", *self.fair_fraction.lock());
         type CounterFn = fn(&SchemaMetrics) -> u64;
         let counter_metrics: [(&str, &str, &str, CounterFn); 7] = [
-            ("dispatched_requests_total", "counter", "Requests that were let run.", |t| t.started_total),
-            ("current_inqueue_requests", "gauge", "Requests that wait.", |t| t.waiting),
-            ("current_inqueue_seats", "gauge", "Seats that are waited for.", |t| t.waiting_seats),
-            ("current_executing_requests", "gauge", "Requests that run.", |t| t.running),
-            ("current_executing_seats", "gauge", "Seats that are taken.", |t| t.running_seats),
-            ("request_concurrency_in_use", "gauge", "Seats that are taken.", |t| t.running_seats),
-            ("rejected_requests_total", "counter", "Requests that were refused.", |_| 0),
+            (
+                "dispatched_requests_total",
+                "counter",
+                "Number of requests executed by API Priority and Fairness subsystem",
+                |t| t.started_total,
+            ),
+            (
+                "current_inqueue_requests",
+                "gauge",
+                "Number of requests currently pending in queues of the API Priority and Fairness subsystem",
+                |t| t.waiting,
+            ),
+            (
+                "current_inqueue_seats",
+                "gauge",
+                "Number of seats currently pending in queues of the API Priority and Fairness subsystem",
+                |t| t.waiting_seats,
+            ),
+            (
+                "current_executing_requests",
+                "gauge",
+                "Number of requests in initial (for a WATCH) or any (for a non-WATCH) execution stage in the API Priority and Fairness subsystem",
+                |t| t.running,
+            ),
+            (
+                "current_executing_seats",
+                "gauge",
+                "Concurrency (number of seats) occupied by the currently executing (initial stage for a WATCH, any stage otherwise) requests in the API Priority and Fairness subsystem",
+                |t| t.running_seats,
+            ),
+            (
+                "request_concurrency_in_use",
+                "gauge",
+                "Concurrency (number of seats) occupied by the currently executing (initial stage for a WATCH, any stage otherwise) requests in the API Priority and Fairness subsystem",
+                |t| t.running_seats,
+            ),
+            (
+                "rejected_requests_total",
+                "counter",
+                "Number of requests rejected by API Priority and Fairness subsystem",
+                |_| 0,
+            ),
         ];
         for (name, kind, help, of) in counter_metrics {
             head(out, name, kind, help);
@@ -84,33 +150,47 @@ impl FlowControl {
         }
         type HistogramFn = fn(&SchemaMetrics, &str, &str, &mut String);
         let histogram_metrics: [(&str, &str, HistogramFn); 5] = [
-            ("request_wait_duration_seconds", "How long requests waited.", |metrics, name, labels, out| {
-                for (execute, wait_seconds) in ["false", "true"].iter().zip(&metrics.wait_seconds) {
-                    wait_seconds.print(name, &format!("{labels},execute=\"{execute}\""), out);
-                }
-            }),
-            ("request_execution_seconds", "How long requests ran.", |metrics, name, labels, out| {
-                for (kind, execution_seconds) in ["regular", "watch"].iter().zip(&metrics.execution_seconds) {
-                    execution_seconds.print(name, &format!("{labels},type=\"{kind}\""), out);
-                }
-            }),
+            (
+                "request_wait_duration_seconds",
+                "Length of time a request spent waiting in its queue",
+                |metrics, name, labels, out| {
+                    for (execute, wait_seconds) in ["false", "true"].iter().zip(&metrics.wait_seconds) {
+                        wait_seconds.print(name, &format!("{labels},execute=\"{execute}\""), out);
+                    }
+                },
+            ),
+            (
+                "request_execution_seconds",
+                "Duration of initial stage (for a WATCH) or any (for a non-WATCH) stage of request execution in the API Priority and Fairness subsystem",
+                |metrics, name, labels, out| {
+                    for (kind, execution_seconds) in
+                        ["regular", "watch"].iter().zip(&metrics.execution_seconds)
+                    {
+                        execution_seconds.print(name, &format!("{labels},type=\"{kind}\""), out);
+                    }
+                },
+            ),
             (
                 "work_estimated_seats",
-                "How many seats requests were thought to need.",
+                "Number of estimated seats (maximum of initial and final seats) associated with requests in API Priority and Fairness",
                 |metrics, name, labels, out| {
                     metrics.estimated_seats.print(name, labels, out);
                 },
             ),
             (
                 "request_queue_length_after_enqueue",
-                "How many were in the queue.",
+                "Length of queue in the API Priority and Fairness subsystem, as seen by each request after it is enqueued",
                 |metrics, name, labels, out| {
                     metrics.queue_lengths.print(name, labels, out);
                 },
             ),
-            ("watch_count_samples", "How many watched what was changed.", |metrics, name, labels, out| {
-                metrics.watchers.print(name, labels, out);
-            }),
+            (
+                "watch_count_samples",
+                "count of watchers for mutating requests in API Priority and Fairness",
+                |metrics, name, labels, out| {
+                    metrics.watchers.print(name, labels, out);
+                },
+            ),
         ];
         for (name, help, print) in histogram_metrics {
             head(out, name, "histogram", help);

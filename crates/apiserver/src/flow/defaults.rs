@@ -1,7 +1,8 @@
-//! The FlowSchemas and PriorityLevelConfigurations every cluster has, and keeping them as they should be.
+//! The default FlowSchemas and PriorityLevelConfigurations, and their reconciliation.
 //!
-//! Two of each are mandatory: whoever changes them finds them put right. The others are suggestions that
-//! follow the server's version for as long as their annotation says so. What is deleted comes back.
+//! Two of each are mandatory: changes to them are reverted. The others are suggested: they follow
+//! the server's version while their auto-update annotation is true. Deleted objects are created
+//! again. Upstream: `flowcontrol/bootstrap` and `flowcontrol/ensurer`.
 
 use api::json::JsonExt as _;
 use api::{Resource, Status};
@@ -18,7 +19,7 @@ const AUTO_UPDATE_ANNOTATION: &str = "apf.kubernetes.io/autoupdate-spec";
 const FIELD_MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
 const MANDATORY_NAMES: [&str; 2] = ["exempt", "catch-all"];
 
-/// Name, shares, percentage that can be lent; number of queues and size of a hand.
+/// Name, shares and lendable percent; number of queues and hand size.
 type DefaultLevel = (&'static str, u64, u64, Option<(u64, u64)>);
 const DEFAULT_LEVELS: [DefaultLevel; 7] = [
     ("catch-all", 5, 0, None),
@@ -35,7 +36,7 @@ struct DefaultFlowSchema {
     name: &'static str,
     level: &'static str,
     precedence: u64,
-    /// What tells its flows apart.
+    /// The type of the flow distinguisher.
     distinguisher: &'static str,
     /// `Group name`, `User name`, `ServiceAccount namespace/name`.
     subjects: &'static [&'static str],
@@ -45,7 +46,7 @@ struct DefaultFlowSchema {
 enum RuleScope {
     Everything,
     NonResourcePaths(&'static [&'static str]),
-    /// Verbs, group, resources, whether also those in no namespace.
+    /// Verbs, group, resources, and whether the rule has cluster scope.
     Resources(&'static [(&'static [&'static str], &'static str, &'static [&'static str], bool)]),
 }
 
@@ -161,7 +162,7 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
     object
 }
 
-/// The default PriorityLevelConfigurations.
+/// The default PriorityLevelConfigurations, exempt first.
 pub fn levels() -> Vec<Value> {
     let own = json!({"nominalConcurrencyShares": 0, "lendablePercent": 0});
     let exempt = object("PriorityLevelConfiguration", "exempt", json!({"type": "Exempt", "exempt": own}));
@@ -236,11 +237,11 @@ fn subject(text: &str) -> Value {
 
 pub fn row(plural: &str) -> &'static Resource {
     api::resource_table::find_resource(GROUP, "v1", plural)
-        .expect("the kinds of flow control are in the table")
+        .expect("flow control resources are in the resource table")
 }
 
-/// Makes what is missing, puts right what is not as it should be, and removes what no version wants any
-/// more. `found` are the objects there are.
+/// Creates missing objects, updates those that differ and deletes obsolete defaults that still
+/// auto-update. `found` are the existing objects.
 pub async fn ensure(server: &Server, plural: &str, desired: &[Value], found: &[Value]) -> Result<(), Status> {
     let collection = Target::collection(row(plural), "");
     let options = WriteOptions { manager: FIELD_MANAGER.into(), ..WriteOptions::internal(Timestamp::now()) };
@@ -261,7 +262,7 @@ pub async fn ensure(server: &Server, plural: &str, desired: &[Value], found: &[V
                 }
             };
             match done {
-                // Somebody else was quicker; what they did is looked at when the cache knows of it.
+                // A concurrent writer was faster. The next cache event reconciles the object again.
                 Err(status) if matches!(status.code, 404 | 409) => Ok(()),
                 spec_differs => spec_differs,
             }
@@ -280,7 +281,7 @@ pub async fn ensure(server: &Server, plural: &str, desired: &[Value], found: &[V
     Ok(())
 }
 
-/// Whether the object says that it follows the server; `None` where it says nothing clear.
+/// The value of the auto-update annotation; `None` if it is missing or not a boolean.
 fn auto_update(object: &Value) -> Option<bool> {
     match object.at("metadata").at("annotations").text(AUTO_UPDATE_ANNOTATION) {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -289,16 +290,16 @@ fn auto_update(object: &Value) -> Option<bool> {
     }
 }
 
-/// The object as it should be, where it is not.
+/// The updated object; `None` if it needs no update.
 fn updated_object(found: &Value, desired: &Value) -> Option<Value> {
     let metadata = found.at("metadata");
     let name = metadata.text("name");
     let mandatory = MANDATORY_NAMES.contains(&name);
-    // Without a word, an object nobody has changed is still the server's.
+    // Without an annotation, generation 1 means that no user has changed the spec.
     let follows_server = mandatory || auto_update(found).unwrap_or(metadata.int("generation") == Some(1));
     let mut spec = desired.at("spec").clone();
     if name == "exempt" && found.at("spec").has("exempt") {
-        // How much it may lend is for the administrator to say.
+        // Administrators own the shares and lendable percent of the exempt level.
         for field in ["nominalConcurrencyShares", "lendablePercent"] {
             let own = found.at("spec").at("exempt").at(field).clone();
             spec.object_mut("exempt").insert(field.into(), own);
@@ -339,7 +340,7 @@ mod tests {
         });
         assert_eq!(summary.as_deref(), expected);
         if let Some(after) = after {
-            assert_eq!(updated_object(&after, &desired), None, "nothing is left to do");
+            assert_eq!(updated_object(&after, &desired), None, "a second update changes nothing");
         }
     }
 
@@ -357,7 +358,7 @@ mod tests {
             },
             None,
         );
-        // Whoever removed the annotation after changing the object means to keep it.
+        // A changed object without the annotation belongs to the user.
         check(
             |object| {
                 annotate(object, "what?");

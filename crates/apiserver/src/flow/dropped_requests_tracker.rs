@@ -1,11 +1,12 @@
-//! When the refused shall come again: the longer, the more have been refused lately.
+//! The Retry-After of rejected requests, which grows with the number of recently rejected ones.
+//! Upstream: `droppedRequestsTracker`.
 
 use std::collections::VecDeque;
 
-/// The most seconds anybody is told to wait.
+/// The largest Retry-After in seconds.
 const MAX_RETRY_AFTER_SECONDS: u64 = 32;
 
-/// How many requests of a level were refused in each of the last seconds.
+/// How many requests of a level were rejected in each of the last seconds.
 #[derive(Debug)]
 pub struct DroppedRequestsTracker {
     history: VecDeque<(u64, u64)>,
@@ -28,7 +29,7 @@ impl Default for DroppedRequestsTracker {
 }
 
 impl DroppedRequestsTracker {
-    /// One more is refused in this second; after how many it may come again.
+    /// Counts a rejected request in this second and returns its Retry-After in seconds.
     pub fn record_dropped_request(&mut self, second: u64) -> u64 {
         if self.second == second {
             self.count += 1;
@@ -44,8 +45,8 @@ impl DroppedRequestsTracker {
         self.retry_after
     }
 
-    /// Doubles where many were refused in the time the last were told to wait, and shrinks by one where few
-    /// were, as TCP does.
+    /// Doubles the Retry-After if many requests were rejected within it, and decrements it if few
+    /// were: multiplicative increase, additive decrease.
     fn adjust(&mut self, now: u64) {
         let recent =
             self.history.iter().filter(|(at, _)| now.saturating_sub(*at) <= self.retry_after && *at < now);

@@ -1,6 +1,6 @@
-//! FlowSchemas as requests meet them: parsed, in order, each pointing at its level.
+//! Parsed FlowSchemas in order of precedence, each with its priority level.
 //!
-//! Made anew whenever one of the objects changes; a request only compares strings.
+//! Rebuilt whenever a configuration object changes; classifying a request only compares strings.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use crate::access::User;
 use crate::rbac::Attributes;
 
 pub struct FlowSchemaTable {
-    /// By precedence, then by name; the last one takes everything.
+    /// By precedence, then by name. The last one matches everything.
     pub schemas: Vec<Arc<FlowSchemaEntry>>,
 }
 
-/// A FlowSchema, and where the requests it matches go.
+/// A FlowSchema and the priority level of the requests that it matches.
 pub struct FlowSchemaEntry {
     pub rules: FlowSchemaSpec,
     pub uid: HeaderValue,
     pub level: Arc<PriorityLevel>,
     pub level_uid: HeaderValue,
-    /// Where the level counts what this schema sends it.
+    /// The index of this schema's metrics in its level.
     pub metrics_index: usize,
-    /// The most seats one request may take.
+    /// The most seats that one request may take.
     pub max_seats: u64,
 }
 
-/// What a FlowSchema says.
+/// The parsed spec of a FlowSchema.
 #[derive(Debug, PartialEq)]
 pub struct FlowSchemaSpec {
     pub name: String,
@@ -60,7 +60,7 @@ enum Subject {
     Any,
     User(String),
     Group(String),
-    /// What the names of all accounts of a namespace begin with.
+    /// The user name prefix of all service accounts of a namespace.
     ServiceAccounts(String),
 }
 
@@ -79,7 +79,7 @@ struct NonResourceRule {
     paths: Vec<String>,
 }
 
-/// Some words, or all.
+/// A list of names, or `*`.
 #[derive(Debug, PartialEq)]
 enum WildcardList {
     All,
@@ -87,7 +87,7 @@ enum WildcardList {
 }
 
 impl FlowSchemaTable {
-    /// Where a request belongs.
+    /// The first schema that matches, or the last one.
     pub fn find_schema(&self, user: &User, attributes: &Attributes<'_>) -> Option<&Arc<FlowSchemaEntry>> {
         self.schemas.iter().find(|schema| schema.rules.matches(user, attributes)).or(self.schemas.last())
     }
@@ -203,7 +203,7 @@ impl WildcardList {
         }
     }
 
-    /// As `has`, for `resource/subresource`.
+    /// Like `has`, for `resource/subresource`.
     fn has_resource(&self, resource: &str, subresource: &str) -> bool {
         let is = |word: &String| match word.split_once('/') {
             Some(parts) => parts == (resource, subresource),
@@ -216,7 +216,7 @@ impl WildcardList {
     }
 }
 
-/// A rule's path covers itself and everything below it.
+/// A rule's path matches itself and everything below it.
 fn covers(rule: &str, path: &str) -> bool {
     if rule == "*" || rule == path {
         return true;
@@ -230,8 +230,8 @@ fn string_values(items: &[Value]) -> Vec<String> {
     items.iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// What a PriorityLevelConfiguration says: its share, and how its requests wait. `None` where it makes no
-/// sense, which the kind's rules do not let through.
+/// The concurrency shares and queuing configuration of a PriorityLevelConfiguration. `None` for a
+/// spec that validation rejects.
 pub fn parse_priority_level(object: &Value) -> Option<(ConcurrencyShares, QueuingConfig)> {
     let spec = object.at("spec");
     let count = |value: &Value, name: &str| u64::try_from(value.int(name).unwrap_or(0)).unwrap_or(0);
@@ -284,7 +284,7 @@ mod tests {
         User { name: name.into(), groups, ..User::default() }
     }
 
-    /// Asks as `get pods/log @ group in namespace` or `get /path`.
+    /// Parses `get pods/log @ group in namespace` or `get /path`.
     fn parse_attributes(text: &str) -> Attributes<'_> {
         let (verb, what) = text.split_once(' ').unwrap();
         if what.starts_with('/') {

@@ -1,6 +1,7 @@
-//! How many seats a level could use, over time: average, spread and peak of the last period.
+//! Integrates a level's seat demand over time: average, standard deviation and maximum of a period.
+//! Upstream: `integrator` in `flowcontrol/fairqueuing`.
 
-/// The integrals of a value over the time since the last look.
+/// The integrals of a value over the time since the last reset.
 #[derive(Clone, Copy, Debug)]
 pub struct Integrator {
     value: f64,
@@ -11,13 +12,13 @@ pub struct Integrator {
     max: f64,
 }
 
-/// What was seen in a period.
+/// The statistics of one period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct IntegratorResults {
     pub average: f64,
     pub deviation: f64,
     pub max: f64,
-    /// A period of no length says nothing but its peak.
+    /// With a period of zero length, only the maximum is meaningful.
     pub seconds: f64,
 }
 
@@ -32,7 +33,7 @@ impl Integrator {
         self.max = self.max.max(self.value);
     }
 
-    /// Ends a period and begins the next.
+    /// Ends a period and starts the next.
     pub fn reset(&mut self, now: u64) -> IntegratorResults {
         self.advance(now);
         let mut results =
@@ -69,7 +70,7 @@ mod tests {
         let results = integrator.reset(4 * second);
         assert_eq!((results.average, results.max, results.seconds), (12.5, 30.0, 4.0));
         assert!((results.deviation - 68.75f64.sqrt()).abs() < 1e-9, "{results:?}");
-        // The next begins where this one ended.
+        // The next period starts where this one ended.
         let results = integrator.reset(5 * second);
         assert_eq!((results.average, results.deviation, results.max), (20.0, 0.0, 20.0));
         assert_eq!(

@@ -1,8 +1,8 @@
-//! What a level counts for each of its FlowSchemas, for `/metrics`.
+//! The metrics of a priority level for each of its FlowSchemas.
 
 use std::fmt::Write as _;
 
-/// One schema's requests at one level.
+/// The requests of one FlowSchema at one priority level.
 pub struct SchemaMetrics {
     pub schema: String,
     pub started_total: u64,
@@ -11,16 +11,16 @@ pub struct SchemaMetrics {
     pub waiting_seats: u64,
     pub running: u64,
     pub running_seats: u64,
-    /// How long the refused and the others waited.
+    /// Queue times of rejected and of executed requests.
     pub wait_seconds: [Histogram<13>; 2],
-    /// How long requests ran, and how long watches took to begin.
+    /// Execution times of requests, and initialization times of watches.
     pub execution_seconds: [Histogram<13>; 2],
     pub estimated_seats: Histogram<8>,
     pub queue_lengths: Histogram<8>,
     pub watchers: Histogram<6>,
 }
 
-/// Why a request is refused, in the words of the metrics.
+/// Values of the `reason` label for rejected requests.
 pub const REJECTION_REASONS: [&str; 3] = ["concurrency-limit", "queue-full", "time-out"];
 const DURATION_BUCKETS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 const SEAT_BUCKETS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0];
@@ -46,7 +46,7 @@ impl SchemaMetrics {
     }
 }
 
-/// How many values were at most as large as each bound and larger than the one before.
+/// Counts per bucket: values up to its upper bound and above the previous one.
 #[derive(Clone)]
 pub struct Histogram<const N: usize> {
     bounds: &'static [f64; N],
@@ -68,7 +68,7 @@ impl<const N: usize> Histogram<N> {
         }
     }
 
-    /// Prints the lines of one series, unless there is nothing to tell.
+    /// Writes the lines of one series. Writes nothing if it has no values.
     pub fn print(&self, name: &str, labels: &str, out: &mut String) {
         let mut below = 0;
         let all: u64 = self.counts.iter().sum::<u64>() + self.overflow;

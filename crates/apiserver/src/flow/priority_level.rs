@@ -1,6 +1,7 @@
-//! A priority level at work: requests come in, wait without polling, take their seats and give them back.
+//! The runtime state of a priority level: requests start, wait without polling, and release their
+//! seats.
 //!
-//! One lock, held for as long as `queues` needs to decide and to count.
+//! One lock per level, held only while `queue_set` decides and counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use super::seat_allocation::{ConcurrencyLimits, ConcurrencyShares, SeatAllocatio
 pub struct PriorityLevel {
     pub name: String,
     clock: Instant,
-    /// Told when somebody finds no seat, so that seats are divided anew.
+    /// Notified when a request finds no seat, so that the controller reallocates seats.
     seat_contention: Arc<Notify>,
     state: Mutex<LevelState>,
 }
@@ -36,21 +37,21 @@ pub struct LevelState {
     dropped_requests: DroppedRequestsTracker,
 }
 
-/// What a request is to its level.
+/// A request as its priority level sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct LevelRequest {
-    /// Of the schema that sent it.
+    /// The index of the schema's metrics.
     pub metrics_index: usize,
-    /// Which flow it belongs to.
+    /// The hash of the request's flow.
     pub flow: u64,
     pub work: WorkEstimate,
-    /// Only the beginning of a watch takes seats.
+    /// A watch takes seats only while it initializes.
     pub watch: bool,
-    /// Who will be told of the change, where it is one.
+    /// The number of watches that receive the change; `None` for reads.
     pub watchers: Option<usize>,
 }
 
-/// Seconds after which a refused request may come again.
+/// The seconds after which the client of a rejected request may retry.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub retry_after: u64,
@@ -62,14 +63,14 @@ pub enum SeatDecision {
     Rejected(Rejection),
 }
 
-/// Seats taken, until dropped.
+/// Seats of an executing request, released on drop.
 pub struct SeatGuard {
     level: Arc<PriorityLevel>,
     request: LevelRequest,
     running_request: Option<RunningRequest>,
 }
 
-/// A place in a queue, until dropped.
+/// A queued request, removed from its queue on drop.
 pub struct QueuedRequest {
     level: Arc<PriorityLevel>,
     request: LevelRequest,
@@ -111,7 +112,7 @@ impl PriorityLevel {
         self.clock.elapsed().as_nanos() as u64
     }
 
-    /// Where a schema's requests are counted.
+    /// The index of the metrics of a schema, added if it is new.
     pub fn metrics_index(&self, schema: &str) -> usize {
         let schema_metrics = &mut self.state.lock().schema_metrics;
         let found = schema_metrics.iter().position(|metrics| metrics.schema == schema);
@@ -121,7 +122,7 @@ impl PriorityLevel {
         })
     }
 
-    /// Sets how many may run; those for whom there is room now start.
+    /// Sets the number of seats. Queued requests that fit now are started.
     pub fn configure(&self, shape: QueuingConfig, seats: u64) {
         let mut state = self.state.lock();
         let mut started = Vec::new();
@@ -129,7 +130,7 @@ impl PriorityLevel {
         state.notify_started(started);
     }
 
-    /// Ends a period of watching how many seats could be used.
+    /// Ends a measurement period of the seat demand.
     pub fn observe(&self) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -137,7 +138,7 @@ impl PriorityLevel {
         state.usage.update(results);
     }
 
-    /// Forgets what is known about the use of seats.
+    /// Discards the measured use of seats.
     pub fn reset_usage(&self) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -182,7 +183,7 @@ impl PriorityLevel {
                 state.notify_started(started);
                 drop(state);
                 self.seat_contention.notify_one();
-                let started = receiver.expect("whoever waits was given a ticket");
+                let started = receiver.expect("a queued request has a start channel");
                 SeatDecision::Queued(QueuedRequest {
                     level: self.clone(),
                     request,
@@ -232,6 +233,7 @@ impl PriorityLevel {
         drop(state);
         let Some(running_request) = delayed else { return };
         let (level, metrics) = (self.clone(), request.metrics_index);
+        // Final seats stay in use for the additional latency after the response, as upstream.
         let release = move || {
             let mut started = Vec::new();
             let mut state = level.state.lock();
@@ -251,11 +253,11 @@ impl PriorityLevel {
 }
 
 impl LevelState {
-    /// Lets those run whose turn it is. Their tickets are handed over under the lock, so that whoever gives
-    /// up finds either themselves still waiting or their ticket.
+    /// Starts queued requests. The sender fires under the level's lock, so that a request that
+    /// gives up is either still in its queue or finds the message in its channel.
     fn notify_started(&mut self, started: Vec<StartedRequest<StartSender>>) {
         for StartedRequest { ticket, request: place } in started {
-            // Nobody drops a receiver without having left the queue.
+            // The receiver is dropped only after its request has left the queue.
             let _ = ticket.send(place);
         }
     }
@@ -277,7 +279,8 @@ impl QueuedRequest {
         self.finish_wait(slot, started.ok().and_then(Result::ok))
     }
 
-    /// The seat that was given, or what comes of giving up.
+    /// The seats of the started request, or a rejection. Resolves the race between start and
+    /// timeout under the lock.
     fn finish_wait(
         &mut self,
         slot: QueueSlot,
@@ -287,7 +290,7 @@ impl QueuedRequest {
         let mut state = self.level.state.lock();
         let running_request = started_request.or_else(|| match state.queues.cancel(now, slot) {
             Some(_) => None,
-            // It was given at the last moment.
+            // The request was started just before it was canceled.
             None => self.started.try_recv().ok(),
         });
         let wait_seconds = now.saturating_sub(self.since) as f64 * 1e-9;
@@ -307,7 +310,7 @@ impl QueuedRequest {
 impl Drop for QueuedRequest {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            // The client is gone; where a seat was just given, it is given back.
+            // The client is gone. Seats that were assigned in the meantime are released.
             drop(self.finish_wait(slot, None));
         }
     }

@@ -1,73 +1,79 @@
-//! Who runs next at one priority level: fair queuing, decided purely. Time is an argument, in nanoseconds.
+//! Fair queuing for one priority level. Pure state: time is an argument, in nanoseconds.
 //!
-//! Each flow is dealt a small hand of queues and joins the one with the least work waiting, so that two
-//! flows seldom share all of theirs. Queues take turns by virtual time: a meter advances as fast as the
-//! level's seats divided by the queues in use, each queue remembers where on that meter its next request
-//! would start, and the request that would end first goes first. A request's length is guessed when it
-//! starts and put right when it ends.
+//! Shuffle sharding deals each flow a small hand of queues, of which it joins the one with the
+//! least work waiting, so that two flows seldom share all of their queues. Queues are served by
+//! virtual time: it advances at the rate of the level's seats in use divided by the number of
+//! active queues. Each queue remembers the virtual time at which its next request would start, and
+//! the request that would finish first is dispatched first. The service time of a request is
+//! estimated when it starts and corrected when it finishes.
 //!
-//! A queue exists only while somebody waits in it or runs from it: an idle one remembers nothing.
+//! A queue exists only while requests wait in it or execute from it; idle queues have no state.
+//!
+//! Upstream: `flowcontrol/fairqueuing/queueset`.
 
 use std::collections::VecDeque;
 
 use super::integrator::Integrator;
 
-/// What a request is assumed to take until it has ended.
+/// The service time that is assumed for a request until it finishes.
 const ESTIMATED_SERVICE_NANOS: u64 = 3_000_000;
 
-/// One seat in so many is not for requests of several seats.
+/// One of this many seats is reserved for requests of a single seat.
 const SINGLE_SEAT_RESERVE_DIVISOR: u64 = 8;
 
-/// How the requests that do not run wait.
+/// How requests that cannot execute at once are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuingConfig {
-    /// Nobody waits, everybody runs; only counted.
+    /// No limit: every request executes and is only counted.
     Exempt,
-    /// Nobody waits: who finds no seat is refused.
+    /// No queues: a request without a free seat is rejected.
     Reject,
-    /// In one of `queues`, chosen from a hand of `hand` of them, at most `length` in each.
+    /// One of `queues` queues, chosen from a hand of `hand_size` of them, with at most
+    /// `queue_length_limit` requests each.
     Queue { queues: u64, hand_size: usize, queue_length_limit: usize },
 }
 
-/// How much room a request takes.
+/// The seats that a request takes. Upstream: `WorkEstimate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkEstimate {
-    /// While it runs.
+    /// While it executes.
     pub initial_seats: u64,
-    /// Afterwards, for `linger` nanoseconds: the server still has to tell watchers.
+    /// After it finishes, for `additional_latency` nanoseconds: the server still has to send watch
+    /// events.
     pub final_seats: u64,
     pub additional_latency: u64,
 }
 
-/// A running request's place, to be handed back with [`QueueSet::finish`].
+/// The seats of an executing request, to be returned with [`QueueSet::finish`].
 #[derive(Debug)]
 pub struct RunningRequest {
-    /// The number of the queue it came from.
+    /// The index of the queue it came from.
     queue: Option<u64>,
     pub work: WorkEstimate,
     pub started: u64,
 }
 
-/// A waiting request's place, to leave it with [`QueueSet::cancel`].
+/// Identifies a queued request for [`QueueSet::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSlot {
     queue: u64,
     id: u64,
 }
 
-/// What became of a new request.
+/// The decision about a new request.
 #[derive(Debug)]
 pub enum StartDecision {
     Execute(RunningRequest),
-    /// Its ticket comes back in a [`Started`]; how many wait in the queue, this one included.
+    /// The ticket is returned in a [`StartedRequest`]. Second: the length of the queue, including
+    /// this request.
     Enqueued(QueueSlot, usize),
-    /// There is no seat, and no queue to wait in.
+    /// There is no free seat, and the level has no queues.
     NoSeat,
-    /// There is no room in the queue either.
+    /// There is no free seat, and the queue is full.
     QueueFull,
 }
 
-/// A request that waited may now run.
+/// A queued request that starts to execute.
 #[derive(Debug)]
 pub struct StartedRequest<T> {
     pub ticket: T,
@@ -76,14 +82,14 @@ pub struct StartedRequest<T> {
 
 pub struct QueueSet<T> {
     config: QueuingConfig,
-    /// How many seats may be taken at once.
+    /// The concurrency limit in seats.
     limit: u64,
-    /// Those in use, by number.
+    /// The active queues, sorted by number.
     queues: Vec<Queue<T>>,
-    /// The meter of virtual time, in seats × nanoseconds for each queue.
+    /// The virtual time, in seats × nanoseconds per queue.
     virtual_time: i128,
     last_sync: u64,
-    /// The queue that had the last turn.
+    /// The queue that was dispatched from last.
     last_queue: u64,
     request_count: usize,
     last_id: u64,
@@ -91,27 +97,27 @@ pub struct QueueSet<T> {
     pub counts: QueueSetCounts,
 }
 
-/// What a level is busy with.
+/// The counts of waiting and executing requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueSetCounts {
     pub waiting: u64,
     pub waiting_seats: u64,
     pub running: u64,
-    /// Lingering ones included.
+    /// Includes requests in their additional latency.
     pub running_seats: u64,
-    /// Those of them that are taken one by one.
+    /// The part of `running_seats` that belongs to requests of a single seat.
     single_seat: u64,
-    /// How often the next in turn found too few seats.
+    /// How often a dispatch attempt found too few free seats.
     pub failed_dispatch_count: u64,
 }
 
 struct Queue<T> {
     number: u64,
     waiting: VecDeque<Waiter<T>>,
-    /// The work of all who wait here.
+    /// The total work of the queued requests.
     work: u128,
     running: u64,
-    /// Where on the meter the next request starts.
+    /// The virtual time at which the next request starts.
     next_dispatch: i128,
 }
 
@@ -119,7 +125,7 @@ struct Waiter<T> {
     id: u64,
     ticket: T,
     work: WorkEstimate,
-    /// Where the meter was.
+    /// The virtual time of the enqueue.
     enqueued_at: i128,
 }
 
@@ -128,7 +134,7 @@ impl WorkEstimate {
         WorkEstimate { initial_seats: seats, final_seats: 0, additional_latency: 0 }
     }
 
-    /// The seats taken from beginning to end.
+    /// The most seats that are in use at any time.
     pub fn max_seats(&self) -> u64 {
         self.initial_seats.max(self.final_seats)
     }
@@ -140,7 +146,7 @@ impl WorkEstimate {
 }
 
 impl<T> Queue<T> {
-    /// Nothing starts before it has arrived: a queue that used less than its share does not save it up.
+    /// A request cannot start before it was enqueued: an idle queue saves up no share.
     fn bound_next_dispatch(&mut self) {
         if let Some(oldest) = self.waiting.front() {
             self.next_dispatch = self.next_dispatch.max(oldest.enqueued_at);
@@ -168,7 +174,8 @@ impl<T> QueueSet<T> {
         }
     }
 
-    /// Sets how many may run and how the others wait; more seats may let some of them start.
+    /// Sets the concurrency limit and the queuing configuration. More seats may start queued
+    /// requests.
     pub fn configure(
         &mut self,
         config: QueuingConfig,
@@ -190,7 +197,7 @@ impl<T> QueueSet<T> {
         self.config
     }
 
-    /// A request of the flow with this hash comes; `ticket` is called if it has to wait.
+    /// A request of the flow with this hash arrives. `ticket` is called if the request is queued.
     pub fn start_request(
         &mut self,
         now: u64,
@@ -226,8 +233,8 @@ impl<T> QueueSet<T> {
         decision
     }
 
-    /// A running request has ended. What is returned is to be handed to [`QueueSet::release`] once the
-    /// request's `linger` is over.
+    /// An executing request finishes. If a request is returned, the caller passes it to
+    /// [`QueueSet::release`] after the request's `additional_latency`.
     pub fn finish(
         &mut self,
         now: u64,
@@ -240,6 +247,8 @@ impl<T> QueueSet<T> {
             let queue = &mut self.queues[at];
             queue.running -= 1;
             let elapsed = i128::from(now.saturating_sub(request.started));
+            // Replaces the estimated service time, which was added at the start, with the actual
+            // one.
             queue.next_dispatch -=
                 i128::from(request.work.initial_seats) * (i128::from(ESTIMATED_SERVICE_NANOS) - elapsed);
             queue.bound_next_dispatch();
@@ -254,13 +263,13 @@ impl<T> QueueSet<T> {
         Some(request)
     }
 
-    /// The seats of a request that lingered are free.
+    /// Releases the final seats of a request after its additional latency.
     pub fn release(&mut self, now: u64, request: RunningRequest, started: &mut Vec<StartedRequest<T>>) {
         self.sync(now);
         self.release_seats(now, request.work, started);
     }
 
-    /// A waiting request goes away; `None` if it has already started.
+    /// Removes a queued request; `None` if it has already started.
     pub fn cancel(&mut self, now: u64, slot: QueueSlot) -> Option<T> {
         self.sync(now);
         let at = self.queue_index(slot.queue).ok()?;
@@ -276,12 +285,12 @@ impl<T> QueueSet<T> {
         Some(waiter.ticket)
     }
 
-    /// Moves the meter on, as of the state until now.
+    /// Advances virtual time by the state since the last sync.
     fn sync(&mut self, now: u64) {
         let passed = now.saturating_sub(self.last_sync);
         self.last_sync = self.last_sync.max(now);
         if !self.queues.is_empty() {
-            // By the seats in use: what does not fit beside a wide request is nobody's.
+            // By the seats in use: seats that stay idle beside a large request advance no queue.
             let used = self.counts.running_seats.min(self.limit);
             let advance = u128::from(passed) * u128::from(used) / self.queues.len() as u128;
             self.virtual_time += advance as i128;
@@ -298,14 +307,14 @@ impl<T> QueueSet<T> {
         }
         let shared = self.limit - self.reserved_seats();
         if max_seats > shared {
-            // It would never fit, so it runs alone.
+            // It would never fit, so it executes when nothing else does.
             return self.counts.running == 0;
         }
         self.counts.running_seats - self.counts.single_seat.min(self.reserved_seats()) + max_seats <= shared
     }
 
-    /// Seats that are for requests of one seat only: those of several are long, and nobody quick should have
-    /// to wait until one of them ends.
+    /// Seats for requests of a single seat only: larger requests take long, and a short request
+    /// must not wait for one of them to finish.
     fn reserved_seats(&self) -> u64 {
         self.limit / SINGLE_SEAT_RESERVE_DIVISOR
     }
@@ -314,11 +323,12 @@ impl<T> QueueSet<T> {
     fn shuffle_shard(&mut self, queues: u64, hand_size: usize, flow: u64) -> u64 {
         let hand_size =
             hand_size.clamp(1, MAX_HAND_SIZE).min(queues.min(MAX_HAND_SIZE as u64) as usize).max(1);
-        // Start somewhere else each time, so that flows whose hands overlap do not all lean the same way.
+        // Rotate the start of the hand, so that flows with overlapping hands do not prefer the same
+        // queue.
         let first = self.request_count % hand_size;
         self.request_count = self.request_count.wrapping_add(1);
         if self.counts.waiting == 0 {
-            // All are as good: no need to look at the rest of the hand.
+            // All queues are empty: the rest of the hand need not be compared.
             return shuffle_shard_hand(queues, first + 1, flow)[first];
         }
         let hand_queues = shuffle_shard_hand(queues, hand_size, flow);
@@ -331,7 +341,7 @@ impl<T> QueueSet<T> {
         self.queues.binary_search_by_key(&number, |queue| queue.number)
     }
 
-    /// The index of a queue, made if it is idle.
+    /// The index of a queue, which is created if it is idle.
     fn ensure_queue(&mut self, number: u64) -> usize {
         self.queue_index(number).unwrap_or_else(|at| {
             let new = Queue {
@@ -387,13 +397,14 @@ impl<T> QueueSet<T> {
         self.update_integrator(now);
     }
 
-    /// Starts as many as there are seats for.
+    /// Starts queued requests while seats are free.
     fn dispatch(&mut self, now: u64, started: &mut Vec<StartedRequest<T>>) {
         while self.counts.waiting > 0 && self.counts.running_seats < self.limit {
             let mut next = self.select_queue(u64::MAX);
             if next.is_some_and(|at| !self.fits(self.head_seats(at))) {
                 self.counts.failed_dispatch_count += 1;
-                // Whoever waits for many seats does not wait for the spared ones.
+                // The head request needs too many seats. Requests of a single seat may still use
+                // the reserved ones.
                 let use_reserved = self.counts.single_seat < self.reserved_seats() && self.fits(1);
                 next = if use_reserved { self.select_queue(1) } else { None };
             }
@@ -422,8 +433,8 @@ impl<T> QueueSet<T> {
         self.queues[at].waiting.front().map_or(0, |head| head.work.max_seats())
     }
 
-    /// The queue whose first request would end first, of those at most so wide; of equals, the one after the
-    /// last that had a turn.
+    /// The queue whose head request would finish first in virtual time, among heads of at most this
+    /// many seats. Ties go to the first queue after the one that was dispatched from last.
     fn select_queue(&self, max_seats: u64) -> Option<usize> {
         let after = self.queues.partition_point(|queue| queue.number <= self.last_queue);
         let around = (after..self.queues.len()).chain(0..after);
@@ -436,17 +447,18 @@ impl<T> QueueSet<T> {
     }
 }
 
-/// The largest hand there can be, by the rules of PriorityLevelConfigurations.
+/// The largest hand size that validation of PriorityLevelConfigurations allows.
 const MAX_HAND_SIZE: usize = 15;
 
-/// Deals `hand` different cards of a deck, chosen by `hash`; never more than there are.
+/// Deals a hand of distinct queues by a hash, never more queues than exist. Upstream:
+/// `shufflesharding.Dealer`.
 fn shuffle_shard_hand(queue_count: u64, hand_size: usize, hash: u64) -> [u64; MAX_HAND_SIZE] {
     let mut hand_queues = [0; MAX_HAND_SIZE];
     let mut sorted = [0; MAX_HAND_SIZE];
     let mut hash = hash;
     for (i, target) in hand_queues.iter_mut().enumerate().take(hand_size) {
         let left = (queue_count - i as u64).max(1);
-        // Counted among those not yet dealt.
+        // Counts only the queues that are not dealt yet.
         let mut index = hash % left;
         hash /= left;
         let mut at = 0;

@@ -1,20 +1,22 @@
-//! How the server's seats are divided among the levels: by shares at first, then by what each can use.
+//! Divides the server's seats among the priority levels: nominally by shares, then by measured
+//! demand.
 //!
-//! A level lends what it does not need and borrows what others lend, within its bounds. Upstream's formulas.
+//! A level lends seats that it does not need and borrows those of others, within its limits. The
+//! formulas are upstream's (`flowcontrol/conc_alloc.go`).
 
 use super::integrator::IntegratorResults;
 
-/// What a PriorityLevelConfiguration says about seats.
+/// The concurrency configuration of a PriorityLevelConfiguration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConcurrencyShares {
     pub exempt: bool,
     pub shares: u64,
     pub lendable_percent: u64,
-    /// Without a limit a level may borrow everything.
+    /// `None`: no borrowing limit.
     pub borrowing_percent: Option<u64>,
 }
 
-/// The seats of a level: by its shares, and between what bounds they may be more or fewer.
+/// The nominal seats of a level by its shares, and the limits of lending and borrowing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConcurrencyLimits {
     pub nominal: u64,
@@ -22,33 +24,33 @@ pub struct ConcurrencyLimits {
     pub max: u64,
 }
 
-/// What a level is known to use.
+/// The measured seat demand of a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SeatUsage {
     pub last_period: IntegratorResults,
     pub smoothed: f64,
 }
 
-/// One level, in the division of seats.
+/// One level as input of the seat allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct SeatClaim {
     pub exempt: bool,
     pub bounds: ConcurrencyLimits,
     pub usage: SeatUsage,
-    /// What it has now.
+    /// Its current concurrency limit.
     pub current: u64,
 }
 
-/// What a level is given, and what it was judged to need.
+/// The seats of a level and its allocation target.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SeatAllocation {
     pub seats: u64,
     pub target: f64,
 }
 
-/// How slowly the memory of high demand fades: by half in five minutes of ten-second periods.
+/// How slowly past demand decays: by half in five minutes of ten-second periods.
 const SMOOTHING_COEFFICIENT: f64 = 0.977;
-/// A level nobody uses still has some weight.
+/// The minimum weight of an idle level.
 const MIN_TARGET_SEATS: f64 = 0.001;
 const EPSILON: f64 = 1e-7;
 
@@ -64,11 +66,11 @@ impl SeatUsage {
     }
 }
 
-/// The bounds of each level when they divide `total` seats.
+/// The limits of each level when they divide `total` seats.
 pub fn concurrency_limits(total: u64, shares: &[ConcurrencyShares]) -> Vec<ConcurrencyLimits> {
     let sum: u64 = shares.iter().map(|share| share.shares).sum();
     let of = |share: &ConcurrencyShares| {
-        // Rounded up: a little more than there is does no harm, none at all does.
+        // Rounded up: slight overcommitment is harmless, a level without seats is not.
         let nominal = (total * share.shares).checked_div(sum).unwrap_or(0);
         let nominal = nominal + u64::from(nominal * sum < total * share.shares);
         let percent = |percent: u64| (nominal as f64 * percent as f64 / 100.0).round() as u64;
@@ -81,12 +83,12 @@ pub fn concurrency_limits(total: u64, shares: &[ConcurrencyShares]) -> Vec<Concu
     shares.iter().map(of).collect()
 }
 
-/// Divides the seats anew by what each level used in the last period; also the fair fraction of its target
-/// that every level can have.
+/// Reallocates the seats by the demand of the last period. Also returns the fair fraction: the part
+/// of its target that every level can have.
 pub fn compute_allocations(claims: &[SeatClaim]) -> (Vec<SeatAllocation>, f64) {
     let total: u64 = claims.iter().map(|claim| claim.bounds.nominal).sum();
     let max_seats = |claim: &SeatClaim| claim.usage.last_period.max.round() as u64;
-    // What a level used at its busiest is not lent away; exempt ones have what they take.
+    // Seats up to a level's peak demand are not lent. Exempt levels get what they use.
     let min_needed = |claim: &SeatClaim| match claim.exempt {
         true => claim.bounds.min.max(max_seats(claim)),
         false => claim.bounds.min.max(claim.bounds.nominal.min(max_seats(claim))),
@@ -137,15 +139,15 @@ struct AllocationItem {
     target: f64,
 }
 
-/// The same fraction of its target for everybody, except where that is out of bounds, such that all is
-/// given; and that fraction. `None` where the bounds leave no way.
+/// Gives every level the same fraction of its target, clamped to its bounds, such that the sum is
+/// exactly `sum`. Also returns the fraction. `None` if the bounds allow no solution.
 fn compute_fair_allocation(sum: f64, items: &[AllocationItem]) -> Option<(Vec<f64>, f64)> {
     let weight = |item: &AllocationItem| item.target.max(MIN_TARGET_SEATS);
     let seats_at = |item: &AllocationItem, fraction: f64| {
         (fraction * weight(item)).min(item.upper_bound).max(item.lower_bound)
     };
     let given = |fraction: f64| items.iter().map(|item| seats_at(item, fraction)).sum::<f64>();
-    // What is given grows with the fraction, in straight lines that bend where somebody meets a bound.
+    // The sum is piecewise linear in the fraction, with a breakpoint where a level reaches a bound.
     let mut thresholds: Vec<f64> = items
         .iter()
         .flat_map(|item| [item.lower_bound / weight(item), item.upper_bound / weight(item)])
@@ -227,17 +229,18 @@ mod tests {
 
     #[test]
     fn busy_level_uses_lendable_seats_of_idle_level() {
-        // The second could use far more than it has, the first nothing: it keeps only what it does not lend.
+        // The second level could use far more than it has, the first is idle and keeps only what it
+        // does not lend.
         check(&[claim(100, 10, 0.0), claim(100, 50, 500.0)], &[10, 190]);
-        // What the first has used at its busiest is not lent.
+        // Seats up to the peak demand of the first are not lent.
         check(&[claim(100, 10, 60.0), claim(100, 50, 500.0)], &[60, 140]);
-        // Nobody borrows beyond their bound; the rest goes back.
+        // Borrowing stops at the limit; the remaining seats return to their owner.
         let mut bounded = claim(100, 50, 500.0);
         bounded.bounds.max = 120;
         check(&[claim(100, 10, 0.0), bounded], &[80, 120]);
-        // Nobody uses anything: in proportion to what cannot be lent.
+        // All levels are idle: in proportion to what cannot be lent.
         check(&[claim(100, 50, 0.0), claim(100, 50, 0.0)], &[100, 100]);
-        // Exempt ones take what they take, first from what can be lent.
+        // Exempt levels take what they use, lendable seats first.
         let exempt = SeatClaim {
             exempt: true,
             bounds: ConcurrencyLimits { nominal: 0, min: 0, max: 0 },

@@ -1,4 +1,4 @@
-//! Requests at the door of a real server, with the clock stopped.
+//! Requests against a real server, with the tokio clock paused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,11 +53,11 @@ fn state(test_server: &TestServer, level: &str) -> String {
     format!("{} of {} running, {} waiting", counts.running_seats, state.queues.limit(), counts.waiting)
 }
 
-/// Waits until `done`, with a deadline on the real clock.
+/// Waits until `done` is true, with a deadline on the real clock.
 async fn wait_until(done: impl AsyncFn() -> bool) {
     let start = std::time::Instant::now();
     while !done().await {
-        assert!(start.elapsed() < Duration::from_secs(20), "it does not happen");
+        assert!(start.elapsed() < Duration::from_secs(20), "condition not met within 20 seconds");
         tokio::task::yield_now().await;
     }
 }
@@ -87,7 +87,8 @@ async fn default_objects_are_created_and_reconciled() {
         again.has("metadata") && *again.path("metadata.uid") != uid && !again.path("metadata.uid").is_null()
     })
     .await;
-    // What follows the server is put back; what says it does not, stays.
+    // Objects that auto-update are reverted; objects with `autoupdate-spec: false` keep their
+    // changes.
     let path = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/service-accounts";
     let patch = |annotation: &str| json!({"metadata": {"annotations": {"apf.kubernetes.io/autoupdate-spec": annotation}}, "spec": {"matchingPrecedence": 77}});
     let send = async |patch: Value| {
@@ -96,7 +97,8 @@ async fn default_objects_are_created_and_reconciled() {
     assert_eq!(send(patch("true")).await.0, 200);
     wait_until(async || *test_server.get(path).await.path("spec.matchingPrecedence") == 9000).await;
     assert_eq!(send(patch("false")).await.0, 200);
-    // A schema of one's own that points nowhere says so, and is removed only if it claims to be a default.
+    // A user's schema with an unknown priority level is dangling. It is deleted only if it is
+    // annotated as a default.
     let own = json!({"metadata": {"name": "own"}, "spec": {
         "priorityLevelConfiguration": {"name": "gone"}, "matchingPrecedence": 5,
         "rules": [{"subjects": [{"kind": "User", "user": {"name": "alice"}}],
@@ -130,7 +132,7 @@ async fn request_without_seat_waits_then_gets_429() {
     for _ in 0..seats {
         executing.push(start_request(&test_server, &alice()).await.ok().flatten().expect("a seat"));
     }
-    // The next waits for a quarter of its time, then is refused.
+    // The next request waits for a quarter of its timeout, then is rejected.
     let before = Instant::now();
     let response = start_request(&test_server, &alice()).await.err().expect("no seat");
     assert_eq!(before.elapsed().as_secs(), 15);
@@ -142,10 +144,10 @@ async fn request_without_seat_waits_then_gets_429() {
     );
     let text = response.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(text, "Too many requests, please try again later.\n");
-    // An administrator always finds a seat, and so do others at their own levels.
+    // An administrator always gets a seat, and so do users of other priority levels.
     assert!(start_request(&test_server, &user("admin", &["system:masters"])).await.is_ok());
     assert!(start_request(&test_server, &user("system:node:a", &["system:nodes"])).await.is_ok());
-    // Who goes away while waiting leaves nothing behind.
+    // A request that is canceled while it is queued leaves no state.
     let test_server = Arc::new(test_server);
     let waiting = |name: &'static str| {
         let test_server = test_server.clone();
@@ -186,21 +188,21 @@ async fn seats_of_a_response_body_without_reader_are_released_after_timeout() {
     };
     let idle = state(&test_server, "global-default");
     let busy = idle.replacen('0', "1", 1);
-    // Read to its end.
+    // Body read to its end.
     let read = attach(chunks()).await;
     assert_eq!(state(&test_server, "global-default"), busy);
     read.into_body().collect().await.unwrap();
     assert_eq!(state(&test_server, "global-default"), idle);
-    // Dropped.
+    // Body dropped.
     drop(attach(chunks()).await);
     assert_eq!(state(&test_server, "global-default"), idle);
-    // Never read.
+    // Body never read.
     let pending_response = attach(chunks()).await;
     assert_eq!(state(&test_server, "global-default"), busy);
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(state(&test_server, "global-default"), idle);
     drop(pending_response);
-    // A watch gives them back once it waits for news.
+    // A watch releases its seats once it waits for events.
     let stream =
         futures_util::stream::iter([Bytes::from_static(b"x")]).chain(futures_util::stream::pending());
     let mut watch = attach(Body::Stream(Box::pin(stream))).await.into_body();
@@ -213,7 +215,8 @@ async fn seats_of_a_response_body_without_reader_are_released_after_timeout() {
 #[tokio::test(start_paused = true)]
 async fn busy_level_borrows_unused_seats() {
     let test_server = Arc::new(start_server().await);
-    // The stopped clock jumps ahead while anybody waits for the store, so the keeper may find nothing left to write.
+    // The paused clock jumps ahead while a task waits for the store, so the controller may find
+    // nothing left to write.
     assert!(config_controller::sync(&test_server.server).await.is_none());
     let controller = tokio::spawn(run(test_server.server.clone(), test_server.stop.subscribe()));
     let timeout = || test_server.server.flow.levels.lock()["global-default"].state().queues.limit();
@@ -234,14 +237,14 @@ async fn busy_level_borrows_unused_seats() {
     for task in waiting {
         assert!(task.await.unwrap());
     }
-    // Long after, everything is as it was.
+    // Much later, seats are back at their nominal allocation.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(timeout(), before);
     controller.abort();
 }
 
-/// What a request pays that finds a seat, by the processor's clock. Prints; judges nothing:
-/// `cargo test --release -p apiserver cost_of_a_request -- --ignored --nocapture`.
+/// CPU time of a request that finds a seat. Prints the result and asserts nothing: `cargo test
+/// --release -p apiserver cost_of_a_request -- --ignored --nocapture`.
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn cost_of_a_request() {
@@ -257,8 +260,9 @@ async fn cost_of_a_request() {
     }
 }
 
-/// Seconds of CPU this thread has used, as the kernel counts them in nanoseconds.
+/// CPU seconds of this thread. The kernel counts them in nanoseconds.
 fn cpu_seconds() -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("this is Linux");
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")
+        .expect("/proc/thread-self/schedstat is readable");
     text.split(' ').next().and_then(|ran| ran.parse::<f64>().ok()).expect("a number") * 1e-9
 }

@@ -1,4 +1,5 @@
-//! How many seats a request takes: one, unless it is a list of much or a change that many watch.
+//! Estimates the seats of a request: one, except for large lists and for changes with many watches.
+//! Upstream: `flowcontrol/request`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,17 +12,19 @@ use parking_lot::Mutex;
 use super::queue_set::WorkEstimate;
 use crate::request::{Query, Target};
 
-/// A seat for so many bytes of a list; of what is sent as it is made, this much stands in memory at most.
+/// Bytes of a list per seat. Lists are encoded while they are sent, so at most `MAX_LIST_BYTES` are
+/// in memory at a time.
 const BYTES_PER_SEAT: u64 = 100_000;
 const MAX_LIST_BYTES: u64 = 1_000_000;
 const MAX_LIST_SEATS: u64 = 100;
-/// A seat for so many watchers of a change, for so long. Upstream says 5 ms; telling a watcher costs this
-/// server a fifth of what it costs upstream.
+/// One seat per this many watches of a change, for this long per event. Upstream assumes 5 ms
+/// (`eventAdditionalDuration`); sending an event costs this server a fifth of that.
 const WATCHERS_PER_SEAT: u64 = 10;
 const WATCH_EVENT_NANOS: u64 = 1_000_000;
 const MAX_MUTATION_SEATS: u64 = 10;
 
-/// The seats of a list or of the beginning of a watch, of a kind with so many objects of so many bytes.
+/// The estimate for a list or for the initial events of a watch, given the stored count and bytes
+/// of the resource.
 pub fn estimate_list(
     verb: &str,
     single: bool,
@@ -47,7 +50,7 @@ pub fn estimate_list(
     WorkEstimate::with_seats(bytes.div_ceil(BYTES_PER_SEAT).clamp(1, seat_limit))
 }
 
-/// The seats of a change that so many watch.
+/// The estimate for a change that this many watches receive.
 pub fn estimate_mutation(watchers: usize, max_seats: u64) -> WorkEstimate {
     let watchers = watchers as u64;
     if watchers < WATCHERS_PER_SEAT {
@@ -56,7 +59,7 @@ pub fn estimate_mutation(watchers: usize, max_seats: u64) -> WorkEstimate {
     let seats = watchers.div_ceil(WATCHERS_PER_SEAT);
     let seat_limit = if max_seats == 0 { MAX_MUTATION_SEATS } else { max_seats.min(MAX_MUTATION_SEATS) };
     let last_seats = seats.min(seat_limit);
-    // As much work, but narrower and longer.
+    // The same amount of work with fewer seats for a longer time.
     WorkEstimate {
         initial_seats: 1,
         final_seats: last_seats,
@@ -64,17 +67,17 @@ pub fn estimate_mutation(watchers: usize, max_seats: u64) -> WorkEstimate {
     }
 }
 
-/// Who watches what: kinds, namespaces and single objects.
+/// Counts active watches by resource, namespace and object name. Upstream: `WatchTracker`.
 #[derive(Default)]
 pub struct WatchTracker {
     total: AtomicUsize,
     counts: Mutex<HashMap<WatchKey, usize>>,
 }
 
-/// A kind, by the address of its row, and what of it.
+/// A resource (the address of its row), namespace and name.
 type WatchKey = (usize, String, String);
 
-/// One watch, until dropped.
+/// One registered watch, until dropped.
 pub struct WatchRegistration {
     watchers: Arc<WatchTracker>,
     key: WatchKey,
@@ -85,7 +88,7 @@ fn resource_id(resource: &'static Resource) -> usize {
 }
 
 impl WatchTracker {
-    /// Counts a watch, unless it sees the pods of one node only: few changes are for it.
+    /// Counts a watch, unless it selects the pods of a single node: it receives few of the changes.
     pub fn register_watch(
         self: &Arc<WatchTracker>,
         target: &Target,
@@ -104,7 +107,7 @@ impl WatchTracker {
         Some(WatchRegistration { watchers: self.clone(), key })
     }
 
-    /// How many are told of a change to `target`.
+    /// How many watches receive a change to `target`.
     pub fn interested_watch_count(&self, target: &Target) -> usize {
         if self.total.load(Ordering::Relaxed) < WATCHERS_PER_SEAT as usize {
             return 0;

@@ -1,4 +1,4 @@
-//! Webhooks are named by a kubeconfig: its current context's cluster and user.
+//! Clients configured by a kubeconfig: the current context's cluster and user.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,14 @@ impl HttpsClient {
     pub fn from_kubeconfig(path: &Path) -> Result<HttpsClient, ConfigError> {
         let text = read(path)?;
         let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
-        let file: Value = schema::yaml::parse(&text).map_err(|_| bad("it is not YAML"))?;
+        let file: Value = schema::yaml::parse(&text).map_err(|_| bad("not valid YAML"))?;
         let context = named(&file, "contexts", "context", file.text("current-context"));
-        let context = context.ok_or_else(|| bad("it has no current context"))?;
+        let context = context.ok_or_else(|| bad("no current context"))?;
         let cluster = named(&file, "clusters", "cluster", context.text("cluster"));
-        let cluster = cluster.ok_or_else(|| bad("its current context has no cluster"))?;
+        let cluster = cluster.ok_or_else(|| bad("the current context has no cluster"))?;
         let user = named(&file, "users", "user", context.text("user")).unwrap_or(&Value::Null);
         if cluster.at("insecure-skip-tls-verify") == &Value::Bool(true) {
-            return Err(bad("insecure-skip-tls-verify is not for servers that are trusted with decisions"));
+            return Err(bad("insecure-skip-tls-verify is not supported"));
         }
         let server_name = cluster.text("tls-server-name");
         let credentials = Credentials {
@@ -32,14 +32,15 @@ impl HttpsClient {
     }
 }
 
-/// Who we are to webhooks that objects name: a kubeconfig whose users are named after servers.
+/// Credentials for the webhooks of API objects: a kubeconfig whose users are named after servers.
+/// Upstream: `NewDefaultAuthenticationInfoResolver`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AuthInfoResolver {
     path: PathBuf,
     file: Value,
 }
 
-/// Where it is: what is in it is nobody's business.
+/// Prints the path only: the content has secrets.
 impl std::fmt::Debug for AuthInfoResolver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Users").field(&self.path).finish()
@@ -49,12 +50,13 @@ impl std::fmt::Debug for AuthInfoResolver {
 impl AuthInfoResolver {
     pub fn load(path: &Path) -> Result<AuthInfoResolver, ConfigError> {
         let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
-        let file: Value = serde_saphyr::from_str(&read(path)?).map_err(|_| bad("it is not YAML"))?;
+        let file: Value = serde_saphyr::from_str(&read(path)?).map_err(|_| bad("not valid YAML"))?;
         Ok(AuthInfoResolver { path: path.to_owned(), file })
     }
 
-    /// How to show a server, `host:port`, who we are: as the user of that name, of the domain's, of all, or of the
-    /// current context. Whom to trust is not said here.
+    /// The credentials for a server, `host:port`: the user of that name, of its domain
+    /// (`*.domain`), of `*`, or of the current context. They contain no CAs: the webhook's object
+    /// names those.
     pub fn credentials(&self, server: &str) -> Result<Credentials, ConfigError> {
         let without_port = server.strip_suffix(":443");
         let candidates = [Some(server), without_port].into_iter().flatten().flat_map(|server| {
@@ -73,17 +75,17 @@ impl AuthInfoResolver {
     }
 }
 
-/// How a user of a kubeconfig shows who it is.
+/// The credentials of a kubeconfig user.
 fn user_credentials(path: &Path, user: &Value) -> Result<Credentials, ConfigError> {
     let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
     if user.has("exec") || user.has("auth-provider") {
-        return Err(bad("its user needs a program to log in, which is not run here"));
+        return Err(bad("exec and auth-provider users are not supported"));
     }
     let credential_data = |name: &'static str| data_or_file(path, user, name);
     let certificate = match (credential_data("client-certificate")?, credential_data("client-key")?) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => return Err(bad("a client certificate and its key need each other")),
+        _ => return Err(bad("a client certificate requires a client key and vice versa")),
     };
     let token = match (user.text("token"), user.text("tokenFile")) {
         ("", "") => None,
@@ -103,20 +105,20 @@ fn named<'a>(file: &'a Value, list: &str, kind: &str, name: &str) -> Option<&'a 
     Some(entry.at(kind)).filter(|value| value.is_object())
 }
 
-/// What `<name>-data` holds in base64, or the file that `<name>` names.
+/// The decoded value of `<name>-data`, or the content of the file in `<name>`.
 fn data_or_file(path: &Path, from: &Value, name: &'static str) -> Result<Option<String>, ConfigError> {
     let bad = |reason| ConfigError::Kubeconfig { path: path.to_owned(), reason };
     match (from.text(&format!("{name}-data")), from.text(name)) {
         ("", "") => Ok(None),
         ("", file) => read(&resolve_relative(path, file)).map(Some),
         (data, _) => {
-            let bytes = STANDARD.decode(data).map_err(|_| bad("some of its data is not base64"))?;
-            String::from_utf8(bytes).map(Some).map_err(|_| bad("some of its data is not PEM"))
+            let bytes = STANDARD.decode(data).map_err(|_| bad("a -data field is not base64"))?;
+            String::from_utf8(bytes).map(Some).map_err(|_| bad("a -data field is not UTF-8"))
         }
     }
 }
 
-/// Relative paths start where the kubeconfig is.
+/// Relative paths are relative to the kubeconfig.
 fn resolve_relative(kubeconfig: &Path, file: &str) -> PathBuf {
     kubeconfig.parent().unwrap_or(Path::new("")).join(file)
 }

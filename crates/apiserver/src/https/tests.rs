@@ -7,7 +7,7 @@ use testkit::{Webhook, WebhookRequest};
 
 use super::*;
 
-/// A server with a certificate of an authority of its own, whose certificate is given too.
+/// A server with a certificate of its own CA. Also returns the CA's certificate.
 pub fn webhook(
     dir: &Path,
     answer: impl Fn(&WebhookRequest) -> (u16, Value) + Send + Sync + 'static,
@@ -49,7 +49,7 @@ async fn retries_only_temporary_errors() {
     let not_found = client_with_ca(&format!("{}/lost", webhook.url()), &ca);
     assert_eq!(
         not_found.post_with_retry(&json!({})).await.unwrap_err().to_string(),
-        "127.0.0.1 answered with HTTP 404"
+        "127.0.0.1 returned HTTP status 404"
     );
     assert_eq!(webhook.requests().len(), 4);
 }
@@ -84,20 +84,20 @@ fn kubeconfig_errors_do_not_contain_secrets() {
     check(
         "server: 'https://a/', insecure-skip-tls-verify: true",
         "",
-        "DIR/kubeconfig is not a kubeconfig: insecure-skip-tls-verify is not for servers that are trusted with decisions",
+        "invalid kubeconfig DIR/kubeconfig: insecure-skip-tls-verify is not supported",
     );
     check("server: 'https://a/', certificate-authority: none.crt", "", "cannot read DIR/none.crt");
     check(
         "server: 'https://a/', certificate-authority-data: aHVzaA==",
         "",
-        "the certificate authority for \"https://a/\" cannot be used",
+        "invalid certificate authority for \"https://a/\"",
     );
     check(
         "server: 'https://a/'",
         "client-key-data: aHVzaA==",
-        "DIR/kubeconfig is not a kubeconfig: a client certificate and its key need each other",
+        "invalid kubeconfig DIR/kubeconfig: a client certificate requires a client key and vice versa",
     );
     std::fs::write(&path, "- hush").unwrap();
     let error = HttpsClient::from_kubeconfig(&path).err().unwrap().to_string();
-    assert!(error.ends_with("is not a kubeconfig: it has no current context"), "{error}");
+    assert!(error.ends_with("/kubeconfig: no current context"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! The options of logs and streams: those of the API, checked, as the kubelet's own.
+//! Validates the API's options of log, exec, attach and portforward and converts them to the
+//! kubelet's query.
 
 use api::field::Path;
 use api::{ErrorList, Status};
@@ -6,7 +7,7 @@ use stream::translator::SessionStreams;
 
 use crate::request::Query;
 
-/// The connections that change their protocol.
+/// The subresources that upgrade the connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StreamSubresource {
     Exec,
@@ -15,14 +16,14 @@ pub enum StreamSubresource {
 }
 
 impl StreamSubresource {
-    /// The kubelet's query for the API's.
+    /// Converts the API's query to the kubelet's.
     pub fn query(self, query: &Query) -> Result<String, Status> {
         let mut out = QueryBuilder::default();
         if self == StreamSubresource::PortForward {
             let mut ports = Vec::new();
             for text in query.all("ports").flat_map(|text| text.split(',')) {
                 let port: Option<u16> = text.parse().ok().filter(|port| *port > 0);
-                let port = port.ok_or_else(|| Status::bad_request(format!("{text:?} is no port")))?;
+                let port = port.ok_or_else(|| Status::bad_request(format!("invalid port {text:?}")))?;
                 ports.push(port.to_string());
             }
             if !ports.is_empty() {
@@ -40,7 +41,7 @@ impl StreamSubresource {
     }
 }
 
-/// The streams a client of exec or attach wants.
+/// The streams that a client of exec or attach requests.
 pub fn requested_streams(query: &Query) -> SessionStreams {
     let tty = query.flag("tty") == Some(true);
     SessionStreams {
@@ -51,7 +52,7 @@ pub fn requested_streams(query: &Query) -> SessionStreams {
     }
 }
 
-/// The kubelet's query for the options of a log.
+/// Validates PodLogOptions and converts them to the kubelet's query.
 pub fn log_query(query: &Query, pod: &str) -> Result<String, Status> {
     let mut out = QueryBuilder::default();
     for name in ["follow", "previous", "timestamps"] {
@@ -82,7 +83,7 @@ pub fn log_query(query: &Query, pod: &str) -> Result<String, Status> {
     }
     if !time.is_empty() {
         let parsed: Result<jiff::Timestamp, _> = time.parse();
-        let parsed = parsed.map_err(|_| Status::bad_request(format!("{time:?} is no time of RFC 3339")))?;
+        let parsed = parsed.map_err(|_| Status::bad_request(format!("invalid RFC 3339 time {time:?}")))?;
         out.add("sinceTime", &parsed.to_string());
     }
     let numbers = [("tailLines", tail), ("limitBytes", limit), ("sinceSeconds", seconds)];
@@ -94,7 +95,7 @@ pub fn log_query(query: &Query, pod: &str) -> Result<String, Status> {
     Ok(out.0)
 }
 
-/// A query being made.
+/// Builds a query string.
 #[derive(Default)]
 struct QueryBuilder(String);
 

@@ -58,7 +58,7 @@ fn stream_options_are_validated_and_converted() {
     );
     check(StreamSubresource::Attach, "stdin=true&tty=true&command=no", expect!["?input=1&output=1&tty=1"]);
     check(StreamSubresource::PortForward, "ports=80,81&ports=82", expect!["?port=80%2C81%2C82"]);
-    check(StreamSubresource::PortForward, "ports=0", expect![[r#"400 "0" is no port"#]]);
+    check(StreamSubresource::PortForward, "ports=0", expect![[r#"400 invalid port "0""#]]);
     check(StreamSubresource::PortForward, "", expect![""]);
 }
 
@@ -73,7 +73,7 @@ fn kubelet_address_is_read_from_node_status() {
             &json!({"metadata": {"name": "n", "labels": {"simulate.skiff/node": "true"}}}),
         )
         .map(|addr| addr.host_port()),
-        expect!["400 node n is simulated: it has no kubelet, and its pods have neither logs nor processes"],
+        expect!["400 node n is simulated: it has no kubelet, so its pods have no logs or processes"],
     );
     check(
         UpstreamAddr::from_node(&json!({})).map(|addr| addr.host_port()),

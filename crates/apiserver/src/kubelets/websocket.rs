@@ -1,5 +1,6 @@
-//! Clients that speak the newest protocols over WebSocket, which no runtime does: what they say goes on to the node as
-//! SPDY, which all of them understand.
+//! Translates WebSocket clients of exec, attach and portforward to SPDY towards the kubelet.
+//!
+//! Container runtimes do not support the newest WebSocket protocols; all of them support SPDY.
 
 use std::sync::Arc;
 
@@ -17,27 +18,27 @@ use super::{MAX_ERROR_BODY_BYTES, StreamSubresource, UpstreamAddr, copy_response
 use crate::body::Body;
 use crate::server::Server;
 
-/// Channels that can end by themselves.
+/// The channel protocol that can close single channels.
 const CHANNEL_PROTOCOL: &str = "v5.channel.k8s.io";
-/// SPDY inside of messages.
+/// SPDY tunneled in WebSocket messages.
 const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
-/// What a client says in its messages.
+/// The WebSocket subprotocol in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WebSocketProtocol {
     Channels,
     Tunnel,
 }
 
-/// The node's end.
+/// The kubelet side of a session.
 pub struct KubeletTarget {
     pub server: Arc<Server>,
     pub addr: UpstreamAddr,
-    /// With its query.
+    /// Includes the query.
     pub path: String,
 }
 
-/// What is spoken here; `None` leaves it to the node to understand the client.
+/// The protocol that is translated here; `None` forwards the handshake to the kubelet.
 pub fn negotiate_protocol(headers: &HeaderMap, kind: StreamSubresource) -> Option<WebSocketProtocol> {
     if !websocket::is_websocket_request(headers) {
         return None;
@@ -54,7 +55,7 @@ pub fn negotiate_protocol(headers: &HeaderMap, kind: StreamSubresource) -> Optio
 }
 
 impl KubeletTarget {
-    /// Asks the node to go on in SPDY.
+    /// Requests an upgrade to SPDY.
     async fn request_upgrade(&self, version: &'static str) -> Result<Response<Incoming>, String> {
         let connection = dial(&self.server, &self.addr).await?;
         let mut headers = HeaderMap::new();
@@ -67,7 +68,7 @@ impl KubeletTarget {
         stream::forward_upgrade(connection, request).await.map_err(|error| error.to_string())
     }
 
-    /// The connection in SPDY; why there is none, as a Status for the client.
+    /// The upgraded SPDY connection. The error is an encoded Status for the client's error channel.
     async fn connect(&self) -> Result<Upgraded, String> {
         let answer = self.request_upgrade("v4.channel.k8s.io").await;
         let answer = answer.map_err(|reason| {
@@ -95,7 +96,8 @@ impl KubeletTarget {
     }
 }
 
-/// Exec and attach. The client is answered at once and learns over the session if the node cannot have it.
+/// Serves exec and attach. The client's upgrade is accepted at once; errors of the kubelet follow
+/// on the error channel.
 pub fn session(
     headers: &HeaderMap,
     client: OnUpgrade,
@@ -117,13 +119,13 @@ pub fn session(
             () = crate::cache::wait_for_shutdown(&mut shutdown) => return,
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a session broke");
+            tracing::debug!(%error, "websocket session closed with an error");
         }
     });
     Ok(response.map(|()| Body::empty()))
 }
 
-/// Port-forward. Here the node's refusal is the answer.
+/// Serves portforward. A rejection by the kubelet is returned as the response.
 pub async fn tunnel(
     headers: &HeaderMap,
     client: OnUpgrade,
@@ -147,12 +149,12 @@ pub async fn tunnel(
             () = crate::cache::wait_for_shutdown(&mut shutdown) => return,
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a tunnel broke");
+            tracing::debug!(%error, "websocket tunnel closed with an error");
         }
     });
     Ok(response.map(|()| Body::empty()))
 }
 
 fn missing_key_error() -> Status {
-    Status::bad_request("a WebSocket without a key")
+    Status::bad_request("missing Sec-WebSocket-Key header")
 }

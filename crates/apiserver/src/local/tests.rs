@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::tests::TestServer;
 
-/// `+name` for what is there, `-name` for what is gone.
+/// `+name` for existing objects, `-name` for deleted ones.
 fn describe(news: WatchEvent) -> Vec<String> {
     let name = |raw: &RawObject| {
         let value: Value = serde_json::from_slice(&raw.json()).expect("JSON");
@@ -18,7 +18,7 @@ fn describe(news: WatchEvent) -> Vec<String> {
     }
 }
 
-/// What is told until something is.
+/// The next event that is not empty.
 async fn next(feed: &mut Box<dyn Watch>) -> Vec<String> {
     loop {
         let names = describe(feed.next().await.expect("news"));

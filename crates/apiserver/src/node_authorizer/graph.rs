@@ -1,6 +1,8 @@
-//! Which objects lead to which node: through the pods on it, and the volumes those use.
+//! The graph of the node authorizer: which objects are related to which node, through the pods on
+//! it and the volumes that they use.
 //!
-//! Kept change by change, so that a question costs a few look-ups however many pods there are.
+//! Updated incrementally, so that an authorization costs a few lookups however many pods there are.
+//! Upstream: `graph.go` in the node authorizer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use super::references::{self, REFERENCE_KINDS, ReferenceKind};
 use crate::cache::View;
 use crate::object::Object;
 
-/// The kinds that are followed, in the order `apply` knows them by.
+/// The source resources, in the order of the indices that `apply` receives.
 pub const SOURCE_RESOURCES: [(&str, &str); 4] = [
     ("", "pods"),
     ("", "persistentvolumes"),
@@ -22,18 +24,18 @@ pub const SOURCE_RESOURCES: [(&str, &str); 4] = [
 
 #[derive(Default)]
 pub struct Graph {
-    /// Pods that are on a node, by `namespace/name`.
+    /// Pods with a node, by `namespace/name`.
     pods: HashMap<Arc<str>, PodVertex>,
-    /// For each kind, what pods refer to by `namespace/name`.
+    /// For each reference kind: what pods reference, by `namespace/name`.
     referenced: [HashMap<Arc<str>, NodePodCounts>; REFERENCE_KINDS],
     volumes: HashMap<Arc<str>, VolumeVertex>,
-    /// The volumes that need a secret, by its `namespace/name`.
+    /// The volumes that reference a secret, by the secret's `namespace/name`.
     secrets: HashMap<Arc<str>, Vec<Arc<str>>>,
     attachments: HashMap<String, String>,
     slices: HashMap<String, String>,
 }
 
-/// The nodes something leads to, and by how many pods.
+/// The nodes that something is related to, each with the number of pods that relate it.
 type NodePodCounts = HashMap<Arc<str>, u32>;
 
 struct PodVertex {
@@ -46,7 +48,7 @@ struct VolumeVertex {
     secrets: Box<[Arc<str>]>,
 }
 
-/// What can be asked about.
+/// The vertex types of the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VertexType {
     Pod,
@@ -57,7 +59,7 @@ pub enum VertexType {
 }
 
 impl Graph {
-    /// Whether an object has to do with a node.
+    /// Whether an object is related to a node.
     pub fn is_related(&self, vertex: VertexType, namespace: &str, name: &str, node: &str) -> bool {
         let key = || format!("{namespace}/{name}");
         match vertex {
@@ -101,7 +103,7 @@ impl Graph {
                 refs.push((kind, key));
             }
         };
-        // A node must not be able to make a pod that opens anything to it.
+        // Mirror pods are created by kubelets: their references must not grant access to the node.
         if !references::is_mirror(pod) {
             references::visit_pod_references(pod, &mut add);
             references::ephemeral_claims(pod)
@@ -111,7 +113,7 @@ impl Graph {
         let mut stored = Vec::with_capacity(refs.len());
         for (kind, key) in refs {
             let index = &mut self.referenced[kind as usize];
-            // One copy of each name is enough.
+            // Share one allocation of each key.
             let key = index.get_key_value(key.as_str()).map_or_else(|| key.into(), |(key, _)| key.clone());
             *index.entry(key.clone()).or_default().entry(node.clone()).or_default() += 1;
             stored.push((kind, key));
@@ -209,8 +211,10 @@ impl View for Graph {
 }
 
 impl Graph {
-    /// Most changes of pods are of their status, and need no decoding: a pod that is on no node leads
-    /// nowhere, and one that is on a node refers to nothing new unless it got a container or a claim.
+    /// Whether a pod change needs no decoding, as most changes, which are of the status: a pod
+    /// without a node has no relations, and a pod with a node gains references only with an
+    /// ephemeral container or a resource claim. The text search may find false positives, never
+    /// false negatives.
     fn is_up_to_date(&self, key: &str, pod: &Object) -> bool {
         const FIELDS_WITH_NEW_REFERENCES: [&str; 3] =
             ["\"ephemeralContainers\":[", "\"resourceClaimStatuses\":[", "\"extendedResourceClaimStatus\":{"];

@@ -1,15 +1,14 @@
-//! What a pod or a volume refers to by name.
+//! The objects that a pod or a PersistentVolume references by name.
 
 use api::json::JsonExt as _;
 use serde_json::Value;
 
-/// Kinds that pods refer to.
+/// The resources that pods reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceKind {
     ServiceAccount,
     Secret,
     ConfigMap,
-    /// PersistentVolumeClaim.
     PersistentVolumeClaim,
     ResourceClaim,
 }
@@ -19,7 +18,7 @@ pub const REFERENCE_KINDS: usize = 5;
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// Where the volumes of pods name a secret.
+/// Fields of pod volumes that name a secret.
 const POD_VOLUME_SECRET_FIELDS: &[(&str, &str)] = &[
     ("azureFile", "secretName"),
     ("cephfs", "secretRef.name"),
@@ -33,7 +32,7 @@ const POD_VOLUME_SECRET_FIELDS: &[(&str, &str)] = &[
     ("storageos", "secretRef.name"),
 ];
 
-/// Where a PersistentVolume names a secret that the node needs.
+/// Fields of a PersistentVolume that name a secret which the node needs.
 const PERSISTENT_VOLUME_SECRET_FIELDS: &[(&str, &str)] = &[
     ("cephfs", "secretRef"),
     ("cinder", "secretRef"),
@@ -47,12 +46,13 @@ const PERSISTENT_VOLUME_SECRET_FIELDS: &[(&str, &str)] = &[
     ("storageos", "secretRef"),
 ];
 
-/// Whether a pod is the copy of one that a node runs by itself.
+/// Whether the pod is a mirror pod: the API object of a static pod.
 pub fn is_mirror(pod: &Value) -> bool {
     pod.at("metadata").at("annotations").has(MIRROR_ANNOTATION)
 }
 
-/// Everything a pod refers to in its own namespace.
+/// Visits every reference of a pod within its namespace. Upstream: `VisitPodSecretNames` and
+/// others.
 pub fn visit_pod_references<'a>(pod: &'a Value, mut visit: impl FnMut(ReferenceKind, &'a str)) {
     let mut visit = |kind, name: &'a str| {
         if !name.is_empty() {
@@ -100,13 +100,14 @@ pub fn visit_pod_references<'a>(pod: &'a Value, mut visit: impl FnMut(ReferenceK
     visit(ReferenceKind::ResourceClaim, extended.text("resourceClaimName"));
 }
 
-/// The claims made for a pod's ephemeral volumes, which are named after both.
+/// The names of the PersistentVolumeClaims for a pod's ephemeral volumes.
 pub fn ephemeral_claims(pod: &Value) -> impl Iterator<Item = String> {
     let volumes = pod.at("spec").items("volumes").iter().filter(|volume| volume.has("ephemeral"));
     volumes.map(|volume| format!("{}-{}", pod.at("metadata").text("name"), volume.text("name")))
 }
 
-/// The namespaces and names of the secrets that nodes need for a PersistentVolume.
+/// Namespaces and names of the secrets that nodes need for a PersistentVolume. Upstream:
+/// `VisitPVSecretNames`.
 pub fn secrets_of_volume(volume: &Value) -> Vec<(&str, &str)> {
     let spec = volume.at("spec");
     let claim_namespace = spec.at("claimRef").text("namespace");
@@ -115,7 +116,7 @@ pub fn secrets_of_volume(volume: &Value) -> Vec<(&str, &str)> {
     let mut secrets = Vec::new();
     for (source, field) in PERSISTENT_VOLUME_SECRET_FIELDS {
         let secret = spec.at(source).at(field);
-        // These have always named a namespace of their own.
+        // These sources require a namespace. The others fall back to the claim's namespace.
         let own = matches!(*source, "cinder" | "csi" | "storageos");
         let namespace = secret.text("namespace");
         secrets.push((if own { namespace } else { or_claim_namespace(namespace) }, secret.text("name")));
@@ -126,7 +127,7 @@ pub fn secrets_of_volume(volume: &Value) -> Vec<(&str, &str)> {
     secrets
 }
 
-/// What a pod that no secret may leave the server for refers to, in upstream's words.
+/// The first reference that a mirror pod may not have, worded as upstream does.
 pub fn forbidden_in_mirror(pod: &Value) -> Result<Option<&'static str>, String> {
     let spec = pod.at("spec");
     let mut kinds = [false; REFERENCE_KINDS];
@@ -157,7 +158,7 @@ pub fn forbidden_in_mirror(pod: &Value) -> Result<Option<&'static str>, String> 
     Ok(None)
 }
 
-/// What each kind of volume refers to.
+/// What each volume source references; empty if it references nothing.
 const VOLUME_SOURCE_REFERENCES: &[(&str, &str)] = &[
     ("awsElasticBlockStore", ""),
     ("azureDisk", ""),

@@ -1,4 +1,4 @@
-//! Two nodes with one of everything each: what is the one's is not the other's.
+//! Two nodes with one object of every type each: neither may access the other's.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::object::{Object, to_stored};
 use crate::request::{Route, Target, route, verb};
 use crate::tests::TestServer;
 
-/// A pod on a node that refers to something of every kind by every way there is.
+/// A pod on a node that references something of every kind in every possible way.
 fn pod(name: &str, node: &str) -> Value {
     json!({
         "metadata": {"name": name, "namespace": "n"},
@@ -66,7 +66,7 @@ fn volume(node: &str) -> Value {
     })
 }
 
-/// With the number of its kind in `FOLLOWED`.
+/// With the index of its resource in `SOURCE_RESOURCES`.
 fn node_objects(node: &str) -> Vec<(usize, Value)> {
     vec![
         (0, pod(&format!("pod-{node}"), node)),
@@ -99,7 +99,7 @@ fn user(node: &str) -> User {
     User { name: format!("{NODE_USER_PREFIX}{node}"), groups: vec![NODES_GROUP.into()], ..User::default() }
 }
 
-/// What is of one node, `{}` standing for its name, and what that node may do with it.
+/// The objects of one node (`{}` is its name), and the verbs that the node may use on them.
 const OWN_OBJECTS: &[(&str, &str, &str, &str, &[&str])] = &[
     ("", "secrets", "n", "pull-{}", &["get", "list", "watch"]),
     ("", "secrets", "n", "env-from-{}", &["get", "list", "watch"]),
@@ -140,7 +140,7 @@ const OWN_OBJECTS: &[(&str, &str, &str, &str, &[&str])] = &[
     ),
 ];
 
-/// What NodeRestriction judges, since only the object tells whose it is.
+/// Requests that NodeRestriction decides, since only the object names its node.
 const CHECKED_BY_ADMISSION: &[(&str, &str)] = &[
     ("pods", "create"),
     ("pods", "delete"),
@@ -194,11 +194,11 @@ fn references_are_deleted_with_the_pod() {
     apply(&mut graph, 0, &pod("second-a", "a"), false);
     apply(&mut graph, 0, &pod("pod-a", "a"), true);
     let secret = VertexType::Referenced(ReferenceKind::Secret);
-    assert!(graph.is_related(secret, "n", "env-a", "a"), "another pod still needs it");
+    assert!(graph.is_related(secret, "n", "env-a", "a"), "another pod still references it");
     assert!(!graph.is_related(VertexType::Pod, "n", "pod-a", "a"));
     apply(&mut graph, 0, &pod("second-a", "a"), true);
     assert!(!graph.is_related(secret, "n", "env-a", "a"));
-    assert!(!graph.is_related(secret, "other", "stage-a", "a"), "the volume leads to no pod any more");
+    assert!(!graph.is_related(secret, "other", "stage-a", "a"), "no pod references the volume");
     assert!(graph.is_related(secret, "other", "stage-b", "b"));
     all.iter().for_each(|(kind, value)| apply(&mut graph, *kind, value, true));
     assert!(graph.is_empty());
@@ -224,7 +224,8 @@ fn mirror_pods_grant_no_access() {
     }
 }
 
-/// Pods that look as if they were on a node, and pods that change while they are on one.
+/// Pods whose text mentions a node without being on one, and pods that change while they are on
+/// one.
 #[test]
 fn graph_follows_new_pod_references() {
     let mut graph = Graph::default();
@@ -247,7 +248,7 @@ fn graph_follows_new_pod_references() {
     assert!(graph.is_empty());
 }
 
-/// In any order of changes, the graph is the one that the last states alone would make.
+/// In any order of changes, the graph equals the one built from the last states alone.
 #[test]
 fn graph_is_the_same_for_any_order_of_changes() {
     let mut seed = 7u64;
@@ -266,7 +267,7 @@ fn graph_is_the_same_for_any_order_of_changes() {
             _ => (0, pod(name, node)),
         };
         let key = (kind, value["metadata"]["name"].to_string());
-        // A pod does not move: it goes and comes.
+        // A pod does not move between nodes: it is deleted and created.
         if let Some(old) = objects.remove(&key) {
             apply(&mut graph, kind, &old, true);
         }
@@ -395,7 +396,7 @@ fn reasons_match_upstream() {
         "get resourceslices/x.resource.k8s.io :slice-a",
         expect!["no cannot authorize ResourceSlice subresources"],
     );
-    // The same for all nodes.
+    // Permissions that all nodes share.
     check("list services", expect!["yes"]);
     check("create events n:", expect!["yes"]);
     check("create certificatesigningrequests.certificates.k8s.io", expect!["yes"]);
@@ -423,7 +424,7 @@ fn node_users_need_prefix_and_group() {
 async fn authorize_request(test_server: &TestServer, node: &str, request: &str) -> String {
     let (method, path) = request.split_once(' ').expect("a method and a path");
     let Ok(Route::Resource(target)) = route(&test_server.server.registry, path) else {
-        panic!("{path} is no resource")
+        panic!("{path} is not a resource path")
     };
     let request_info = RequestInfo::Resource(
         verb(&method.parse().expect("a method"), &target, false),
@@ -435,7 +436,7 @@ async fn authorize_request(test_server: &TestServer, node: &str, request: &str) 
     answer.map_or_else(|status| status.message, |()| "may".to_owned())
 }
 
-/// The whole way: what is written to the store opens and closes doors.
+/// End to end: authorization follows the objects in the store.
 #[tokio::test]
 async fn authorization_follows_stored_objects() {
     let test_server = TestServer::start().await;
@@ -458,7 +459,7 @@ async fn authorization_follows_stored_objects() {
         authorize_request(&test_server, "b", secret).await,
         forbidden.replace("node:a", "node:b").replace("'a'", "'b'")
     );
-    // As if so much had happened that the graph must be made anew.
+    // As if so many events had expired that the graph must be rebuilt.
     let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the table");
     test_server
         .server

@@ -1,9 +1,9 @@
-//! Decodes only what people are shown: the rest of a pod is most of it, and no column reads it.
+//! Decodes an object for tables: skips the large fields of pods that no column reads.
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Fields of a pod's spec and of its containers that no column shows; a test holds the columns to it.
+/// Fields of pod specs and containers that no column reads. A test checks the columns against them.
 pub const SKIPPED_POD_FIELDS: &[&str] = &[
     "affinity",
     "imagePullSecrets",
@@ -27,13 +27,13 @@ pub const SKIPPED_CONTAINER_FIELDS: &[&str] = &[
     "volumeMounts",
 ];
 
-/// The object without what no column shows; null where the bytes are no JSON.
+/// Decodes without the skipped fields; null for invalid JSON.
 pub fn decode_for_table(bytes: &[u8]) -> Value {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     Location::Other.deserialize(&mut deserializer).unwrap_or_default()
 }
 
-/// Where in the object a value stands.
+/// The position of a value in the object.
 #[derive(Clone, Copy)]
 enum Location {
     Metadata,
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(decode_for_table(b"{\"a\":"), Value::Null);
     }
 
-    /// Every kind's manifest prints the same cells with and without what is skipped.
+    /// The columns of every manifest print the same cells with and without the skipped fields.
     #[test]
     fn columns_do_not_read_skipped_fields() {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../api/tests/manifests");

@@ -1,4 +1,4 @@
-//! The definitions of custom kinds: what their schemas say, in the words of each version of OpenAPI.
+//! OpenAPI definitions of custom resources, converted from their structural schemas.
 
 use api::Resource;
 use api::json::JsonExt as _;
@@ -23,10 +23,11 @@ pub fn with_custom(mut definitions: Definitions, rows: &[&'static Resource]) -> 
     definitions
 }
 
-/// The definitions of a kind and of its list.
+/// The definitions of a custom resource and of its list.
 fn kind_definitions(definitions: &Definitions, row: &'static Resource) -> (Value, Value) {
     let form = definitions.version();
-    // Not kept: a kind that is only looked at needs no form.
+    // Read from the definition instead of the cached version schema: a resource that only appears
+    // in OpenAPI needs none.
     let version_spec = row.custom.map(|slot| slot.definition().version_spec(row.version)).unwrap_or_default();
     let schema = version_spec.path("schema.openAPIV3Schema");
     let opaque =
@@ -87,8 +88,8 @@ fn reference(name: &str, description: &str, form: OpenApiVersion) -> Value {
     reference
 }
 
-/// A schema as it is published. In version 2 much of it cannot be said, and kubectl cannot cope with some of
-/// what could.
+/// Converts a schema for publishing. OpenAPI v2 cannot express much of it, and kubectl cannot
+/// handle some of the rest. Upstream: `ToStructuralOpenAPIV2`.
 fn convert_schema(schema: &Value, form: OpenApiVersion) -> Value {
     let Value::Object(fields) = schema else { return schema.clone() };
     let mut out = Map::new();
@@ -123,7 +124,7 @@ fn convert_schema(schema: &Value, form: OpenApiVersion) -> Value {
     if nullable || no_items || open && is(fields, "object") {
         fields.remove("type");
     }
-    // What may be null cannot be required where null cannot be said.
+    // Nullable fields cannot be required where null cannot be expressed.
     let null_fields: Vec<&String> = schema
         .at("properties")
         .as_object()
@@ -141,7 +142,7 @@ fn convert_schema(schema: &Value, form: OpenApiVersion) -> Value {
     out
 }
 
-/// Clients that do not know the extension are told what it means.
+/// Expands `x-kubernetes-int-or-string` for clients that do not know the extension.
 fn expand_int_or_string(schema: &mut Value) {
     let either = json!([{"type": "integer"}, {"type": "string"}]);
     let is_declared = |schema: &Value| {
@@ -160,7 +161,7 @@ fn expand_int_or_string(schema: &mut Value) {
     }
 }
 
-/// Objects inside objects have what all objects have.
+/// Adds apiVersion, kind and metadata to embedded resources.
 fn add_embedded(schema: &mut Value, form: OpenApiVersion) {
     let Some(fields) = schema.as_object_mut() else { return };
     if let Some(Value::Object(properties)) = fields.get_mut("properties") {

@@ -1,14 +1,15 @@
-//! The OpenAPI 2 document as protobuf, by the messages of the gnostic project: what client-go's
-//! `OpenAPISchema` asks for.
+//! Encodes the OpenAPI v2 document as protobuf with the messages of the gnostic project, as
+//! client-go's `OpenAPISchema` requests it.
 //!
-//! A message's fields are listed as JSON name and number, so that the document is written by walking it.
+//! The fields of a message are listed as JSON name and field number; encoding walks the JSON
+//! document.
 
 use schema::protobuf::Writer;
 use serde_json::{Map, Value};
 
 type Object = Map<String, Value>;
 
-/// Strings, lists of strings and booleans of these names under these numbers.
+/// The field numbers of strings, lists of strings and booleans, by JSON name.
 type FieldNumbers = &'static [(&'static str, u32)];
 
 const INFO: FieldNumbers = &[("title", 1), ("version", 2)];
@@ -134,7 +135,7 @@ fn schema(schema: &Object, writer: &mut Writer) {
     extensions(schema, 31, writer);
 }
 
-/// Extensions are kept as YAML, of which JSON is a part.
+/// Extensions are encoded as YAML, of which JSON is a subset.
 fn extensions(owner: &Object, number: u32, writer: &mut Writer) {
     for (name, value) in owner.iter().filter(|(name, _)| name.starts_with("x-")) {
         writer.message(number, |writer| {
@@ -150,7 +151,7 @@ fn write_nested(owner: &Object, field: &str, write: impl FnOnce(&Object)) {
     }
 }
 
-/// A map, as a message (`number`) of named values (`entry`).
+/// Encodes a map as a message (field `number`) of named values (field `entry`).
 fn write_named_map(
     owner: &Object,
     field: &str,

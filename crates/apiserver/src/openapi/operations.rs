@@ -1,4 +1,4 @@
-//! Which operations there are on which paths, the same for both versions of OpenAPI.
+//! Generates the operations of all paths, for both versions of OpenAPI.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,8 @@ const PATCH_MEDIA_TYPES: &[&str] = &[
 ];
 const ANY_MEDIA_TYPE: &[&str] = &["*/*"];
 
-/// The kinds whose deletion answers with the object. Upstream decided so before `Status` was the custom.
+/// The resources whose deletion returns the object; all others return a `Status`. Fixed for
+/// compatibility upstream.
 const DELETE_RETURNS_OBJECT: &[&str] = &[
     "CSIDriver",
     "CSINode",
@@ -54,7 +55,7 @@ const DELETE_RETURNS_OBJECT: &[&str] = &[
     "VolumeAttributesClass",
 ];
 
-/// By path, in the order they were added.
+/// Operations by path, in the order they were added.
 pub type Paths = BTreeMap<String, Vec<Operation>>;
 
 #[derive(Clone, Debug)]
@@ -66,7 +67,7 @@ pub struct Operation {
     pub consumes: &'static [&'static str],
     pub produces: &'static [&'static str],
     pub parameters: Vec<Parameter>,
-    /// The body's definition, and whether there must be one.
+    /// The definition of the body, and whether it is required.
     pub body: Option<(String, bool)>,
     pub responses: Vec<(u16, ResponseSchema)>,
     pub action: Option<&'static str>,
@@ -80,7 +81,7 @@ pub enum ResponseSchema {
     Text,
 }
 
-/// Every operation on these rows.
+/// All operations of these rows.
 pub fn paths(rows: &[&'static Resource], definitions: &Definitions) -> Paths {
     let parameters = Parameters { definitions };
     let mut paths = Paths::new();
@@ -128,7 +129,7 @@ fn discovery(id: &str, description: &str, tag: &str, answer: &str) -> Operation 
     }
 }
 
-/// How a row's group and version are spelled in paths, identifiers and tags.
+/// A row's group and version as spelled in paths, operation IDs and tags.
 struct GroupVersionNames {
     base: String,
     group: String,
@@ -141,7 +142,7 @@ impl GroupVersionNames {
             "" => format!("/api/{}", row.version),
             group => format!("/apis/{group}/{}", row.version),
         };
-        // The common suffix goes; what is left of `rbac.authorization.k8s.io` becomes RbacAuthorization.
+        // Drops the common suffix: `rbac.authorization.k8s.io` becomes `RbacAuthorization`.
         let group = match row.group.strip_suffix(".k8s.io").unwrap_or(row.group) {
             "" => "Core".to_owned(),
             group => group.split('.').map(to_upper_first).collect(),
@@ -212,7 +213,7 @@ impl OperationBuilder<'_> {
         }
     }
 
-    /// An operation on the row itself; `words` make up its identifier around the kind.
+    /// An operation on the resource itself; `verb` and `suffix` enclose the kind in its ID.
     fn operation(
         &self,
         method: &'static str,
@@ -253,7 +254,7 @@ impl OperationBuilder<'_> {
             } else {
                 CUSTOM_RESOURCE_MEDIA_TYPES
             };
-            // Custom kinds answer to a patch with what there was.
+            // Upstream documents only 200 for patches of custom resources.
             if operation.method == "patch" {
                 operation.responses.truncate(1);
             }
@@ -441,7 +442,7 @@ impl OperationBuilder<'_> {
     fn connect_operation(&self, method: &'static str, sub: &Subresource, suffix: &str) -> Operation {
         let suffix = format!("{}{suffix}", to_upper_first(sub.name));
         let mut operation = self.operation(method, "connect", ("connect", &suffix), false);
-        // The method stands between the version and the rest.
+        // The method follows the version in the operation ID. 7 is the length of `connect`.
         let (prefix, rest) = operation.id.split_at(7 + self.names.group.len() + self.names.version.len());
         operation.id = format!("{prefix}{}{rest}", to_upper_first(method));
         operation.description =
@@ -461,7 +462,7 @@ fn schema_responses(codes: &[u16], definition: &str) -> Vec<(u16, ResponseSchema
     codes.iter().map(|code| (*code, ResponseSchema::Definition(definition.to_owned()))).collect()
 }
 
-/// The name of the definition of a row's kind, or of its list.
+/// The definition name of a row's kind or of its list.
 pub fn definition_of(row: &Resource, kind: &str) -> String {
     if row.custom.is_none() {
         return definition(row.group, row.version, kind);
@@ -470,7 +471,7 @@ pub fn definition_of(row: &Resource, kind: &str) -> String {
     format!("{}.{}.{kind}", group.join("."), row.version)
 }
 
-/// The name of the definition of a kind.
+/// The definition name of a built-in kind.
 fn definition(group: &str, version: &str, kind: &str) -> String {
     match kubernetes().type_by_kind(group, version, kind) {
         Some(id) => kubernetes().get(id).name.to_string(),
@@ -478,7 +479,7 @@ fn definition(group: &str, version: &str, kind: &str) -> String {
     }
 }
 
-/// With a space on either side; plurals have none.
+/// The article between spaces; plurals have none.
 fn a_or_an(noun: &str) -> &'static str {
     match noun.chars().next() {
         _ if noun.ends_with('s') && !noun.ends_with("ss") => " ",
@@ -487,7 +488,7 @@ fn a_or_an(noun: &str) -> &'static str {
     }
 }
 
-/// What an answer's code is called.
+/// The description of a response code.
 pub fn status_reason(code: u16) -> &'static str {
     match code {
         200 => "OK",
@@ -497,7 +498,7 @@ pub fn status_reason(code: u16) -> &'static str {
     }
 }
 
-/// The parameters that all of a path's operations have, which belong to the path; both parts sorted.
+/// Moves the parameters that all operations of a path share to the path. Both lists end up sorted.
 pub fn take_shared_parameters(operations: &mut [Operation]) -> Vec<Parameter> {
     let key = |parameter: &Parameter| (parameter.name.clone(), parameter.location);
     let mut shared: Vec<Parameter> =

@@ -1,4 +1,4 @@
-//! The parameters of operations: those in the path, and the fields of the options types.
+//! The parameters of operations: path parameters, and the fields of the options types.
 
 use schema::openapi::Definitions;
 use schema::{Shape, kubernetes};
@@ -28,7 +28,7 @@ impl ParameterLocation {
     }
 }
 
-/// What operations ask for beside a body.
+/// Builds the parameters of operations.
 pub struct Parameters<'d> {
     pub definitions: &'d Definitions,
 }
@@ -84,7 +84,7 @@ impl Parameters<'_> {
         parameters
     }
 
-    /// The fields of an options type that fit into a query.
+    /// The fields of an options type that can be query parameters.
     pub fn options(&self, name: &str) -> Vec<Parameter> {
         let Some(id) = kubernetes().type_by_name(name) else { return Vec::new() };
         let fields = kubernetes().get(id).fields.iter();

@@ -1,11 +1,11 @@
-//! Our documents beside upstream's, where its published one is at hand.
+//! Compares the documents with upstream's published ones, if those are available.
 
 use std::fs;
 use std::path::Path;
 
 use super::*;
 
-/// What differs from upstream and is meant to.
+/// The expected differences from upstream.
 const EXPECTED_DIFF: &[&str] = &[
     // Not served.
     "/.well-known/openid-configuration/",
@@ -14,7 +14,7 @@ const EXPECTED_DIFF: &[&str] = &[
     "/logs/",
     "/logs/{logpath}",
     "/openid/v1/jwks/",
-    // Newer than the source of the descriptions, or laid out differently by it.
+    // Newer than the source of the descriptions, or formatted differently there.
     "parameter sendInitialEvents description",
     "parameter shardSelector description",
 ];
@@ -35,7 +35,7 @@ fn reference() -> Option<Value> {
     }
 }
 
-/// Without the media types that are alpha upstream, and with recurring parameters in their places.
+/// Without media types that are alpha upstream, and with shared parameters inlined.
 fn flatten(value: &Value, parameters: &Value) -> Value {
     match value {
         Value::Array(list) => list
@@ -89,7 +89,7 @@ fn paths_match_upstream() {
     diff.extend(
         actual.as_object().expect("paths").keys().filter(|path| expected.get(path).is_none()).cloned(),
     );
-    // Hundreds of operations share a parameter, so what is said of one is said once.
+    // Hundreds of operations share a parameter, so each difference is reported once.
     let mut unique_lines: BTreeSet<String> = BTreeSet::new();
     for line in diff {
         unique_lines.insert(match line.split_once(" parameters ") {
@@ -108,7 +108,7 @@ fn shared_parameter_names_match_upstream() {
     let actual = document["parameters"].as_object().expect("parameters");
     let missing: Vec<&str> =
         expected.keys().filter(|name| !actual.contains_key(*name)).map(String::as_str).collect();
-    // Those whose descriptions differ, and that of a path that is not served.
+    // Parameters whose descriptions differ, and the one of a path that is not served.
     assert_eq!(missing.join(" "), "logpath-Noq7euwC sendInitialEvents-rLXlEK_k shardSelector-Kgyki_3_");
 }
 
@@ -129,7 +129,7 @@ fn includes_only_referenced_definitions() {
 fn every_index_entry_has_a_document() {
     let index = v3_index(&rows());
     for (name, entry) in index["paths"].as_object().expect("paths") {
-        let document = v3_document(&rows(), name).expect("what the index names is there");
+        let document = v3_document(&rows(), name).expect("every document in the index exists");
         assert_eq!(entry["serverRelativeURL"], format!("/openapi/v3/{name}?hash={}", document.hash));
         let value: Value = serde_json::from_slice(&document.bytes).expect("a document is JSON");
         let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! OpenAPI 2: one document, with the parameters that recur set apart.
+//! OpenAPI v2: one document, with shared parameters under `parameters`.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ fn operation(operation: &Operation, named: &mut BTreeMap<String, Value>) -> Valu
     value
 }
 
-/// Bodies of the machinery's own types recur; those of kinds do not.
+/// Bodies of apimachinery types are shared parameters; those of resources are not.
 fn body(name: &str, required: bool, named: &mut BTreeMap<String, Value>) -> Value {
     let mut text = r#"{"name":"body","in":"body""#.to_owned();
     let mut value = json!({"in": "body", "name": "body", "schema": OpenApiVersion::V2.reference(name)});
@@ -113,7 +113,7 @@ fn parameter(parameter: &Parameter, named: &mut BTreeMap<String, Value>) -> Valu
         "type": parameter.kind,
         "uniqueItems": true,
     });
-    // The hash below is over upstream's order of keys.
+    // The hash covers upstream's order of keys.
     let mut text = format!(r#"{{"uniqueItems":true,"type":"{}""#, parameter.kind);
     if !parameter.description.is_empty() {
         value["description"] = parameter.description.clone().into();
@@ -125,7 +125,7 @@ fn parameter(parameter: &Parameter, named: &mut BTreeMap<String, Value>) -> Valu
         text.push_str(r#","required":true"#);
     }
     text.push('}');
-    // Old clients look for these two where they are used.
+    // Upstream inlines these for clients that do not resolve references.
     match parameter.name.as_str() {
         "name" | "dryRun" | "fieldValidation" => value,
         name => add_shared_parameter(name, &text, value, named),
@@ -139,7 +139,7 @@ fn add_shared_parameter(name: &str, text: &str, value: Value, named: &mut BTreeM
     reference
 }
 
-/// The 64-bit Fowler-Noll-Vo hash in its first form.
+/// The 64-bit FNV-1 hash.
 fn fnv(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte))

@@ -1,4 +1,4 @@
-//! OpenAPI 3: a document for every group and version.
+//! OpenAPI v3: one document per group and version.
 
 use api::Resource;
 use schema::openapi::{Definitions, OpenApiVersion, collect_references};
@@ -8,7 +8,7 @@ use super::operations::{Operation, ResponseSchema, paths, status_reason, take_sh
 use super::parameters::{Parameter, ParameterLocation};
 use super::v2::{bearer_token, info};
 
-/// `name` is one of the index: `api`, `api/v1`, `apis/apps`, `apis/apps/v1`, `version`.
+/// `name` is listed in the index: `api`, `api/v1`, `apis/apps`, `apis/apps/v1`, `version`.
 pub fn document(rows: &[&'static Resource], name: &str, definitions: &Definitions) -> Value {
     let group_version = group_version(name);
     let rows: Vec<&'static Resource> = rows
@@ -48,7 +48,7 @@ fn group_version(name: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// Of a kind that is known in every group, such as DeleteOptions, only what concerns this one is said.
+/// Of a kind that every group has, such as DeleteOptions, retains only this group version and `v1`.
 fn retain_group_version_kinds(schema: &mut Value, group: &str, version: &str) {
     let Some(Value::Array(kinds)) = schema.get_mut("x-kubernetes-group-version-kind") else { return };
     if kinds.len() > 1 {

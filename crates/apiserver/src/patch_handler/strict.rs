@@ -1,14 +1,15 @@
-//! What strict field validation has against a patch itself, before it is applied: fields that stand twice.
+//! Strict field validation of a patch itself before it is applied: duplicate fields, and unknown
+//! fields of JSON patch operations.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Upstream stops collecting complaints here.
+/// Upstream stops collecting errors at this number.
 const MAX_ERRORS: usize = 100;
 
-/// The complaints about a JSON text; what is no JSON is for others to say.
+/// The strict decoding errors of a JSON text. Invalid JSON is reported elsewhere.
 pub fn strict_errors(text: &[u8], is_json_patch: bool) -> Vec<String> {
     let mut collector = ErrorCollector { path: String::new(), is_json_patch, depth: 0, errors: Vec::new() };
     let _ = StrictVisitor(&mut collector).deserialize(&mut serde_json::Deserializer::from_slice(text));
@@ -17,7 +18,7 @@ pub fn strict_errors(text: &[u8], is_json_patch: bool) -> Vec<String> {
 
 struct ErrorCollector {
     path: String,
-    /// The text is a JSON patch, whose operations have no other fields than these.
+    /// The text is a JSON patch, whose operations allow only `OPERATION_FIELDS`.
     is_json_patch: bool,
     depth: usize,
     errors: Vec<String>,

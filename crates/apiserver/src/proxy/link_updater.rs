@@ -1,6 +1,7 @@
-//! Links in what comes through a proxy: those that lead to the same server are made to lead through the proxy.
+//! Rewrites links in proxied responses: links to the proxied server lead through the proxy.
+//! Upstream: `proxyutil.Transport`.
 
-/// Which attributes of which elements are links; `*` elements are those listed together.
+/// The attributes of elements that contain links, as upstream's `atomsToAttrs`.
 const LINK_ATTRIBUTES: &[(&[&str], &[&str])] = &[
     (&["a", "area", "base", "link"], &["href"]),
     (&["audio", "embed", "script", "source"], &["src"]),
@@ -19,18 +20,18 @@ const LINK_ATTRIBUTES: &[(&[&str], &[&str])] = &[
     (&["video"], &["poster", "src"]),
 ];
 
-/// What links are to lead through, and which hosts are the server's own.
+/// The proxy path, and the hosts whose links are rewritten.
 pub struct LinkUpdater<'a> {
-    /// The path of the proxy.
+    /// The path of the proxy, up to `/proxy`.
     pub prefix: &'a str,
-    /// The server's own address.
+    /// The address of the proxied server.
     pub upstream_addr: &'a str,
-    /// What the client calls us.
+    /// The host that the client used for this server.
     pub host: &'a str,
 }
 
 impl LinkUpdater<'_> {
-    /// The link that leads through the proxy; `None` for one that is to stay as it is.
+    /// The link through the proxy; `None` if it must not be changed.
     pub fn proxied_link(&self, link: &str) -> Option<String> {
         let (before, path) = match link.find("//") {
             Some(0) => self.split_own_host(link, 2)?,
@@ -46,7 +47,8 @@ impl LinkUpdater<'_> {
         Some(format!("{before}{}{path}", self.prefix))
     }
 
-    /// Splits a link whose host begins at `at`, if it is one of ours: what stays before the path, and the path.
+    /// Splits a link whose host starts at `at` and is one of the rewritten hosts: the part before
+    /// the path, and the path.
     fn split_own_host<'l>(&self, link: &'l str, at: usize) -> Option<(&'l str, &'l str)> {
         let end = link[at..].find(['/', '?', '#']).map_or(link.len(), |end| at + end);
         match &link[at..end] {
@@ -56,7 +58,7 @@ impl LinkUpdater<'_> {
         }
     }
 
-    /// A page with all its links led through the proxy. Everything else stays byte by byte.
+    /// Rewrites the links of a page. All other bytes stay unchanged.
     pub fn update_page(&self, page: &[u8]) -> Vec<u8> {
         let Ok(text) = std::str::from_utf8(page) else { return page.to_vec() };
         let mut out = String::with_capacity(page.len() + 256);
@@ -73,7 +75,7 @@ impl LinkUpdater<'_> {
             let length = self.update_element(rest, &mut out);
             let name = name_of(&rest[1..]).to_ascii_lowercase();
             rest = &rest[length..];
-            // What is in there is no markup.
+            // The content of these elements is not markup.
             if matches!(name.as_str(), "script" | "style" | "textarea" | "title") {
                 let end = find_close(rest, &name);
                 out.push_str(&rest[..end]);
@@ -84,7 +86,7 @@ impl LinkUpdater<'_> {
         out.into_bytes()
     }
 
-    /// Writes one element's beginning, and says how long it was.
+    /// Writes one start tag and returns its length in the input.
     fn update_element(&self, text: &str, out: &mut String) -> usize {
         let name = name_of(&text[1..]);
         let lower = name.to_ascii_lowercase();
@@ -111,7 +113,7 @@ impl LinkUpdater<'_> {
             }
             let end =
                 rest.find(|c: char| c.is_whitespace() || matches!(c, '=' | '>' | '/')).unwrap_or(rest.len());
-            // A stray sign is nothing but itself.
+            // A stray character is copied as it is.
             let end = end.max(rest.chars().next().map_or(1, char::len_utf8));
             let attribute = rest[..end].to_ascii_lowercase();
             out.push_str(&rest[..end]);
@@ -139,7 +141,7 @@ fn name_of(text: &str) -> &str {
     if text.starts_with(|c: char| c.is_ascii_alphabetic()) { &text[..end] } else { "" }
 }
 
-/// An attribute's value, and how much text it takes with its quotes.
+/// An attribute's value, and its length in the input including quotes.
 fn value_of(text: &str) -> (&str, usize) {
     for quote in ['"', '\''] {
         if let Some(inner) = text.strip_prefix(quote) {

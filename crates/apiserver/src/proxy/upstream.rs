@@ -1,4 +1,4 @@
-//! What stands behind a node, a pod or a service.
+//! Resolves a node, pod or service to the address that the proxy connects to.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::kubelets::UpstreamAddr;
 use crate::request::Target;
 use crate::server::Server;
 
-/// How the far end is spoken to.
+/// How the proxy connects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UpstreamTransport {
     Plain,
-    /// Over TLS, whoever it is: an address of a pod says nothing about names.
+    /// TLS without certificate verification: a pod's address does not determine a name to verify.
     Tls,
-    /// As the API server, to a certificate of the cluster.
+    /// TLS with the API server's client certificate; the kubelet's certificate is verified.
     Kubelet,
 }
 
-/// Where a request goes.
+/// The resolved destination of a proxy request.
 #[derive(Debug, PartialEq)]
 pub struct Upstream {
     pub addr: UpstreamAddr,
@@ -36,7 +36,7 @@ impl Upstream {
     }
 }
 
-/// A name as it is in paths: `name`, `name:port` or `scheme:name:port`.
+/// A name as in proxy paths: `name`, `name:port` or `scheme:name:port`.
 #[derive(Debug, PartialEq)]
 struct ProxyName<'a> {
     scheme: &'a str,
@@ -76,7 +76,7 @@ impl ProxyName<'_> {
     }
 }
 
-/// Finds what a request for `proxy` is meant for.
+/// Resolves the destination of a proxy request.
 pub async fn resolve(server: &Arc<Server>, target: &Target) -> Result<Upstream, Status> {
     let kind = target.resource.singular();
     let Some(proxy_name) = ProxyName::parse(&target.name) else {
@@ -118,7 +118,7 @@ fn pod(proxy_name: &ProxyName<'_>, pod: &Value) -> Result<Upstream, Status> {
     })
 }
 
-/// One of the pods that a service stands for; by chance, as long as it has the port.
+/// A random endpoint of a service that has the port and is the address of a pod.
 async fn service(
     server: &Arc<Server>,
     proxy_name: &ProxyName<'_>,
@@ -135,8 +135,8 @@ async fn service(
         };
         port = found.text("name").to_owned();
     }
-    let endpoints =
-        api::resource_table::find_resource("", "v1", "endpoints").expect("endpoints are in the table");
+    let endpoints = api::resource_table::find_resource("", "v1", "endpoints")
+        .expect("endpoints are in the resource table");
     let endpoints =
         Target { name: proxy_name.name.to_owned(), ..Target::collection(endpoints, &target.namespace) };
     let object = server.current(&endpoints).await?.ok_or_else(|| endpoints.not_found())?.value();
@@ -166,19 +166,19 @@ async fn service(
     Err(unavailable(format!("no endpoints available for service {id:?}")))
 }
 
-/// Somebody who may write endpoints must not reach whatever they like from here.
+/// Users who may write Endpoints must not reach arbitrary addresses through the proxy.
 fn is_pod_address(server: &Server, address: &Value, namespace: &str) -> bool {
     let reference = address.at("targetRef");
     if reference.text("kind") != "Pod" || reference.text("namespace") != namespace {
         return false;
     }
-    let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the table");
+    let pods = api::resource_table::find_resource("", "v1", "pods").expect("pods are in the resource table");
     let target = Target { name: reference.text("name").to_owned(), ..Target::collection(pods, namespace) };
     let Some(pod) = server.find(&target).map(|pod| pod.value()) else { return false };
     pod.at("status").items("podIPs").iter().any(|ip| ip.text("ip") == address.text("ip"))
 }
 
-/// Neither this machine itself nor everybody at once.
+/// Rejects addresses of this machine, link-local and multicast addresses.
 fn allowed_host(host: &str) -> Result<String, Status> {
     let not_allowed = || Status::bad_request("address not allowed");
     let ip: IpAddr = host.parse().map_err(|_| not_allowed())?;

@@ -1,7 +1,7 @@
-//! The roles and bindings every cluster has, made at start and brought up to date.
+//! The default roles and bindings, created and reconciled at start.
 //!
-//! What somebody took away is given back and what they added stays, unless the object says that it does
-//! not want to be looked after.
+//! Missing rules and subjects are added, and additional ones are retained, unless the object's
+//! auto-update annotation is false.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -21,23 +21,23 @@ pub const DEFAULT_POLICY: &str = include_str!("defaults.txt");
 const AUTO_UPDATE_ANNOTATION: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const AGGREGATE_LABEL_PREFIX: &str = "rbac.authorization.k8s.io/aggregate-to-";
 
-/// The rules of one of the default ClusterRoles.
+/// The rules of a default ClusterRole.
 pub fn default_rules(name: &str) -> Vec<PolicyRule> {
     let is =
         |object: &&Value| object.text("kind") == "ClusterRole" && object.at("metadata").text("name") == name;
     objects(DEFAULT_POLICY).iter().find(is).map(PolicyRule::all_of).unwrap_or_default()
 }
 
-/// Makes what is missing and repairs what is there; afterwards decisions know of it.
+/// Creates missing objects and updates existing ones, then waits until authorization sees them.
 pub async fn ensure_defaults(server: &Server) -> Result<(), Status> {
-    // Together, so that the store can write them together.
+    // Concurrently, so that the store can commit them as one batch.
     let all = objects(DEFAULT_POLICY).into_iter().map(|desired| ensure(server, desired));
     let revisions = futures_util::future::try_join_all(all).await?;
     let latest_revision = revisions.into_iter().max().unwrap_or(0);
     server.cache.wait_until_fresh(latest_revision).await.map_err(Status::internal)
 }
 
-/// The revision of the object as it shall be.
+/// Ensures one object and returns its revision.
 async fn ensure(server: &Server, desired: Value) -> Result<Revision, Status> {
     let metadata = desired.at("metadata");
     let resource = row(match desired.text("kind") {
@@ -61,7 +61,7 @@ async fn ensure(server: &Server, desired: Value) -> Result<Revision, Status> {
                 .await
                 .map(|(result, _)| revision(&result));
         }
-        // A binding cannot be pointed elsewhere, only made anew.
+        // The roleRef of a binding is immutable: delete and create it.
         server.remove(&object).await?;
     }
     match server.create_object(&collection, desired, &options, None).await {
@@ -77,7 +77,7 @@ fn revision(result: &WriteResult) -> Revision {
     }
 }
 
-/// `found` with everything that `wanted` has and it lacks.
+/// `found` plus everything of `desired` that it lacks.
 fn add_missing(found: &Value, desired: &Value) -> Value {
     let mut after = found.clone();
     for field in ["annotations", "labels"] {
@@ -118,7 +118,7 @@ fn extend(value: &mut Value, list: &str, more: impl Iterator<Item = Value>) {
     }
 }
 
-/// Reads the table; `defaults.txt` says how.
+/// Parses the policy table; `defaults.txt` documents the format.
 pub fn objects(table: &str) -> Vec<Value> {
     let mut objects: Vec<Value> = Vec::new();
     for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -230,7 +230,7 @@ mod tests {
                     && other.at("metadata").text("name") == bound
                     && other.at("metadata").at("namespace") == object.at("metadata").at("namespace")
             };
-            assert!(bound.is_empty() || objects.iter().any(role), "{object} binds no role");
+            assert!(bound.is_empty() || objects.iter().any(role), "{object} references an unknown role");
         }
     }
 

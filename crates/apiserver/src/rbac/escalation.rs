@@ -1,4 +1,4 @@
-//! Nobody grants what they do not have: the checks on writing roles and bindings.
+//! Privilege escalation checks: users may only grant permissions that they have.
 
 use api::Status;
 use api::field::quote;
@@ -10,8 +10,8 @@ use super::{Attributes, GROUP, Rbac};
 use crate::access::{SYSTEM_PRIVILEGED_GROUP, User};
 use crate::request::Target;
 
-/// Whether `user` may store `value` (in place of `before`) at `target`. Anything but roles and bindings is
-/// none of our business.
+/// Whether `user` may store `value` (replacing `before`) at `target`. Allows anything but roles and
+/// bindings.
 pub async fn check(
     rbac: &Rbac,
     user: &User,
@@ -59,7 +59,7 @@ impl EscalationRequest<'_> {
         let has_aggregation_rule =
             |role: &Value| !role.at("aggregationRule").items("clusterRoleSelectors").is_empty();
         let uses_aggregation = has_aggregation_rule(self.value) || before.is_some_and(has_aggregation_rule);
-        // What is gathered may be anything, so whoever gathers must have everything.
+        // Aggregated rules may be anything, so the user must have all permissions.
         if uses_aggregation && self.confirm_no_escalation(&full_access_rules()).is_err() {
             return Err(self.forbidden("must have cluster-admin privileges to use the aggregationRule"));
         }
@@ -89,7 +89,7 @@ impl EscalationRequest<'_> {
         if self.rbac.evaluate(self.user, &attributes).await.allowed {
             return Ok(());
         }
-        // A Role is not found from a binding without a namespace.
+        // A ClusterRoleBinding cannot reference a Role.
         let found = match (plural, namespace) {
             ("roles", "") => None,
             _ => self.rbac.rules_of(namespace, name),
@@ -98,7 +98,7 @@ impl EscalationRequest<'_> {
         self.confirm_no_escalation(&rules)
     }
 
-    /// The user has all of `rules` where the object is.
+    /// Checks that the user holds all of `rules` in the object's namespace.
     fn confirm_no_escalation(&self, rules: &[PolicyRule]) -> Result<(), Status> {
         let resolved = self.rbac.resolve_rules(self.user, &self.target.namespace);
         let missing = missing(&resolved.rules, rules);
@@ -132,7 +132,7 @@ fn full_access_rules() -> [PolicyRule; 2] {
     [resources, PolicyRule { verbs: all(), urls: all(), ..PolicyRule::default() }]
 }
 
-/// The change is one that only garbage collection cares about.
+/// The update changes only fields that the garbage collector writes.
 fn is_only_gc_change(value: &Value, before: &Value) -> bool {
     let rest = |value: &Value| {
         let mut value = value.clone();

@@ -1,7 +1,7 @@
-//! Roles and bindings as decisions need them: by subject, with rules parsed.
+//! Roles and bindings indexed for authorization: bindings by subject, rules parsed.
 //!
-//! Kept up to date change by change. A binding points at the slot of its role, which is there before the
-//! role is and outlives it, so a role may come, change and go without its bindings being touched.
+//! Updated incrementally. A binding references the entry of its role, which exists before the role
+//! and outlives it. So a role can be created, changed and deleted without touching its bindings.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
@@ -20,14 +20,14 @@ use crate::access::User;
 #[derive(Default)]
 pub struct RbacIndex {
     roles: HashMap<RoleKey, Arc<RoleEntry>>,
-    /// By namespace; `""` are the ClusterRoleBindings.
+    /// By namespace; `""` holds the ClusterRoleBindings.
     scopes: HashMap<String, NamespaceBindings>,
 }
 
 /// The namespace (`""` for a ClusterRole) and the name.
 type RoleKey = (String, String);
 
-/// Bindings by the name of a user or a group.
+/// Bindings by user name or group name.
 type SubjectIndex = HashMap<String, Vec<Arc<Binding>>>;
 
 #[derive(Default)]
@@ -37,10 +37,11 @@ struct NamespaceBindings {
     groups: SubjectIndex,
 }
 
-/// The place of a role, whether or not there is one.
+/// The entry of a role, whether or not the role exists.
 struct RoleEntry {
     key: RoleKey,
-    /// A bit for each resource that some rule names; a clear bit means no rule needs to be looked at.
+    /// A Bloom filter of the resources in the rules: if a request's bit is clear, no rule can
+    /// match.
     mask: AtomicU64,
     rules: RwLock<Option<Arc<[PolicyRule]>>>,
 }
@@ -52,18 +53,18 @@ pub struct Binding {
     subjects: Vec<Subject>,
     role_kind: String,
     role_name: String,
-    /// `None` where the kind of role is unknown.
+    /// `None` for an unknown kind of role.
     role: Option<Arc<RoleEntry>>,
 }
 
 struct Subject {
     kind: String,
     name: String,
-    /// Of a ServiceAccount.
+    /// The namespace of a ServiceAccount.
     namespace: String,
 }
 
-/// The rules somebody has, and what went wrong finding them.
+/// The resolved rules of a user, and the errors while resolving them.
 #[derive(Default)]
 pub struct ResolvedRules {
     pub rules: Vec<PolicyRule>,
@@ -151,15 +152,16 @@ impl RbacIndex {
         self.roles.entry(key.clone()).or_insert_with(new).clone()
     }
 
-    /// A slot without a role goes with the last binding to it.
+    /// Removes an entry without a role once its last binding is gone.
     fn remove_unused(&mut self, key: &RoleKey) {
+        // Only the map references the entry: no binding does.
         let unused = |entry: &Arc<RoleEntry>| Arc::strong_count(entry) == 1 && entry.rules.read().is_none();
         if self.roles.get(key).is_some_and(unused) {
             self.roles.remove(key);
         }
     }
 
-    /// The binding that allows it, or what went wrong while looking for one.
+    /// The binding that allows the request, or the errors while resolving rules.
     pub fn find_binding(
         &self,
         user: &User,
@@ -178,7 +180,7 @@ impl RbacIndex {
         Err(self.resolution_errors(user, attributes.namespace()))
     }
 
-    /// Every rule `user` has in `namespace`.
+    /// All rules that `user` has in `namespace`.
     pub fn resolve_rules(&self, user: &User, namespace: &str) -> ResolvedRules {
         let mut resolved = ResolvedRules::default();
         for binding in self.sorted_bindings(user, namespace) {
@@ -190,7 +192,7 @@ impl RbacIndex {
         resolved
     }
 
-    /// The rules of a role; `None` where there is none.
+    /// The rules of a role; `None` if the role does not exist.
     pub fn rules_of(&self, namespace: &str, name: &str) -> Option<Arc<[PolicyRule]>> {
         self.roles.get(&(namespace.to_owned(), name.to_owned())).and_then(|entry| entry.rules.read().clone())
     }
@@ -204,7 +206,7 @@ impl RbacIndex {
         self.sorted_bindings(user, namespace).iter().filter_map(|binding| binding.rules().err()).collect()
     }
 
-    /// The bindings that apply to a user, as often as they do.
+    /// The bindings that apply to a user; one may occur several times.
     fn bindings<'a>(&'a self, user: &'a User, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Binding>> {
         let cluster = self.scopes.get("");
         let local = if namespace.is_empty() { None } else { self.scopes.get(namespace) };
@@ -215,7 +217,7 @@ impl RbacIndex {
         })
     }
 
-    /// Each binding that applies to a user once, cluster-wide ones first, by name.
+    /// The distinct bindings that apply to a user: cluster-wide ones first, then by name.
     fn sorted_bindings<'a>(&'a self, user: &'a User, namespace: &'a str) -> Vec<&'a Arc<Binding>> {
         let mut all: Vec<&Arc<Binding>> = self.bindings(user, namespace).collect();
         all.sort_by_key(|binding| (&binding.namespace, &binding.name));
@@ -225,7 +227,7 @@ impl RbacIndex {
 }
 
 impl NamespaceBindings {
-    /// The index a subject is found in, and by which key.
+    /// The index and key of a subject.
     fn index(&mut self, subject: &Subject) -> Option<(&mut SubjectIndex, String)> {
         match subject.kind.as_str() {
             "User" => Some((&mut self.users, subject.name.clone())),
@@ -249,7 +251,7 @@ impl Binding {
         })
     }
 
-    /// How this binding gives `user` what it gives: `ClusterRoleBinding "x" of ClusterRole "y" to User "z"`.
+    /// Why this binding applies to `user`: `ClusterRoleBinding "x" of ClusterRole "y" to User "z"`.
     pub fn describe(&self, user: &User) -> String {
         let (kind, name) = match self.namespace.as_str() {
             "" => ("ClusterRoleBinding", self.name.clone()),
@@ -281,7 +283,7 @@ impl Subject {
     }
 }
 
-/// Set where a rule is about paths.
+/// Set if a rule has non-resource URLs.
 const NON_RESOURCE_BIT: u64 = 1 << 63;
 
 impl Attributes<'_> {
@@ -305,7 +307,7 @@ fn mask_of(rules: &[PolicyRule]) -> u64 {
     rules.iter().map(of).fold(0, |mask, bits| mask | bits)
 }
 
-/// One of 63 bits.
+/// One of the lower 63 bits.
 fn resource_bit(resource: &str) -> u64 {
     1 << (BuildHasherDefault::<DefaultHasher>::default().hash_one(resource) % 63)
 }

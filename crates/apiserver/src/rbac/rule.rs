@@ -1,4 +1,4 @@
-//! One rule of a role: what it allows, and which other rules it covers.
+//! PolicyRules: what they allow, and which other rules they cover.
 
 use api::field::quote;
 use api::json::JsonExt as _;
@@ -65,7 +65,8 @@ impl PolicyRule {
         }
     }
 
-    /// A rule of one group, resource, verb and name (or path) for each that this one allows.
+    /// Expands the rule to rules of one group, resource, verb and name (or path) each. Upstream:
+    /// `BreakdownRule`.
     pub fn expand(&self) -> Vec<PolicyRule> {
         let one = |text: &String| vec![text.clone()];
         let mut expanded = Vec::new();
@@ -97,7 +98,7 @@ impl PolicyRule {
         expanded
     }
 
-    /// How many atoms there are.
+    /// The number of expanded rules.
     fn expanded_count(&self) -> usize {
         let names = self.names.len().max(1);
         let resources = [self.resources.len(), self.verbs.len(), names];
@@ -105,7 +106,7 @@ impl PolicyRule {
         of_resources.saturating_add(self.urls.len().saturating_mul(self.verbs.len()))
     }
 
-    /// Everything `other` allows, this rule allows too. Exact for atoms.
+    /// Whether this rule allows everything that `other` allows. Exact for expanded rules.
     fn covers(&self, other: &PolicyRule) -> bool {
         let all = |owned: &[String], requested: &[String]| {
             has(owned, "*") || requested.iter().all(|one| has(owned, one))
@@ -128,7 +129,8 @@ impl PolicyRule {
     }
 }
 
-/// As upstream prints it in refusals: `{APIGroups:["apps"], Resources:["deployments"], Verbs:["get"]}`.
+/// Upstream's format in error messages: `{APIGroups:["apps"], Resources:["deployments"],
+/// Verbs:["get"]}`.
 impl std::fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let fields = [
@@ -145,18 +147,19 @@ impl std::fmt::Display for PolicyRule {
     }
 }
 
-/// A list of strings as Go's `%q` prints it.
+/// Formats a list of strings like Go's `%q`.
 pub fn quoted_list(string_list: &[String]) -> String {
     let quoted: Vec<String> = string_list.iter().map(|text| quote(text)).collect();
     format!("[{}]", quoted.join(" "))
 }
 
-/// How many atoms are looked at one by one. A few long lists multiply to more than memory holds.
+/// The limit of expansion. A few long lists can multiply to more rules than fit in memory.
 const MAX_EXPANDED_RULES: usize = 20_000;
 
-/// The atoms of `asked` that no rule of `owned` covers.
+/// The expanded rules of `requested` that no rule of `owned` covers.
 ///
-/// A rule that goes beyond the limit must be covered by a single one, or is missing as a whole.
+/// A rule that exceeds the limit must be covered by a single owned rule; otherwise it is missing as
+/// a whole.
 pub fn missing(owned: &[PolicyRule], requested: &[PolicyRule]) -> Vec<PolicyRule> {
     let mut left = MAX_EXPANDED_RULES;
     let mut missing = Vec::new();
@@ -173,7 +176,7 @@ pub fn missing(owned: &[PolicyRule], requested: &[PolicyRule]) -> Vec<PolicyRule
     missing
 }
 
-/// Atoms that differ only in their verb become one rule.
+/// Merges expanded rules that differ only in the verb.
 pub fn compact(expanded: Vec<PolicyRule>) -> Vec<PolicyRule> {
     let mut rules: Vec<PolicyRule> = Vec::new();
     for atom in expanded {
@@ -210,7 +213,7 @@ fn resource_matches(rule: &str, resource: &str, subresource: &str) -> bool {
     }
 }
 
-/// `/healthz/*` covers everything that begins with `/healthz/`.
+/// Whether a rule's path matches: `/healthz/*` covers every path that starts with `/healthz/`.
 fn url_covers(rule: &str, path: &str) -> bool {
     rule == path || rule.ends_with('*') && path.starts_with(rule.trim_end_matches('*'))
 }

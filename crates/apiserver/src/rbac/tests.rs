@@ -1,4 +1,5 @@
-//! Decisions by hand-written expectation, in the form of `defaults.txt` and `decisions.txt`.
+//! Authorization decisions against expectations written by hand, in the format of `defaults.txt`
+//! and `decisions.txt`.
 
 mod escalation;
 mod impersonation;
@@ -13,7 +14,7 @@ use super::index::RbacIndex;
 use super::{Attributes, RBAC_RESOURCES, Rbac, defaults};
 use crate::access::User;
 
-/// The rules a role gathers from the others, as the controller does it.
+/// The aggregated rules of a role, as the clusterrole-aggregation controller computes them.
 fn aggregated_rules(role: &Value, roles: &[Value]) -> Vec<Value> {
     let mut rules: Vec<Value> = Vec::new();
     for selector in role.at("aggregationRule").items("clusterRoleSelectors") {
@@ -30,7 +31,7 @@ fn aggregated_rules(role: &Value, roles: &[Value]) -> Vec<Value> {
     rules
 }
 
-/// Objects of a policy; `of:^x` in a RoleBinding names a ClusterRole.
+/// The objects of a policy; `of:^x` in a RoleBinding references a ClusterRole.
 fn objects(policy: &str) -> Vec<Value> {
     let mut objects = defaults::objects(policy);
     for object in &mut objects {
@@ -39,7 +40,7 @@ fn objects(policy: &str) -> Vec<Value> {
             object["roleRef"].set("kind", "ClusterRole");
         }
     }
-    // Roles may be gathered from gathered ones.
+    // Aggregated roles may aggregate other aggregated roles.
     for _ in 0..3 {
         let roles: Vec<Value> =
             objects.iter().filter(|object| object.text("kind") == "ClusterRole").cloned().collect();
@@ -59,12 +60,13 @@ fn put(view: &mut RbacIndex, object: &Value) {
     }
 }
 
-/// An authorizer that knows a policy and nothing else.
+/// An authorizer with a fixed policy.
 fn rbac(policy: &str) -> Rbac {
     Rbac::with_view(|view| objects(policy).iter().for_each(|object| put(view, object)))
 }
 
-/// `name group group…`; service accounts and everybody else are also in the groups they always are in.
+/// Parses `name group group…` and adds the groups that service accounts and authenticated users
+/// always have.
 fn user(text: &str) -> User {
     let mut words = text.split_whitespace().map(str::to_owned);
     let name = words.next().unwrap_or_default();
@@ -79,7 +81,7 @@ fn user(text: &str) -> User {
     User { name, groups, ..User::default() }
 }
 
-/// `verb resource/sub.group namespace:name` or `verb /path`.
+/// Parses `verb resource/sub.group namespace:name` or `verb /path`.
 fn parse_attributes(text: &str) -> Attributes<'_> {
     let mut words = text.split_whitespace();
     let verb = words.next().expect("a verb");
@@ -94,7 +96,7 @@ fn parse_attributes(text: &str) -> Attributes<'_> {
     Attributes::Resource { verb, group, resource, subresource, namespace, name, fields: None }
 }
 
-/// Each user is a line, followed by indented `yes` or `no` and what they ask.
+/// The table has a line per user, followed by indented lines of `yes` or `no` and the request.
 #[track_caller]
 fn check_all(rbac: &Rbac, table: &str) -> usize {
     let mut subject = User::default();
@@ -159,10 +161,10 @@ RoleBinding a lost4 of:^nowhere
   User cy
 ";
 
-/// A decision that needs nobody else.
+/// Polls a decision that needs no webhook.
 #[track_caller]
 fn poll_now<T>(future: impl Future<Output = T>) -> T {
-    future.now_or_never().expect("only webhooks are waited for")
+    future.now_or_never().expect("only webhook authorizers are pending")
 }
 
 #[track_caller]
@@ -245,13 +247,13 @@ fn view_follows_role_and_binding_changes() {
     assert!(!may(&view), "the role is gone");
     put(&mut view, &objects("RoleBinding a b of:r\n  User ann\n")[0]);
     put(&mut view, &role);
-    assert!(!may(&view), "the binding is somebody else's");
+    assert!(!may(&view), "the binding has another subject");
     view.remove_role("a", "r");
     view.remove_binding("a", "b");
-    assert!(view.is_empty(), "nothing is kept of what is gone");
+    assert!(view.is_empty(), "removed roles and bindings leave no entries");
 }
 
-/// Many roles and bindings: everybody still has their own rights only.
+/// Many roles and bindings do not mix the permissions of different users.
 #[test]
 fn bindings_stay_separate_at_scale() {
     let mut view = RbacIndex::default();

@@ -1,5 +1,6 @@
-//! JSON of built-in types with the members of structs in the order upstream declares them, which is the order of
-//! its answers. A `Value` has them sorted, as upstream has those of custom resources and of maps.
+//! Serializes JSON of built-in types with struct fields in upstream's declaration order, which is
+//! the order in its responses. A `Value` sorts them, which is upstream's order for custom resources
+//! and maps.
 
 use api::json::JsonExt as _;
 use schema::{Shape, TypeId};
@@ -8,7 +9,7 @@ use serde_json::{Map, Value};
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-/// A value to serialize.
+/// A value with the field order to serialize it in.
 pub struct OrderedJson<'a> {
     value: &'a Value,
     order: FieldOrder,
@@ -20,14 +21,14 @@ enum FieldOrder {
     Struct(TypeId),
     /// A shape of the schema table.
     Shape(&'static Shape),
-    /// A struct that the schema table does not have.
+    /// A struct that is not in the schema table.
     Fields(Fields),
-    /// An object that says its kind.
+    /// An object whose apiVersion and kind determine the order.
     Object,
     Sorted,
 }
 
-/// The fields of a struct, each with those of the struct it holds.
+/// The fields of a struct, each with its own nested fields.
 type Fields = &'static [(&'static str, &'static NestedFields)];
 
 #[derive(Debug)]
@@ -94,12 +95,12 @@ const AGGREGATED_DISCOVERY: Fields = &[
 ];
 
 impl<'a> OrderedJson<'a> {
-    /// An object that says its kind; all else is sorted.
+    /// An object ordered by its apiVersion and kind; unknown kinds are sorted.
     pub fn object(value: &'a Value) -> OrderedJson<'a> {
         OrderedJson { value, order: FieldOrder::Object }
     }
 
-    /// An object of this kind, which it need not say.
+    /// An object of this kind; the value may omit kind and apiVersion.
     pub fn of_kind(value: &'a Value, group: &str, version: &str, kind: &str) -> OrderedJson<'a> {
         let order = schema::kubernetes()
             .type_by_kind(group, version, kind)
@@ -107,7 +108,7 @@ impl<'a> OrderedJson<'a> {
         OrderedJson { value, order }
     }
 
-    /// A struct, or a list of structs, of `meta/v1`.
+    /// A struct of `meta/v1`, or a list of them.
     pub fn meta(value: &'a Value, name: &str) -> OrderedJson<'a> {
         let order = schema::kubernetes()
             .type_by_name(&format!("{META}.{name}"))
@@ -115,7 +116,7 @@ impl<'a> OrderedJson<'a> {
         OrderedJson { value, order }
     }
 
-    /// What `/version` answers.
+    /// The `/version` response.
     pub fn version(value: &'a Value) -> OrderedJson<'a> {
         OrderedJson { value, order: FieldOrder::Fields(VERSION_FIELDS) }
     }
@@ -134,19 +135,19 @@ fn kind_of(value: &Value) -> FieldOrder {
     let (api_version, kind) = (value.text("apiVersion"), value.text("kind"));
     let (group, version) = match api_version.split_once('/') {
         Some(parts) => parts,
-        // Some answers about the core group leave its version out.
+        // Discovery responses of the core group may omit the version.
         None if api_version.is_empty() => ("", "v1"),
         None => ("", api_version),
     };
     if group == "apidiscovery.k8s.io" {
         return FieldOrder::Fields(AGGREGATED_DISCOVERY);
     }
-    // Old clients ask for the kinds of tables and metadata by another version.
+    // Old clients request tables and metadata as v1beta1, which has the same fields.
     let version = if group == "meta.k8s.io" { "v1" } else { version };
     schema::kubernetes().type_by_kind(group, version, kind).map_or(FieldOrder::Sorted, FieldOrder::Struct)
 }
 
-/// A member with its position and the order of its own members.
+/// A member with its position and the field order of its value.
 type Member<'a> = (usize, &'a String, OrderedJson<'a>);
 
 fn members(members: &Map<String, Value>, order: FieldOrder) -> Vec<Member<'_>> {
@@ -159,14 +160,14 @@ fn members(members: &Map<String, Value>, order: FieldOrder) -> Vec<Member<'_>> {
     members
 }
 
-/// Where a member stands; those that nothing is known of come last, sorted.
+/// The position of a member; unknown members come last, sorted.
 fn position(order: FieldOrder, name: &str) -> (usize, FieldOrder) {
     const UNKNOWN: (usize, FieldOrder) = (usize::MAX, FieldOrder::Sorted);
     match order {
         FieldOrder::Struct(id) => {
             let ty = schema::kubernetes().get(id);
             match name {
-                // What every kind embeds first.
+                // The embedded TypeMeta comes first.
                 "kind" if !ty.kinds.is_empty() => (0, FieldOrder::Sorted),
                 "apiVersion" if !ty.kinds.is_empty() => (1, FieldOrder::Sorted),
                 _ => match ty.fields.iter().position(|field| *field.name == *name) {

@@ -1,4 +1,4 @@
-//! Lists, put together as the client reads them, so that a long one never stands in memory whole.
+//! Encodes lists in chunks while they are sent, so that a large list is never in memory as a whole.
 
 use std::sync::Arc;
 
@@ -14,27 +14,27 @@ use crate::negotiate::{MediaType, OutputKind};
 use crate::object::{Object, ObjectPosition};
 use crate::registry::stored_as;
 
-/// How much of a list is put together at a time.
+/// The size of an encoded chunk.
 const CHUNK_BYTES: usize = 64 << 10;
-/// How much of a list in protobuf is kept while its length is found out; what is beyond is encoded twice.
+/// How much of a protobuf list is buffered while its length is computed; the rest is encoded twice.
 const MAX_BUFFERED_BYTES: usize = 8 << 20;
 
 type Chunks = Box<dyn Iterator<Item = Bytes> + Send>;
 
-/// What stands around the items.
+/// The encoded text around the items.
 struct ListFrame {
     head: String,
     before_first: &'static str,
     between: &'static str,
     tail: String,
-    /// Instead of the tail where there are no items.
+    /// Replaces the tail of an empty list.
     empty_tail: String,
 }
 
 impl Renderer {
     pub async fn list(&self, mut objects: Vec<Arc<Object>>, meta: &ListMeta) -> Response<Body> {
         if self.format.output_kind == OutputKind::Table && self.resource.plural == "flowschemas" {
-            // The one kind whose table is not sorted by name, but by which schema is tried first.
+            // Upstream sorts only this table by something other than the name.
             objects.sort_by_cached_key(|object| object.value().at("spec").int("matchingPrecedence"));
         }
         let renderer = self.clone();
@@ -63,7 +63,7 @@ impl Renderer {
         build_response(StatusCode::OK, media, list_body(chunks))
     }
 
-    /// The kind and version of the list, and the name of its items.
+    /// Kind and apiVersion of the list, and the name of its items field.
     fn names(&self) -> (String, String, &'static str) {
         let meta_version = self.format.meta_version().to_owned();
         match self.format.output_kind {
@@ -107,7 +107,7 @@ impl Renderer {
         }
     }
 
-    /// Sorted by name, as upstream's YAML is.
+    /// Keys are sorted, as in upstream's YAML.
     fn yaml_frame(&self, meta: &ListMeta) -> ListFrame {
         let (_, _, items) = self.names();
         let mut before = self.without_items(meta);
@@ -144,13 +144,13 @@ impl Renderer {
             }
             _ => {
                 let item = self.item_value(object);
-                // Writing into a Vec cannot fail.
+                // Writing to a Vec cannot fail.
                 let _ = serde_json::to_writer(out, &self.ordered(&item));
             }
         }
     }
 
-    /// An item as `item_value` makes it.
+    /// The field order of an item that `item_value` returns.
     fn ordered<'a>(&self, item: &'a Value) -> OrderedJson<'a> {
         let row = self.resource;
         match self.format.output_kind {
@@ -160,7 +160,7 @@ impl Renderer {
         }
     }
 
-    /// The same row as `row` makes, from cells that are worked out once.
+    /// Writes the row that `row` returns, from the object's cached cells.
     fn write_row(&self, object: &Object, out: &mut Vec<u8>) {
         let stored = stored_as(self.resource);
         out.push(b'{');
@@ -227,7 +227,8 @@ fn chunks(
     }))
 }
 
-/// A short list is sent whole, with its length and as it is; only a long one is worth streaming or packing.
+/// A short list is sent as a whole with a Content-Length; only a long one is worth streaming and
+/// compressing.
 fn list_body(mut chunks: Chunks) -> Body {
     let mut first: Vec<Bytes> = Vec::new();
     while first.iter().map(Bytes::len).sum::<usize>() < crate::server::MIN_GZIP_BYTES {
@@ -239,8 +240,9 @@ fn list_body(mut chunks: Chunks) -> Body {
     Body::Chunks(Box::new(first.into_iter().chain(chunks)))
 }
 
-/// The envelope says how long the list is before the list begins, so it is encoded to find that out; a
-/// short one is then at hand already, and of a long one what did not fit is encoded again.
+/// The protobuf envelope contains the length of the list before the list, so the list is encoded to
+/// determine it. The result is buffered up to `MAX_BUFFERED_BYTES`; the rest is encoded again while
+/// it is sent.
 async fn protobuf(renderer: Renderer, mut objects: Vec<Arc<Object>>, meta: &ListMeta) -> Chunks {
     let table = schema::kubernetes();
     let (kind, api_version, _) = renderer.names();
@@ -271,7 +273,7 @@ async fn protobuf(renderer: Renderer, mut objects: Vec<Arc<Object>>, meta: &List
                 buffered_objects = i + 1;
             }
             buffer.clear();
-            // This may take a while; let others run meanwhile.
+            // Encoding may take long: yield to other tasks.
             tokio::task::yield_now().await;
         }
     }
@@ -288,9 +290,10 @@ async fn protobuf(renderer: Renderer, mut objects: Vec<Arc<Object>>, meta: &List
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-/// What comes before and after a message of `length` bytes.
+/// The envelope's bytes before and after a message of `length` bytes.
 fn envelope(api_version: &str, kind: &str, length: usize) -> (Bytes, String) {
-    // An empty message ends in a length of zero, and two empty fields of two bytes each.
+    // The trailer after the length: two empty fields of two bytes each. `head.pop()` removes the
+    // zero length of the empty message.
     const TRAILER_BYTES: usize = 4;
     let mut head = schema::protobuf::encode_envelope(api_version, kind, b"");
     let tail = head.split_off(head.len().saturating_sub(TRAILER_BYTES));
@@ -520,7 +523,7 @@ mod tests {
         assert_eq!(names, ["b", "c", "a"]);
     }
 
-    /// Short lists and those longer than what is kept come out as one encoding of the whole would.
+    /// Lists below and above the buffer limit match a single encoding of the whole list.
     #[tokio::test]
     async fn protobuf_lists_match_single_encoding() {
         let table = schema::kubernetes();

@@ -1,8 +1,9 @@
-//! Long answers leave a worker to short requests, as long as there are any.
+//! Limits large responses to all but one worker thread while short requests arrive.
 //!
-//! Turns alone keep a flood of lists from holding a worker for long, but then every step of a small write waits for
-//! a turn of each list, and on a machine with few processors for whoever reads them. So long answers pass one after
-//! the other through a lane that is one worker narrower than the server, and the rest is free for who needs little.
+//! The write budget alone keeps large lists from blocking a worker for long, but each step of a
+//! small write still waits for every list's next step, and on a machine with few CPUs the readers
+//! of the lists compete as well. So connections with large responses need a permit to be polled,
+//! and there is one permit less than worker threads.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,13 +16,13 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 use crate::body::Body;
 
-/// For how long after a short request another is expected.
+/// How long after a short request another one is expected.
 const SHORT_REQUEST_WINDOW: Duration = Duration::from_millis(100);
 
 pub struct LargeResponseLimiter {
     permits: Arc<Semaphore>,
     started: Instant,
-    /// The last short request, in milliseconds after `begun`; 0 when there was none.
+    /// The last short request, in milliseconds after `started`; 0 if there was none.
     last_short_millis: AtomicU64,
 }
 
@@ -45,7 +46,7 @@ impl LargeResponseLimiter {
     }
 }
 
-/// What one connection is sending.
+/// The responses that one connection is sending.
 #[derive(Clone)]
 pub struct ConnectionResponses {
     limiter: Arc<LargeResponseLimiter>,
@@ -57,7 +58,7 @@ impl ConnectionResponses {
         ConnectionResponses { limiter, large_count: Arc::default() }
     }
 
-    /// Takes note of what an answer is.
+    /// Tracks whether a response is large until its body is dropped.
     pub fn track(&self, answer: Response<Body>) -> Response<Body> {
         match answer.body() {
             Body::Whole(_) => self.limiter.last_short_millis.store(self.limiter.now(), Ordering::Relaxed),
@@ -76,7 +77,7 @@ impl ConnectionResponses {
     }
 }
 
-/// The end of a long answer.
+/// Decrements the count of large responses when one ends.
 struct LargeResponseGuard(Arc<AtomicUsize>);
 
 impl Drop for LargeResponseGuard {
@@ -85,7 +86,7 @@ impl Drop for LargeResponseGuard {
     }
 }
 
-/// A connection, which is only gone on with when there is room in the lane.
+/// A connection task that is polled only with a permit while it sends a large response.
 pub struct LimitedConnection<F> {
     work: Pin<Box<F>>,
     responses: ConnectionResponses,
@@ -105,7 +106,7 @@ impl<F: Future> Future for LimitedConnection<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let LimitedConnection { work, responses: sending, permit_wait } = &mut *self;
-        // Held for no longer than this one step.
+        // Held only during this poll.
         let mut _permit = None;
         if sending.needs_permit() {
             let wait =
@@ -129,7 +130,7 @@ mod tests {
         Response::new(Body::Chunks(Box::new([Bytes::from_static(b"x")].into_iter())))
     }
 
-    /// Work that never ends, and counts its steps.
+    /// Work that never ends and counts its polls.
     fn counting_work(
         responses: &ConnectionResponses,
     ) -> (LimitedConnection<impl Future<Output = ()>>, Arc<AtomicUsize>) {
@@ -184,6 +185,6 @@ mod tests {
         let _permit = limiter.permits.clone().try_acquire_owned().expect("given back after the step");
         assert_eq!(step(), 1);
         drop(answer);
-        assert_eq!(step(), 2, "the long answer has ended");
+        assert_eq!(step(), 2, "the large response has ended");
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that dawdle, and clients that send too much, over real connections.
+//! Slow clients, and clients that send too much, over real connections.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -16,7 +16,7 @@ const SHORT_TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts {
     first_headers: Duration::from_millis(300),
     next_headers: Duration::from_millis(600),
 };
-/// Far longer than any of those on a busy machine, far shorter than for ever.
+/// Far longer than the timeouts above, even on a busy machine.
 const TEST_DEADLINE: Duration = Duration::from_secs(20);
 
 struct TestListener {
@@ -69,7 +69,7 @@ impl TestListener {
         TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap()
     }
 
-    /// What is answered until the connection is closed.
+    /// The response, read until the connection is closed.
     async fn answer(&self, request: &str) -> String {
         let mut stream = self.connect("http/1.1").await;
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -77,10 +77,10 @@ impl TestListener {
     }
 }
 
-/// Reads until the server closes the connection, which it must.
+/// Reads until the server closes the connection, which it must do.
 async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
     let mut read = Vec::new();
-    // An end without a goodbye is an end too.
+    // A close without a TLS close_notify counts, too.
     let end = tokio::time::timeout(TEST_DEADLINE, stream.read_to_end(&mut read)).await;
     assert!(end.is_ok(), "the connection stays open");
     read
@@ -89,10 +89,10 @@ async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
 #[tokio::test]
 async fn closes_idle_connections() {
     let listener = listen().await;
-    // Not even a handshake.
+    // No TLS handshake.
     let mut stream = TcpStream::connect(listener.address).await.unwrap();
     assert!(closed(&mut stream).await.is_empty());
-    // A handshake, and then nothing: not a byte of HTTP, or half of HTTP/2's greeting.
+    // A handshake without a request: no bytes, or half of the HTTP/2 preface.
     for (protocol, bytes) in [("http/1.1", ""), ("h2", ""), ("h2", "PRI * HTTP/2.0\r\n")] {
         let mut stream = listener.connect(protocol).await;
         stream.write_all(bytes.as_bytes()).await.unwrap();
@@ -119,7 +119,7 @@ async fn closes_connections_with_slow_headers() {
     closed(&mut reader).await;
     drop(reader);
     tokio::time::timeout(TEST_DEADLINE, slow_writer).await.unwrap().unwrap();
-    // And a second request on a connection that was good once.
+    // A second request on a connection that has served one.
     let mut stream = listener.connect("http/1.1").await;
     stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HT").await.unwrap();
     let answer = closed(&mut stream).await;
@@ -134,7 +134,7 @@ async fn limits_header_count_and_size() {
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
     let mut stream = listener.connect("http/1.1").await;
     let large = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}", "y".repeat(2 * CONNECTION_BUFFER_BYTES));
-    // The server may well close before it has heard all of that.
+    // The server may close before it has read everything.
     let _ = stream.write_all(large.as_bytes()).await;
     let answer = closed(&mut stream).await;
     assert!(
@@ -148,7 +148,7 @@ async fn limits_header_count_and_size() {
 async fn closes_connection_without_request_body() {
     let listener = listen().await;
     let mut stream = listener.connect("http/1.1").await;
-    // Anonymous, so refused before its body is read; the connection is not kept for it.
+    // Anonymous, so rejected before the body is read; the connection is not kept open for the body.
     let head = "POST /api/v1/namespaces/default/configmaps?timeout=1s HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let answer = String::from_utf8(closed(&mut stream).await).unwrap();
@@ -172,7 +172,7 @@ fn accepts_only_authenticated_cipher_suites() {
     let config = pki::server_config(serving, &[]).unwrap();
     for suite in &config.crypto_provider().cipher_suites {
         let name = format!("{:?}", suite.suite());
-        // Forward secrecy and authenticated encryption, always.
+        // Requires forward secrecy and authenticated encryption.
         assert!(name.starts_with("TLS13_") || name.starts_with("TLS_ECDHE_"), "{name}");
         assert!(name.contains("GCM") || name.contains("POLY1305"), "{name}");
     }

@@ -1,7 +1,7 @@
-//! A connection that gives way to others: what it sends at a stretch is limited.
+//! A connection that yields to others: it limits the bytes written per poll.
 //!
-//! A long list is written as fast as the client reads it, and encrypting megabytes takes milliseconds. With a few such
-//! lists under way, a small request would wait for all of them at each of its steps.
+//! A long list is written as fast as the client reads, and encrypting megabytes takes milliseconds.
+//! With a few such lists, a small request would wait for all of them at each of its steps.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,12 +9,12 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What is sent before whoever else waits has a turn.
+/// The bytes that are written before the task yields.
 const MAX_BYTES_PER_POLL: usize = 64 << 10;
 
 pub struct WriteBudget<S> {
     stream: S,
-    /// Since the last turn ended.
+    /// Bytes written since the last yield.
     sent: usize,
 }
 
@@ -32,7 +32,7 @@ impl<S: AsyncWrite + Unpin> WriteBudget<S> {
     ) -> Poll<io::Result<usize>> {
         if self.sent >= MAX_BYTES_PER_POLL {
             self.sent = 0;
-            // To the end of the queue.
+            // Reschedules the task at the end of the run queue.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -111,9 +111,9 @@ mod tests {
             }
             assert!(
                 Pin::new(&mut writer).poll_write(&mut cx, &half).is_pending(),
-                "there is room, but others wait"
+                "a write beyond the budget is pending"
             );
-            assert_eq!(woken.0.load(Ordering::Relaxed), round, "it goes on after them");
+            assert_eq!(woken.0.load(Ordering::Relaxed), round, "the task is woken again");
         }
         drop(writer);
         let mut read = Vec::new();

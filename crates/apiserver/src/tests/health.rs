@@ -69,7 +69,7 @@ async fn readyz_fails_while_the_store_is_not_writable() {
     assert!(text.contains("No space left on device"), "{text}");
     assert_eq!(get(&test_server, "/livez").await.0, 200, "a restart would not help");
 
-    // No write comes, yet it becomes ready once the disk accepts them again.
+    // It becomes ready without a client's write once the disk accepts writes again.
     is_full.store(false, Ordering::SeqCst);
     let started = Instant::now();
     while get(&test_server, "/readyz").await.0 != 200 {

@@ -1,4 +1,4 @@
-//! Answers as text, as clients get them over the wire.
+//! Response bodies as text.
 
 use http::Request;
 use http_body_util::{BodyExt as _, Full};

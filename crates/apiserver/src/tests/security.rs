@@ -1,8 +1,10 @@
-//! The published findings of Kubernetes' security audits and its advisories that apply here, one test each.
+//! One test for each published finding of Kubernetes' security audits and advisories that applies
+//! here.
 //!
-//! `TOB-K8S-…` are of the audit of 2019 (Trail of Bits), `NCC-…` of the one of 2022, `CVE-…` of advisories; what
-//! the audits only warn of in general has no number.
-//! Every request goes the whole way: authenticated, authorized, admitted, stored.
+//! `TOB-K8S-…` are findings of the 2019 audit (Trail of Bits), `NCC-…` of the 2022 audit, `CVE-…`
+//! of advisories. General recommendations of the audits have no number.
+//!
+//! Every request takes the full path: authentication, authorization, admission, storage.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -24,7 +26,8 @@ const MERGE: (&str, &str) = ("content-type", "application/merge-patch+json");
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const DEFAULT: &str = "/api/v1/namespaces/default";
 
-/// A server with upstream's roles, and a user `jo` who may do everything in `default` but make roles mightier.
+/// A server with the default roles, and a user `jo` who may do anything in `default` except
+/// escalate privileges.
 async fn start_test_server() -> TestServer {
     let test_server = TestServer::start().await;
     ensure_defaults(&test_server.server).await.expect("the default policy");
@@ -61,7 +64,8 @@ fn peer_named(name: &str) -> Peer {
     Peer::known(User { name: name.into(), groups, ..User::default() })
 }
 
-/// The whole way; answers with the code and everything the client is told, headers included.
+/// Sends a request through the full pipeline; returns the code and everything the client receives,
+/// including headers.
 async fn send(
     test_server: &TestServer,
     peer: Peer,
@@ -83,7 +87,7 @@ async fn send(
     (code, text)
 }
 
-/// `jo` with a JSON body.
+/// Sends a request as `jo` with a JSON body.
 async fn jo(test_server: &TestServer, request: &str, body: Value) -> (u16, String) {
     send(test_server, peer_named("jo"), request, &[JSON], body.to_string()).await
 }
@@ -94,7 +98,7 @@ fn assert_forbidden((code, text): (u16, String), reason: &str) {
     assert!(text.contains(reason), "{text}");
 }
 
-/// Collects what is logged in this thread.
+/// Records the log of this thread.
 #[derive(Clone, Default)]
 struct LogRecorder(Arc<Mutex<String>>);
 
@@ -134,7 +138,7 @@ async fn token(test_server: &TestServer, spec: Value) -> String {
     answer.at("status").text("token").to_owned()
 }
 
-/// What a token is worth: the answer to a question everybody known may ask.
+/// The status code of a request that every authenticated user may make, with this token.
 async fn token_status_code(test_server: &TestServer, token: &str) -> u16 {
     let bearer = format!("Bearer {token}");
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
@@ -279,7 +283,7 @@ async fn cve_2019_11247_cluster_scoped_objects_are_not_served_below_namespaces()
     let test_server = start_test_server().await;
     let node = "system:node:n";
     create(&test_server, "POST /api/v1/nodes", json!({"metadata": {"name": "n"}})).await;
-    // Whoever owns a namespace may do everything in it.
+    // The owner of a namespace may do anything in it.
     let subject = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "owner"});
     let reference =
         json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"});
@@ -356,7 +360,7 @@ async fn ncc_e003660_rkv_and_cve_2022_3162_paths_cannot_escape_the_namespace() {
             assert!(!text.contains("hunter2") || allowed, "{who} {path}: {text}");
         }
     }
-    // Nothing can be made under such a name either.
+    // Objects with such a name cannot be created either.
     for name in ["..", ".", "a/b", "a%2Fb", "../x"] {
         let (code, text) =
             jo(&test_server, &format!("POST {DEFAULT}/configmaps"), json!({"metadata": {"name": name}}))
@@ -409,7 +413,7 @@ async fn user_cannot_escalate_by_role_binding() {
             jo(&test_server, &format!("POST {path}?dryRun=All"), grant("more", "cluster-admin")).await,
             reason,
         );
-        // A PUT may make it too, and a patch may add to what is there.
+        // PUT may create the object, and a patch may add to an existing one.
         assert_forbidden(
             jo(&test_server, &format!("PUT {path}/more"), grant("more", "cluster-admin")).await,
             reason,
@@ -433,7 +437,7 @@ async fn user_cannot_escalate_by_role_binding() {
     );
     let (code, _) =
         jo(&test_server, &format!("POST {RBAC}/namespaces/default/rolebindings"), grant("same", "jo")).await;
-    assert_eq!(code, 201, "what one has, one may give");
+    assert_eq!(code, 201, "granting held permissions is allowed");
 }
 
 #[tokio::test]
@@ -483,7 +487,7 @@ async fn impersonation_requires_permission() {
     )
     .await;
     assert_eq!(code, 400, "{text}");
-    // Whoever nobody knows is nobody.
+    // Anonymous users cannot impersonate.
     let (code, _) =
         send(&test_server, Peer::default(), "GET /api/v1/secrets", &[("impersonate-user", "admin")], "")
             .await;
@@ -521,7 +525,7 @@ async fn tokens_are_invalid_after_the_bound_object_is_deleted() {
     assert_eq!(token_status_code(&test_server, &of_account).await, 201);
     test_server.send(&format!("DELETE {DEFAULT}/serviceaccounts/default"), json!({})).await;
     assert_eq!(token_status_code(&test_server, &of_account).await, 401);
-    // One that is made again under the same name is another.
+    // An account that is created again with the same name has another UID.
     create(
         &test_server,
         &format!("POST {DEFAULT}/serviceaccounts"),
@@ -588,7 +592,7 @@ async fn cve_2023_2728_and_cve_2024_3177_only_listed_secrets_are_mounted() {
     }
 }
 
-/// Pods that a level forbids come neither directly nor through a debug container.
+/// Pods that a level forbids are rejected, directly and through an ephemeral container.
 #[tokio::test]
 async fn pod_security_is_enforced_on_every_write_path() {
     let test_server = start_test_server().await;
@@ -617,7 +621,7 @@ async fn pod_security_is_enforced_on_every_write_path() {
         send(&test_server, admin, "POST /apis/batch/v1/namespaces/default/jobs", &[JSON], job.to_string())
             .await;
     assert_eq!(code, 201, "{text}");
-    assert!(text.contains("would violate PodSecurity"), "workloads are warned of: {text}");
+    assert!(text.contains("would violate PodSecurity"), "workloads get a warning: {text}");
 }
 
 #[tokio::test]
@@ -668,14 +672,14 @@ async fn cve_2025_4563_mirror_pods_cannot_reference_resource_claims() {
     let pod = json!({
         "metadata": {"name": "p", "annotations": {"kubernetes.io/config.mirror": "x"}, "ownerReferences": [owner]},
         "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}],
-            "resourceClaims": [{"name": "r", "resourceClaimName": "somebody-elses"}]},
+            "resourceClaims": [{"name": "r", "resourceClaimName": "another-pods"}]},
     });
     let post = format!("POST {DEFAULT}/pods");
     let answer = send(&test_server, peer_named("system:node:n"), &post, &[JSON], pod.to_string()).await;
     assert_forbidden(answer, "can not create pods that reference resourceclaims");
 }
 
-/// Whoever runs on a node can do with its credential only what is the node's.
+/// A node's credential gives access only to that node's objects.
 #[tokio::test]
 async fn node_credential_cannot_access_objects_of_other_nodes() {
     let test_server = start_test_server().await;
@@ -720,7 +724,7 @@ async fn node_credential_cannot_access_objects_of_other_nodes() {
     ] {
         let twice = path.contains("fieldSelector=metadata.name%3Da&");
         let (code, text) = get(path.clone()).await;
-        // The first of two selectors is the one that counts, for both questions.
+        // The first of two selectors counts, for authorization and for the list.
         assert!(code == 403 || twice && !text.contains("\"name\":\"b\""), "{path}: {code} {text}");
     }
     let uid = test_server.get(&format!("{DEFAULT}/pods/b")).await["metadata"]["uid"].clone();

@@ -25,7 +25,7 @@ async fn cluster_ip_is_allocated_to_one_service_only() {
         summary(&taken, &[]),
         "422 Service \"b\" is invalid: spec.clusterIPs: Invalid value: [\"10.43.0.50\"]: failed to allocate IP 10.43.0.50: provided IP is already allocated"
     );
-    // Neither a dry run nor a service that is refused takes anything.
+    // Neither a dry run nor a rejected Service allocates anything.
     let dry = test_server.send(&format!("{post}?dryRun=All"), service("c", "10.43.0.51")).await;
     assert_eq!(dry.0, 201);
     let mut bad = service("c", "10.43.0.51");

@@ -269,7 +269,8 @@ async fn managed_fields_contain_only_sent_fields() {
     assert!(!created.at("spec").text("clusterIP").is_empty());
 }
 
-/// Objects may nest as deep as can be read back with the record of who owns their deepest field.
+/// Objects may nest as deep as they can be read back, including the managedFields entry of their
+/// deepest field.
 #[tokio::test]
 async fn reads_back_objects_of_any_accepted_depth() {
     let test_server = TestServer::start().await;

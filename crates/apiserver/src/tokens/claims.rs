@@ -1,11 +1,11 @@
-//! What a service account's token says.
+//! The claims of service account tokens.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::access::User;
 
-/// How far clocks may be apart.
+/// The allowed clock skew.
 pub const CLOCK_SKEW_SECONDS: i64 = 60;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct Claims {
     pub subject: String,
 }
 
-/// The objects a token stands and falls with.
+/// The objects that a token is bound to.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct BoundObjects {
     pub namespace: String,
@@ -39,7 +39,7 @@ pub struct BoundObjects {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<Reference>,
     pub serviceaccount: Reference,
-    /// When a token whose life was extended should have been replaced.
+    /// The time after which use of an extended token is reported as stale.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warnafter: Option<i64>,
 }
@@ -51,13 +51,13 @@ pub struct Reference {
     pub uid: String,
 }
 
-/// Where a moment is, seen from a token's life.
+/// The validity of a token at a point in time.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TokenValidity {
     NotYetValid,
     Valid,
     Expired,
-    /// The token comes from the future.
+    /// The issue time is in the future.
     IssuedInFuture,
 }
 
@@ -107,7 +107,7 @@ impl Claims {
     }
 }
 
-/// A service account's name as a user.
+/// The user name of a service account.
 pub fn subject(namespace: &str, name: &str) -> String {
     format!("system:serviceaccount:{namespace}:{name}")
 }

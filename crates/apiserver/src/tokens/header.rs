@@ -1,5 +1,5 @@
-//! Where a request carries its token: the `Authorization` header or, for browsers that cannot set one, a
-//! subprotocol of a WebSocket.
+//! Extracts the bearer token of a request: from the `Authorization` header or, for browsers that
+//! cannot set it, from a WebSocket subprotocol.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,11 +7,11 @@ use http::{HeaderMap, HeaderValue, header};
 
 const BEARER_PROTOCOL_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// A token is meant to be there, but cannot be read.
+/// A token was sent in an invalid encoding.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MalformedToken;
 
-/// Takes the token out of the headers, so that nothing further in ever sees it.
+/// Removes the token from the headers, so that no later code sees it.
 pub fn take_token(headers: &mut HeaderMap) -> Result<Option<String>, MalformedToken> {
     let bearer = headers.remove(header::AUTHORIZATION).as_ref().and_then(bearer_token);
     let protocol = if is_websocket(headers) { protocol_token(headers) } else { Ok(None) };
@@ -21,9 +21,9 @@ pub fn take_token(headers: &mut HeaderMap) -> Result<Option<String>, MalformedTo
     }
 }
 
-/// The token of an `Authorization` header. Without one, other credentials count.
+/// The token of an `Authorization` header. Without one, other credentials apply.
 pub fn bearer_token(value: &HeaderValue) -> Option<String> {
-    // Bytes that are no text make no good token, but were meant as one.
+    // Invalid UTF-8 cannot be a valid token, but is treated as one, so that authentication fails.
     let text = String::from_utf8_lossy(value.as_bytes());
     let mut words = text.trim().split(' ');
     let is_bearer = words.next()?.eq_ignore_ascii_case("bearer");
@@ -38,7 +38,7 @@ fn is_websocket(headers: &HeaderMap) -> bool {
     has(header::UPGRADE, "websocket") && has(header::CONNECTION, "upgrade")
 }
 
-/// The token among the subprotocols. There must be another one, for the server to choose.
+/// The token among the subprotocols. Another subprotocol must be offered, which the server selects.
 fn protocol_token(headers: &mut HeaderMap) -> Result<Option<String>, MalformedToken> {
     let sent: Vec<String> = headers
         .get_all(header::SEC_WEBSOCKET_PROTOCOL)

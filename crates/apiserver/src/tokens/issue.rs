@@ -1,4 +1,4 @@
-//! `POST serviceaccounts/<name>/token`: a token for a service account.
+//! TokenRequest: `POST serviceaccounts/<name>/token`.
 
 use api::field::Path;
 use api::json::JsonExt as _;
@@ -17,7 +17,8 @@ use crate::server::{Call, Server};
 use crate::write::{WriteOptions, with_warnings};
 
 const TOKEN_REQUEST_KIND: (&str, &str, &str) = ("authentication.k8s.io", "v1", "TokenRequest");
-/// What pods ask for whose programs may not know that tokens expire; they get a year.
+/// The expiration that kubelets request for default pod tokens. Upstream extends these to a year,
+/// since clients may not reload them.
 const WARN_ONLY_SECONDS: i64 = 60 * 60 + 7;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 60 * 60;
 
@@ -82,7 +83,7 @@ fn check_name(request: &Value, target: &Target) -> Result<(), Status> {
     Ok(())
 }
 
-/// Fills in what the request leaves open.
+/// Fills in defaults of the request.
 fn complete(request: &mut Value, target: &Target, uid: &str, tokens: &Tokens) -> Result<(), Status> {
     let metadata = request.object_mut("metadata");
     match metadata.get("uid").and_then(Value::as_str).unwrap_or("") {
@@ -103,7 +104,7 @@ fn complete(request: &mut Value, target: &Target, uid: &str, tokens: &Tokens) ->
     Ok(())
 }
 
-/// The object the token shall depend on, which must be there.
+/// The bound object, which must exist.
 async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Result<BoundObjects, Status> {
     let mut bound = BoundObjects::default();
     if !reference.is_object() {
@@ -133,7 +134,7 @@ async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Re
             )));
         }
         bound.node = Some(spec.text("nodeName")).filter(|node| !node.is_empty()).map(|node| {
-            // A node nobody knows (any more) is told by its name alone.
+            // A node that does not exist is recorded without a UID.
             let object = server.find(&core_target("nodes", "", node)).map(|node| node.value());
             let uid = object.as_ref().map_or("", |object| object.at("metadata").text("uid"));
             Reference { name: node.to_owned(), uid: uid.to_owned() }
@@ -156,7 +157,7 @@ async fn bound_object(server: &Server, target: &Target, reference: &Value) -> Re
     Ok(bound)
 }
 
-/// The claims, and when the client is told that the token ends.
+/// The claims, and the expiration that is reported to the client.
 fn build_claims(
     request: &Value,
     mut bound: BoundObjects,

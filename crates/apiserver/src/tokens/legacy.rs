@@ -1,4 +1,5 @@
-//! Tokens of old: they stand in a Secret, never expire, and are good for as long as the Secret has them.
+//! Legacy tokens: stored in a Secret, without expiration, valid as long as the Secret contains
+//! them.
 
 use api::json::JsonExt as _;
 use base64::Engine as _;
@@ -14,12 +15,12 @@ use crate::server::Server;
 use crate::update::ObjectChange;
 use crate::write::WriteOptions;
 
-/// In whose name they are made.
+/// The issuer of legacy tokens.
 pub const ISSUER: &str = "kubernetes/serviceaccount";
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 
-/// The service account of a token with these claims, whose signature has been checked.
+/// The service account of a legacy token with verified claims.
 pub async fn authenticate(
     server: &Server,
     token: &str,
@@ -36,7 +37,7 @@ pub async fn authenticate(
     {
         return Err(TokenError::Unknown);
     }
-    // They say nothing of whom they are for, so they are for this server.
+    // Legacy tokens have no audience claim; they are for this server.
     let own = server.tokens.audiences();
     let audiences: Vec<String> = own.iter().filter(|audience| expected.contains(audience)).cloned().collect();
     if audiences.is_empty() {
@@ -83,12 +84,12 @@ pub async fn authenticate(
 
 fn matches_secret(secret: &Value, token: &str) -> bool {
     let stored_token = STANDARD.decode(secret.at("data").text("token")).unwrap_or_default();
-    // All of it, so that how long it takes tells nothing of the token.
+    // Compares all bytes, so that the duration does not reveal how many match.
     let difference = stored_token.iter().zip(token.as_bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
     stored_token.len() == token.len() && difference == 0
 }
 
-/// Writes down once a day that a token is used, so that others can be taken away.
+/// Records once a day that the token is used, for the legacy token cleaner.
 async fn record_last_used(server: &Server, target: &crate::request::Target, secret: &Value, now: Timestamp) {
     let current_date = now.to_zoned(TimeZone::UTC).date();
     let next_date = current_date.tomorrow().unwrap_or(current_date);
@@ -102,9 +103,13 @@ async fn record_last_used(server: &Server, target: &crate::request::Target, secr
         after["metadata"].object_mut("labels").insert(LAST_USED.into(), current_date.to_string().into());
         Ok(ObjectChange::replace(after))
     };
-    // Boxed, since writing asks for much that asks who somebody is.
+    // Boxed: writing includes authentication, so the future would contain itself.
     let result = Box::pin(server.update_object(target, &WriteOptions::internal(now), make)).await;
     if let Err(status) = result {
-        tracing::warn!(secret = target.name, error = status.message, "cannot note that a token was used");
+        tracing::warn!(
+            secret = target.name,
+            error = status.message,
+            "failed to update the last-used label of a legacy token"
+        );
     }
 }

@@ -37,7 +37,7 @@ async fn token(test_server: &TestServer, spec: Value) -> String {
     answer.at("status").text("token").to_owned()
 }
 
-/// Who the token is from, by name, or why it is refused.
+/// The user name of the token, or the reason why it is rejected.
 async fn authenticate_at(test_server: &TestServer, token: &str, now: Timestamp) -> String {
     match authenticate(&test_server.server, token, &[ISSUER.to_owned()], now).await {
         Ok((user, _)) => user.name,
@@ -89,8 +89,8 @@ async fn rejects_invalid_token_requests() {
     }
     let post = format!("POST {ACCOUNTS}/robot/token");
     check(
-        test_server.send(&format!("POST {ACCOUNTS}/nobody/token"), json!({})).await,
-        "404 serviceaccounts \"nobody\" not found",
+        test_server.send(&format!("POST {ACCOUNTS}/missing/token"), json!({})).await,
+        "404 serviceaccounts \"missing\" not found",
     );
     check(
         test_server.send(&post, json!({"metadata": {"name": "x"}})).await,
@@ -169,7 +169,7 @@ async fn rejects_tokens_with_foreign_audience_issuer_or_key() {
     let claims = pki::token::unverified_claims(&good).unwrap();
     let foreign_token = foreign_keys.sign(&claims).unwrap();
     assert_eq!(authenticate_now(&test_server, &foreign_token).await, "invalid signature, no keys found");
-    // Their header would be right too.
+    // The header of a valid token with the foreign signature.
     let swapped = format!(
         "{}.{}",
         good.split('.').next().unwrap(),
@@ -183,7 +183,7 @@ async fn rejects_tokens_with_foreign_audience_issuer_or_key() {
     other_issuer.set("iss", "https://elsewhere");
     let signed = test_server.server.tokens.keys.sign(&other_issuer).unwrap();
     assert_eq!(authenticate_now(&test_server, &signed).await, "invalid bearer token");
-    // Signed, but not with what a token of ours says.
+    // Signed by this server, but without the required claims.
     let signed = test_server.server.tokens.keys.sign(&json!({"iss": ISSUER})).unwrap();
     assert_eq!(authenticate_now(&test_server, &signed).await, "invalid bearer token");
     assert_eq!(authenticate_now(&test_server, "garbage").await, "invalid bearer token");
@@ -258,7 +258,7 @@ async fn pod_tokens_contain_pod_and_node_claims() {
         request_token(&test_server, json!({"boundObjectRef": reference, "expirationSeconds": 3607})).await;
     let token = answer.at("status").text("token");
     let claims = pki::token::unverified_claims(token).unwrap();
-    // The year for programs that do not know of expiry.
+    // The year for clients that do not reload tokens.
     let issued_at = claims.int("iat").unwrap();
     assert_eq!(claims.int("exp").unwrap() - issued_at, 365 * 24 * 3600);
     assert_eq!(claims.at("kubernetes.io").int("warnafter").unwrap() - issued_at, 3607);
@@ -333,7 +333,7 @@ async fn bearer_token_is_used_without_client_certificate() {
                     Err(status) => format!("{} {} {}", status.code, status.reason, status.message),
                 };
             assert_eq!(found, expected, "{value}");
-            assert!(headers.is_empty(), "nobody else sees the token");
+            assert!(headers.is_empty(), "the token is removed from the headers");
         }
     };
     const UNAUTHORIZED: &str = "401 Unauthorized Unauthorized";

@@ -1,4 +1,4 @@
-//! Watches on a server in this process, read frame by frame.
+//! Watches on an in-process server, read frame by frame.
 
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ async fn open_as(test_server: &TestServer, path: &str, format: Format) -> Result
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let query = Query::parse(&format!("watch=1&{query}"));
     let Ok(Route::Resource(target)) = route(&test_server.server.registry, path) else {
-        panic!("{path} is no resource")
+        panic!("{path} is not a resource path")
     };
     let options = ListOptions::parse(&query, &target)?;
     let now = Timestamp::now();
@@ -112,7 +112,7 @@ async fn watch_without_version_starts_with_current_objects() {
         put(&test_server, "b", "x", query).await;
         assert_eq!(watch.next().await, "MODIFIED b");
     }
-    // By name, as `kubectl get -w NAME` asks; `bb` only begins like it.
+    // By name, as `kubectl get -w NAME` requests it; `bb` only has the same prefix.
     let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Db")).await;
     assert_eq!(watch.next().await, "ADDED b");
     put(&test_server, "bb", "x", "1").await;
@@ -158,7 +158,7 @@ async fn initial_events_end_with_a_bookmark() {
 async fn bookmarks_follow_interval_and_cache_revision() {
     let test_server = TestServer::start().await;
     let start = put(&test_server, "a", "x", "1").await;
-    // Nothing ever happens to PodTemplates here.
+    // PodTemplates never change here.
     let path =
         format!("/api/v1/podtemplates?resourceVersion={start}&allowWatchBookmarks=true&timeoutSeconds=90");
     let mut watch = open(&test_server, &path).await;
@@ -184,7 +184,7 @@ async fn expired_versions_return_an_error_event() {
     let test_server = TestServer::start().await;
     let written = put(&test_server, "a", "x", "1").await;
     let mut watch = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion=1")).await;
-    // From the first revision on everything is known.
+    // Revision 1 is not too old: the ring has every event.
     assert_eq!(watch.next().await, "ADDED a");
     test_server
         .server
@@ -194,7 +194,7 @@ async fn expired_versions_return_an_error_event() {
     let mut too_old = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion=1")).await;
     assert_eq!(too_old.next().await, format!("ERROR too old resource version: 1 ({written})"));
     assert_eq!(too_old.next().await, "end");
-    // What is yet to come is waited for, and what comes before it left out.
+    // A future revision is waited for, and earlier events are skipped.
     let mut future = open(&test_server, &format!("{CONFIG_MAPS}?resourceVersion={}", written + 1)).await;
     put(&test_server, "a", "x", "2").await;
     assert_eq!(at_floor.next().await, "MODIFIED a");

@@ -29,7 +29,7 @@ fn check_new(plural: &str, namespace: &str, spec: Value, expected: Expect) {
     expected.assert_eq(&validation_result(&request, &object));
 }
 
-/// A change of a claim's status by somebody, whose pod is on node `a`.
+/// Updates the status of a claim as a user whose pod is on node `a`.
 #[track_caller]
 fn check(user_name: &str, verb: &str, old: Value, new: Value, expected: Expect) {
     let row = api::resource_table::find_resource(GROUP, "v1", CLAIMS).expect("a known kind");
@@ -131,6 +131,6 @@ fn requires_driver_permission_to_update_device_status() {
             r#"422 ResourceClaim.resource.k8s.io "c" is invalid: status.devices: Forbidden: changing status.devices requires resource="resourceclaims/driver", verb="[associated-node:patch arbitrary-node:patch]" permission: resourceclaims.resource.k8s.io "three" is forbidden: User "system:serviceaccount:plain:driver" cannot associated-node:patch resource "resourceclaims/driver" in API group "resource.k8s.io" in the namespace "plain""#
         ]],
     );
-    // What is told of devices that are given back goes with them.
+    // The device status is removed together with the allocation.
     check("jo", "update", before(), json!({}), expect!["ok"]);
 }

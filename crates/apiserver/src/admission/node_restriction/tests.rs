@@ -1,4 +1,4 @@
-//! What node `a` writes, and what it is told.
+//! Writes by node `a`, and the errors it gets.
 
 use serde_json::json;
 
@@ -41,8 +41,8 @@ fn cluster() -> FakeCluster {
     ])
 }
 
-/// The answer to a write of `user`; empty where it is let through. An old object means an update, and no new
-/// one a deletion.
+/// The error of a write by `user`, or "". With an old object it is an update, without a new one a
+/// deletion.
 fn run(
     user: &str,
     (group, what): (&str, &str),
@@ -65,7 +65,7 @@ fn run(
     admit(&request, &mut new, &cluster()).map_or_else(|status| status.message, |()| String::new())
 }
 
-/// By node `a`; `why` is what comes after `... is forbidden: `.
+/// A write by node `a`; `reason` is the text after `... is forbidden: `.
 #[track_caller]
 fn check(
     kind: (&str, &str),
@@ -261,7 +261,7 @@ fn node_can_only_write_its_own_node() {
         None,
         r#"node "a" is not allowed to modify node "b""#,
     );
-    // What a generated name begins with is not the name.
+    // `generateName` is not the name.
     check(
         NODES,
         ("", ""),

@@ -1,4 +1,4 @@
-//! The Pod Security Standards: one row per check, with the versions since which each form of it applies.
+//! The checks of the Pod Security Standards: one row per check, with each version of it.
 
 mod baseline;
 mod restricted;
@@ -12,14 +12,14 @@ use super::policy::{Level, LevelVersion, Version};
 use baseline::*;
 use restricted::*;
 
-/// A pod, or the template of one.
+/// A pod or a pod template.
 #[derive(Clone, Copy)]
 pub struct Pod<'a> {
     pub metadata: &'a Value,
     pub spec: &'a Value,
 }
 
-/// What a pod does that it should not.
+/// A violated check.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation {
     pub reason: &'static str,
@@ -29,9 +29,9 @@ pub struct Violation {
 struct Check {
     name: &'static str,
     level: Level,
-    /// The minor version since which each form applies.
+    /// Minor versions of Kubernetes and the version of the check that applies since then.
     since: &'static [(u32, CheckPodFn)],
-    /// The check of the level below that this one makes superfluous.
+    /// The check of the baseline level that this check replaces.
     override_check: &'static str,
 }
 
@@ -49,7 +49,7 @@ const fn restricted(
     Check { name, level: Level::Restricted, since, override_check: instead_of }
 }
 
-/// By level and name, which is the order of the complaints.
+/// Sorted by level and name: the order of the violations in messages.
 const CHECKS: &[Check] = &[
     baseline("appArmorProfile", &[(0, app_armor)]),
     baseline("capabilities_baseline", &[(0, default_capabilities)]),
@@ -98,7 +98,7 @@ const CHECKS: &[Check] = &[
     ),
 ];
 
-/// All that a pod does against a level.
+/// All violations of a level and version.
 pub fn run_checks(level_version: LevelVersion, pod: &Pod<'_>) -> Vec<Violation> {
     let minor = match level_version.version {
         Version::Latest => u32::MAX,
@@ -121,12 +121,12 @@ impl<'a> Pod<'a> {
         CONTAINERS.iter().flat_map(|list| spec.items(list))
     }
 
-    /// The names of the containers for which something is true.
+    /// The names of the containers that match.
     fn containers_where(&self, is: impl FnMut(&&'a Value) -> bool) -> Vec<&'a str> {
         self.containers().filter(is).map(|container| container.text("name")).collect()
     }
 
-    /// The same by their security context.
+    /// The same, by the security context of the container.
     fn contexts_where(&self, mut is: impl FnMut(&'a Value) -> bool) -> Vec<&'a str> {
         self.containers_where(|container| is(container.at("securityContext")))
     }
@@ -135,12 +135,12 @@ impl<'a> Pod<'a> {
         self.spec.at("securityContext")
     }
 
-    /// On Windows some settings do not exist.
+    /// Fields that do not exist on Windows are not checked there.
     fn skip_on_windows(&self, check_fn: CheckPodFn) -> Option<Violation> {
         if self.spec.at("os").text("name") == "windows" { None } else { check_fn(self) }
     }
 
-    /// In a user namespace, root is nobody outside.
+    /// Root in a user namespace has no privileges on the host.
     fn skip_in_user_namespace(&self, check_fn: CheckPodFn) -> Option<Violation> {
         if self.spec.at("hostUsers").as_bool() == Some(false) { None } else { check_fn(self) }
     }
@@ -164,7 +164,7 @@ fn containers(names: &[&str]) -> String {
     format!("{} {}", plural(names.len(), "container", "containers"), list(names))
 }
 
-/// `pod and container "a"`; `None` where nobody is to blame.
+/// `pod and container "a"`; `None` if neither is affected.
 fn format_subjects(pod: bool, names: &[&str]) -> Option<String> {
     let mut subjects = Vec::new();
     if pod {

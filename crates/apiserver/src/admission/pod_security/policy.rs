@@ -1,10 +1,10 @@
-//! How strictly the pods of a namespace are judged: levels, versions, and the labels that name them.
+//! Pod Security policies: levels, versions, and the namespace labels that select them.
 
 use std::fmt;
 
 use api::{ErrorList, Path};
 
-/// From the freest to the strictest.
+/// From least to most restrictive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     #[default]
@@ -13,7 +13,7 @@ pub enum Level {
     Restricted,
 }
 
-/// The minor version of Kubernetes whose rules count.
+/// The minor version of Kubernetes whose checks apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Version {
     #[default]
@@ -27,7 +27,7 @@ pub struct LevelVersion {
     pub version: Version,
 }
 
-/// What is refused, what is written into the audit log, and what the client is warned of.
+/// What is rejected, what goes to the audit log, and what the client is warned about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     pub enforce: LevelVersion,
@@ -35,7 +35,7 @@ pub struct Policy {
     pub warn: LevelVersion,
 }
 
-/// What the labels and annotations begin with.
+/// The prefix of labels and audit annotations.
 pub const PREFIX: &str = "pod-security.kubernetes.io/";
 pub const MODES: [&str; 3] = ["enforce", "audit", "warn"];
 
@@ -66,7 +66,7 @@ impl Version {
 }
 
 impl Policy {
-    /// The modes in the order of `MODES`.
+    /// In the order of `MODES`.
     pub fn modes(&self) -> [LevelVersion; 3] {
         [self.enforce, self.audit, self.warn]
     }
@@ -75,14 +75,14 @@ impl Policy {
         self.modes().iter().all(|mode| mode.level == Level::Privileged)
     }
 
-    /// Judges alike: the version of what is privileged does not matter.
+    /// Equal in effect: the version of the privileged level does not matter.
     pub fn same_as(&self, other: &Policy) -> bool {
         let is_privileged = |mode: &LevelVersion| mode.level == Level::Privileged;
         self.modes().iter().zip(&other.modes()).all(|(a, b)| a == b || is_privileged(a) && is_privileged(b))
     }
 
-    /// What the labels of a namespace say, and `self` where they are silent. What they say wrongly counts
-    /// as the strictest when enforcing and as the freest otherwise.
+    /// Overrides the policy by the labels of a namespace. As upstream, an invalid level is
+    /// `restricted` for enforce and `privileged` for audit and warn.
     pub fn with_namespace_labels<'a>(
         mut self,
         label: impl Fn(&str) -> Option<&'a str>,
@@ -115,7 +115,8 @@ impl Policy {
         let (enforced, _) = read("enforce", &mut self.enforce, Level::Restricted);
         read("audit", &mut self.audit, Level::Privileged);
         let (warned, version) = read("warn", &mut self.warn, Level::Privileged);
-        // Whoever enforces something wants to hear of it for workloads too.
+        // As upstream: enforcing without an explicit warn label also warns, so that workloads get a
+        // warning.
         if warned.is_none() && enforced == Some(true) && self.enforce.level > self.warn.level {
             self.warn.level = self.enforce.level;
             if !version {

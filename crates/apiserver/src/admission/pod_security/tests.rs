@@ -16,7 +16,7 @@ fn labels(text: &str) -> Value {
     Value::Object(text.split_whitespace().map(pair).collect())
 }
 
-/// A namespace with these labels, and settings as in a file.
+/// A namespace with these labels, and the plugin's configuration.
 fn cluster(text: &str, settings: Value) -> FakeCluster {
     let namespace = json!({"metadata": {"name": "n", "labels": labels(text)}});
     let mut cluster = FakeCluster::of(&[("", "namespaces", namespace)]);
@@ -30,7 +30,7 @@ fn settings_of(mut file: Value) -> Settings {
     Settings::read(&file).expect("good settings")
 }
 
-/// What becomes of a write, and what is noted of it.
+/// The result of a write with its warnings and audit annotations.
 fn run(
     cluster: &FakeCluster,
     kind: (&str, &str),
@@ -119,7 +119,7 @@ fn modes_and_defaults() {
     );
 }
 
-/// A label that makes no sense got there before the plugin was on.
+/// An invalid label was stored while the plugin was disabled.
 #[test]
 fn invalid_enforce_label_defaults_to_restricted() {
     check_pod(
@@ -248,7 +248,7 @@ fn adds_warnings_for_existing_pods_when_enforce_level_changes() {
     ] {
         assert_eq!(run(&cluster, ("", "namespaces"), "", namespace(new), Some(&namespace(old))), "fine");
     }
-    // Another version may be stricter though its level is not.
+    // The check of a newer version may be stricter at the same level.
     check(
         "enforce=restricted enforce-version=v1.1",
         "enforce=baseline",
@@ -260,7 +260,7 @@ fn adds_warnings_for_existing_pods_when_enforce_level_changes() {
     );
 }
 
-/// One pod of each workload comes first where there are too many to look at.
+/// With too many pods to check, one pod of each controller comes first.
 #[test]
 fn checks_one_pod_of_each_controller_first() {
     let pod = |name: &str, owner: &str| json!({"metadata": {"name": name, "ownerReferences": [{"uid": owner, "controller": true}]}});

@@ -1,4 +1,4 @@
-//! What the expressions of a policy see, and what evaluating one comes to.
+//! The CEL activation of a policy: its variables, and evaluation of its expressions.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -14,7 +14,7 @@ use crate::admission::webhooks::{build_request, to_versioned};
 use crate::admission::{Cluster as _, Request};
 use crate::server::Server;
 
-/// A request in the version a policy wants to see.
+/// A request in the version of the policy.
 pub struct VersionedRequest {
     pub object: Value,
     old: Value,
@@ -58,7 +58,8 @@ impl VersionedRequest {
     }
 }
 
-/// The variables of a policy's expressions, and those the policy composes, which live as long as this.
+/// The variables of the expressions. Keeps the composed variables alive, which expressions only
+/// hold weakly.
 pub struct PolicyActivation<'a> {
     pub variables: Variables<'a>,
     lazy_variables: Arc<LazyVariables<'a>>,
@@ -91,26 +92,23 @@ impl<'a> PolicyActivation<'a> {
         PolicyActivation { variables: lazy_variables.activation_variables(), lazy_variables }
     }
 
-    /// The value of an expression.
+    /// Evaluates an expression.
     pub fn evaluate(
         &self,
         expression: &'a Expression,
         budget: &mut Budget,
     ) -> Result<cel::Value<'a>, EvaluationError> {
-        debug_assert!(
-            Arc::strong_count(&self.lazy_variables) > 0,
-            "what is composed outlives the expression"
-        );
+        debug_assert!(Arc::strong_count(&self.lazy_variables) > 0, "lazy variables outlive the expression");
         evaluate(expression, &self.variables, budget)
     }
 }
 
-/// Why an expression says nothing.
+/// Why an expression has no value.
 #[derive(Debug)]
 pub enum EvaluationError {
-    /// Something is wrong with it.
+    /// Compile or runtime error.
     Invalid(String),
-    /// All expressions together cost too much.
+    /// The cost budget of all expressions together is exhausted.
     OutOfBudget,
 }
 
@@ -143,14 +141,15 @@ fn evaluate<'a>(
     })
 }
 
-/// Variables that are worked out when they are first read, each once.
+/// `spec.variables`, each evaluated on first use and cached.
 struct LazyVariables<'a> {
     variables: &'a [(String, Expression)],
     base: Variables<'a>,
     cached: Vec<OnceLock<Result<cel::Value<'a>, EvalError>>>,
 }
 
-/// What expressions hold on to. It must not keep what it belongs to alive: a variable may be a part of itself.
+/// The handle that expressions hold. It must be weak: a cached value may contain the handle, and a
+/// strong reference would keep `LazyVariables` alive forever.
 struct LazyVariablesRef<'a>(Weak<LazyVariables<'a>>);
 
 impl<'a> LazyVariables<'a> {

@@ -1,4 +1,4 @@
-//! Who answers when expressions ask what somebody may do.
+//! The `authorizer` variable of CEL expressions in admission.
 
 use api::selector::FieldSelector;
 use cel::{AuthorizationAttributes, Authorizer, Decision};
@@ -9,7 +9,7 @@ use crate::access::User;
 use crate::rbac::Attributes;
 use crate::server::Server;
 
-/// Asks for whoever has sent the request, or for the account the expression names.
+/// Authorizes for the user of the request, or for the service account that the expression names.
 pub struct CelAuthorizer<'a> {
     pub server: &'a Server,
     pub user: &'a User,
@@ -41,14 +41,15 @@ impl Authorizer for CelAuthorizer<'_> {
             },
         };
         let rbac = &self.server.rbac;
-        // Only who asks over the network keeps an expression waiting, and then others go on meanwhile.
+        // Only a webhook authorizer is not ready at once. CEL evaluation is synchronous, so wait in
+        // place; the multi-threaded runtime moves its other tasks to another thread.
         let verdict = match rbac.evaluate(user, &attributes).now_or_never() {
             Some(verdict) => verdict,
             None if Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread => {
                 tokio::task::block_in_place(|| Handle::current().block_on(rbac.evaluate(user, &attributes)))
             }
             None => {
-                let error = Some("the authorizer cannot be waited for".to_owned());
+                let error = Some("cannot wait for the authorizer in a single-threaded runtime".to_owned());
                 return Decision { error, ..Decision::default() };
             }
         };

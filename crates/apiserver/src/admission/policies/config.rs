@@ -1,4 +1,4 @@
-//! Policies and bindings, ready to be used.
+//! Compiled policies and bindings.
 
 use api::admissionregistration::expressions::{self, CompositionEnv, OptionalVariables, compile};
 use api::json::JsonExt as _;
@@ -8,19 +8,19 @@ use serde_json::Value;
 
 use crate::admission::webhooks::{Rule, rule};
 
-/// An expression, or why there is none.
+/// A compiled expression, or its compile error.
 pub type Expression = Result<Program, String>;
 
 pub struct Policy {
     pub name: String,
     pub fails_open: bool,
     pub match_resources: Option<MatchResources>,
-    /// The apiVersion and kind of its parameters.
+    /// apiVersion and kind of `paramKind`.
     pub param_kind: Option<(String, String)>,
     pub conditions: Vec<Expression>,
     pub variables: Vec<(String, Expression)>,
     pub validations: Vec<Validation>,
-    /// Keys and what they are to say.
+    /// Audit annotations: key and value expression.
     pub annotations: Vec<(String, Expression)>,
     pub mutations: Vec<Mutation>,
     pub reinvoke: bool,
@@ -36,7 +36,7 @@ pub struct Validation {
 
 pub struct Mutation {
     pub expression: Expression,
-    /// Whether it gives operations and not a configuration to apply.
+    /// `JSONPatch`; otherwise `ApplyConfiguration`.
     pub is_patch: bool,
 }
 
@@ -52,21 +52,21 @@ pub struct ParamRef {
     pub name: String,
     pub namespace: String,
     pub selector: Option<LabelSelector>,
-    /// Whether it is an error to find none.
+    /// `parameterNotFoundAction: Deny`.
     pub required: bool,
 }
 
-/// Which requests something is about.
+/// `MatchResources`: which requests a policy or binding applies to.
 pub struct MatchResources {
     pub namespaces: LabelSelector,
     pub objects: LabelSelector,
     pub rules: Vec<NamedRule>,
     pub excluded: Vec<NamedRule>,
-    /// Only the very version that was asked for counts.
+    /// `matchPolicy: Exact`.
     pub exact: bool,
 }
 
-/// A rule, for objects of these names or of any.
+/// A `NamedRuleWithOperations`; no names means all names.
 pub struct NamedRule {
     pub rule: Rule,
     pub names: Vec<String>,
@@ -169,7 +169,7 @@ fn match_resources(value: &Value) -> Option<MatchResources> {
     })
 }
 
-/// Rules of the kind have checked selectors; one that cannot be read selects nothing.
+/// Validation has checked the selectors; one that cannot be parsed selects nothing.
 fn selector(value: &Value) -> LabelSelector {
     match value {
         Value::Null => LabelSelector::everything(),

@@ -1,4 +1,4 @@
-//! Whether a policy or binding concerns a request, and in which version it is seen.
+//! Whether a policy or binding applies to a request, and in which version it sees the object.
 
 use api::Resource;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::admission::Request;
 use crate::admission::webhooks::{equivalent_rows, in_namespace, matches_selector};
 use crate::server::Server;
 
-/// The row in whose version the request is seen; none where it is not concerned.
+/// The row of the version that the policy sees; `None` if it does not apply.
 pub fn matched(
     server: &Server,
     match_resources: &MatchResources,
@@ -26,7 +26,7 @@ pub fn matched(
         true => Some(request.requested_row),
         false => matching_row(server, &match_resources.rules, match_resources.exact, request),
     };
-    // Only what is concerned otherwise has a namespace to miss.
+    // A missing namespace is an error only if the rules match.
     match (row, namespace) {
         (Some(_), Err(status)) => Err(status.message),
         (row, _) => Ok(row),

@@ -1,4 +1,4 @@
-//! What became of asking policies, under upstream's names.
+//! Metrics of admission policies, with upstream's names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,20 +9,20 @@ use parking_lot::Mutex;
 use super::config::{Binding, Policy};
 use super::{MUTATING, VALIDATING};
 
-/// Upper bounds in seconds; beyond the last is `+Inf`.
+/// Upper bounds in seconds, without `+Inf`.
 const DURATION_BUCKETS_SECONDS: [f64; 5] = [0.000_000_5, 0.001, 0.01, 0.1, 1.0];
 const FAMILIES: [(usize, &str); 2] = [
     (MUTATING, "apiserver_mutating_admission_policy"),
     (VALIDATING, "apiserver_validating_admission_policy"),
 ];
 
-/// What is wrong with an evaluation, in the words of the label.
+/// Values of the label `error_type`.
 pub const NO_ERROR: &str = "no_error";
 pub const INVALID_ERROR: &str = "invalid_error";
 pub const COMPILE_ERROR: &str = "compile_error";
 pub const OUT_OF_BUDGET: &str = "out_of_budget";
 
-/// By kind of policy and labels.
+/// By policy type and labels.
 #[derive(Default)]
 pub struct PolicyMetrics(Mutex<BTreeMap<(usize, String), PolicyDurationHistogram>>);
 
@@ -34,7 +34,7 @@ struct PolicyDurationHistogram {
 }
 
 impl PolicyMetrics {
-    /// A policy was asked: what was done about it is `allow`, `deny`, `audit` or `warn`.
+    /// Records one evaluation; the action is `allow`, `deny`, `audit` or `warn`.
     pub fn observe(
         &self,
         phase: usize,
@@ -64,12 +64,18 @@ impl PolicyMetrics {
                 continue;
             }
             let name = format!("{family}_check_total");
-            let _ = writeln!(out, "# HELP {name} What policies said, by binding.\n# TYPE {name} counter");
+            let _ = writeln!(
+                out,
+                "# HELP {name} Policy evaluations by policy, binding and enforcement action.\n# TYPE {name} counter"
+            );
             for ((_, labels), times) in rows() {
                 let _ = writeln!(out, "{name}{{{labels}}} {}", times.count);
             }
             let name = format!("{family}_check_duration_seconds");
-            let _ = writeln!(out, "# HELP {name} How long policies took.\n# TYPE {name} histogram");
+            let _ = writeln!(
+                out,
+                "# HELP {name} Latency of policy evaluations in seconds.\n# TYPE {name} histogram"
+            );
             for ((_, labels), times) in rows() {
                 let mut bucket_total = 0;
                 for (limit, count) in DURATION_BUCKETS_SECONDS.iter().zip(times.buckets) {

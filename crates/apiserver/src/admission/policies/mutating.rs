@@ -1,4 +1,4 @@
-//! Policies that may change a request.
+//! MutatingAdmissionPolicy.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -20,25 +20,26 @@ use crate::admission::{Operation, Request};
 use crate::codec;
 use crate::server::Server;
 
-/// The two rounds in which a request may be changed: whoever changes it in the first gives those before, if
-/// they want, another look in the second.
+/// Reinvocation of mutating policies (upstream: `policyReinvokeContext`). A policy that ran in the
+/// first round runs again in the second if the object has changed since and its
+/// `reinvocationPolicy` is `IfNeeded`.
 #[derive(Default)]
 pub struct PolicyReinvokeContext {
     is_reinvoke: bool,
     changed: bool,
-    /// What policies made of the object in the first round.
+    /// The object after the policies of the first round.
     last_output: Value,
     previously_invoked: HashSet<String>,
     reinvoke_policies: HashSet<String>,
 }
 
 impl PolicyReinvokeContext {
-    /// Whether a mutation was made, which calls for a second round.
+    /// Whether a policy mutated the object, which requires a second round.
     pub fn changed(&self) -> bool {
         self.changed
     }
 
-    /// The second round begins.
+    /// Starts the second round.
     pub fn start_reinvocation(&mut self) {
         self.is_reinvoke = true;
     }
@@ -48,7 +49,7 @@ impl PolicyReinvokeContext {
     }
 }
 
-/// A policy that is to be applied, with a binding and its parameters.
+/// A policy to apply, with one binding and one params object.
 struct PolicyInvocation<'a> {
     policy: &'a Policy,
     binding: &'a Binding,
@@ -72,7 +73,8 @@ impl Policies {
             reinvocation.require_reinvocation();
         }
         let mut failures = Vec::new();
-        // Which policies are concerned is settled before the first of them changes anything.
+        // Collect all invocations before the first mutation, so that it does not change which
+        // policies match.
         let mut invocations = Vec::new();
         for hook in hooks.iter() {
             collect_invocations(server, hook, request, object, &mut invocations, &mut failures);
@@ -81,7 +83,7 @@ impl Policies {
             invoke(server, invocation, request, object, reinvocation, &mut failures)?;
         }
         if reinvocation.changed {
-            // Whoever wants another look gets one, also at what it has changed itself.
+            // As upstream: a policy is reinvoked for its own changes, too.
             reinvocation.require_reinvocation();
         }
         reinvocation.last_output = object.clone();
@@ -192,7 +194,7 @@ fn invoke(
     Ok(())
 }
 
-/// The object, as the policy sees it, after one of its mutations.
+/// The object, in the version of the policy, after one mutation.
 fn apply_mutation(
     policy: &Policy,
     index: usize,
@@ -225,7 +227,7 @@ fn apply_mutation(
     applied.map_err(|status| status.message)?
 }
 
-/// The answer where something went wrong.
+/// The Status for the first failure.
 fn deny_request(request: &Request<'_>, failures: Vec<PolicyFailure>) -> Result<(), Status> {
     let message = |failure: &PolicyFailure| match &failure.binding {
         Some(binding) => {

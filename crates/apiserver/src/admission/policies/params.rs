@@ -1,4 +1,4 @@
-//! The objects a binding parameterises its policy with.
+//! The params objects of a binding.
 
 use api::Resource;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::object::Object;
 use crate::request::Target;
 use crate::server::Server;
 
-/// Those of a binding that has something to say about the request; without any where it has not.
+/// The params if the binding matches the request; empty if it does not.
 pub fn matching_params(
     server: &Server,
     policy: &Policy,
@@ -27,7 +27,7 @@ pub fn matching_params(
     collect_params(server, policy, binding, request)
 }
 
-/// Once for each object found, or once without any where none is asked for.
+/// One entry per object found; a single null if the policy has no params.
 fn collect_params(
     server: &Server,
     policy: &Policy,

@@ -1,4 +1,4 @@
-//! What mutations come to: operations of a JSON patch, or a configuration to lay over the object.
+//! Applying mutations: JSON Patch and ApplyConfiguration.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use patch::JsonPatchError;
 use schema::{Table, TypeId};
 use serde_json::{Map as Json, Value};
 
-/// The object after the operations; the same object if one of them tests for something that is not so.
+/// Applies a JSON patch. If one of its `test` operations fails, the object is unchanged.
 pub fn apply_json_patch(object: &Value, operations: &cel::Value<'_>) -> Result<Value, String> {
     let cel::Value::List(list) = operations else {
         return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
@@ -45,7 +45,7 @@ fn operation(value: &cel::Value<'_>) -> Result<Value, String> {
     Ok(out.into())
 }
 
-/// The object with the configuration laid over it.
+/// Merges an apply configuration into the object as server-side apply does.
 pub fn apply_configuration(
     object: &Value,
     configuration: &cel::Value<'_>,
@@ -62,7 +62,8 @@ pub fn apply_configuration(
         .map_err(|error| format!("error applying patch: {error}"))
 }
 
-/// An `Object.spec{}` stands in the field `spec` of an `Object{}` and nowhere else.
+/// Type names must match the field path: `Object.spec{}` is only valid in the field `spec` of
+/// `Object{}`.
 fn check_types(value: &cel::Value<'_>) -> Result<(), String> {
     let cel::Value::Map(Map::Message(name, _)) = value else { return Ok(()) };
     let mut errors = String::new();

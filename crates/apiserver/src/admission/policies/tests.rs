@@ -1,4 +1,4 @@
-//! Whole requests against a server in this process, with policies in the way.
+//! Requests against an in-process server with admission policies.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl PolicyTest {
         PolicyTest { test_server: TestServer::start().await }
     }
 
-    /// Puts a policy and its binding in the place of those before.
+    /// Replaces the policy and its binding.
     async fn set(&self, kind: &str, spec: Value, binding: Value) -> Result<(), String> {
         let plural = format!("{kind}admissionpolicies").to_lowercase();
         let bindings = format!("{kind}admissionpolicybindings").to_lowercase();
@@ -63,7 +63,7 @@ impl PolicyTest {
         self.test_server.call_with_recorder(alice(), request, "application/json", &body.to_string()).await
     }
 
-    /// The code, and what is said about it.
+    /// Status code and message.
     async fn create_summary(&self, object: Value) -> String {
         let ((code, answer), recorder) = self.send(CONFIG_MAPS, object).await;
         let mut lines = vec![format!("{code} {}", answer["message"].as_str().unwrap_or_default())];
@@ -79,7 +79,7 @@ impl PolicyTest {
         lines.join("\n")
     }
 
-    /// What becomes of a ConfigMap under a validating policy.
+    /// Creates a ConfigMap with a validating policy.
     async fn check(&self, spec: Value, binding: Value, object: Value, expected: Expect) {
         let found = match self.set("Validating", spec, binding).await {
             Ok(()) => self.create_summary(object).await,
@@ -88,7 +88,7 @@ impl PolicyTest {
         expected.assert_eq(&found);
     }
 
-    /// The data and labels of a ConfigMap after a mutating policy.
+    /// Data and labels of a ConfigMap after a mutating policy.
     async fn mutate(&self, spec: Value, object: Value, expected: Expect) {
         let mut whole = json!({"reinvocationPolicy": "Never"});
         merge(&mut whole, &spec);

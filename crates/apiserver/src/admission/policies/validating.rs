@@ -1,4 +1,4 @@
-//! Policies that may refuse a request, or only say what they think of it.
+//! ValidatingAdmissionPolicy.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const VALIDATION_FAILURE_ANNOTATION: &str = "validation.policy.admission.k8s.io/
 const MAX_AUDIT_ANNOTATION_BYTES: usize = 10 * 1024;
 const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 
-/// What one of a policy's expressions makes of a request.
+/// A validation that failed.
 struct DenyDecision {
     message: String,
     reason: &'static str,
@@ -28,22 +28,22 @@ struct DenyDecision {
     metric: EvaluationMetric,
 }
 
-/// What is counted of an evaluation: how long it took and what was wrong with it.
+/// Duration and `error_type` of an evaluation, for metrics.
 type EvaluationMetric = (Duration, &'static str);
 
-/// What a policy makes of a request with one set of parameters.
+/// The result of one policy with one params object.
 #[derive(Default)]
 struct ValidateResult {
     denied: Vec<DenyDecision>,
     annotations: Vec<(String, String)>,
-    /// Of annotations; whatever the binding wants, these deny.
+    /// Failed audit annotations. They deny the request whatever the actions of the binding are.
     failures: Vec<(String, EvaluationMetric)>,
-    /// What could not be evaluated, which does not matter to a policy that fails open.
+    /// Evaluation errors that `failurePolicy: Ignore` ignores.
     ignored_failures: Vec<EvaluationMetric>,
 }
 
 impl ValidateResult {
-    /// What an expression that cannot be evaluated means.
+    /// Records an evaluation error according to the failure policy.
     fn record_failure(&mut self, policy: &Policy, message: String, index: usize, metric: EvaluationMetric) {
         match policy.fails_open {
             true => self.ignored_failures.push(metric),
@@ -52,10 +52,10 @@ impl ValidateResult {
     }
 }
 
-/// The request in the versions policies want to see it in, each made once.
+/// The request in each version that policies use, converted once per version.
 type VersionedRequests = Vec<(&'static Resource, VersionedRequest)>;
 
-/// The first thing that speaks against a request decides what the answer is.
+/// The response: as upstream, the first denial decides.
 #[derive(Default)]
 struct ValidationStatus {
     first: Option<Status>,
@@ -135,7 +135,7 @@ fn evaluate_hook(
     Ok(())
 }
 
-/// Does what the binding wants done about a judgement.
+/// Applies the `validationActions` of the binding to a result.
 fn enforce_actions(
     (server, policy, binding): (&Server, &Policy, &Binding),
     result: ValidateResult,
@@ -245,7 +245,7 @@ fn evaluate_policy(
     result
 }
 
-/// Whether all of the policy's conditions hold: one that does not is enough, whatever is wrong with the others.
+/// Whether all match conditions hold. One that is false decides, whatever errors the others have.
 pub(super) fn match_conditions_hold<'a>(
     policy: &'a Policy,
     activation: &PolicyActivation<'a>,
@@ -287,7 +287,7 @@ fn reason(validation: &Validation) -> &'static str {
     }
 }
 
-/// What the client is told, and whether nothing can be worked out any more.
+/// The message for the client, and whether the cost budget is exhausted.
 fn message<'a>(
     validation: &'a Validation,
     activation: &PolicyActivation<'a>,

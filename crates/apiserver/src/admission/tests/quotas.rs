@@ -3,7 +3,7 @@ use futures_util::future::join_all;
 use super::*;
 use crate::tests::{TestServer, summary};
 
-/// A server with a quota of which nothing is used yet.
+/// A server with a quota without any usage.
 async fn start_with_quota(hard: Value) -> TestServer {
     let test_server = TestServer::start().await;
     let mut quota = json!({"metadata": {"name": "q"}, "spec": {"hard": hard}});

@@ -1,4 +1,4 @@
-//! A configuration's webhooks, ready to be asked.
+//! Compiled webhook configurations.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -15,41 +15,41 @@ use crate::webhook_client::WebhookClient;
 /// One webhook.
 pub struct Hook {
     pub name: String,
-    /// The name of its configuration.
+    /// The name of the configuration object.
     pub configuration: String,
-    /// What tells it from all others of its kind.
+    /// Unique among all webhooks of its type: configuration, name and index.
     pub uid: String,
     pub rules: Vec<Rule>,
-    /// Only the very version that was asked for counts.
+    /// `matchPolicy: Exact`.
     pub exact: bool,
     pub namespaces: LabelSelector,
     pub objects: LabelSelector,
     pub conditions: Vec<MatchCondition>,
     pub fails_open: bool,
     pub timeout: Duration,
-    /// `None`: it does not say whether it has any.
+    /// Whether it has side effects on dry run; `None` if `sideEffects` is not set.
     pub side_effects: Option<bool>,
     pub reinvoke: bool,
-    /// The version of AdmissionReview it is asked in; `None` where it knows none that we know.
+    /// The AdmissionReview version to send; `None` if it lists no supported version.
     pub version: Option<ReviewVersion>,
     client_config: Value,
     webhook_client: OnceLock<Result<WebhookClient, String>>,
 }
 
 impl Hook {
-    /// How to call it, which is worked out the first time.
+    /// The client, created on first use.
     pub fn webhook_client(&self, users: Option<&AuthInfoResolver>) -> Result<&WebhookClient, &String> {
         self.webhook_client.get_or_init(|| WebhookClient::new(&self.client_config, users)).as_ref()
     }
 }
 
-/// What a webhook wants to be asked about.
+/// One of `rules`: the requests to call the webhook for.
 #[derive(Debug, Default)]
 pub struct Rule {
     pub operations: Vec<String>,
     pub groups: Vec<String>,
     pub versions: Vec<String>,
-    /// Resources and their subresources.
+    /// Resource and subresource.
     pub resources: Vec<(String, String)>,
     pub scope: String,
 }
@@ -69,7 +69,7 @@ impl ReviewVersion {
     }
 }
 
-/// The webhooks of a configuration, in their order.
+/// The webhooks of a configuration, in order.
 pub fn compile(configuration: &Value) -> Vec<Arc<Hook>> {
     let name = configuration.at("metadata").text("name");
     let mut name_counts: HashMap<&str, usize> = HashMap::new();
@@ -83,7 +83,7 @@ pub fn compile(configuration: &Value) -> Vec<Arc<Hook>> {
 
 fn hook(configuration: &str, count: usize, hook: &Value) -> Hook {
     let name = hook.text("name");
-    // Rules of the kind have checked selectors; one that cannot be read selects nothing.
+    // Validation has checked the selectors; one that cannot be parsed selects nothing.
     let selector = |field: &str| match hook.at(field) {
         Value::Null => LabelSelector::everything(),
         given => LabelSelector::from_value(given).unwrap_or_else(|_| LabelSelector::nothing()),

@@ -1,4 +1,5 @@
-//! Objects as webhooks see them: in the version they want, and through a subresource's eyes.
+//! Conversion of objects between the stored version and the version of a webhook or policy, for
+//! subresources, too.
 
 use api::json::JsonExt as _;
 use api::{Resource, Status};
@@ -9,7 +10,7 @@ use crate::codec;
 use crate::create::defaulted;
 use crate::subresource_view::SubresourceView;
 
-/// Group, version and kind of what is sent through a row's subresource.
+/// Group, version and kind of the body of a request for the subresource.
 pub fn kind_of(row: &'static Resource, subresource: &str) -> (&'static str, &'static str, &'static str) {
     let through = row.subresources.iter().find(|sub| sub.name == subresource && !sub.kind.is_empty());
     match through {
@@ -21,25 +22,26 @@ pub fn kind_of(row: &'static Resource, subresource: &str) -> (&'static str, &'st
     }
 }
 
-/// Whether what is sent through the subresource is an object of its own.
+/// Whether the subresource has a kind of its own.
 fn is_subresource_object(request: &Request<'_>, row: &'static Resource) -> bool {
     kind_of(row, request.subresource).2 != row.kind
 }
 
-/// The object, as it is on its way into the store, for a webhook that wants `row`'s version.
+/// Converts an object in its stored version to the version of `row`.
 pub fn to_versioned(request: &Request<'_>, row: &'static Resource, object: &Value) -> Value {
     if object.is_null() {
         return Value::Null;
     }
     match request.subresource {
-        // An object without a number of replicas has no scale to show.
+        // A custom resource without a replicas field has no Scale.
         "scale" => SubresourceView::Scale.project(row, object.clone()).unwrap_or_default(),
         _ if is_subresource_object(request, row) => object.clone(),
         _ => codec::from_stored(row, object.clone()),
     }
 }
 
-/// What a webhook has made of it, checked and back in the form it came in.
+/// Validates and defaults the object a webhook returned, and converts it back to the stored
+/// version.
 pub fn from_versioned(
     request: &Request<'_>,
     row: &'static Resource,

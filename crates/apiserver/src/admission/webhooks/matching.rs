@@ -1,4 +1,4 @@
-//! Whether a webhook is asked about a request, and about which version of it.
+//! Whether a webhook is called for a request, and in which version.
 
 use api::json::JsonExt as _;
 use api::selector::LabelSelector;
@@ -12,7 +12,7 @@ use crate::admission::{Cluster as _, Operation, Request};
 use crate::registry::stored_as;
 use crate::server::Server;
 
-/// The row in whose version the webhook wants to see the request; `None` where it does not care.
+/// The row of the version the webhook gets; `None` if it does not match.
 pub fn matching_row(
     server: &Server,
     hook: &Hook,
@@ -26,7 +26,7 @@ pub fn matching_row(
         return Ok(None);
     }
     let Some(row) = rule_row(server, hook, request) else { return Ok(None) };
-    // Only whoever is concerned by the rules has a namespace to miss.
+    // A missing namespace is an error only if the rules match.
     namespace?;
     if hook.conditions.is_empty() {
         return Ok(Some(row));
@@ -51,7 +51,8 @@ pub fn matching_row(
     }
 }
 
-/// Whether the request is about a namespace the selector selects, or about none.
+/// Whether the selector matches the namespace of the request. Requests for cluster-scoped objects
+/// always match.
 pub fn in_namespace(
     server: &Server,
     selector: &LabelSelector,
@@ -72,7 +73,7 @@ pub fn in_namespace(
     }
 }
 
-/// The namespace of a request; a Namespace is in itself.
+/// The namespace of a request; for a Namespace its own name.
 pub fn namespace<'a>(request: &'a Request<'_>) -> &'a str {
     match (request.row.group, request.row.plural) {
         ("", "namespaces") => &request.review_name,
@@ -80,7 +81,7 @@ pub fn namespace<'a>(request: &'a Request<'_>) -> &'a str {
     }
 }
 
-/// Whether the object is selected, or was.
+/// Whether the selector matches the new or the old object.
 pub fn matches_selector(selector: &LabelSelector, request: &Request<'_>, object: &Value) -> bool {
     let selected = |object: &Value| {
         object.has("metadata") && selector.matches_labels(object.at("metadata").at("labels"))
@@ -88,7 +89,7 @@ pub fn matches_selector(selector: &LabelSelector, request: &Request<'_>, object:
     selector.is_everything() || selected(object) || request.old.is_some_and(selected)
 }
 
-/// The version asked for, if a rule names it, or another of the same objects for which one does.
+/// The requested version if a rule matches it, otherwise an equivalent version that a rule matches.
 fn rule_row(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'static Resource> {
     if hook.rules.iter().any(|rule| rule.matches(request, request.requested_row)) {
         return Some(request.requested_row);
@@ -100,7 +101,7 @@ fn rule_row(server: &Server, hook: &Hook, request: &Request<'_>) -> Option<&'sta
     hook.rules.iter().find_map(|rule| rows.iter().find(|row| rule.matches(request, row)).copied())
 }
 
-/// The other versions in which the same objects are served.
+/// The other served versions of the same objects.
 pub fn equivalent_rows(server: &Server, request: &Request<'_>) -> Vec<&'static Resource> {
     let equivalent = |row: &&'static Resource| {
         !std::ptr::eq(*row, request.requested_row)
@@ -111,7 +112,7 @@ pub fn equivalent_rows(server: &Server, request: &Request<'_>) -> Vec<&'static R
     server.registry.rows().into_iter().filter(equivalent).collect()
 }
 
-/// Whether the objects of a row are those stored as another's.
+/// Whether both rows are versions of the same stored objects.
 fn same_objects(row: &'static Resource, stored: &'static Resource) -> bool {
     std::ptr::eq(stored_as(row), stored)
         || row.custom.is_some() && (row.group, row.plural) == (stored.group, stored.plural)

@@ -1,4 +1,4 @@
-//! What became of asking webhooks, under upstream's names.
+//! Metrics of admission webhooks, with upstream's names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use super::config::Hook;
 use super::review::WebhookError;
 use crate::admission::Operation;
 
-/// Upper bounds in seconds; beyond the last is `+Inf`.
+/// Upper bounds in seconds, without `+Inf`.
 const DURATION_BUCKETS_SECONDS: [f64; 8] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 25.0];
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub struct WebhookMetrics(Mutex<Counts>);
 
 #[derive(Default)]
 struct Counts {
-    /// By the name of the counter and its labels.
+    /// By metric name and labels.
     counters: BTreeMap<(&'static str, String), u64>,
     times: BTreeMap<String, WebhookDurationHistogram>,
 }
@@ -38,10 +38,10 @@ const MATCH_CONDITION_ERROR_TOTAL: &str = "apiserver_admission_match_condition_e
 const DURATION_SECONDS: &str = "apiserver_admission_webhook_admission_duration_seconds";
 
 const COUNTERS: [(&str, &str); 5] = [
-    (MATCH_CONDITION_EXCLUSION_TOTAL, "Requests a webhook's match conditions excluded."),
+    (MATCH_CONDITION_EXCLUSION_TOTAL, "Requests excluded by the match conditions of a webhook."),
     (MATCH_CONDITION_ERROR_TOTAL, "Match conditions that could not be evaluated."),
-    (FAIL_OPEN, "Requests let through although a webhook failed."),
-    (REJECTION_COUNT, "Requests a webhook rejected, or its failure."),
+    (FAIL_OPEN, "Requests allowed because a failing webhook has failurePolicy Ignore."),
+    (REJECTION_COUNT, "Requests rejected by a webhook or because of its failure."),
     (REQUESTS, "Requests to webhooks."),
 ];
 
@@ -114,7 +114,7 @@ impl WebhookMetrics {
         if !counts.times.is_empty() {
             let _ = writeln!(
                 out,
-                "# HELP {DURATION_SECONDS} How long webhooks took.\n# TYPE {DURATION_SECONDS} histogram"
+                "# HELP {DURATION_SECONDS} Latency of webhook calls in seconds.\n# TYPE {DURATION_SECONDS} histogram"
             );
         }
         for (labels, times) in &counts.times {

@@ -1,4 +1,4 @@
-//! What a webhook is told, an AdmissionReview, and what its answer means.
+//! AdmissionReview: the request to a webhook and the meaning of its response.
 
 use api::field::quote;
 use api::json::JsonExt as _;
@@ -18,21 +18,22 @@ use crate::admission::{Operation, Request};
 use crate::server::Server;
 use crate::tokens::user_info;
 
-/// A webhook that lets the request pass.
+/// The response of a webhook that allows the request.
 #[derive(Debug)]
 pub struct WebhookResponse {
-    /// Operations on the object as it was told.
+    /// JSON patch of the object in the version that was sent.
     pub patch: Option<Value>,
 }
 
-/// A webhook that does not.
+/// Why a webhook does not allow the request.
 #[derive(Debug)]
 pub enum WebhookError {
-    /// It could not be asked, or said nothing of use; its failure policy decides.
+    /// The call failed or the response is invalid; the failure policy applies.
     CallFailed { reason: String, code: u16 },
-    /// It says no.
+    /// The webhook denied the request.
     Rejected(Box<Status>),
-    /// It may not be asked, or what it wants cannot be done.
+    /// The webhook must not be called (dry run), or its patch cannot be applied. The failure policy
+    /// does not apply.
     Internal(Box<Status>),
 }
 
@@ -40,7 +41,7 @@ fn call_failed(reason: impl Into<String>, code: u16) -> WebhookError {
     WebhookError::CallFailed { reason: reason.into(), code }
 }
 
-/// Asks one webhook about a request whose object it is told as `told`.
+/// Calls one webhook; `versioned_object` is the object in the version of `row`.
 pub async fn call_webhook(
     server: &Server,
     hook: &Hook,
@@ -96,7 +97,7 @@ pub async fn call_webhook(
     Ok(WebhookResponse { patch })
 }
 
-/// The request as webhooks and policies see it, without a uid.
+/// The AdmissionRequest for webhooks and policies, without uid.
 pub fn build_request(
     request: &Request<'_>,
     row: &'static Resource,
@@ -148,7 +149,7 @@ fn options(request: &Request<'_>) -> Value {
     options.into()
 }
 
-/// What comes back, as far as it is looked at.
+/// The fields of an AdmissionReview response that are used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AdmissionReviewResponse {
@@ -183,7 +184,7 @@ fn verify_response(
     mutating: bool,
 ) -> Result<Response, String> {
     let response = review.response.ok_or("webhook response was absent")?;
-    // The old version has never been so strict.
+    // As upstream, `v1beta1` responses are not verified.
     if version == ReviewVersion::V1Beta1 {
         return Ok(response);
     }
@@ -229,7 +230,7 @@ fn decode_patch(patch: &str, kind: Option<&str>, version: ReviewVersion) -> Resu
     }
 }
 
-/// A refusal in the webhook's own words, as far as it has any.
+/// The Status of a denial, from the Status in the response.
 fn rejected_status(name: &str, webhook_status: &Value) -> Status {
     let prefix = format!("admission webhook {} denied the request", quote(name));
     let message = match (webhook_status.text("message"), webhook_status.text("reason")) {
@@ -265,7 +266,7 @@ fn rejected_status(name: &str, webhook_status: &Value) -> Status {
     status
 }
 
-/// Whether a webhook's own conditions hold.
+/// Whether the match conditions of a webhook hold.
 pub fn conditions_match(
     server: &Server,
     hook: &Hook,

@@ -1,4 +1,4 @@
-//! Whole requests against a server in this process, with a webhook that answers as each test says.
+//! Requests against an in-process server, with a webhook whose responses the test defines.
 
 mod failures;
 mod fields;
@@ -30,7 +30,7 @@ impl WebhookTest {
         WebhookTest { test_server: TestServer::start().await, hook, bundle: STANDARD.encode(ca), _dir: dir }
     }
 
-    /// One webhook of a configuration, reached by its URL.
+    /// One entry of `webhooks`, called by URL.
     fn webhook(&self, name: &str, rule: Value) -> Value {
         json!({
             "name": name, "sideEffects": "None", "admissionReviewVersions": ["v1"], "rules": [rule],
@@ -47,7 +47,7 @@ impl WebhookTest {
         self.wait_for_cache().await;
     }
 
-    /// Waits until the server knows what it has been told.
+    /// Waits until the cache contains the last write.
     async fn wait_for_cache(&self) {
         self.test_server
             .server
@@ -64,7 +64,7 @@ impl WebhookTest {
         self.test_server.call_with_recorder(alice(), request, content_type, &body.to_string()).await
     }
 
-    /// The code and the message, or nothing but the code.
+    /// Status code and message, or only the code.
     async fn send_summary(&self, request: &str, body: Value) -> String {
         crate::tests::summary(&self.send(request, body).await.0, &[])
     }
@@ -92,7 +92,7 @@ fn rule(operations: &str, groups: &str, versions: &str, resources: &str) -> Valu
     })
 }
 
-/// The answer to a review, with more fields.
+/// The response to a review, with additional fields.
 fn answer(received: &WebhookRequest, more: Value) -> (u16, Value) {
     let mut response = json!({"uid": received.body["request"]["uid"], "allowed": true});
     for (key, value) in more.as_object().unwrap() {

@@ -1,4 +1,4 @@
-//! What goes on and on through the aggregator: watches, and connections that change to another protocol.
+//! Streams through the aggregator: watches and protocol upgrades.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const FIRST: &str = r#"{"type":"ADDED","object":{}}"#;
 const SECOND: &str = r#"{"type":"DELETED","object":{}}"#;
 
-/// A server whose answers go on; it says the second part of one only when told to.
+/// A server with a streaming response; it sends the second part after `resume` is notified.
 async fn start_backend(dir: &std::path::Path, resume: Arc<Notify>) -> (u16, String) {
     let now = Timestamp::now();
     let ca = pki::Authority::load_or_create(dir, "streams", now).unwrap();
@@ -49,7 +49,7 @@ async fn start_backend(dir: &std::path::Path, resume: Arc<Notify>) -> (u16, Stri
     (port, ca.pem().to_owned())
 }
 
-/// One request on a connection.
+/// Serves one request on a connection.
 async fn serve(acceptor: TlsAcceptor, socket: TcpStream, resume: Arc<Notify>) -> Option<()> {
     let mut stream = acceptor.accept(socket).await.ok()?;
     let mut head = Vec::new();
@@ -77,7 +77,7 @@ async fn serve(acceptor: TlsAcceptor, socket: TcpStream, resume: Arc<Notify>) ->
     stream.shutdown().await.ok()
 }
 
-/// A client of the server in this process.
+/// A client of the in-process server.
 async fn connect(test: &AggregatorTest) -> hyper::client::conn::http1::SendRequest<Empty<bytes::Bytes>> {
     let (here, there) = tokio::io::duplex(1 << 16);
     let server = test.test_server.server.clone();
@@ -120,7 +120,7 @@ async fn streams_watch_events_through_proxy() {
         let frame = tokio::time::timeout(TEST_TIMEOUT, body.frame()).await.unwrap();
         frame.map(|frame| String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
     };
-    // The first event is there while the server behind has not said the second.
+    // The first event arrives before the remote server sends the second one.
     assert_eq!(next().await.as_deref(), Some(&*format!("{FIRST}\n")));
     resume.notify_one();
     assert_eq!(next().await.as_deref(), Some(&*format!("{SECOND}\n")));

@@ -1,4 +1,4 @@
-//! What a verified token's claims mean: a user.
+//! Mapping of verified claims to a user.
 
 use api::field::quote;
 use api::json::JsonExt as _;
@@ -56,7 +56,7 @@ pub fn user_from_claims(
     Ok(user)
 }
 
-/// A name by an expression, which nobody may go without.
+/// The user name from a CEL expression; must not be empty.
 fn username_from_expression(program: &cel::Program, claims: &Value) -> Result<String, String> {
     let name = expressions::evaluate_string(program, claims, "username")
         .map_err(|reason| format!("oidc: error evaluating username claim expression: {reason}"))?;
@@ -86,7 +86,7 @@ fn username(mapping: &Prefixed, claims: &Value) -> Result<String, String> {
     Ok(format!("{}{name}", mapping.prefix.as_deref().unwrap_or("")))
 }
 
-/// Some issuers tell one group as a text, not as a list.
+/// Some issuers send a single group as a string.
 fn groups(mapping: &Prefixed, claims: &Value) -> Result<Vec<String>, String> {
     let claim = &mapping.claim;
     let prefix = mapping.prefix.as_deref().unwrap_or("");
@@ -105,7 +105,7 @@ fn text<'a>(claims: &'a Value, name: &str) -> Result<&'a str, String> {
     match claims.at(name) {
         Value::String(text) => Ok(text),
         Value::Null if claims.get(name).is_none() => Err("claim not present".to_owned()),
-        // As Go reads it.
+        // Null decodes to the empty string in Go.
         Value::Null => Ok(""),
         other => Err(type_error(other, "string")),
     }

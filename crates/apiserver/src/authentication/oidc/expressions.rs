@@ -1,4 +1,4 @@
-//! What claims mean where that is said in CEL.
+//! CEL expressions of AuthenticationConfiguration.
 
 use std::sync::LazyLock;
 
@@ -26,20 +26,20 @@ static USER_DECL: LazyLock<Decl> = LazyLock::new(|| {
 
 static USER_ENV: LazyLock<Env> = LazyLock::new(|| Env::new().variable("user", USER_DECL.clone()));
 
-/// The expressions of an issuer, compiled.
+/// The compiled expressions of an issuer.
 #[derive(Default)]
 pub struct ClaimExpressions {
     pub username: Option<Program>,
     pub groups: Option<Program>,
     pub uid: Option<Program>,
     extra: Vec<(String, Program)>,
-    /// Each with what is said where it does not hold.
+    /// Each with its failure message.
     claim_rules: Vec<(Program, String)>,
     user_rules: Vec<(Program, String)>,
 }
 
 impl ClaimExpressions {
-    /// Compiles what there is, and tells what is wrong with the rest.
+    /// Compiles all expressions and appends errors to `field_errors`.
     pub fn new(jwt: &Jwt, at: &str, field_errors: &mut Vec<String>) -> ClaimExpressions {
         let mappings = &jwt.claim_mappings;
         let text = [Type::String];
@@ -99,7 +99,7 @@ impl ClaimExpressions {
         claim_expressions
     }
 
-    /// Whoever goes by an e-mail address must ask whether it is its owner's.
+    /// Whether the user name is an e-mail address and nothing checks `email_verified`.
     fn uses_unverified_email(&self) -> bool {
         let reads = |program: &Program, claim: &str| {
             let mut occurrences = program.source().match_indices(claim);
@@ -117,7 +117,7 @@ impl ClaimExpressions {
         self.username.as_ref().is_some_and(email) && !others.chain(&self.username).any(checks_verified)
     }
 
-    /// What the expressions add to a user, and whether the rules let them in.
+    /// Adds the extra attributes and checks the validation rules.
     pub fn apply_rules(&self, claims: &Value, user: &mut User) -> Result<(), String> {
         for (key, program) in &self.extra {
             let failed = |reason: String| {
@@ -161,7 +161,7 @@ fn evaluation_error(program: &Program, failure: &cel::EvalError) -> String {
     format!("expression '{}' resulted in error: {failure}", program.source())
 }
 
-/// The one text that an expression makes of claims.
+/// Evaluates an expression to a string.
 pub fn evaluate_string(program: &Program, claims: &Value, what: &str) -> Result<String, String> {
     let variables = Variables::new().with("claims", cel::Value::from_json(claims));
     let value = program.run(&variables, &mut Budget::new(cel::RUNTIME_BUDGET));
@@ -170,7 +170,7 @@ pub fn evaluate_string(program: &Program, claims: &Value, what: &str) -> Result<
     text.ok_or_else(|| format!("{what} claim expression must return a string"))
 }
 
-/// The texts that an expression makes of claims: one, several or none.
+/// Evaluates an expression to a list of strings; a string is one element, null and "" are none.
 pub fn evaluate_strings(program: &Program, claims: &Value) -> Result<Vec<String>, String> {
     const OTHER: &str = "expression must return a string or a list of strings";
     let variables = Variables::new().with("claims", cel::Value::from_json(claims));

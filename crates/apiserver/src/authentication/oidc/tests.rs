@@ -7,7 +7,7 @@ use super::super::configuration::{ClaimRule, Extra, Prefixed, UserRule};
 use super::*;
 use crate::https::tests::webhook;
 
-/// An issuer on this machine, whose keys may change.
+/// A local OIDC issuer whose keys can be rotated.
 struct Provider {
     dir: tempfile::TempDir,
     keys: pki::token::Keys,
@@ -60,7 +60,7 @@ impl Provider {
 
 async fn authenticate(issuer: &Issuer, token: &str) -> String {
     match issuer.authenticate_token(token, Timestamp::now()).await {
-        Ok(None) => "nobody".to_owned(),
+        Ok(None) => "anonymous".to_owned(),
         Ok(Some(user)) => format!("{} {:?} {:?}", user.name, user.groups, user.uid),
         Err(reason) => reason,
     }
@@ -94,7 +94,7 @@ async fn maps_claims_to_users() {
         "oidc: verify token: oidc: token is expired (Token Expiry: 2001-09-09 01:46:40 +0000 UTC)",
     )
     .await;
-    check(&plain, json!({"iss": "https://other"}), "nobody").await;
+    check(&plain, json!({"iss": "https://other"}), "anonymous").await;
     let later = plain
         .authenticate_token(
             &provider.token(json!({"nbf": Timestamp::now().as_second() + 900})),
@@ -149,7 +149,7 @@ async fn rejects_tokens_signed_by_other_keys() {
     }
     let received: Vec<String> =
         provider.webhook.requests().into_iter().map(|received| received.path).collect();
-    assert_eq!(received, [WELL_KNOWN, "/keys"], "strangers do not keep the issuer busy");
+    assert_eq!(received, [WELL_KNOWN, "/keys"], "key requests are rate limited");
     let strict = Issuer::new(issuer.jwt.clone(), algorithms(&[]).unwrap()).unwrap();
     assert_eq!(
         authenticate(&strict, &provider.token(json!({}))).await,
@@ -165,7 +165,10 @@ async fn loads_rotated_keys() {
     let new = pki::token::Keys::load_or_create(&provider.dir.path().join("new")).unwrap();
     *provider.served.lock().unwrap() = new.key_set().0;
     let token = new.sign(&provider.claims(json!({}))).unwrap();
-    assert!(authenticate(&issuer, &token).await.contains("failed to verify"), "too early to ask again");
+    assert!(
+        authenticate(&issuer, &token).await.contains("failed to verify"),
+        "within the minimum fetch interval"
+    );
     issuer.fetch_state.lock().await.last = None;
     assert_eq!(authenticate(&issuer, &token).await, "oidc:ann [] \"\"");
     assert_eq!(provider.webhook.requests().len(), 3, "discovery is not repeated");
@@ -216,7 +219,7 @@ async fn maps_claims_with_cel_expressions() {
     });
     let check = async |more: Value, expected: &str| {
         let found = match issuer.authenticate_token(&provider.token(more.clone()), Timestamp::now()).await {
-            Ok(user) => user.map_or("nobody".to_owned(), |user| {
+            Ok(user) => user.map_or("anonymous".to_owned(), |user| {
                 format!("{} {:?} {:?} {:?}", user.name, user.groups, user.uid, user.extra)
             }),
             Err(reason) => reason,

@@ -1,4 +1,4 @@
-//! Tables of what happens when, and what must hold whatever happens.
+//! Scenario tests and property tests of fair queuing.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn queued(queues: u64, hand_size: usize, queue_length_limit: usize) -> QueuingCo
     QueuingConfig::Queue { queues, hand_size, queue_length_limit }
 }
 
-/// A level under test: who runs, who waits, in milliseconds.
+/// A level under test, with its executing and queued requests. Times are in milliseconds.
 struct TestLevel {
     set: Set,
     running: Vec<(u32, RunningRequest)>,
@@ -53,12 +53,15 @@ impl TestLevel {
         word
     }
 
-    /// Who starts when this one ends.
+    /// The requests that start when this one finishes.
     fn finish(&mut self, at: u64, name: u32) -> Vec<u32> {
         let i = self.running.iter().position(|(other, _)| *other == name).expect("it runs");
         let (_, request) = self.running.remove(i);
         let mut started = Vec::new();
-        assert!(self.set.finish(at * MS, request, &mut started).is_none(), "it does not linger");
+        assert!(
+            self.set.finish(at * MS, request, &mut started).is_none(),
+            "the request has no additional latency"
+        );
         self.take(started)
     }
 }
@@ -121,13 +124,14 @@ fn flow_with_many_requests_does_not_block_another_flow() {
     }
     let position = |name: u32| order.iter().position(|other| *other == name).unwrap();
     let positions: Vec<_> = (200..204).map(position).collect();
-    // Every other one, although all of flow 1's came first.
+    // Every other start, although all requests of flow 1 arrived first.
     assert!(positions.iter().enumerate().all(|(i, position)| *position <= 2 * i + 2), "{order:?}");
 }
 
 #[test]
 fn shares_seats_between_large_and_small_requests() {
-    // Flow 1 sends requests of four seats, flow 2 of one: equal seats, so four times as many requests.
+    // Flow 1 sends requests of four seats, flow 2 of one. Equal seats means four times as many
+    // requests for flow 2.
     let mut level = TestLevel::new(queued(1 << 20, 1, 1000), 4);
     for name in 0..50 {
         level.start_request(0, 1000 + name, 1, WorkEstimate::with_seats(4));
@@ -147,18 +151,20 @@ fn shares_seats_between_large_and_small_requests() {
 
 #[test]
 fn single_seat_requests_use_reserved_seats() {
-    // Sixteen seats, two of them spared; lists of four seats take what they can, and more of them wait.
+    // Sixteen seats, two of them reserved. Requests of four seats take what they can, and more of
+    // them wait.
     let mut level = TestLevel::new(queued(1 << 20, 1, 100), 16);
     let words: Vec<_> =
         (0..10).map(|name| level.start_request(0, name, 1, WorkEstimate::with_seats(4))).collect();
     assert_eq!(words.iter().filter(|word| **word == "run").count(), 3);
-    // Long after, when the lists that wait are first in turn, somebody quick comes.
+    // Much later, when the queued large requests are next, single-seat requests arrive.
     for (name, word) in [(100, "run"), (101, "run"), (102, "wait")] {
         level.start_request(1000, name, 2, WorkEstimate::with_seats(1));
         let runs = level.running.iter().any(|(other, _)| *other == name);
         assert_eq!(if runs { "run" } else { "wait" }, word, "{name}");
     }
-    // The lists are not held up by that: as soon as one ends, another starts, and the quick one after it.
+    // That does not delay the large requests: when one finishes, the next starts, and the small one
+    // after it.
     assert_eq!(level.finish(1001, 0), [3]);
     assert_eq!(level.finish(1002, 100), [102]);
 }
@@ -200,7 +206,7 @@ fn queued_requests_start_after_limit_update() {
     let mut started = Vec::new();
     level.set.configure(queued(2, 1, 5), 3, MS, &mut started);
     assert_eq!(level.take(started).len(), 2);
-    // Without queues those who wait still get their turn.
+    // Without queues, requests that are queued already still start.
     level.set.configure(QueuingConfig::Reject, 1, MS, &mut Vec::new());
     for _ in 0..5 {
         let name = level.running[0].0;
@@ -256,8 +262,8 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever happens: never more seats than there are (but for one that is wider than all of them),
-    /// nobody is lost, and nobody waits who could run.
+    /// Never more seats in use than the limit (except for a single request over the limit), no
+    /// queued request is dropped, and no request waits that could execute.
     #[test]
     fn never_exceeds_the_limit_or_drops_queued_requests(steps in steps()) {
         let mut level = TestLevel::new(queued(4, 2, 3), 4);
@@ -308,12 +314,12 @@ proptest! {
             let requests = level.running.iter().map(|(_, request)| request).chain(&delayed);
             let seats: u64 = requests.map(|request| request.work.max_seats()).sum();
             prop_assert_eq!(counts.running_seats, seats);
-            // What runs already is not thrown out when there are fewer seats, but nothing more starts.
+            // Executing requests continue when the limit is lowered, but no more start.
             let exceeds_limit = level.running.len() == 1 && level.running[0].1.work.max_seats() > limit;
             prop_assert!(!starts || seats <= limit || exceeds_limit, "{} of {}", seats, limit);
             prop_assert!(level.set.queues.iter().all(|queue| !queue.is_idle()));
         }
-        // In the end everybody gets a turn.
+        // Every request starts eventually.
         let mut started = Vec::new();
         level.set.configure(queued(4, 2, 3), limit.max(1), now, &mut started);
         for request in delayed.drain(..) {
@@ -334,7 +340,8 @@ proptest! {
         prop_assert!(level.set.queues.is_empty());
     }
 
-    /// Two flows that always want more than there is get the same, whatever their requests are like.
+    /// Two flows with permanent backlog get equal seat time, whatever the seats and durations of
+    /// their requests are.
     #[test]
     fn busy_clients_get_equal_seat_time(widths in (1..4u64, 1..4u64), lengths in (1..6u64, 1..6u64)) {
         let mut level = TestLevel::new(queued(1 << 40, 1, 1000), 8);

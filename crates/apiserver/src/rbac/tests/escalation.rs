@@ -1,4 +1,4 @@
-//! Who may grant what.
+//! Tests of privilege escalation checks.
 
 use expect_test::{Expect, expect};
 
@@ -6,7 +6,7 @@ use super::{objects, poll_now, rbac, user};
 use crate::rbac::{escalation, row};
 use crate::request::Target;
 
-/// What the users of the checks have.
+/// The permissions of the test users.
 const POLICY: &str = "
 ClusterRole reader
   get list: pods @ core
@@ -55,7 +55,8 @@ RoleBinding a missing of:^gone
   User loc
 ";
 
-/// Lets `who` store an object, in place of `before` where that is not empty; `^name` is a change by name.
+/// Stores an object as `subject`, replacing `before` unless it is empty; `^name` is an update by
+/// name.
 #[track_caller]
 fn check(subject: &str, before: &str, object: &str, expected: Expect) {
     let object = objects(object).remove(0);
@@ -359,7 +360,7 @@ fn bind_verb_allows_binding_of_any_role() {
     );
 }
 
-/// Lists that multiply to more than memory holds are refused, not multiplied out.
+/// Rules whose expansion exceeds memory are rejected without expanding them.
 #[test]
 fn rejects_huge_rules_without_expansion() {
     let many = |prefix: &str, separator: &str| {

@@ -1,4 +1,4 @@
-//! Who may act as whom.
+//! Tests of impersonation.
 
 use expect_test::{Expect, expect};
 use http::HeaderMap;
@@ -27,7 +27,7 @@ ClusterRoleBinding agent
   ServiceAccount a/agent
 ";
 
-/// What `who` is when they `verb` roles with these headers.
+/// The effective user of a request on roles by `subject` with these headers.
 #[track_caller]
 fn check(subject: &str, verb: &'static str, headers: &[(&str, &str)], expected: Expect) {
     let mut map = HeaderMap::new();

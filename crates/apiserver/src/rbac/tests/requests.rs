@@ -1,4 +1,4 @@
-//! Whole requests of users who are not masters.
+//! End-to-end requests of users outside `system:masters`.
 
 use api::Status;
 use api::json::JsonExt as _;
@@ -87,7 +87,8 @@ async fn requests_are_authorized_by_stored_roles() {
     .assert_eq(&results.join("\n"));
 }
 
-/// What the controller would do: roles are put together from others, also from such ones.
+/// Does what the clusterrole-aggregation controller does, including roles that aggregate aggregated
+/// roles.
 async fn aggregate(test_server: &TestServer) {
     let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
     for _ in 0..3 {
@@ -123,7 +124,7 @@ async fn default_policy_is_updated_at_start_if_enabled() {
     assert_eq!(test_server.get(&format!("{path}/system:discovery")).await["rules"], Value::Null);
 }
 
-/// A write by somebody who may write roles, but not more than they have.
+/// A write by a user who may write roles but not grant more than they have.
 async fn write(test_server: &TestServer, request: &str, body: Value) -> String {
     let media = match request.split_once(' ') {
         Some(("PATCH", rest)) if rest.contains("fieldManager") => "application/apply-patch+yaml",

@@ -1,4 +1,4 @@
-//! What even a pod that is not trusted much may not do.
+//! Checks of the baseline level.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ pub fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
     violation(reason, format!("{} must not set AppArmor profile type to {}", by.join(" and "), list(all)))
 }
 
-/// The capabilities that a container adds and may not, and who they are.
+/// The forbidden capabilities that containers add, as the detail of a violation.
 pub fn forbidden_capabilities<'a>(pod: &Pod<'a>, allowed: &[&str]) -> Option<String> {
     let mut forbidden: BTreeSet<&str> = BTreeSet::new();
     let names = pod.contexts_where(|context| {
@@ -181,7 +181,7 @@ pub fn se_linux(pod: &Pod<'_>, allowed: &[&str]) -> Option<Violation> {
     violation("seLinuxOptions", format!("{by} set forbidden securityContext.seLinuxOptions: {what}"))
 }
 
-/// Before seccomp was a field, it was annotations.
+/// Versions before 1.19 configure seccomp by annotations.
 pub fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
     let keys = std::iter::once("seccomp.security.alpha.kubernetes.io/pod".to_owned()).chain(
         pod.containers()
@@ -222,7 +222,7 @@ pub fn seccomp(pod: &Pod<'_>) -> Option<Violation> {
     violation("seccompProfile", format!("{by} must not set securityContext.seccompProfile.type to {values}"))
 }
 
-/// Each with the version since which it is harmless.
+/// Sysctls with the minor version since which they are allowed.
 const SAFE_SYSCTLS: &[(&str, u32)] = &[
     ("kernel.shm_rmid_forced", 0),
     ("net.ipv4.ip_local_port_range", 0),

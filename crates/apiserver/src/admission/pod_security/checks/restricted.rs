@@ -1,4 +1,4 @@
-//! What a pod must do to be hardened as far as is known to work.
+//! Checks of the restricted level.
 
 use std::collections::BTreeSet;
 

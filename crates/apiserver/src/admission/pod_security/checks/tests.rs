@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A pod that the strictest level has nothing against.
+/// A pod without violations at the restricted level.
 fn good() -> Value {
     json!({"metadata": {}, "spec": {
         "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -14,7 +14,7 @@ fn good() -> Value {
 }
 
 fn merged(mut into: Value, patch: &Value) -> Value {
-    // Lists of containers are merged by position.
+    // Lists of containers are merged by index.
     match (&mut into, patch) {
         (Value::Object(into), Value::Object(patch)) => {
             for (key, value) in patch {
@@ -43,7 +43,7 @@ fn evaluate(at: &str, pod: &Value) -> String {
     found.iter().map(|one| format!("{}: {}", one.reason, one.detail)).collect::<Vec<_>>().join(" | ")
 }
 
-/// The good pod with this of it changed.
+/// Checks the good pod with a change merged into it.
 #[track_caller]
 fn check(at: &str, change: Value, expected: &str) {
     assert_eq!(evaluate(at, &merged(good(), &change)), expected, "{at} {change}");
@@ -201,7 +201,7 @@ fn restricted_checks() {
     );
 }
 
-/// Each check where it changes: the last version without it, and the first with it.
+/// Each check at the version boundary: the last version without it, and the first with it.
 #[test]
 fn checks_apply_from_their_minor_version() {
     let windows = json!({"spec": {"os": {"name": "windows"}}});

@@ -1,11 +1,11 @@
-//! What becomes of a request whose webhook misbehaves.
+//! Requests with failing webhooks.
 
 use std::sync::Mutex;
 use std::sync::mpsc;
 
 use super::*;
 
-/// Creates a config map named after the way the webhook misbehaves.
+/// Creates a ConfigMap whose name selects how the webhook fails.
 async fn check(test: &WebhookTest, mode: &str, expected: &str) {
     test.wait_for_cache().await;
     let found = test.send_summary(CONFIG_MAPS, config_map(mode)).await;
@@ -22,7 +22,7 @@ async fn check(test: &WebhookTest, mode: &str, expected: &str) {
 fn failing_answer(received: &WebhookRequest, slow: &Mutex<mpsc::Receiver<()>>) -> (u16, Value) {
     let (status, mut body) = answer(received, json!({}));
     match received.body["request"]["name"].as_str().unwrap() {
-        // Until the test is over.
+        // Until the test ends.
         "slow" => drop(slow.lock().unwrap().recv()),
         "garbage" => return (200, json!("nonsense")),
         "broken" => return (500, json!("boom")),
@@ -120,7 +120,7 @@ async fn failing_open_allows_requests_and_adds_audit_annotation() {
     for mode in ["garbage", "broken", "wrong-uid"] {
         check(&test, mode, "201").await;
     }
-    // A refusal is no failure.
+    // A denial is not a failure.
     check(&test, "no", "400 admission webhook \"m.example.com\" denied the request without explanation")
         .await;
     let (_, recorder) = test.send(CONFIG_MAPS, config_map("empty")).await;
@@ -158,11 +158,10 @@ async fn reports_unreachable_webhook_and_unknown_authority() {
     let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/v";
     assert_eq!(test.send(&format!("PATCH {path}"), json!({"webhooks": [hook]})).await.0.0, 200);
     test.wait_for_cache().await;
-    let unknown_authority =
-        "Post \"URL/?timeout=10s\": tls: failed to verify certificate signed by unknown authority";
+    let unknown_authority = "Post \"URL/?timeout=10s\": tls: failed to verify certificate: x509: certificate signed by unknown authority";
     check(&test, "stranger", &format!("{error_prefix}{unknown_authority}")).await;
     assert!(test.hook.requests().is_empty());
-    // Whoever has locked themselves out gets back in: configurations ask nobody.
+    // A broken webhook can always be deleted: its configuration is not subject to webhooks.
     assert_eq!(test.test_server.send(&format!("DELETE {path}"), json!({})).await.0, 200);
     test.wait_for_cache().await;
     check(&test, "free", "201").await;
@@ -198,7 +197,7 @@ async fn calls_webhooks_through_services() {
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
         "endpoints": [
             {"addresses": ["192.0.2.1"], "conditions": {"ready": false}},
-            // The loopback address is none for a slice that clients make.
+            // Clients may not write loopback addresses to an EndpointSlice.
             {"addresses": ["192.0.2.2"], "conditions": {"ready": true}},
         ],
     });
@@ -207,7 +206,7 @@ async fn calls_webhooks_through_services() {
     test.wait_for_cache().await;
     let resolved = crate::endpoints::resolve(&test.test_server.server, "default", "hook", 8443);
     assert_eq!(resolved, Ok(("192.0.2.2".to_owned(), port)));
-    // The one kind of Service that can lead to a loopback address.
+    // The only type of Service that can resolve to a loopback address.
     let external_name = json!({"spec": {"type": "ExternalName", "externalName": "127.0.0.1"}});
     let external_name = test.send(path, external_name).await.0;
     assert_eq!(external_name.0, 200, "{}", external_name.1);

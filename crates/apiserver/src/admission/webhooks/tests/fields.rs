@@ -1,8 +1,8 @@
-//! What webhooks are told, and about what.
+//! Contents of reviews, and for which requests they are sent.
 
 use super::*;
 
-/// The last review, with what changes each time replaced.
+/// The last review with variable fields replaced.
 fn normalized_review(test: &WebhookTest) -> String {
     let mut received = test.hook.requests().last().unwrap().clone();
     for pointer in ["/request/uid", "/request/object/metadata/uid", "/request/oldObject/metadata/uid"] {
@@ -42,7 +42,7 @@ async fn review_contains_all_fields() {
         .await;
     expect_test::expect![[r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"dryRun":false,"kind":{"group":"","kind":"ConfigMap","version":"v1"},"name":"a","namespace":"default","object":null,"oldObject":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"creationTimestamp":"…","name":"a","namespace":"default","resourceVersion":"…","uid":"UID"}},"operation":"DELETE","options":{"apiVersion":"meta.k8s.io/v1","kind":"DeleteOptions","propagationPolicy":"Foreground"},"requestKind":{"group":"","kind":"ConfigMap","version":"v1"},"requestResource":{"group":"","resource":"configmaps","version":"v1"},"resource":{"group":"","resource":"configmaps","version":"v1"},"uid":"UID","userInfo":{"extra":{"k":["v"]},"groups":["system:masters"],"uid":"u-1","username":"alice"}}}"#]]
     .assert_eq(&normalized_review(&test));
-    // A Namespace is in itself.
+    // The namespace of a Namespace is its own name.
     test.send("POST /api/v1/namespaces", json!({"metadata": {"name": "new"}})).await;
     let received = test.hook.requests().last().unwrap().body["request"].clone();
     assert_eq!((&received["name"], &received["namespace"]), (&json!("new"), &json!("new")));
@@ -195,7 +195,7 @@ async fn calls_webhooks_only_for_matching_requests() {
     let new = "POST /api/v1/namespaces?dryRun=All";
     check(scoped("Cluster"), new, json!({"metadata": {"name": "n"}}), true).await;
     check(scoped("Namespaced"), new, json!({"metadata": {"name": "n"}}), false).await;
-    // The labels a namespace is to have count, not those it has.
+    // The selector matches the new labels of the namespace, not the stored ones.
     let namespaces = json!({"rules": [rule("*", "core", "v1", "namespaces")], "namespaceSelector": select});
     check(namespaces.clone(), new, json!({"metadata": {"name": "n", "labels": labels}}), true).await;
     check(namespaces, new, json!({"metadata": {"name": "n"}}), false).await;
@@ -214,7 +214,7 @@ async fn calls_webhooks_only_for_matching_requests() {
         false,
     )
     .await;
-    // Never about what rules webhooks.
+    // Requests for webhook configurations are not subject to webhooks.
     let own = "POST /apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations?dryRun=All";
     check(json!({"rules": [match_all_rule()]}), own, json!({"metadata": {"name": "x"}}), false).await;
 }
@@ -224,7 +224,7 @@ async fn supports_v1beta1_reviews() {
     let test = WebhookTest::start(|received| {
         let (code, mut body) =
             answer(received, patch(json!([{"op": "add", "path": "/data/x", "value": "y"}])));
-        // It has never been strict.
+        // v1beta1 responses are not verified.
         body["response"]["uid"] = "whatever".into();
         body["response"].as_object_mut().unwrap().remove("patchType");
         (code, body)
@@ -282,7 +282,7 @@ async fn match_conditions_select_requests() {
     let error = "403 configmaps \"a\" is forbidden: expression 'object.spec.x == 1' resulted in error: no such key: spec";
     check(&["object.spec.x == 1"], "Fail", error).await;
     check(&["object.spec.x == 1"], "Ignore", "201").await;
-    // What does not hold counts more than what cannot be told.
+    // A false condition takes precedence over errors.
     check(&["object.spec.x == 1", "false"], "Fail", "201").await;
     let mut out = String::new();
     test.test_server.server.webhooks.print(&mut out);

@@ -1,8 +1,8 @@
-//! What webhooks change.
+//! Changes by mutating webhooks.
 
 use super::*;
 
-/// Appends a letter of the webhook's name to a field, so that the order shows.
+/// Appends the webhook's letter to a field to record the order of calls.
 fn append(received: &WebhookRequest) -> (u16, Value) {
     let name = received.path.trim_start_matches('/').split('.').next().unwrap().to_owned();
     let previous = received.body["request"]["object"]["data"]["trace"].as_str().unwrap_or("").to_owned();
@@ -32,10 +32,11 @@ async fn calls_webhooks_in_name_order_with_reinvocation() {
     test.configure("Mutating", "1", json!([hook("a", false), hook("b", false)])).await;
     assert_eq!(trace(&test).await, "abc");
     test.configure("Mutating", "0", json!([hook("x", true), hook("y", true)])).await;
-    // Both get another look since others have changed something after them; the others do not want one.
+    // x and y are called again because a, b and c changed the object after them; those have no
+    // reinvocation policy.
     assert_eq!(trace(&test).await, "xyabcxy");
     test.configure("Mutating", "3", json!([hook("z", true)])).await;
-    // The last one is only asked again if something changed after it, which is for the second round to show.
+    // z is last and only called again because x and y changed the object in the second round.
     assert_eq!(trace(&test).await, "xyabczxyz");
     let (_, recorder) = test.send(&format!("{CONFIG_MAPS}?dryRun=All"), config_map("a")).await;
     let keys: Vec<String> =
@@ -89,7 +90,7 @@ async fn validates_and_defaults_patched_objects() {
         (&sidecar["imagePullPolicy"], &sidecar["terminationMessagePath"]),
         (&json!("IfNotPresent"), &json!("/dev/termination-log"))
     );
-    // What plugins do to containers is done to those of webhooks as well.
+    // Built-in plugins also apply to containers that webhooks add.
     assert_eq!(sidecar["volumeMounts"][0]["mountPath"], "/var/run/secrets/kubernetes.io/serviceaccount");
     let ((_, created), _) = test.send(pods, pod("labels")).await;
     assert_eq!(created["metadata"]["labels"], json!({"l": "x"}));
@@ -130,7 +131,7 @@ async fn validates_and_defaults_patched_objects() {
     check("text", &internal(&format!("{error_prefix}{decode_error}"))).await;
 }
 
-/// The word on a path that is not there.
+/// The error for a missing path.
 fn missing_path_error(mut pod: Value) -> String {
     patch::json_patch(&mut pod, &json!([{"op": "remove", "path": "/spec/nothing"}])).unwrap_err().to_string()
 }
@@ -167,7 +168,7 @@ async fn patches_subresources_but_not_deleted_objects() {
     let ((_, token), _) =
         test.send("POST /api/v1/namespaces/default/serviceaccounts/default/token", json!({"spec": {}})).await;
     assert_eq!(token["spec"]["audiences"], json!(["else"]), "{token}");
-    // A webhook that wants the old version changes the new one all the same.
+    // A webhook for the old version also sees and changes the new version.
     let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
     let hpa = json!({"metadata": {"name": "h"}, "spec": {"maxReplicas": 3, "scaleTargetRef": target}});
     let ((_, created), _) =
