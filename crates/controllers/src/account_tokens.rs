@@ -1,5 +1,9 @@
-//! Tokens of service accounts that stand in Secrets: filled in for whoever makes such a Secret, taken away with their
-//! account, and, where the account's Secret was once made for it and nobody uses it any more, put out of use.
+//! Controllers for legacy service account token Secrets. `fill` adds tokens to Secrets of type
+//! `kubernetes.io/service-account-token` and deletes them with their account; `clean` invalidates and then
+//! deletes auto-generated token Secrets that are no longer used.
+//!
+//! Upstream: `pkg/controller/serviceaccount` (`tokens_controller.go`,
+//! `legacy_serviceaccount_token_cleaner.go`).
 
 mod plan;
 #[cfg(test)]
@@ -18,13 +22,14 @@ use serde_json::json;
 use plan::{CleanupAction, TokenAction};
 
 const WORKERS: usize = 2;
-/// How often tokens are looked at that may have fallen out of use.
+/// How often token Secrets are checked for disuse.
 const SYNC_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
 
 pub async fn fill(ctx: Ctx) {
     let Some(keys) = ctx.settings.account_tokens.clone() else { return };
-    // As upstream, where it comes before there are accounts for control loops.
+    // Upstream runs this controller under the identity of the controller manager, because it starts before
+    // the service accounts of the other controllers exist.
     let ctx = Ctx { client: ctx.client.impersonate("system:kube-controller-manager"), ..ctx };
     let controller = Controller::new("serviceaccount_tokens_secret", &ctx);
     controller.on(ctx.caches.account_tokens(), keys::own::<Secret>);
@@ -57,7 +62,7 @@ async fn fill_token(ctx: &Ctx, keys: &pki::token::Keys, key: &Key) -> Result<Rec
     let account_key = Key::new(secret.namespace(), name);
     let account = match ctx.caches.service_accounts().get(&account_key) {
         Some(account) => Some(account),
-        // Secrets are deleted by this, so the server itself is asked.
+        // A missing account leads to the deletion of the Secret, so a live read confirms the cache.
         None => match ctx.client.get::<ServiceAccount>(&account_key).await {
             Ok(account) => Some(Arc::new(account)),
             Err(error) if error.is_not_found() => None,
@@ -70,7 +75,7 @@ async fn fill_token(ctx: &Ctx, keys: &pki::token::Keys, key: &Key) -> Result<Rec
         TokenAction::Fill { mut secret, claims } => {
             if let Some(claims) = claims {
                 let Ok(token) = keys.sign(&claims) else {
-                    tracing::error!(secret = %key, "a token cannot be signed");
+                    tracing::error!(secret = %key, "failed to sign service account token, will retry");
                     return Ok(ReconcileAction::RequeueAfter(Duration::from_secs(10)));
                 };
                 plan::set_data(&mut secret, "token", &token);
@@ -84,11 +89,11 @@ async fn fill_token(ctx: &Ctx, keys: &pki::token::Keys, key: &Key) -> Result<Rec
     Ok(ReconcileAction::AwaitChange)
 }
 
-/// A Secret that is gone is no longer its account's.
+/// Removes the reference to a deleted Secret from the service accounts that list it.
 async fn remove_secret_reference(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     for account in ctx.caches.service_accounts().in_namespace(&key.namespace) {
         if let Some(account) = plan::without_secret(&account, &key.name) {
-            // Other Secrets of that name may be there, of another type.
+            // The cache holds token Secrets only. A Secret of another type may have the same name.
             match ctx.client.get::<Secret>(key).await {
                 Err(error) if error.is_not_found() => drop(ctx.replace(&account).await?),
                 Err(error) => return Err(error),
@@ -118,7 +123,8 @@ async fn clean_token(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     let name = plan::account_name(&secret).unwrap_or_default();
     let account = caches.service_accounts().get(&Key::new(secret.namespace(), name));
     let current_date = ctx.clock.now().to_zoned(TimeZone::UTC).date();
-    // Most tokens are not for this loop; only for the rest is the server asked since when it has kept track.
+    // The cheap check comes first: most Secrets do not qualify, and the tracking start date needs a live
+    // read.
     if !plan::may_be_cleaned(&secret, account.as_deref(), current_date) {
         return Ok(ReconcileAction::RequeueAfter(SYNC_INTERVAL));
     }

@@ -1,8 +1,12 @@
-//! Attaches volumes of CSI drivers to the nodes whose pods use them, and detaches them when none does any more.
+//! Attach/detach controller: attaches CSI volumes to the nodes whose pods use them and detaches unused
+//! ones.
 //!
-//! The work itself is the driver's: a VolumeAttachment asks for it, and says when it is done. What is attached stands
-//! in the node's status before the kubelet may mount it, and is taken from there before it is detached. Disks that nodes
-//! log in to by themselves need no more than that ([`disks`]).
+//! The CSI driver's external-attacher does the work. A VolumeAttachment requests it and its status reports
+//! the result. An attached volume is listed in the node's `status.volumesAttached` before the kubelet may
+//! mount it, and is removed from that list before it is detached. iSCSI volumes need no attach operation;
+//! their bookkeeping is in [`disks`].
+//!
+//! Upstream: `pkg/controller/volume/attachdetach`.
 
 mod disks;
 mod plan;
@@ -38,7 +42,7 @@ pub async fn run(ctx: Ctx) {
             let names = node.map(|node| disks::attached_disks(node)).unwrap_or_default();
             names.into_iter().map(str::to_owned).collect::<BTreeSet<String>>()
         };
-        // Another node may be waiting for it.
+        // The node gave up a disk. Pods on another node may be waiting for it.
         if !disks(changed.before).is_subset(&disks(changed.after)) {
             caches.nodes().all().iter().for_each(|node| enqueue(node.key()));
         }
@@ -72,7 +76,7 @@ pub async fn run(ctx: Ctx) {
         move |changed: &ObjectUpdate<'_, VolumeAttachment>, enqueue| {
             let attachment = changed.latest();
             enqueue(Key::new("", &attachment.spec.node_name));
-            // Another node may be waiting for it.
+            // The volume was detached. Pods on another node may be waiting for it.
             if changed.after.is_none() {
                 let name = attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default();
                 let volume = caches.persistent_volumes().get(&Key::new("", name));
@@ -99,7 +103,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-/// The nodes with pods that use a claim.
+/// Enqueues the nodes that run pods which use a claim.
 fn nodes_of_claim(caches: &Caches, claim: &Key, enqueue: &mut dyn FnMut(Key)) {
     for pod in caches.pods().indexed("claim", &claim.to_string()) {
         if !pod::node(&pod).is_empty() {
@@ -111,9 +115,9 @@ fn nodes_of_claim(caches: &Caches, claim: &Key, enqueue: &mut dyn FnMut(Key)) {
 struct Reconciler {
     ctx: Ctx,
     enqueue: Enqueue,
-    /// Since when nobody wants what is attached, by the names of attachments.
+    /// Since when an attachment or disk is unused, by attachment name or [`disks::disk_key`].
     unused_since: Mutex<HashMap<String, Timestamp>>,
-    /// The nodes that were given disks, which not everybody has seen yet.
+    /// Disks assigned to nodes by this process, by disk name. The caches may not show the assignment yet.
     assigned_disks: Mutex<HashMap<String, String>>,
 }
 
@@ -149,7 +153,8 @@ impl Reconciler {
             unused_since.clone()
         };
         let actions = {
-            // Two nodes must not be given the same disk, though neither sees yet that the other was.
+            // Plans of different nodes run concurrently. The lock is held across planning, so that two
+            // nodes cannot be assigned the same disk before either assignment is visible in the cache.
             let mut assigned_disks = self.assigned_disks.lock();
             let taken = self.disks_on_other_nodes(&disks, &key.name, &assigned_disks);
             let state =
@@ -174,7 +179,9 @@ impl Reconciler {
                     if let Some(node) = &node
                         && !disks::attached_disks(node).into_iter().all(stays)
                     {
-                        // The node may have said meanwhile that it uses a disk again.
+                        // A disk is removed from the list. The update must fail if the kubelet has
+                        // meanwhile added the disk to `volumesInUse`, so it requires the resource version
+                        // that was read.
                         patch["metadata"] = json!({"resourceVersion": node.metadata.resource_version});
                     }
                     let patch = Patch::Merge(patch);
@@ -201,7 +208,7 @@ impl Reconciler {
         Ok(next)
     }
 
-    /// The volumes that pods on a node use and that have to be attached for that, and the disks it has to log in to.
+    /// The CSI volumes to attach to a node for its pods, and the iSCSI disks that it logs in to by itself.
     fn volumes_to_attach(&self, node: &str) -> (Vec<VolumeToAttach>, Vec<VolumeToAttach>) {
         let caches = &self.ctx.caches;
         let (mut to_attach, mut disks) = (Vec::new(), Vec::new());
@@ -236,7 +243,7 @@ impl Reconciler {
         (to_attach, disks)
     }
 
-    /// The disks that are for one node alone and that another has.
+    /// The exclusive disks among `disks` that are assigned to another node.
     fn disks_on_other_nodes(
         &self,
         disks: &[VolumeToAttach],
@@ -259,14 +266,14 @@ impl Reconciler {
         names
     }
 
-    /// The pods on other nodes that use a claim.
+    /// The names of non-terminal pods on other nodes that use a claim.
     fn pods_on_other_nodes(&self, claim: &PersistentVolumeClaim, node: &str) -> Vec<String> {
         let mut pods = self.ctx.caches.pods().indexed("claim", &claim.key().to_string());
         pods.retain(|pod| !pod::is_terminal(pod) && !pod::node(pod).is_empty() && pod::node(pod) != node);
         pods.iter().map(|pod| pod.name().to_owned()).collect()
     }
 
-    /// The attachments of a volume to other nodes.
+    /// The attachments of an exclusive volume to other nodes.
     fn attachments_on_other_nodes(
         &self,
         volume: &PersistentVolume,

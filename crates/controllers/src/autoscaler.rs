@@ -1,7 +1,9 @@
-//! Scales anything that has a size by what its metrics say.
+//! HorizontalPodAutoscaler controller: sets the scale of a target by its metrics.
 //!
-//! Every autoscaler is looked at when its spec changes and every fifteen seconds from then on: metrics do not
-//! tell when they change. What was wanted and done lately is remembered in memory, as upstream does it.
+//! Every autoscaler is synced when its spec changes and every fifteen seconds, because metrics have no watch.
+//! Recent recommendations and scale events are kept in memory only, as upstream does.
+//!
+//! Upstream: `pkg/controller/podautoscaler`.
 
 mod metrics;
 mod plan;
@@ -26,19 +28,19 @@ use plan::{Decision, History, Rescale, ScaleTarget};
 /// `--horizontal-pod-autoscaler-sync-period`.
 const WORKERS: usize = 5;
 const SYNC_PERIOD: Duration = Duration::from_secs(15);
-/// How often a size is written when others change the target at the same time.
+/// How often a scale update is retried on conflicts.
 const MAX_SCALE_UPDATE_RETRIES: usize = 5;
 
-/// What is remembered of autoscalers.
+/// In-memory state of all autoscalers.
 #[derive(Default)]
 struct AutoscalerState {
     history_by_key: Mutex<HashMap<Key, History>>,
-    /// Whose pods each looks at, to notice two that look at the same.
+    /// The pod selector of each target, to detect autoscalers that select the same pods.
     selectors: Mutex<HashMap<Key, LabelSelector>>,
 }
 
 pub async fn run(ctx: Ctx) {
-    // Upstream calls it so as a service account and in events, and otherwise as the row says.
+    // Upstream uses this name for the service account and for events, and the controller name elsewhere.
     let ctx = ctx.for_controller("horizontal-pod-autoscaler");
     let controller = Controller::new("horizontalpodautoscaler", &ctx);
     controller.on(ctx.caches.autoscalers(), enqueue_spec_changes);
@@ -51,7 +53,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await;
 }
 
-/// Changes of specs. Those of statuses are the loop's own.
+/// Enqueues autoscalers whose spec changed. Status changes are this controller's own.
 fn enqueue_spec_changes(changed: &ObjectUpdate<'_, HorizontalPodAutoscaler>, enqueue: &mut dyn FnMut(Key)) {
     let spec = |hpa: Option<&Arc<HorizontalPodAutoscaler>>| hpa.map(|hpa| hpa.spec.clone());
     if spec(changed.before) != spec(changed.after) {
@@ -88,7 +90,7 @@ async fn reconcile(ctx: &Ctx, state: &AutoscalerState, key: &Key) -> Result<Reco
     Ok(ReconcileAction::RequeueAfter(SYNC_PERIOD))
 }
 
-/// What is scaled, and its size.
+/// The kind of the scale target and its scale.
 async fn read_scale(
     ctx: &Ctx,
     namespace: &str,
@@ -141,6 +143,8 @@ async fn compute_decision(
     let read = |metric| metrics::fetch_metric(&ctx.client, hpa.namespace(), selector, metric);
     let metric_values = join_all(metrics.iter().map(read)).await;
 
+    // The history is taken out, so that the lock is not held across the update of the scale. The queue never
+    // runs one key twice at the same time.
     let mut history = state.history_by_key.lock().remove(&key).unwrap_or_default();
     let mut decision = plan::compute_decision(hpa, &target, metric_values, &mut history, ctx.clock.now());
     if let Some(rescale) = decision.rescale.take() {

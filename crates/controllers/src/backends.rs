@@ -1,4 +1,4 @@
-//! Which pods stand behind which Services.
+//! Helpers shared by the Endpoints and EndpointSlice controllers: which pods are backends of a Service.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use reconcile::{Cache, Key, Object, ObjectUpdate};
 
 use crate::pod;
 
-/// The annotation that tells when the change happened that led to this state.
+/// The annotation with the time of the change that led to this state, for programming latency metrics.
 pub const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Says that a Service has no address of its own.
+/// The label of endpoints whose Service has no cluster IP.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// The specification of a Service whose pods are found by labels.
+/// The spec of a Service, if it selects its pods by labels.
 pub fn spec_with_selector(service: &Service) -> Option<&ServiceSpec> {
     let spec = service.spec.as_ref()?;
     let external = spec.type_.as_deref() == Some("ExternalName");
@@ -29,7 +29,7 @@ pub fn matches_selector<'a>(service: &Service, label: impl Fn(&str) -> Option<&'
         .is_some_and(|selector| selector.iter().all(|(name, value)| label(name) == Some(value)))
 }
 
-/// A pod as the objects that list it name it.
+/// A reference to a pod as endpoints contain it (`targetRef`).
 pub fn reference(pod: &Pod) -> ObjectReference {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     ObjectReference {
@@ -41,7 +41,7 @@ pub fn reference(pod: &Pod) -> ObjectReference {
     }
 }
 
-/// The Services a pod stands behind, before and after a change that concerns them.
+/// Returns a handler that enqueues the Services of a pod, before and after a relevant change.
 pub fn services_of(
     services: &Arc<Cache<Service>>,
 ) -> impl Fn(&ObjectUpdate<'_, Pod>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
@@ -61,7 +61,7 @@ pub fn services_of(
     }
 }
 
-/// What Services show of a pod.
+/// The fields of a pod that appear in its endpoints.
 fn endpoint_fields(pod: &Pod) -> impl PartialEq + '_ {
     let spec = pod.spec.as_ref();
     (
@@ -76,7 +76,7 @@ fn endpoint_fields(pod: &Pod) -> impl PartialEq + '_ {
     )
 }
 
-/// Whether a pod has an address that others may be told of.
+/// Whether a pod has an IP and belongs into the endpoints of its Service.
 pub fn should_be_endpoint(pod: &Pod, with_terminating: bool) -> bool {
     let has_ip = pod.status.as_ref().is_some_and(|status| {
         status.pod_ip.as_ref().is_some_and(|ip| !ip.is_empty())
@@ -85,14 +85,14 @@ pub fn should_be_endpoint(pod: &Pod, with_terminating: bool) -> bool {
     !pod::is_terminal(pod) && has_ip && (with_terminating || !pod.is_deleting())
 }
 
-/// The addresses of a pod of one family, in their usual form.
+/// The pod's IPs of one family in canonical form.
 pub fn addresses(pod: &Pod, v6: bool) -> Vec<String> {
     let ips = pod.status.as_ref().and_then(|status| status.pod_ips.as_deref()).unwrap_or_default();
     let parsed = ips.iter().filter_map(|ip| ip.ip.parse::<std::net::IpAddr>().ok());
     parsed.filter(|ip| ip.is_ipv6() == v6).map(|ip| ip.to_string()).collect()
 }
 
-/// The port of a pod that a port of a Service leads to.
+/// The pod's port that a Service port targets.
 pub fn find_pod_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
     let name = match &port.target_port {
         Some(IntOrString::Int(number)) => return Some(*number),
@@ -110,19 +110,19 @@ pub fn find_pod_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
         .map(|found| found.container_port)
 }
 
-/// The name by which a pod is found below its Service.
+/// The pod's hostname below the domain of its headless Service.
 pub fn hostname<'a>(pod: &'a Pod, service: &Service) -> Option<&'a String> {
     let spec = pod.spec.as_ref()?;
     let below = spec.subdomain.as_deref() == Some(service.name()) && pod.namespace() == service.namespace();
     spec.hostname.as_ref().filter(|name| below && !name.is_empty())
 }
 
-/// Whether a Service has an address of its own.
+/// Whether a Service has a cluster IP.
 pub fn has_address(spec: &ServiceSpec) -> bool {
     !matches!(spec.cluster_ip.as_deref(), None | Some("" | "None"))
 }
 
-/// Remembers of each Service when it and its pods last changed.
+/// Tracks when each Service and its pods last changed (upstream's `TriggerTimeTracker`).
 #[derive(Default)]
 pub struct TriggerTimeTracker(Mutex<HashMap<Key, ServiceTriggerTimes>>);
 
@@ -133,7 +133,7 @@ struct ServiceTriggerTimes {
 }
 
 impl TriggerTimeTracker {
-    /// When the first thing happened that was not known yet.
+    /// The time of the earliest change since the last call, which becomes the trigger time annotation.
     pub fn trigger_time(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
         let created = service.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let mut known = self.0.lock();
@@ -163,7 +163,7 @@ impl TriggerTimeTracker {
     }
 }
 
-/// Writes a trigger time into annotations, or takes it out.
+/// Sets or removes the trigger time annotation.
 pub fn set_trigger_annotation(
     annotations: &mut Option<std::collections::BTreeMap<String, String>>,
     at: Option<Timestamp>,

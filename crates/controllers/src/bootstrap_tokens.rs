@@ -1,5 +1,7 @@
-//! Tokens by which new nodes join: those that have expired are taken away, and what a node must know of the cluster
-//! before it trusts anybody is signed with each of them.
+//! Bootstrap token controllers. `clean` deletes expired tokens; `sign` adds a JWS signature per token to the
+//! `cluster-info` ConfigMap, which a joining node verifies before it trusts the cluster.
+//!
+//! Upstream: `pkg/controller/bootstrap`.
 
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ fn secret_data(secret: &Secret, name: &str) -> String {
     value.map(|value| String::from_utf8_lossy(&value.0).into_owned()).unwrap_or_default()
 }
 
-/// When a token expires; one whose time cannot be read has expired, one without lasts.
+/// When a token expires. An unparseable time counts as expired; a token without a time never expires.
 fn expires(secret: &Secret) -> Option<Timestamp> {
     let text = secret_data(secret, "expiration");
     (!text.is_empty()).then(|| text.parse().unwrap_or(Timestamp::MIN))
@@ -82,7 +84,7 @@ async fn sign_info(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     Ok(next.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }
 
-/// The map with the signatures it should have, where it has others.
+/// The ConfigMap with the correct signatures, or `None` if it has them already.
 fn plan(map: &ConfigMap, tokens: &[Arc<Secret>], now: Timestamp) -> Option<ConfigMap> {
     let content = map.data.as_ref()?.get("kubeconfig")?;
     let mut signed = map.clone();
@@ -94,7 +96,7 @@ fn plan(map: &ConfigMap, tokens: &[Arc<Secret>], now: Timestamp) -> Option<Confi
     (signed.data != map.data).then_some(signed)
 }
 
-/// Id and secret of a token that may be used to sign.
+/// ID and secret of a token that is valid for signing.
 fn signing_token(token: &Secret, now: Timestamp) -> Option<(String, String)> {
     let id = token.name().strip_prefix(SECRET_NAME_PREFIX)?.to_owned();
     let is_valid_id = id.len() == 6 && id.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -107,7 +109,7 @@ fn signing_token(token: &Secret, now: Timestamp) -> Option<(String, String)> {
     usable.then_some((id, secret))
 }
 
-/// A JSON web signature without what it signs.
+/// A JWS with detached payload (RFC 7515, appendix F).
 fn signature(content: &str, id: &str, secret: &str) -> String {
     let header = URL_SAFE_NO_PAD.encode(serde_json::json!({"alg": "HS256", "kid": id}).to_string());
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret.as_bytes());
@@ -134,7 +136,7 @@ mod tests {
 
     #[test]
     fn signature_does_not_contain_payload() {
-        // As in RFC 7515, A.1, but for the key and the header.
+        // Based on RFC 7515, A.1, with another key and header.
         let signed = signature("payload", "abcdef", "secret");
         let parts: Vec<&str> = signed.split('.').collect();
         assert_eq!(parts[0], URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256","kid":"abcdef"}"#));
@@ -170,7 +172,7 @@ mod tests {
             let key = Key::new(NAMESPACE, "bootstrap-token-cccccc");
             test_cluster.client.get::<Secret>(&key).await.is_err().then_some(())
         };
-        wait_for("the end of the expired token", deleted).await;
+        wait_for("deletion of the expired token", deleted).await;
         assert!(
             test_cluster.client.get::<Secret>(&Key::new(NAMESPACE, "bootstrap-token-bbbbbb")).await.is_ok()
         );

@@ -1,4 +1,7 @@
-//! Gathers the rules of ClusterRoles that name others by label.
+//! ClusterRole aggregation controller: collects the rules of the ClusterRoles that an aggregation rule
+//! selects.
+//!
+//! Upstream: `pkg/controller/clusterroleaggregation`.
 
 mod plan;
 
@@ -23,7 +26,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, 5, reconcile).await
 }
 
-/// Any role may be part of any role that gathers.
+/// Enqueues all aggregated roles, because any role may be selected by any of them.
 fn enqueue_aggregated_roles(
     roles: Arc<Cache<ClusterRole>>,
 ) -> impl Fn(&ObjectUpdate<'_, ClusterRole>, &mut dyn FnMut(Key)) + Send + Sync {

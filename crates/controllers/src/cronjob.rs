@@ -1,4 +1,6 @@
-//! CronJobs: Jobs started by a schedule.
+//! CronJob controller: creates Jobs on a schedule.
+//!
+//! Upstream: `pkg/controller/cronjob`.
 
 pub mod plan;
 
@@ -14,14 +16,14 @@ use plan::{JobStart, Plan, plan};
 const WORKERS: usize = 5;
 
 pub async fn run(ctx: Ctx) {
-    // Schedules that name no time zone go by the clock on the wall.
+    // Schedules without a time zone use the local time zone of this process.
     let local = TimeZone::system();
     let controller = Controller::new("cronjob", &ctx);
     let (later, clock, zone) = (controller.enqueue(), ctx.clock.clone(), local.clone());
     controller.on(ctx.caches.cron_jobs(), move |changed, enqueue| {
         let schedule_fields = |cron: &Arc<CronJob>| (cron.spec.schedule.clone(), cron.spec.time_zone.clone());
         match (changed.before, changed.after) {
-            // A new schedule begins now: what it would have started before does not count.
+            // A changed schedule starts now: runs that it would have had in the past are not made up for.
             (Some(before), Some(after)) if schedule_fields(before) != schedule_fields(after) => {
                 let now = clock.now();
                 if let Some(next) = plan::next_run(after, now, &zone) {
@@ -57,7 +59,7 @@ async fn reconcile(ctx: &Ctx, key: &Key, local: &TimeZone) -> Result<ReconcileAc
     Ok(requeue_at.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }
 
-/// The Jobs of a CronJob, also those its status lists but the cache does not have yet.
+/// The Jobs of a CronJob, including those in `status.active` that the cache does not have yet.
 async fn jobs(ctx: &Ctx, cron: &CronJob) -> Result<Vec<Arc<Job>>, Error> {
     let mut jobs = ctx.caches.jobs().owned_by(cron.uid());
     for active in cron.status.iter().flat_map(|status| status.active.iter().flatten()) {
@@ -74,7 +76,7 @@ async fn jobs(ctx: &Ctx, cron: &CronJob) -> Result<Vec<Arc<Job>>, Error> {
     Ok(jobs)
 }
 
-/// Deletes and starts Jobs; the status tells how far it got.
+/// Deletes and creates Jobs. `status` is updated for each step that succeeds, also on failure.
 async fn apply(
     ctx: &Ctx,
     cron: &CronJob,
@@ -102,7 +104,7 @@ async fn apply(
             *status = plan::status_after_start(std::mem::take(status), &job, at);
             Ok(())
         }
-        // Somebody else has made it, and looks after it.
+        // Another controller instance has created the Job and will update the status.
         Err(error) if error.is_already_exists() || error.is_namespace_terminating() => Ok(()),
         Err(error) => {
             ctx.events.warning(cron, "FailedCreate", format!("Error creating job: {error}"));

@@ -1,7 +1,9 @@
-//! DaemonSets: a pod on every node that fits.
+//! DaemonSet controller: runs a pod on every eligible node.
 //!
-//! Each step [`plan`] asks for is carried out and then looked at afresh: first the history of templates, then
-//! the pods, then the status, which tells what is there after that.
+//! A sync loops over [`plan`](mod@plan): each step is applied, then the state is read from the caches again. The
+//! order is template history, pods, status; the status therefore reflects the state after the pod changes.
+//!
+//! Upstream: `pkg/controller/daemon`.
 
 pub mod plan;
 mod pods;
@@ -26,17 +28,17 @@ use plan::{DaemonSetSnapshot, Plan, PodChanges, Retries, Step, plan};
 
 const WORKERS: usize = 2;
 
-/// Where the pods of each set have failed, by uid.
+/// Backoff after failed pods, by the UID of the set.
 type AllRetries = Mutex<HashMap<String, Retries>>;
 
 pub async fn run(ctx: Ctx) {
-    // Its service account is spelled otherwise than its name.
+    // The service account name differs from the controller name.
     let ctx = Ctx { client: ctx.client.impersonate("daemon-set-controller"), ..ctx };
     let controller = Controller::new("daemonset", &ctx);
     let sets = ctx.caches.daemon_sets();
     controller.on(sets, keys::own);
     controller.on(ctx.caches.pods(), keys::owner_of_kind("DaemonSet"));
-    // A new revision is its own, or somebody's who may want to change it at leisure.
+    // A new revision is either this controller's own or not yet relevant; only changes are.
     let owners = keys::owner_of_kind("DaemonSet");
     controller.on(ctx.caches.controller_revisions(), move |changed, enqueue| {
         if changed.before.is_some() {
@@ -64,13 +66,13 @@ pub async fn run(ctx: Ctx) {
         .await;
 }
 
-/// The sets that want something else of a node than before.
+/// Enqueues the sets whose decision about a node changed.
 fn on_node(caches: &Caches, changed: &ObjectUpdate<'_, Node>, enqueue: &mut dyn FnMut(Key)) {
     let labels_and_taints = |node: &Arc<Node>| {
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
         (node.metadata.labels.clone(), taints)
     };
-    // Heartbeats change neither.
+    // Heartbeats change neither labels nor taints.
     if let (Some(before), Some(after)) = (changed.before, changed.after)
         && labels_and_taints(before) == labels_and_taints(after)
     {
@@ -138,7 +140,7 @@ async fn reconcile(ctx: &Ctx, all: &AllRetries, key: &Key) -> Result<ReconcileAc
     }
 }
 
-/// How many pods there are by the set's status.
+/// The number of pods in the set's status.
 fn reported_scheduled(set: &DaemonSet) -> Option<i32> {
     set.status.as_ref().map(|status| status.current_number_scheduled)
 }

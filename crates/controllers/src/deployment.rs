@@ -1,4 +1,6 @@
-//! Rolls Deployments out over ReplicaSets.
+//! Deployment controller: rolls out pod templates over ReplicaSets.
+//!
+//! Upstream: `pkg/controller/deployment`.
 
 mod plan;
 
@@ -26,7 +28,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await;
 }
 
-/// Who may want a ReplicaSet that nobody controls.
+/// Enqueues the Deployments that may adopt an orphaned ReplicaSet.
 fn on_orphaned_replica_set(ctx: &Ctx) -> impl Fn(&ObjectUpdate<'_, ReplicaSet>, &mut dyn FnMut(Key)) + use<> {
     let deployments = ctx.caches.deployments().clone();
     move |changed, enqueue| {
@@ -45,8 +47,8 @@ fn on_orphaned_replica_set(ctx: &Ctx) -> impl Fn(&ObjectUpdate<'_, ReplicaSet>, 
     }
 }
 
-/// Who waits for the end of a pod: a Deployment that recreates its pods begins anew when the last one is
-/// over.
+/// Enqueues the owner of a finished or deleted pod if its strategy is `Recreate`, because the new
+/// ReplicaSet is created once the last old pod is gone.
 fn on_pod_finished(ctx: &Ctx) -> impl Fn(&ObjectUpdate<'_, Pod>, &mut dyn FnMut(Key)) + use<> {
     let (deployments, sets) = (ctx.caches.deployments().clone(), ctx.caches.replica_sets().clone());
     move |changed, enqueue| {
@@ -80,7 +82,7 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
         |set: &ReplicaSet| ctx.caches.pods().owned_by(set.uid()).iter().any(|pod| !pod::is_terminal(pod));
     let actions = plan::plan(&deployment, &candidates().owned, runs_pods, ctx.clock.now());
     match apply(ctx, &deployment, actions).await {
-        // Nothing more can come of it.
+        // Nothing can be created in a terminating namespace, so a retry is useless.
         Err(error) if error.is_namespace_terminating() => Ok(ReconcileAction::AwaitChange),
         result => result,
     }
@@ -114,7 +116,8 @@ async fn apply(ctx: &Ctx, deployment: &Deployment, actions: Vec<Action>) -> Resu
     Ok(next)
 }
 
-/// Whether the set is there now. Where its name is another's, the next one will differ.
+/// Creates a ReplicaSet and returns whether it exists now. On a name collision with a foreign ReplicaSet the
+/// collision count is incremented, which changes the name for the next sync.
 async fn create(ctx: &Ctx, deployment: &Deployment, set: &ReplicaSet) -> Result<bool, Error> {
     match ctx.create(set).await {
         Ok(_) => {
@@ -125,7 +128,7 @@ async fn create(ctx: &Ctx, deployment: &Deployment, set: &ReplicaSet) -> Result<
             let other: ReplicaSet = ctx.client.get(&set.key()).await?;
             let is_owned = other.controller().is_some_and(|owner| owner.uid == deployment.uid());
             if is_owned && plan::is_new(deployment, &other) {
-                // The cache is behind; the plan will know it once it has caught up.
+                // The cache lags behind. The retry finds the ReplicaSet once the cache has caught up.
                 ctx.caches.replica_sets().wait_until_revision(other.revision()).await?;
                 return Err(error);
             }

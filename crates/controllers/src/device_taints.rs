@@ -1,6 +1,10 @@
-//! Ends pods that use devices with taints they do not tolerate, or tolerate only for a while.
+//! Device taint eviction controller: deletes pods that use devices with `NoExecute` taints which they do
+//! not tolerate, or no longer tolerate.
 //!
-//! Taints of devices stand in ResourceSlices. Those of rules are not looked at: that API is not served by default.
+//! Only taints in ResourceSlices are supported. DeviceTaintRules are ignored, because their API is not
+//! served by default.
+//!
+//! Upstream: `pkg/controller/devicetainteviction`.
 
 mod plan;
 #[cfg(test)]
@@ -49,7 +53,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-/// The pods a claim is reserved for.
+/// Enqueues the pods that a claim is reserved for.
 fn enqueue_reserved_pods(claim: &ResourceClaim, enqueue: &mut dyn FnMut(Key)) {
     let users = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
     users
@@ -59,7 +63,7 @@ fn enqueue_reserved_pods(claim: &ResourceClaim, enqueue: &mut dyn FnMut(Key)) {
 
 struct Evictions {
     ctx: Ctx,
-    /// The pods that have to go some time.
+    /// Pods with a scheduled eviction.
     scheduled_evictions: Mutex<HashSet<Key>>,
 }
 

@@ -1,7 +1,10 @@
-//! Keeps the books of PodDisruptionBudgets: how many pods there should be, are, and may be evicted.
+//! Disruption controller: maintains the status of PodDisruptionBudgets (expected and healthy pods, allowed
+//! disruptions).
 //!
-//! Evictions take from the status what it allows; this loop fills it up again. A second, small loop clears the
-//! mark of an eviction that never came to pass from pods that live on.
+//! The eviction API decrements `disruptionsAllowed`; this controller recomputes it. A second controller
+//! clears stale `DisruptionTarget` conditions from pods that were not deleted.
+//!
+//! Upstream: `pkg/controller/disruption`.
 
 mod plan;
 
@@ -18,7 +21,7 @@ use crate::scale;
 use plan::{Action, ControllerScale};
 
 pub async fn run(mut ctx: Ctx) {
-    // Upstream's budgets tell their events under this name.
+    // Upstream's event source for this controller.
     ctx.events = ctx.events.from("controllermanager");
     tokio::join!(sync_budgets(ctx.clone()), clear_stale_disruptions(ctx));
 }
@@ -27,7 +30,7 @@ async fn sync_budgets(ctx: Ctx) {
     let controller = Controller::new("disruption", &ctx);
     controller.on(ctx.caches.disruption_budgets(), keys::own);
     controller.on(ctx.caches.pods(), enqueue_budgets(&ctx));
-    // Whose sizes are asked for.
+    // Subscribes to the caches of the controllers whose scale is needed.
     let caches = &ctx.caches;
     let _ = (
         caches.replica_sets(),
@@ -43,7 +46,7 @@ async fn sync_budgets(ctx: Ctx) {
     controller.run(&ctx, 1, reconcile).await;
 }
 
-/// The budgets a pod counts for, before and after the change.
+/// Enqueues the budgets that match a pod before or after a change.
 fn enqueue_budgets(ctx: &Ctx) -> impl Fn(&ObjectUpdate<'_, Pod>, &mut dyn FnMut(Key)) + use<> {
     let (budgets, events) = (ctx.caches.disruption_budgets().clone(), ctx.events.clone());
     move |changed, enqueue| {
@@ -99,7 +102,7 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     Ok(next)
 }
 
-/// The sizes of what controls the pods, by uid, or why they cannot be known.
+/// The replica counts of the pods' controllers, by UID, or why they are unknown.
 async fn controller_scale(ctx: &Ctx, pods: &[Arc<Pod>]) -> Result<ControllerScale, String> {
     let (mut controller_scale, mut seen) = (ControllerScale::new(), BTreeMap::new());
     for pod in pods {
@@ -116,7 +119,8 @@ async fn controller_scale(ctx: &Ctx, pods: &[Arc<Pod>]) -> Result<ControllerScal
     Ok(controller_scale)
 }
 
-/// The size of a kind that is at hand. Of a Deployment's ReplicaSets, the Deployment's counts.
+/// The scale of a built-in controller from the cache. For the ReplicaSet of a Deployment it is the
+/// Deployment's.
 fn cached_scale(ctx: &Ctx, namespace: &str, owner: &OwnerReference) -> Option<(String, i32)> {
     let key = Key::new(namespace, &owner.name);
     let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -149,7 +153,7 @@ fn get_owner<T: Object>(cache: &Cache<T>, key: &Key, uid: &str) -> Option<Arc<T>
     cache.get_exactly(key, uid)
 }
 
-/// The size of anything else that has one.
+/// The scale of any other controller, through its scale subresource.
 async fn fetch_scale(ctx: &Ctx, pod: &Pod, owner: &OwnerReference) -> Result<(String, i32), String> {
     let describe = |error: Error| error.to_string();
     let no_controller = || format!("found no controllers for pod {:?}", pod.name());
@@ -165,7 +169,7 @@ async fn fetch_scale(ctx: &Ctx, pod: &Pod, owner: &OwnerReference) -> Result<(St
         }
         Ok(_) => Err(no_controller()),
         Err(error) if error.is_not_found() => {
-            // The object is gone, or its kind has no size.
+            // Either the object does not exist, or its kind has no scale subresource.
             match ctx.client.request(http::Method::GET, &kind.object(&key), None).await {
                 Ok(_) => {
                     let kind = scale::group_resource(&kind);

@@ -1,4 +1,4 @@
-//! How pods are told why others end them.
+//! Helpers for the `DisruptionTarget` condition of pods.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::pod;
 
-/// The condition that a pod is ended by somebody else, where the pod does not have it just so.
+/// The `DisruptionTarget` condition to set, or `None` if the pod has it already.
 pub fn disruption_target(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Option<PodCondition> {
     let known = pod::condition(pod, "DisruptionTarget");
     let same = |known: &PodCondition| {
@@ -32,7 +32,7 @@ pub fn disruption_target(pod: &Pod, reason: &str, message: &str, now: Timestamp)
     })
 }
 
-/// Changes the status of this very pod.
+/// Patches the status of this pod. The UID in the patch makes it fail for another pod with the same name.
 pub async fn patch_pod_status(ctx: &Ctx, pod: &Pod, status: Value) -> Result<(), Error> {
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": status});
     ctx.patch_status::<Pod>(&pod.key(), &Patch::Strategic(patch)).await.map(drop)

@@ -1,6 +1,8 @@
-//! Keeps the EndpointSlices of every Service that finds its pods by labels.
+//! EndpointSlice controller: maintains the EndpointSlices of Services with selectors.
 //!
-//! What the slices should hold is [`plan`], how it is fitted into them [`pack`], for whom it is meant [`hints`].
+//! [`plan`](mod@plan) computes the endpoints, [`pack`] distributes them over slices and [`hints`] adds topology hints.
+//!
+//! Upstream: `pkg/controller/endpointslice` and `k8s.io/endpointslice`.
 
 mod hints;
 pub mod pack;
@@ -44,7 +46,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-/// The Services of a slice of ours, before and after.
+/// Enqueues the Service of a slice that this controller manages, before and after a change.
 fn enqueue_service_of_slice(changed: &ObjectUpdate<'_, EndpointSlice>, enqueue: &mut dyn FnMut(Key)) {
     for slice in [changed.before, changed.after].into_iter().flatten() {
         if slice.label(MANAGED_BY) == Some(MANAGER)
@@ -55,8 +57,8 @@ fn enqueue_service_of_slice(changed: &ObjectUpdate<'_, EndpointSlice>, enqueue: 
     }
 }
 
-/// A node that comes or goes, or changes its zone, concerns the Services of its pods; one that becomes ready, also
-/// those whose endpoints are shared out among zones.
+/// Enqueues the Services of a node's pods if the node is added, removed or changes its zone. If its readiness
+/// changes, the Services with proportional hints are enqueued, because their CPU shares change.
 fn enqueue_services_of_node(
     ctx: &Ctx,
 ) -> impl Fn(&ObjectUpdate<'_, Node>, &mut dyn FnMut(Key)) + Send + Sync + use<> {
@@ -87,7 +89,7 @@ fn enqueue_services_of_node(
 struct SliceReconciler {
     ctx: Ctx,
     triggers: TriggerTimeTracker,
-    /// The Services whose endpoints are meant for zones.
+    /// Services whose endpoints have topology hints.
     services_with_hints: Mutex<HashSet<Key>>,
 }
 
@@ -131,10 +133,10 @@ impl SliceReconciler {
             true => self.services_with_hints.lock().insert(key.clone()),
             false => self.services_with_hints.lock().remove(key),
         };
-        for told in plan.events {
+        for event in plan.events {
             match plan.has_hints {
-                true => self.ctx.events.normal(&*service, "TopologyAwareHintsEnabled", told),
-                false => self.ctx.events.warning(&*service, "TopologyAwareHintsDisabled", told),
+                true => self.ctx.events.normal(&*service, "TopologyAwareHintsEnabled", event),
+                false => self.ctx.events.warning(&*service, "TopologyAwareHintsDisabled", event),
             }
         }
         match result {

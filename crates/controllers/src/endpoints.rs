@@ -1,5 +1,7 @@
-//! Keeps the Endpoints of every Service that finds its pods by labels, and takes away those of Services that are
-//! gone.
+//! Endpoints controller: maintains the Endpoints of Services with selectors, and deletes those of deleted
+//! Services.
+//!
+//! Upstream: `pkg/controller/endpoint`.
 
 mod plan;
 pub mod subsets;
@@ -24,7 +26,7 @@ pub async fn run(ctx: Ctx) {
     let controller = Controller::new("endpoint", &ctx);
     controller.on(ctx.caches.services(), keys::own::<Service>);
     controller.on(ctx.caches.pods(), backends::services_of(ctx.caches.services()));
-    // Those that somebody makes without a Service are theirs.
+    // Endpoints without a Service belong to their creator. Only deletions are relevant.
     controller.on(ctx.caches.endpoints(), |changed, enqueue| {
         if changed.after.is_none() {
             enqueue(changed.latest().key());
@@ -32,7 +34,7 @@ pub async fn run(ctx: Ctx) {
     });
     let enqueue = controller.enqueue();
     let endpoints = ctx.caches.endpoints().clone();
-    // Services may have gone while nobody was looking.
+    // Services may have been deleted while the controller was not running.
     let initial_cleanup = async {
         endpoints.wait_for_sync().await;
         endpoints.all().iter().for_each(|endpoints_object| enqueue.now(endpoints_object.key()));
@@ -53,7 +55,7 @@ async fn reconcile(ctx: &Ctx, triggers: &TriggerTimeTracker, key: &Key) -> Resul
     let current = ctx.caches.endpoints().get(key);
     let Some(service) = ctx.caches.services().get(key) else {
         triggers.forget(key);
-        // Some hold elections on Endpoints that no Service has.
+        // Endpoints without a Service may be used for leader election.
         if let Some(endpoints_object) =
             current.filter(|endpoints_object| endpoints_object.annotation(LEADER).is_none())
         {

@@ -1,4 +1,6 @@
-//! Makes the claims of volumes that live and die with their pod.
+//! Ephemeral volume controller: creates the claims of generic ephemeral volumes.
+//!
+//! Upstream: `pkg/controller/volume/ephemeral`.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -10,7 +12,7 @@ pub async fn run(ctx: Ctx) {
     let ctx = Ctx { events: ctx.events.from("ephemeral_volume"), ..ctx };
     let controller = Controller::new("ephemeral_volume", &ctx);
     controller.on(ctx.caches.pods(), |changed: &ObjectUpdate<'_, Pod>, enqueue| {
-        // Volumes of a pod never change.
+        // The volumes of a pod are immutable.
         let pod = changed.latest();
         if changed.before.is_none() && ephemeral_volumes(pod).next().is_some() {
             enqueue(pod.key());
@@ -41,7 +43,7 @@ fn ephemeral_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     volumes.filter(|volume| volume.ephemeral.is_some())
 }
 
-/// The claim a volume of a pod needs, where there is none; or why the one there is cannot be used.
+/// The claim to create for a volume, if it does not exist. An existing claim with another owner is an error.
 fn plan(
     pod: &Pod,
     volume: &Volume,

@@ -1,8 +1,11 @@
-//! Collects what its owners have left behind, and makes owners wait for dependents where they are to.
+//! Garbage collector: deletes objects whose owners are gone, and implements foreground and orphan deletion.
 //!
-//! Collections of every kind are followed for their metadata alone ([`kinds`]) into a graph of owners and
-//! dependents ([`graph`]), which says what to look at. Before anything is deleted, the object and its owners are
-//! read anew, and it is deleted only in the state that was read ([`plan`]).
+//! The metadata of all kinds is watched ([`kinds`]) and kept in an ownership graph ([`graph`]), which
+//! determines the objects to process. Before anything is deleted, the object and its owners are read from
+//! the API server, and the deletion is conditional on the UID and resource version that were read
+//! ([`plan`](mod@plan)).
+//!
+//! Upstream: `pkg/controller/garbagecollector`.
 
 mod graph;
 mod kinds;
@@ -29,9 +32,9 @@ use kinds::Kinds;
 use plan::{Action, OwnerState, plan};
 
 const WORKERS: usize = 20;
-/// Dependents orphaned at once.
+/// How many dependents are orphaned concurrently.
 const MAX_CONCURRENT_ORPHANS: usize = 32;
-/// How long to wait for all collections before beginning with those there are.
+/// How long to wait for the initial sync of all kinds before processing starts.
 const INITIAL_SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub async fn run(ctx: Ctx) {
@@ -63,16 +66,16 @@ struct Collector {
     kinds: Arc<Kinds>,
 }
 
-/// An object in its live state.
+/// The live state of an object.
 struct LiveObject {
     kind: Arc<ApiResource>,
     path: String,
     meta: ObjectMetadata,
 }
 
-/// An owner could not be judged.
+/// Why the state of an owner is unknown.
 enum OwnerError {
-    /// Its kind is not served, or an object of it cannot own this one.
+    /// The kind is not served, or it is namespaced and the dependent is not.
     UnknownKind,
     Failed(Error),
 }
@@ -105,14 +108,14 @@ impl Collector {
         Ok(ReconcileAction::AwaitChange)
     }
 
-    /// Looks up the owners of an object and does what has to be done then.
+    /// Reads an object and its owners and applies the resulting plan.
     async fn process_owners(&self, uid: Uid) -> Result<(), Error> {
         let Some(live) = self.get_live_object(uid).await? else { return Ok(()) };
         let mut owner_states = Vec::new();
         for reference in &live.meta.owner_references {
             match self.owner_state(&live, reference).await {
                 Ok(owner_state) => owner_states.push(owner_state),
-                // It stays until there is such a kind.
+                // The object is kept as long as the owner's kind is unknown.
                 Err(OwnerError::UnknownKind) => return Ok(()),
                 Err(OwnerError::Failed(error)) => return Err(error),
             }
@@ -171,7 +174,7 @@ impl Collector {
         }
     }
 
-    /// An owner in another namespace is a mistake people should learn of.
+    /// Emits a warning event if an owner is in another namespace.
     fn report_wrong_namespace(&self, live: &LiveObject, reference: &OwnerReference) {
         let found = self.kinds.graph.read().locate(Uid::of(&reference.uid));
         let Some((_, owner)) = found else { return };
@@ -195,7 +198,7 @@ impl Collector {
         self.ctx.events.record(about, EventType::Warning, "OwnerRefInvalidNamespace", message);
     }
 
-    /// Makes a dependent forget its owner.
+    /// Removes the reference to an owner from a dependent.
     async fn orphan_dependent(&self, dependent: Uid, owner: Uid) -> Result<(), Error> {
         let Some(live) = self.get_live_object(dependent).await? else { return Ok(()) };
         let owners = live.meta.owner_references.iter();
@@ -207,7 +210,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Lets an object go, as far as this finalizer holds it.
+    /// Removes a finalizer from an object.
     async fn remove_finalizer(&self, uid: Uid, finalizer: &str) -> Result<(), Error> {
         let Some(live) = self.get_live_object(uid).await? else { return Ok(()) };
         if !live.meta.has_finalizer(finalizer) {
@@ -227,7 +230,7 @@ impl Collector {
         Ok(patched.metadata.resource_version)
     }
 
-    /// The object of this uid as it is now, if there still is one.
+    /// The live object with this UID, if it still exists.
     async fn get_live_object(&self, uid: Uid) -> Result<Option<LiveObject>, Error> {
         let found = self.kinds.graph.read().locate(uid);
         let Some((kind, key)) = found else { return Ok(None) };

@@ -1,17 +1,18 @@
-//! Short names for templates: a hash in letters and digits that spell no words.
+//! Hashes of pod templates for generated names.
 
 use std::io;
 
 use serde::Serialize;
 
-/// What generated names are spelled with: no vowels, and nothing that looks like another.
+/// Characters of generated names: no vowels, which avoids words, and no lookalikes (upstream's
+/// `SafeEncodeString`).
 const SAFE_CHARS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// The hash of an object's JSON form, told apart from others of the same object by `collisions`. The same for
-/// ever: a field that a later version adds changes nothing for as long as it is not set.
+/// The hash of an object's JSON form. A different collision count yields a different hash. The hash stays
+/// stable across versions, because unset fields are not serialized.
 pub fn hash_object(object: &impl Serialize, collisions: Option<i32>) -> String {
     let mut hasher = Fnv32a::default();
-    // Nothing that the API holds fails to be written as JSON, and writing into a number never fails.
+    // API objects always serialize to JSON, and writing to the hasher cannot fail.
     let _ = serde_json::to_writer(&mut hasher, object);
     if let Some(collisions) = collisions {
         hasher.add(&collisions.to_le_bytes());
@@ -19,7 +20,7 @@ pub fn hash_object(object: &impl Serialize, collisions: Option<i32>) -> String {
     safe_encode(hasher.0)
 }
 
-/// A hash as it appears in names: its decimal digits, each spelled by a letter.
+/// Encodes the decimal digits of a hash with safe characters.
 pub fn safe_encode(hash: u32) -> String {
     hash.to_string()
         .bytes()

@@ -1,6 +1,7 @@
-//! The past templates of DaemonSets and StatefulSets, kept as ControllerRevisions.
+//! Template history of DaemonSets and StatefulSets, kept as ControllerRevisions.
 //!
-//! A revision's data is a strategic merge patch that brings its template back, so undoing is applying it.
+//! The data of a revision is a strategic merge patch that restores the template (upstream's
+//! `pkg/controller/history`).
 
 use std::sync::Arc;
 
@@ -14,31 +15,31 @@ use serde_json::{Value, json};
 use crate::hash;
 use crate::template::new_controller_ref;
 
-/// The label by which pods tell which revision they were made from.
+/// The label with the revision of a pod.
 pub const POD_REVISION: &str = "controller-revision-hash";
-/// What is left of a name for the part before the hash.
+/// The maximum length of the owner's name in a revision name, which leaves room for the hash.
 const MAX_NAME_BYTES: usize = 223;
 
-/// What a template has been and has become.
+/// The revisions of an owner.
 #[derive(Debug, PartialEq)]
 pub struct History {
-    /// The revisions of the present template, the one to use last.
+    /// Revisions of the current template. The last one is used.
     pub current: Vec<Arc<ControllerRevision>>,
-    /// All others, the oldest first.
+    /// All others, oldest first.
     pub old: Vec<Arc<ControllerRevision>>,
 }
 
-/// What a history lacks.
+/// A change that the history needs.
 #[derive(Debug, PartialEq)]
 pub enum MissingRevision {
-    /// The present template has no revision yet.
+    /// The current template has no revision yet.
     Create { number: i64 },
-    /// The one it has is of too low a number.
+    /// The number of its revision is too low, because an older template was restored.
     SetNumber { revision: Arc<ControllerRevision>, number: i64 },
 }
 
 impl History {
-    /// Sorts out which of an owner's revisions are of this template.
+    /// Splits an owner's revisions into those of this template and all others.
     pub fn of(template: &PodTemplateSpec, mut revisions: Vec<Arc<ControllerRevision>>) -> History {
         revisions.sort_by_key(|revision| {
             let created = revision.metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -57,7 +58,7 @@ impl History {
         self.current.last()
     }
 
-    /// The revision to use, or what is to be done first.
+    /// The revision to use, or the change that is needed first.
     pub fn current_revision(&self) -> Result<&Arc<ControllerRevision>, MissingRevision> {
         let number = self.next_number();
         match self.latest() {
@@ -69,20 +70,20 @@ impl History {
         }
     }
 
-    /// The number the present template must have at least: higher than all past ones.
+    /// The number that the current revision must have at least: higher than all older ones.
     pub fn next_number(&self) -> i64 {
         self.old.last().map_or(0, |revision| revision.revision).saturating_add(1)
     }
 }
 
-/// The patch that brings a template back.
+/// The patch that restores a template.
 pub fn template_patch(template: &PodTemplateSpec) -> Value {
     let mut template = serde_json::to_value(template).unwrap_or_default();
     template["$patch"] = json!("replace");
     json!({"spec": {"template": template}})
 }
 
-/// The template that a revision brings back.
+/// The template that a revision restores.
 pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let RawExtension(data) = revision.data.as_ref()?;
     let mut template = data.pointer("/spec/template")?.clone();
@@ -90,7 +91,7 @@ pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     serde_json::from_value(template).ok()
 }
 
-/// A revision of the owner's template; `label` is what its hash is written under.
+/// Builds a revision of the owner's template. `label` is the name of the label for the hash.
 pub fn new_revision<T: Object>(
     owner: &T,
     template: &PodTemplateSpec,
@@ -114,7 +115,8 @@ pub fn new_revision<T: Object>(
     ControllerRevision { metadata, data: Some(RawExtension(data)), revision: number }
 }
 
-/// Does what is lacking, with `remembered` for the template. `false` where the hash has to change.
+/// Applies the needed change; `new_revision` builds a new revision. Returns false if there is a hash
+/// collision.
 pub async fn sync_revision(
     ctx: &Ctx,
     missing_revision: MissingRevision,
@@ -129,7 +131,7 @@ pub async fn sync_revision(
     }
 }
 
-/// Deletes revisions.
+/// Deletes the revisions.
 pub async fn remove(ctx: &Ctx, revisions: &[Arc<ControllerRevision>]) -> Result<(), Error> {
     for revision in revisions {
         ctx.delete(&**revision).await?;
@@ -137,7 +139,7 @@ pub async fn remove(ctx: &Ctx, revisions: &[Arc<ControllerRevision>]) -> Result<
     Ok(())
 }
 
-/// Creates a revision. `false` where its name belongs to another template's, so that the hash has to change.
+/// Creates a revision. Returns false if the name is taken by a revision of another template (hash collision).
 async fn create(ctx: &Ctx, revision: &ControllerRevision) -> Result<bool, Error> {
     match ctx.create(revision).await {
         Err(error) if error.is_already_exists() => {}
@@ -151,7 +153,7 @@ async fn create(ctx: &Ctx, revision: &ControllerRevision) -> Result<bool, Error>
     Ok(true)
 }
 
-/// The oldest revisions that are neither used nor among the `limit` to keep.
+/// The oldest unused revisions beyond the history limit.
 pub fn revisions_over_limit(
     old: &[Arc<ControllerRevision>],
     limit: Option<i32>,

@@ -1,7 +1,9 @@
-//! Jobs: pods that run to completion, counted exactly once.
+//! Job controller: runs pods to completion and counts each finished pod exactly once.
 //!
-//! [`plan`] has the judgement. Here each step it asks for is carried out and then looked at afresh, so that
-//! being stopped between any two of them leaves a state the next look understands.
+//! A sync loops over [`plan`](mod@plan): each step is applied, then the state is read from the caches again. A stop
+//! between any two steps leaves a state that the next sync can continue from.
+//!
+//! Upstream: `pkg/controller/job`.
 
 mod backoff;
 mod desired_pods;
@@ -32,13 +34,13 @@ use plan::{JobSnapshot, Plan, Step, Tracking, plan};
 use pods::{NewPod, TRACKING_FINALIZER, is_tracked};
 
 const WORKERS: usize = 5;
-/// Changes of pods are gathered for this long, since they come in swarms and each may cost a status.
+/// Pod changes are batched for this long, because they come in bursts and each may cost a status update.
 const SYNC_JOB_BATCH_PERIOD: Duration = Duration::from_millis(50);
-/// Who looks after Jobs that do not say.
+/// The `managedBy` value of this controller, the default for Jobs without one.
 const JOB_CONTROLLER_NAME: &str = "kubernetes.io/job-controller";
 
-/// The failures of the pods of each Job, by uid. In memory only: what is lost with it is told by those pods
-/// that are still there.
+/// Pod failures of each Job, by UID. Kept in memory only; after a restart they are estimated from the
+/// existing pods.
 type BackoffStore = Mutex<HashMap<String, Backoff>>;
 
 pub async fn run(ctx: Ctx) {
@@ -69,7 +71,7 @@ async fn run_jobs(ctx: Ctx) {
         .await;
 }
 
-/// Whether another controller looks after the Job.
+/// Whether another controller manages the Job.
 fn is_managed_by_other(job: &Job) -> bool {
     let manager = job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref());
     manager.is_some_and(|manager| manager != JOB_CONTROLLER_NAME)
@@ -90,7 +92,7 @@ async fn reconcile(ctx: &Ctx, backoff_store: &BackoffStore, key: &Key) -> Result
     adopt_and_release_with_finalizers(ctx, &*job, &claim_result, &[TRACKING_FINALIZER]).await?;
     let (mut may_change_pods, mut failure) = (true, None);
     loop {
-        // Its own writes have been seen, so what the caches have is the state after them.
+        // The caches contain this controller's own writes, so this is the state after them.
         let Some(job) = ctx.caches.jobs().get_exactly(key, job.uid()) else {
             return Ok(ReconcileAction::AwaitChange);
         };
@@ -107,7 +109,8 @@ async fn reconcile(ctx: &Ctx, backoff_store: &BackoffStore, key: &Key) -> Result
                     None => Ok(requeue_at.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt)),
                 };
             }
-            // Its pods do not go before they were seen to be on their way.
+            // No expected count is passed: the finalizer ensures that pods are seen as deleting before they
+            // disappear.
             Step::Pods { create, .. }
                 if !create.is_empty() && !may_create_pods(ctx, &*job, &pods, None).await? =>
             {
@@ -127,8 +130,8 @@ async fn reconcile(ctx: &Ctx, backoff_store: &BackoffStore, key: &Key) -> Result
     }
 }
 
-/// Before the first look at a Job that another process has counted for: its pods must be as new as its
-/// counters, or what was counted last would be counted again.
+/// Before the first sync of a Job that another process has counted pods for: the pod cache must be at least
+/// as new as the counters, otherwise the pods that were counted last would be counted again.
 async fn wait_for_counted_pods(ctx: &Ctx, backoff_store: &BackoffStore, job: &Job) -> Result<(), Error> {
     let has_counted = job.status.as_ref().is_some_and(|status| status.uncounted_terminated_pods.is_some());
     if has_counted && !backoff_store.lock().contains_key(job.uid()) {
@@ -137,7 +140,7 @@ async fn wait_for_counted_pods(ctx: &Ctx, backoff_store: &BackoffStore, job: &Jo
     Ok(())
 }
 
-/// The failures that pods which have been counted tell of.
+/// The backoff state according to the existing pods that are counted already.
 fn backoff_from_counted_pods(pods: &[Arc<Pod>]) -> Backoff {
     let counted = |expected_phase: &'static str| {
         let pods = pods.iter().filter(|pod| !is_tracked(pod)).map(AsRef::as_ref);
@@ -174,13 +177,15 @@ async fn apply_tracking(
             ctx.events.record(reconcile::reference(job), severity, &reason, message);
         }
     }
+    // The status is written before the finalizers are removed: a pod without the finalizer may disappear,
+    // and must be accounted for by then.
     written();
     try_join_all(tracking.delete.iter().map(|pod| template::delete_pod(ctx, job, pod))).await?;
     try_join_all(tracking.untrack.iter().map(|pod| untrack(ctx, pod))).await?;
     Ok(())
 }
 
-/// Lets a pod go. One that is gone already is no failure.
+/// Removes the tracking finalizer of a pod. A pod that is deleted already is not an error.
 async fn untrack(ctx: &Ctx, pod: &Pod) -> Result<(), Error> {
     if !is_tracked(pod) {
         return Ok(());
@@ -188,11 +193,11 @@ async fn untrack(ctx: &Ctx, pod: &Pod) -> Result<(), Error> {
     let metadata = json!({"$deleteFromPrimitiveList/finalizers": [TRACKING_FINALIZER], "uid": pod.uid()});
     let patch = Patch::Strategic(json!({"metadata": metadata}));
     match ctx.patch::<Pod>(&pod.key(), &patch).await {
-        // Gone, or another pod has its name.
+        // The pod is deleted, or another pod has its name.
         Err(error) if error.is_not_found() || error.is_conflict() || error.is_invalid() => {
             let (key, uid, pods) = (pod.key(), pod.uid(), ctx.caches.pods());
             let is_untracked = || pods.get_exactly(&key, uid).is_none_or(|pod| !is_tracked(&pod));
-            pods.wait_until(&format!("the end of pod {key}"), is_untracked).await
+            pods.wait_until(&format!("deletion of pod {key}"), is_untracked).await
         }
         other => other.map(drop),
     }

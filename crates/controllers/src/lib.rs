@@ -1,8 +1,8 @@
-//! Every control loop of the controller manager, each a pure `plan` and a thin loop that applies it.
+//! The controllers of the kube-controller-manager, each a pure `plan` and a controller that applies it.
 //!
-//! A controller is a module, with its judgement in `plan.rs` and its reading and writing in the file beside
-//! it, and a row in [`CONTROLLERS`]. Controllers meet only through the API. Read a small one first, then
-//! [`run`].
+//! A controller is a module with its decisions in `plan.rs`, its I/O in the parent file, and an entry in
+//! [`CONTROLLERS`]. Controllers interact only through the API. Start reading with a small one such as `ttl`,
+//! then [`run`].
 
 mod account_tokens;
 mod attach_detach;
@@ -64,15 +64,15 @@ use futures_util::future::BoxFuture;
 use reconcile::Ctx;
 use tokio::task::JoinSet;
 
-/// One control loop.
+/// A controller.
 pub struct ControllerDescriptor {
-    /// Upstream's name, as `--controllers` takes it.
+    /// Upstream's name, as used in `--controllers`.
     pub name: &'static str,
-    /// Works until the context's shutdown.
+    /// Runs until the context's shutdown.
     pub run: fn(Ctx) -> BoxFuture<'static, ()>,
 }
 
-/// All control loops, by name.
+/// All controllers, sorted by name.
 pub const CONTROLLERS: &[ControllerDescriptor] = &[
     ControllerDescriptor {
         name: "bootstrap-signer-controller",
@@ -193,11 +193,11 @@ pub const CONTROLLERS: &[ControllerDescriptor] = &[
     },
 ];
 
-/// Which control loops run: upstream's `--controllers`, where `*` is all and `-name` is all but.
+/// The enabled controllers. Syntax of upstream's `--controllers`: `*` enables all, `-name` disables one.
 #[derive(Clone, Debug)]
 pub struct EnabledControllers(Vec<String>);
 
-/// A name in `--controllers` that is none.
+/// An unknown name in `--controllers`.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("{0:?} is not in the list of known controllers")]
 pub struct UnknownController(String);
@@ -219,7 +219,7 @@ impl EnabledControllers {
     }
 }
 
-/// Runs the chosen control loops until the context's shutdown.
+/// Runs the enabled controllers until the context's shutdown.
 pub async fn run(ctx: Ctx, enabled: EnabledControllers) {
     let mut tasks = JoinSet::new();
     for descriptor in CONTROLLERS.iter().filter(|descriptor| enabled.is_enabled(descriptor.name)) {
@@ -228,15 +228,15 @@ pub async fn run(ctx: Ctx, enabled: EnabledControllers) {
     tasks.join_all().await;
 }
 
-/// Runs one control loop, and runs it anew if a defect of ours has ended it: the others must not suffer.
+/// Runs a controller and restarts it after a panic, so that the other controllers are not affected.
 async fn run_with_restart(descriptor: &ControllerDescriptor, ctx: Ctx) {
     loop {
-        // On a task of its own, which a panic ends and nothing else.
+        // A separate task contains the panic.
         let mut work = JoinSet::new();
         work.spawn((descriptor.run)(ctx.for_controller(descriptor.name)));
         match work.join_next().await {
             Some(Err(error)) if error.is_panic() && !*ctx.shutdown.borrow() => {
-                tracing::error!(controller = descriptor.name, %error, "a control loop has panicked, starting it again");
+                tracing::error!(controller = descriptor.name, %error, "controller panicked, restarting");
                 tokio::time::sleep(PANIC_RESTART_DELAY).await;
             }
             _ => return,
@@ -244,7 +244,7 @@ async fn run_with_restart(descriptor: &ControllerDescriptor, ctx: Ctx) {
     }
 }
 
-/// How long a control loop that has panicked stays down.
+/// The delay before a controller is restarted after a panic.
 const PANIC_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

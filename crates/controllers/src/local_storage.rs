@@ -1,8 +1,10 @@
-//! Makes and takes away volumes of the built-in storage class: a directory on the node where the first pod that
-//! wants it runs.
+//! Provisioner of the built-in storage class: a volume is a directory on the node of the first pod that
+//! uses it.
 //!
-//! Only the API's side of it is here. The kubelet makes the directory when a pod mounts the volume, and takes it away
-//! when a volume goes whose reclaim policy says so.
+//! This controller handles the API objects only. The kubelet creates the directory when a pod mounts the
+//! volume, and deletes it with the volume if the reclaim policy is `Delete`.
+//!
+//! Counterpart of the external `local-path-provisioner` that k3s ships.
 
 mod plan;
 
@@ -91,7 +93,7 @@ async fn reclaim(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     Ok(ReconcileAction::AwaitChange)
 }
 
-/// The built-in storage class, which claims that name none get.
+/// The built-in storage class, which is the default class.
 pub fn default_storage_class() -> StorageClass {
     let annotations = [("storageclass.kubernetes.io/is-default-class", "true")];
     StorageClass {

@@ -1,4 +1,6 @@
-//! Shows Endpoints that people keep themselves as EndpointSlices too.
+//! EndpointSlice mirroring controller: mirrors user-managed Endpoints to EndpointSlices.
+//!
+//! Upstream: `pkg/controller/endpointslicemirroring`.
 
 mod plan;
 

@@ -1,8 +1,11 @@
-//! Empties namespaces that are being deleted, then lets them go.
+//! Namespace controller: deletes the content of terminating namespaces, then removes the `kubernetes`
+//! finalizer.
 //!
-//! Everything in such a namespace is deleted as a client would delete it, so pods keep their grace period and
-//! finalizers hold what they hold; pods go first, so that nothing they use goes before them. While something is
-//! left, the namespace's conditions tell what.
+//! All objects are deleted through the API, so that grace periods and finalizers are respected. Pods are
+//! deleted before everything else, so that nothing they use disappears before them. While content remains,
+//! the namespace's conditions describe it.
+//!
+//! Upstream: `pkg/controller/namespace`.
 
 mod plan;
 
@@ -58,7 +61,7 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
             Err(error) => remaining.errors.push(error.to_string()),
         }
         if is_pods(&kind) && !remaining.objects.is_empty() {
-            // Nothing else goes before them, nor is it told what is left then.
+            // Other kinds are neither deleted nor reported until all pods are gone.
             let waiting = RemainingContent {
                 objects: Default::default(),
                 finalizers: Default::default(),
@@ -100,7 +103,7 @@ struct Metadata {
     deletion_timestamp: Option<String>,
 }
 
-/// Deletes all objects of a kind in a namespace and notes what is left.
+/// Deletes all objects of a kind in a namespace and records the remaining ones.
 async fn delete_all_of_kind(
     ctx: &Ctx,
     namespace: &str,
@@ -111,7 +114,7 @@ async fn delete_all_of_kind(
     let list = || async {
         match ctx.client.read::<Items>(&path).await {
             Ok(list) => Ok(list.items),
-            // Discovery was quicker than the kind's end.
+            // The kind was removed after discovery.
             Err(error) if matches!(error.code(), 404 | 405) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
@@ -156,7 +159,7 @@ async fn update_conditions(
     }
 }
 
-/// Nothing of ours holds the namespace any more.
+/// Removes this controller's finalizer from the namespace.
 async fn finalize(ctx: &Ctx, namespace: &Namespace) -> Result<(), Error> {
     let mut namespace = namespace.clone();
     if let Some(finalizers) = namespace.spec.as_mut().and_then(|spec| spec.finalizers.as_mut()) {
@@ -217,6 +220,6 @@ mod tests {
         let _: ConfigMap =
             test_cluster.client.patch(&Key::new("n", "held"), &release).await.expect("a release");
         let deleted = || async { test_cluster.client.get::<Namespace>(&key).await.is_err().then_some(()) };
-        wait_for("the end of the namespace", deleted).await;
+        wait_for("deletion of the namespace", deleted).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What controllers ask about nodes.
+//! Helpers to read the status of nodes.
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 

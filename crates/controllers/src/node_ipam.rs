@@ -1,4 +1,6 @@
-//! Gives every node a part of each of the pods' networks.
+//! Node IPAM controller: allocates pod CIDRs to nodes from the cluster CIDRs.
+//!
+//! Upstream: `pkg/controller/nodeipam`.
 
 mod cidr_set;
 
@@ -20,12 +22,12 @@ pub async fn run(ctx: Ctx) {
         Ok(cidr_sets) if cidr_sets.is_empty() => return,
         Ok(cidr_sets) => cidr_sets,
         Err(error) => {
-            tracing::error!(%error, "nodes get no networks for their pods");
+            tracing::error!(%error, "invalid cluster CIDR, nodes get no pod CIDRs");
             return;
         }
     };
     for cidr_set in &mut cidr_sets {
-        // Pods may not have the addresses of Services.
+        // Pod CIDRs must not overlap with the Service CIDRs.
         ctx.settings.service_cidrs.iter().for_each(|service| cidr_set.mark_used(service));
     }
     let ctx = Ctx {
@@ -36,7 +38,8 @@ pub async fn run(ctx: Ctx) {
     let cidr_sets = Arc::new(Mutex::new(cidr_sets));
     let controller = Controller::new("cidrallocator_node", &ctx);
     let known = cidr_sets.clone();
-    // What nodes have is taken as it is seen, so that all of it is known before anything is handed out.
+    // CIDRs of existing nodes are marked as used in the event handler. The workers start after the initial
+    // sync, so all existing CIDRs are known before the first allocation.
     controller.on(ctx.caches.nodes(), move |changed: &ObjectUpdate<'_, Node>, enqueue| {
         let node = changed.latest();
         for (cidr_set, cidr) in known.lock().iter_mut().zip(pod_cidrs(node)) {
@@ -75,7 +78,7 @@ async fn reconcile(ctx: &Ctx, cidr_sets: &Mutex<Vec<CidrSet>>, key: &Key) -> Res
     let Some(cidrs) = allocated.iter().cloned().collect::<Option<Vec<String>>>() else {
         release_all();
         record_node_status_change(ctx, &node, "CIDRNotAvailable");
-        // When a node goes, there may be room again.
+        // CIDRs may be released when other nodes are deleted.
         return Ok(ReconcileAction::RequeueAfter(std::time::Duration::from_secs(30)));
     };
     let patch = json!({"metadata": {"uid": node.uid()}, "spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs}});

@@ -1,8 +1,11 @@
-//! Watches over nodes: says so when one is silent, keeps pods away from those that are not well, and makes pods
-//! leave them, but not everywhere at once.
+//! Node lifecycle controller: marks unresponsive nodes as `Unknown`, taints unhealthy nodes, and limits the
+//! rate at which nodes get `NoExecute` taints.
 //!
-//! A node lives as long as its lease is renewed or its status written ([`health`]). Nothing is asked regularly: the
-//! loop looks again when the first node would become silent. How quickly pods leave is up to the zone ([`zones`]).
+//! A node is healthy as long as its Lease is renewed or its status is updated ([`health`]). There is no
+//! polling: a node is synced again when its grace period ends. Eviction rates depend on the zone
+//! ([`zones`]).
+//!
+//! Upstream: `pkg/controller/nodelifecycle`.
 
 mod health;
 mod plan;
@@ -75,7 +78,7 @@ pub async fn run(ctx: Ctx) {
 struct NodeMonitor {
     ctx: Ctx,
     enqueue: Enqueue,
-    /// When this loop began, in seconds.
+    /// When this controller started, in seconds.
     since: i64,
     state: Mutex<MonitorState>,
 }
@@ -84,7 +87,7 @@ struct NodeMonitor {
 struct MonitorState {
     health: HashMap<Key, (NodeHealth, String)>,
     zones: Zones,
-    /// The nodes whose pods have yet to be told that they are not ready.
+    /// Nodes that became not ready and whose pods still have to be marked as not ready.
     not_ready_pending: HashSet<Key>,
 }
 
@@ -128,7 +131,7 @@ impl NodeMonitor {
             .map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
     }
 
-    /// Takes in what is known of a node and answers when it counts as silent.
+    /// Updates the health of a node. Returns when its grace period ends.
     fn observe_health(&self, key: &Key, node: &Node, lease: Option<&Lease>, now: Timestamp) -> Timestamp {
         let mut state = self.state.lock();
         let before = state.health.remove(key).filter(|(_, uid)| uid == node.uid());
@@ -137,7 +140,7 @@ impl NodeMonitor {
         let silent_at = health.grace_period_end(self.ctx.settings.node_monitor);
         state.health.insert(key.clone(), (health, node.uid().to_owned()));
         drop(state);
-        // Those that were here before have been told of before.
+        // Nodes from before the start of this controller were reported by its predecessor.
         let created = node.metadata.creation_timestamp.as_ref().map(|created| created.0.as_second());
         if is_new && created.is_some_and(|created| created >= self.since) {
             let name = node.name();
@@ -165,7 +168,7 @@ impl NodeMonitor {
         }
     }
 
-    /// Gives the node the taints and labels it should have; answers when to look again.
+    /// Updates the taints and labels of a node. Returns when to sync again.
     async fn taint(&self, key: &Key, node: &Node, now: Timestamp) -> Result<Option<Timestamp>, Error> {
         let ready = node::condition(node, "Ready").map(|condition| condition.status.as_str());
         let zone = zone_key(node);
@@ -198,7 +201,7 @@ impl NodeMonitor {
         Ok(requeue_at)
     }
 
-    /// What a node that is not well does to its pods.
+    /// The `NoExecute` taint of an unhealthy node, subject to the rate limit of its zone.
     fn no_execute_taint(
         &self,
         node: &Node,
@@ -221,7 +224,7 @@ impl NodeMonitor {
         }
     }
 
-    /// When zones fare otherwise, their nodes are looked at again.
+    /// Enqueues the nodes affected by a change of zone states.
     fn handle_zone_change(&self, zone_change: ZoneChange) {
         let all = || self.ctx.caches.nodes().all().into_iter();
         match zone_change {
@@ -231,6 +234,8 @@ impl NodeMonitor {
                 there.for_each(|node| self.enqueue.now(node.key()));
             }
             ZoneChange::AllDisrupted => all().for_each(|node| self.enqueue.now(node.key())),
+            // While all zones were disrupted, the fault was probably ours. All nodes get a full grace
+            // period again.
             ZoneChange::SomeReady => {
                 let now = self.ctx.clock.now();
                 self.state.lock().health.values_mut().for_each(|(health, _)| health.probe_timestamp = now);
@@ -239,7 +244,7 @@ impl NodeMonitor {
         }
     }
 
-    /// A pod that comes to a node which is not ready is not ready either.
+    /// A pod that is bound to a not ready node is marked as not ready.
     async fn sync_new_pod(&self, key: &Key) -> Result<ReconcileAction, Error> {
         let Some(pod) = self.ctx.caches.pods().get(key) else { return Ok(ReconcileAction::Forget) };
         let node = self.ctx.caches.nodes().get(&Key::new("", pod::node(&pod)));
@@ -281,7 +286,7 @@ fn reference(name: &str, uid: &str) -> ObjectReference {
     }
 }
 
-/// Region and zone as one name.
+/// The topology key of a node: region and zone.
 fn zone_key(node: &Node) -> String {
     let part = |label: &str| node.label(label).unwrap_or_default().to_owned();
     let (region, zone) = (part("topology.kubernetes.io/region"), part("topology.kubernetes.io/zone"));

@@ -1,4 +1,6 @@
-//! Whose an object is: owners adopt what matches their selector and release what no longer does.
+//! Controller references: owners adopt objects that match their selector and release those that no longer do.
+//!
+//! Upstream: `pkg/controller/controller_ref_manager.go`.
 
 use std::sync::Arc;
 
@@ -9,14 +11,14 @@ use serde_json::json;
 
 use crate::template::new_controller_ref;
 
-/// Objects as an owner sees them.
+/// The result of matching objects against an owner and its selector.
 #[derive(Debug, PartialEq)]
 pub struct ClaimResult<T> {
-    /// Its own, and matching.
+    /// Owned and matching.
     pub owned: Vec<Arc<T>>,
-    /// Nobody's, but matching.
+    /// Without controller and matching.
     pub adopt: Vec<Arc<T>>,
-    /// Its own, but no longer matching.
+    /// Owned and no longer matching.
     pub release: Vec<Arc<T>>,
 }
 
@@ -26,14 +28,14 @@ impl<T> ClaimResult<T> {
     }
 }
 
-/// What `owner` may claim: everything it controls, and everything in its namespace that nobody controls.
+/// The objects that `owner` may claim: those it controls, and those in its namespace without a controller.
 pub fn candidates<O: Object, T: Object>(owner: &O, cache: &Cache<T>) -> Vec<Arc<T>> {
     let mut objects = cache.owned_by(owner.uid());
     objects.extend(cache.orphans(owner.namespace()));
     objects
 }
 
-/// Sorts out which objects are `owner`'s. An owner that goes away takes nothing and lets nothing go.
+/// Matches objects against an owner. An owner that is being deleted neither adopts nor releases.
 pub fn claim<O: Object, T: Object>(
     owner: &O,
     selector: &LabelSelector,
@@ -53,7 +55,7 @@ pub fn claim<O: Object, T: Object>(
     claim
 }
 
-/// Carries out what a claim asks for. Whoever looks next sees it.
+/// Applies the adoptions and releases. The writes are visible in the caches afterwards.
 pub async fn adopt_and_release<O: Object, T: Cached>(
     ctx: &Ctx,
     owner: &O,
@@ -62,7 +64,7 @@ pub async fn adopt_and_release<O: Object, T: Cached>(
     adopt_and_release_with_finalizers(ctx, owner, claim, &[]).await
 }
 
-/// The same for an owner whose objects have finalizers of its own.
+/// As [`adopt_and_release`], for owners that put finalizers on their objects.
 pub async fn adopt_and_release_with_finalizers<O: Object, T: Cached>(
     ctx: &Ctx,
     owner: &O,
@@ -79,8 +81,9 @@ pub async fn adopt_and_release_with_finalizers<O: Object, T: Cached>(
         return Ok(());
     }
     if !is_alive(ctx, owner).await? {
-        // What it may not adopt it must not replace either: it waits for its own end to show up.
-        return Err(Error::NotCached(format!("the end of {}", owner.key())));
+        // Without the adopted objects the owner would create replacements. The error delays the sync until
+        // its deletion is in the cache.
+        return Err(Error::NotCached(format!("deletion of {}", owner.key())));
     }
     for object in &claim.adopt {
         let mut metadata = json!({"ownerReferences": [new_controller_ref(owner)], "uid": object.uid()});
@@ -109,13 +112,14 @@ async fn release<O: Object, T: Cached>(
     }
     let patch = Patch::Strategic(json!({"metadata": metadata}));
     match ctx.patch::<T>(&object.key(), &patch).await {
-        // Gone, or another object of its name.
+        // The object is deleted, or another one has its name.
         Err(error) if !error.is_not_found() && !error.is_invalid() => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Asks the server rather than the cache: what an owner adopts after its end has nobody to clean it up.
+/// Whether the owner still exists, by a live read: objects adopted by a deleted owner would never be
+/// collected.
 pub async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
     match ctx.client.get::<O>(&owner.key()).await {
         Ok(fresh) => Ok(fresh.uid() == owner.uid() && !fresh.is_deleting()),
@@ -124,8 +128,9 @@ pub async fn is_alive<O: Object>(ctx: &Ctx, owner: &O) -> Result<bool, Error> {
     }
 }
 
-/// Whether an owner of these pods, of which its status tells so many, may be given more. Where some have come to an end,
-/// it may be gone as well, and its cache has yet to hear of it: then the server is asked.
+/// Whether an owner may create pods. `reported` is the number of pods in its status. If pods disappeared or
+/// are being deleted, the owner may be deleted, too, without the cache showing it yet, so a live read
+/// decides.
 pub async fn may_create_pods<O: Object>(
     ctx: &Ctx,
     owner: &O,

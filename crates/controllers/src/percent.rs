@@ -1,9 +1,9 @@
-//! Numbers that may be written as a percentage of a whole.
+//! `IntOrString` values that are a number or a percentage of a total.
 
 use api::intstr::RoundingMode;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// The number, or that percentage of `total`; `None` for a string that is neither.
+/// The number, or the percentage of `total`. `None` for an invalid string.
 pub fn scaled_value(value: &IntOrString, total: i32, round: RoundingMode) -> Option<i32> {
     let value = match value {
         IntOrString::Int(number) => return Some(*number),

@@ -1,4 +1,4 @@
-//! What controllers ask about pods: phase, readiness, availability, and which one to miss least.
+//! Helpers to read the status of pods, and their order of deletion.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,15 +8,15 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 use reconcile::Object as _;
 
-/// The annotation that says how dear a pod is to its set.
+/// The annotation with the deletion cost of a pod.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// `""` where the status does not say.
+/// The phase, `""` if it is not set.
 pub fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// The node the pod is on, `""` while there is none.
+/// The name of the pod's node, `""` if it is not scheduled.
 pub fn node(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
@@ -26,17 +26,17 @@ pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
     conditions.iter().find(|condition| condition.type_ == kind)
 }
 
-/// Succeeded or failed: nothing of it will run again.
+/// Whether the phase is `Succeeded` or `Failed`.
 pub fn is_terminal(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
-/// Neither over nor going away.
+/// Neither terminal nor being deleted.
 pub fn is_active(pod: &Pod) -> bool {
     !is_terminal(pod) && !pod.is_deleting()
 }
 
-/// Going away and not yet over.
+/// Being deleted and not terminal yet.
 pub fn is_terminating(pod: &Pod) -> bool {
     !is_terminal(pod) && pod.is_deleting()
 }
@@ -45,37 +45,37 @@ pub fn is_ready(pod: &Pod) -> bool {
     condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
 }
 
-/// Since when the pod is ready; `None` where it is not or does not say.
+/// Since when the pod is ready. `None` if it is not ready or the time is not set.
 pub fn ready_since(pod: &Pod) -> Option<Timestamp> {
     let ready = condition(pod, "Ready").filter(|condition| condition.status == "True")?;
     ready.last_transition_time.as_ref().map(|time| time.0)
 }
 
-/// Ready for at least this long.
+/// Whether the pod has been ready for at least `min_ready_seconds`.
 pub fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
     is_ready(pod)
         && (min_ready_seconds == 0
             || available_at(pod, min_ready_seconds).is_some_and(|available| available <= now))
 }
 
-/// When a ready pod becomes, or became, available; `None` where it is not ready.
+/// When a ready pod becomes or became available. `None` if it is not ready.
 pub fn available_at(pod: &Pod, min_ready_seconds: i32) -> Option<Timestamp> {
     let pause = SignedDuration::from_secs(min_ready_seconds.into());
     ready_since(pod).map(|since| since.checked_add(pause).unwrap_or(Timestamp::MAX))
 }
 
-/// When the first of these pods becomes available without anything else happening.
+/// When the next one of these pods becomes available, if nothing changes.
 pub fn next_available(pods: &[Arc<Pod>], min_ready_seconds: i32, now: Timestamp) -> Option<Timestamp> {
     let times = pods.iter().filter_map(|pod| available_at(pod, min_ready_seconds));
     times.filter(|time| *time > now).min()
 }
 
-/// Sorts pods so that the one to delete first comes first.
+/// Sorts pods so that the first ones are deleted first.
 ///
-/// Upstream's rules: not on a node before on one; pending before unknown before running; not ready before
-/// ready; cheap before dear; on a node with more active pods of `related` before on one with fewer; ready for
-/// a shorter time, restarted more often, created later. Times count by orders of magnitude, so that pods of
-/// about the same age go in an order that tells nothing (their uids).
+/// Order as upstream's `ActivePodsWithRanks`: unscheduled before scheduled; pending before unknown before
+/// running; not ready before ready; lower deletion cost first; nodes with more active pods of `related`
+/// first; ready for a shorter time, more restarts, created later. Times are compared by their logarithm, so
+/// that pods of about the same age are ordered by UID, which is random.
 pub fn sort_for_deletion(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
     let mut active_on_node: HashMap<&str, usize> = HashMap::new();
     for pod in related.iter().filter(|pod| is_active(pod)) {
@@ -100,7 +100,8 @@ pub fn sort_for_deletion(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Times
     });
 }
 
-/// The cost a pod's annotation states; 0 without one and for what is no number as upstream takes it.
+/// The deletion cost in the annotation. 0 if it is missing or invalid by upstream's rules (no leading `+`
+/// or zeros).
 pub fn deletion_cost(pod: &Pod) -> i32 {
     let Some(text) = pod.annotation(DELETION_COST) else { return 0 };
     let has_valid_prefix =
@@ -108,7 +109,7 @@ pub fn deletion_cost(pod: &Pod) -> i32 {
     if has_valid_prefix { text.parse().unwrap_or(0) } else { 0 }
 }
 
-/// The order of magnitude of an age; no time at all is younger than any.
+/// The binary logarithm of an age in nanoseconds. A missing time counts as youngest.
 fn age_bucket(time: Option<Timestamp>, now: Timestamp) -> i64 {
     let Some(time) = time else { return -2 };
     match u128::try_from(now.duration_since(time).as_nanos()) {
@@ -117,7 +118,7 @@ fn age_bucket(time: Option<Timestamp>, now: Timestamp) -> i64 {
     }
 }
 
-/// The most restarts of one container, and of one sidecar.
+/// The maximum restart count of a container, and of a sidecar.
 fn restarts(pod: &Pod) -> (i32, i32) {
     let Some(status) = &pod.status else { return (0, 0) };
     let max_restarts = |statuses: &Option<Vec<ContainerStatus>>, counts: &dyn Fn(&str) -> bool| {

@@ -1,4 +1,6 @@
-//! Takes away pods that nobody will ever finish, and old ones that are over when there are too many.
+//! Pod garbage collector: deletes orphaned pods, and the oldest terminated pods above a threshold.
+//!
+//! Upstream: `pkg/controller/podgc`.
 
 mod plan;
 
@@ -15,9 +17,9 @@ use crate::disruption_condition::{disruption_target, patch_pod_status};
 use crate::pod;
 use plan::{Action, plan, terminated_over_threshold};
 
-/// How many pods that are over are kept.
+/// The number of terminated pods that are kept (upstream's default of `--terminated-pod-gc-threshold`).
 const TERMINATED_POD_THRESHOLD: usize = 12_500;
-/// How long to wait before counting, since pods often end together.
+/// The delay before terminated pods are counted, because pods often terminate in groups.
 const COUNT_DELAY: Duration = Duration::from_secs(20);
 const WORKERS: usize = 4;
 
@@ -56,7 +58,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-/// Stands for all pods together.
+/// The key that stands for counting all pods.
 fn all_pods_key() -> Key {
     Key::new("", "")
 }
@@ -95,7 +97,7 @@ async fn reconcile(
 }
 
 async fn delete_surplus_pods(ctx: &Ctx) -> Result<ReconcileAction, Error> {
-    // Most of the time there are fewer pods than may be over, and none needs to be looked at.
+    // The cheap check comes first: usually there are fewer pods than the threshold.
     if ctx.caches.pods().len() <= TERMINATED_POD_THRESHOLD {
         return Ok(ReconcileAction::AwaitChange);
     }
@@ -105,7 +107,7 @@ async fn delete_surplus_pods(ctx: &Ctx) -> Result<ReconcileAction, Error> {
     Ok(ReconcileAction::AwaitChange)
 }
 
-/// The pod has failed, and goes without anybody ending it.
+/// Sets the phase to `Failed` and deletes the pod without grace period.
 async fn mark_failed_and_delete_pod(
     ctx: &Ctx,
     pod: &Pod,
@@ -148,6 +150,6 @@ mod tests {
             let pod: Pod = test_cluster.client.get(&key).await.ok()?;
             (pod::phase(&pod) == "Failed").then_some(())
         };
-        wait_for("the pod being given up", failed).await;
+        wait_for("the pod to be marked as failed", failed).await;
     }
 }

@@ -1,4 +1,6 @@
-//! Type checks the expressions of ValidatingAdmissionPolicies and writes the warnings into their status.
+//! Type checks the CEL expressions of ValidatingAdmissionPolicies and writes the warnings to their status.
+//!
+//! Upstream: `pkg/controller/validatingadmissionpolicystatus`.
 
 mod openapi;
 
@@ -34,14 +36,16 @@ fn needs_type_check(policy: &ValidatingAdmissionPolicy) -> bool {
 async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     let Some(policy) = ctx.caches.validating_policies().get(key) else { return Ok(ReconcileAction::Forget) };
     if needs_type_check(&policy) {
-        // What was decoded can be encoded.
+        // A decoded policy always serializes.
         let object = serde_json::to_value(&*policy).unwrap_or_default();
         let mut custom = Vec::new();
         for api_version in type_check::custom_versions(&object) {
-            // A kind that cannot be looked up is not checked, as if it did not exist.
+            // A kind without schema is not checked, as if it did not exist.
             match openapi::kinds(&ctx.client, &api_version).await {
                 Ok(kinds) => custom.extend(kinds),
-                Err(error) => tracing::debug!(api_version, %error, "no schemas for type checking"),
+                Err(error) => {
+                    tracing::debug!(api_version, %error, "failed to fetch schemas, kinds are not type checked")
+                }
             }
         }
         let patch = Patch::Apply { manager: NAME, object: status_patch(&policy, &object, &custom) };

@@ -1,4 +1,7 @@
-//! Keeps PersistentVolumes, their claims and their attribute classes that are in use from going, by a finalizer.
+//! Protection controllers: finalizers keep PersistentVolumeClaims, PersistentVolumes and
+//! VolumeAttributesClasses from being deleted while in use.
+//!
+//! Upstream: `pkg/controller/volume/pvcprotection`, `pvprotection` and `vacprotection`.
 
 use std::sync::Arc;
 
@@ -13,12 +16,12 @@ const PV_FINALIZER: &str = "kubernetes.io/pv-protection";
 const VAC_FINALIZER: &str = "kubernetes.io/vac-protection";
 const WORKERS: usize = 5;
 
-/// What happens to an object's finalizer.
+/// The change to an object's finalizer.
 #[derive(Debug, PartialEq)]
 enum Action {
     Nothing,
     Add,
-    /// Once nothing uses the object.
+    /// Remove the finalizer once the object is not in use.
     Remove,
 }
 
@@ -45,7 +48,7 @@ fn without_finalizer<T: Object>(object: &T, finalizer: &str) -> T {
     object
 }
 
-/// Claims are in use while a pod on some node mentions them.
+/// A claim is in use while a scheduled pod references it.
 pub async fn protect_claims(ctx: Ctx) {
     let ctx = Ctx { client: ctx.client.impersonate("pvc-protection-controller"), ..ctx };
     let controller = Controller::new("pvcprotection", &ctx);
@@ -87,7 +90,8 @@ async fn sync_claim(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
         Action::Add => drop(ctx.replace(&with_finalizer(&*claim, PVC_FINALIZER)).await?),
         Action::Remove => {
             let known = ctx.caches.pods().indexed("claim", &key.to_string());
-            // Asked anew, since a pod may have come to a node this moment.
+            // The live list comes last: a pod may have been scheduled a moment ago and be missing in the
+            // cache.
             let used = known.iter().any(|pod| uses(pod, &claim))
                 || ctx.client.list::<Pod>(claim.namespace()).await?.iter().any(|pod| uses(pod, &claim));
             if !used {
@@ -105,7 +109,7 @@ fn ignore_not_found<T>(result: Result<T, Error>) -> Result<(), Error> {
     }
 }
 
-/// Volumes are in use while they are bound.
+/// A volume is in use while it is bound.
 pub async fn protect_volumes(ctx: Ctx) {
     let ctx = Ctx { client: ctx.client.impersonate("pv-protection-controller"), ..ctx };
     let controller = Controller::new("pvprotection", &ctx);
@@ -132,7 +136,7 @@ async fn sync_volume(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     Ok(ReconcileAction::AwaitChange)
 }
 
-/// Attribute classes are in use while a claim or a volume names them.
+/// An attributes class is in use while a claim or volume references it.
 pub async fn protect_attributes_classes(ctx: Ctx) {
     let ctx = Ctx { client: ctx.client.impersonate("volumeattributesclass-protection-controller"), ..ctx };
     let controller = Controller::new("vacprotection", &ctx);
@@ -184,7 +188,7 @@ async fn sync_attributes_class(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, 
             let used_by_claim =
                 |claim: &PersistentVolumeClaim| classes_of_claim(claim).any(|used| used == name);
             let used_by_volume = |volume: &PersistentVolume| class_of_volume(volume) == Some(name);
-            // Asked anew, as with claims.
+            // A live list, too, for the same reason as with claims.
             let used = ctx.caches.persistent_volume_claims().all().iter().any(|claim| used_by_claim(claim))
                 || ctx.caches.persistent_volumes().all().iter().any(|volume| used_by_volume(volume))
                 || ctx.client.list::<PersistentVolumeClaim>("").await?.iter().any(used_by_claim)
@@ -242,13 +246,13 @@ mod tests {
             .delete::<PersistentVolumeClaim>(&key, &DeleteOptions::default())
             .await
             .expect("a deletion");
-        let claim: PersistentVolumeClaim = test_cluster.client.get(&key).await.expect("it is still used");
+        let claim: PersistentVolumeClaim = test_cluster.client.get(&key).await.expect("claim in use is kept");
         assert!(claim.is_deleting());
         let now = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::default() };
         test_cluster.client.delete::<Pod>(&Key::new("default", "p"), &now).await.expect("a deletion");
         let deleted =
             || async { test_cluster.client.get::<PersistentVolumeClaim>(&key).await.is_err().then_some(()) };
-        wait_for("the end of the claim", deleted).await;
+        wait_for("deletion of the claim", deleted).await;
         let spec = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/x"}});
         create(&test_cluster, "/api/v1/persistentvolumes", json!({"metadata": {"name": "v"}, "spec": spec}))
             .await;
@@ -265,6 +269,6 @@ mod tests {
             .expect("a deletion");
         let deleted =
             || async { test_cluster.client.get::<PersistentVolume>(&key).await.is_err().then_some(()) };
-        wait_for("the end of the volume", deleted).await;
+        wait_for("deletion of the volume", deleted).await;
     }
 }

@@ -1,9 +1,11 @@
-//! Counts what is used of resource quotas.
+//! ResourceQuota controller: recomputes the usage in the status of resource quotas.
 //!
-//! The API server adds to a quota's status what it grants; this loop finds what was given back, and whatever else is
-//! not as the status says. It looks at once when something goes, and a little later when something comes, since what
-//! has just been granted may not be stored yet ([`grants`]). Only kinds that some quota limits are followed, and of their objects
-//! only what they use is kept ([`ledger`]).
+//! Quota admission in the API server increases the usage in the status; this controller accounts for
+//! deletions and corrects deviations. Deletions trigger a sync at once. Creations trigger one after a
+//! delay, because admitted objects may not be stored yet ([`pending_usage`]). Only kinds that some quota
+//! limits are watched, and only the usage of their objects is kept ([`usage_cache`]).
+//!
+//! Upstream: `pkg/controller/resourcequota`.
 
 mod pending_usage;
 mod plan;
@@ -20,7 +22,7 @@ use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileActi
 use pending_usage::PendingUsage;
 use usage_cache::UsageCache;
 
-/// How long after a grant it must have come to something.
+/// The delay of a sync after an increase, by which time the admitted object must be stored.
 const RESYNC_AFTER_INCREASE: Duration = Duration::from_secs(2);
 
 pub async fn run(ctx: Ctx) {
@@ -32,7 +34,7 @@ pub async fn run(ctx: Ctx) {
     controller.on(ctx.caches.resource_quotas(), move |changed: &ObjectUpdate<'_, ResourceQuota>, enqueue| {
         let (quota, key) = (changed.latest(), changed.latest().key());
         match changed.before {
-            // Somebody was granted something, or this loop has just written.
+            // Admission increased the usage, or this controller has written the status.
             Some(before)
                 if before.spec == quota.spec && plan::status_used(before) != plan::status_used(quota) =>
             {
@@ -66,7 +68,7 @@ async fn reconcile(
         return Ok(ReconcileAction::AwaitChange);
     };
     let now = ctx.clock.now();
-    // Kinds that are not known yet ask for another look once they are.
+    // A kind that is not synced yet wakes all quotas once it is.
     let Some((used, requeue_at)) = usage_cache.count(&quota, now) else {
         return Ok(ReconcileAction::AwaitChange);
     };

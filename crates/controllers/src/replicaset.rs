@@ -1,8 +1,10 @@
-//! Keeps the number of pods a ReplicaSet or a ReplicationController asks for.
+//! ReplicaSet controller: maintains the number of pods of ReplicaSets and ReplicationControllers.
 //!
-//! Both are one loop: a ReplicationController is seen as the ReplicaSet it would be ([`Replicated`]). Claims
-//! are settled first, then pods created or deleted, then the status written once from what is there after
-//! that.
+//! Both share one implementation: a ReplicationController is converted to a ReplicaSet ([`ReplicaOwner`]).
+//! A sync first adopts and releases pods, then creates or deletes pods, and then writes the status once
+//! from the state after that.
+//!
+//! Upstream: `pkg/controller/replicaset`.
 
 pub(crate) mod plan;
 
@@ -22,16 +24,16 @@ use plan::PodChange;
 /// Upstream's default of `--concurrent-replicaset-syncs`.
 const WORKERS: usize = 5;
 
-/// What keeps a number of like pods.
+/// A kind that maintains a number of identical pods.
 pub(crate) trait ReplicaOwner: Cached {
     fn all(ctx: &Ctx) -> &Arc<Cache<Self>>;
 
     fn as_set(&self) -> Cow<'_, ReplicaSet>;
 
-    /// The same object with the status the set would have; `None` where it has it already.
+    /// The object with the given status converted back, or `None` if it is unchanged.
     fn with_status(&self, status: ReplicaSetStatus) -> Option<Self>;
 
-    /// The pods of all sets that have the same owner as this one.
+    /// The pods of all ReplicaSets with the same owner.
     fn related_pods(&self, ctx: &Ctx) -> Vec<Arc<Pod>>;
 }
 
@@ -39,7 +41,7 @@ pub async fn run(ctx: Ctx) {
     run_controller::<ReplicaSet>(ctx, "replicaset").await;
 }
 
-/// Runs the loop for one of the kinds.
+/// Runs the controller for one of the kinds.
 pub(crate) async fn run_controller<T: ReplicaOwner>(ctx: Ctx, queue: &'static str) {
     let controller = Controller::new(queue, &ctx);
     controller.on(T::all(&ctx), keys::own);
@@ -53,7 +55,7 @@ pub(crate) async fn run_controller<T: ReplicaOwner>(ctx: Ctx, queue: &'static st
     controller.run(&ctx, WORKERS, reconcile).await;
 }
 
-/// Who may want a pod that nobody controls: asked when it appears, loses its owner or changes its labels.
+/// Enqueues the sets that may adopt a pod: when it is created, loses its owner or changes its labels.
 fn on_orphaned_pod<T: ReplicaOwner>(
     ctx: &Ctx,
 ) -> impl Fn(&ObjectUpdate<'_, Pod>, &mut dyn FnMut(Key)) + use<T> {
@@ -83,7 +85,8 @@ async fn reconcile<T: ReplicaOwner>(ctx: &Ctx, key: &Key) -> Result<ReconcileAct
     let all = candidates();
     let claim = plan::claim(&set, &selector, &all);
     ownership::adopt_and_release(ctx, owner.as_ref(), &claim).await?;
-    // An adopted pod is judged as it was found: it may have come to life since, and is the newest all the same.
+    // An adopted pod is used in the state before its adoption. It may have changed since, but it is the
+    // newest in any case.
     let new_pods = claim.adopt.into_iter().filter(|pod| is_owned_by(ctx, owner.as_ref(), pod));
     let active: Vec<Arc<Pod>> = claim.owned.into_iter().chain(new_pods).collect();
 
@@ -91,7 +94,8 @@ async fn reconcile<T: ReplicaOwner>(ctx: &Ctx, key: &Key) -> Result<ReconcileAct
     let change = plan::pod_change(&set, &active, related, ctx.clock.now());
     let terminating = plan::terminating(&set, &selector, &all);
     let reported_replicas = set.status.as_ref().and_then(|status| usize::try_from(status.replicas).ok());
-    // Where pods come to an end, the set may be gone as well, and its cache has yet to hear of it.
+    // If pods disappeared or are being deleted, the set may be deleted, too, without the cache showing it
+    // yet.
     let may_be_deleted =
         matches!(change, PodChange::Create(_)) && (terminating > 0 || reported_replicas > Some(active.len()));
     if may_be_deleted && !ownership::is_alive(ctx, owner.as_ref()).await? {

@@ -1,4 +1,4 @@
-//! ReplicationControllers, kept by the loop of ReplicaSets.
+//! ReplicationController controller, based on the ReplicaSet controller.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use reconcile::{Cache, Ctx};
 use crate::replicaset::{ReplicaOwner, run_controller};
 
 pub async fn run(ctx: Ctx) {
-    // Upstream calls it so as a service account and in events, and otherwise as the row says.
+    // Upstream uses this name for the service account and for events, and the controller name elsewhere.
     let ctx = ctx.for_controller("replication-controller");
     run_controller::<ReplicationController>(ctx, "replicationmanager").await;
 }
@@ -56,7 +56,7 @@ impl ReplicaOwner for ReplicationController {
         (!same).then(|| ReplicationController { status: Some(status), ..self.clone() })
     }
 
-    /// Nothing owns a ReplicationController together with others.
+    /// A ReplicationController has no owner that it could share with others.
     fn related_pods(&self, _: &Ctx) -> Vec<Arc<Pod>> {
         Vec::new()
     }

@@ -1,5 +1,7 @@
-//! Claims to devices: made from templates for pods that ask for them, reserved for pods that are on nodes already, and
-//! given up once nobody uses them.
+//! ResourceClaim controller: creates claims from templates for pods, reserves claims for scheduled pods,
+//! and deallocates unused claims.
+//!
+//! Upstream: `pkg/controller/resourceclaim`.
 
 mod plan;
 #[cfg(test)]
@@ -20,7 +22,7 @@ pub use plan::claim_names;
 
 const WORKERS: usize = 10;
 const FIELD_MANAGER: &str = "ResourceClaimController";
-/// How often a pod is looked at in one go: claims are made, then noted, then reserved.
+/// The maximum number of steps for a pod per sync. Claims are created, then recorded, then reserved.
 const MAX_STEPS_PER_SYNC: usize = 4;
 
 pub async fn run(ctx: Ctx) {
@@ -103,7 +105,7 @@ async fn sync_pod(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     Ok(ReconcileAction::AwaitChange)
 }
 
-/// Writes into the pod's status which claims are its own.
+/// Records the names of the pod's claims in its status.
 async fn record_claim_names(ctx: &Ctx, pod: &Pod, names: &BTreeMap<String, String>) -> Result<(), Error> {
     let statuses: Vec<_> =
         names.iter().map(|(name, claim)| json!({"name": name, "resourceClaimName": claim})).collect();
@@ -121,8 +123,8 @@ async fn sync_claim(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     let mut pods = BTreeMap::new();
     for (name, uid) in plan::reserved_pods(&claim) {
         let pod_key = Key::new(claim.namespace(), name);
-        // A pod that is not known may only not be known yet, and to take away a claim from one that is just being
-        // scheduled would be bad.
+        // A pod that is missing in the cache may be new. Taking the claim from a pod that is just being
+        // scheduled must not happen, so a live read confirms that the pod is deleted.
         let pod = match ctx.caches.pods().get_exactly(&pod_key, uid) {
             Some(pod) => Some(pod),
             None => match ctx.client.get::<Pod>(&pod_key).await {
@@ -144,7 +146,7 @@ async fn sync_claim(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     if plan.release {
         updated.metadata.finalizers.get_or_insert_default().retain(|name| name != plan::FINALIZER);
         updated = match ctx.replace(&updated).await {
-            // It was only waiting for this.
+            // The claim was being deleted and waited for this finalizer only.
             Err(error) if error.is_not_found() => return Ok(ReconcileAction::AwaitChange),
             other => other?,
         };

@@ -1,4 +1,6 @@
-//! Every namespace has the certificate of the authority by which its pods know the API server.
+//! Root CA publisher: maintains the ConfigMap `kube-root-ca.crt` in every namespace.
+//!
+//! Upstream: `pkg/controller/certificates/rootcacertpublisher`.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +30,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, 1, reconcile).await
 }
 
-/// The map as it has to be, where it is not.
+/// The ConfigMap to write, or `None` if it is up to date.
 fn plan(namespace: &str, found: Option<&ConfigMap>, root_ca: &str) -> Option<ConfigMap> {
     let data = BTreeMap::from([("ca.crt".to_owned(), root_ca.to_owned())]);
     let metadata =
@@ -73,7 +75,7 @@ mod tests {
 
     #[test]
     fn up_to_date_config_map_is_unchanged() {
-        let created = plan("ns", None, "ca").expect("a map where there is none");
+        let created = plan("ns", None, "ca").expect("a missing ConfigMap is created");
         assert_eq!(plan("ns", Some(&created), "ca"), None);
         let updated = plan("ns", Some(&created), "other").expect("another certificate");
         assert_eq!(

@@ -1,4 +1,7 @@
-//! Routes between the pods of different nodes, where the cloud has to be told of them; and whether a node has its own.
+//! Route controller: creates routes between the pod networks of nodes in the cloud provider, and maintains
+//! the `NetworkUnavailable` condition of nodes.
+//!
+//! Upstream: `staging/src/k8s.io/cloud-provider/controllers/route`.
 
 mod plan;
 #[cfg(test)]
@@ -15,12 +18,12 @@ use crate::node;
 
 const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 
-/// Why routes are not as they should be.
+/// Why the routes could not be reconciled.
 #[derive(Debug, thiserror::Error)]
 enum RouteError {
     #[error(transparent)]
     Api(#[from] Error),
-    #[error("routes")]
+    #[error("failed to reconcile routes")]
     Cloud(#[from] CloudError),
 }
 
@@ -35,7 +38,7 @@ pub async fn run(ctx: Ctx) {
     };
     let controller = Controller::new("Routes", &ctx);
     controller.on(ctx.caches.nodes(), |changed: &ObjectUpdate<'_, Node>, enqueue| {
-        // The condition too: whoever replaces a node's status may have dropped it.
+        // The condition is compared, too, because a full status update by the kubelet may remove it.
         let current =
             |node: &Node| node::condition(node, NETWORK_UNAVAILABLE).map(|current| current.status.clone());
         let route_inputs = |node: &Node| (plan::routes(node, &[]), current(node));
@@ -51,7 +54,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, 1, reconcile).await
 }
 
-/// All routes at once: which one is nobody's any more shows only among all nodes.
+/// Reconciles all routes at once, because stale routes can only be detected against all nodes.
 async fn reconcile(ctx: &Ctx) -> Result<ReconcileAction, RouteError> {
     let cloud = ctx.settings.cloud.0.clone();
     let Some(routes) = cloud.as_ref().and_then(|cloud| cloud.routes()) else {
@@ -92,7 +95,7 @@ async fn reconcile(ctx: &Ctx) -> Result<ReconcileAction, RouteError> {
     }
 }
 
-/// What a node has to say about its network, where it says something else.
+/// The condition to set on a node, or `None` if it is up to date.
 fn condition(node: &Node, has_route: bool, now: Timestamp) -> Option<NodeCondition> {
     let (status, reason, message) = match has_route {
         true => ("False", "RouteCreated", "RouteController created a route"),

@@ -1,10 +1,10 @@
-//! The size of anything that has one: the `scale` subresource of kinds known only while running.
+//! The `scale` subresource of kinds that are discovered at run time.
 
 use http::Method;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use reconcile::{ApiResource, Client, Error, Key};
 
-/// The kind of this name in a group and version; `None` where the server has none.
+/// The kind with this name in a group and version. `None` if it is not served.
 pub async fn find_kind(client: &Client, api_version: &str, kind: &str) -> Result<Option<ApiResource>, Error> {
     match client.resources_for_group_version(api_version).await {
         Ok(kinds) => Ok(kinds.into_iter().find(|served| served.kind == kind)),
@@ -13,14 +13,14 @@ pub async fn find_kind(client: &Client, api_version: &str, kind: &str) -> Result
     }
 }
 
-/// The object's size.
+/// Reads the scale of an object.
 pub async fn get_scale(client: &Client, kind: &ApiResource, key: &Key) -> Result<Scale, Error> {
     let path = format!("{}/scale", kind.object(key));
     let value = client.request(Method::GET, &path, None).await?;
     serde_json::from_value(value).map_err(|source| Error::Decode { request: format!("GET {path}"), source })
 }
 
-/// Writes the object's size.
+/// Updates the scale of an object.
 pub async fn update_scale(
     client: &Client,
     kind: &ApiResource,
@@ -32,7 +32,7 @@ pub async fn update_scale(
     client.request(Method::PUT, &path, Some(&body)).await.map(drop)
 }
 
-/// `deployments.apps`, as messages name a kind.
+/// The name of a kind in messages, for example `deployments.apps`.
 pub fn group_resource(kind: &ApiResource) -> String {
     match kind.group.as_str() {
         "" => kind.plural.clone(),

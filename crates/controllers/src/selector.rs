@@ -1,10 +1,10 @@
-//! Label selectors as upstream's messages show them.
+//! Formats label selectors like Go's `String()`, for messages that match upstream's.
 
 use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-/// `&LabelSelector{MatchLabels:...}`, or `nil` where there is none.
+/// `&LabelSelector{MatchLabels:...}`, or `nil` for a missing selector.
 pub fn format_selector(selector: Option<&LabelSelector>) -> String {
     let Some(selector) = selector else { return "nil".to_owned() };
     let mut text = "&LabelSelector{MatchLabels:map[string]string{".to_owned();

@@ -1,4 +1,6 @@
-//! Every namespace has a service account `default`.
+//! ServiceAccount controller: maintains the service account `default` in every namespace.
+//!
+//! Upstream: `pkg/controller/serviceaccount/serviceaccounts_controller.go`.
 
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

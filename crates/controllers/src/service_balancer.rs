@@ -1,7 +1,10 @@
-//! Services of type LoadBalancer: asks the cloud to bring traffic to them, and says in their status where from.
+//! Service controller: lets the cloud provider create load balancers for Services of type LoadBalancer, and
+//! writes their addresses to the status.
 //!
-//! Without a cloud the nodes themselves do ([`nodes`]), as in k3s. One Service is looked at at a time, so that no two
-//! get the same address or port.
+//! Without a cloud provider the nodes act as load balancers ([`nodes`]), as in k3s. There is only one
+//! worker, so that no two Services are assigned the same address or port.
+//!
+//! Upstream: `staging/src/k8s.io/cloud-provider/controllers/service`.
 
 pub mod nodes;
 mod plan;
@@ -19,15 +22,15 @@ use serde_json::json;
 
 use plan::LoadBalancerOperation;
 
-/// Keeps a Service until what was made for it outside the cluster is gone.
+/// The finalizer that keeps a Service until its load balancer is deleted.
 const CLEANUP_FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 
-/// Why a Service is not balanced.
+/// Why a load balancer could not be reconciled.
 #[derive(Debug, thiserror::Error)]
 enum BalancerError {
     #[error(transparent)]
     Api(#[from] Error),
-    #[error("load balancer")]
+    #[error("failed to reconcile load balancer")]
     Cloud(#[source] CloudError),
 }
 
@@ -48,7 +51,7 @@ pub async fn run(ctx: Ctx) {
             return;
         }
         enqueue(changed.latest().key());
-        // What one gives up another may have been waiting for.
+        // The Service may have released an address or port that another one is waiting for.
         if changed.before.is_some_and(|before| !plan::ingress_addresses(before).is_empty()) {
             let waiting = |service: &&Arc<Service>| {
                 plan::needs_balancer(service) && plan::ingress_addresses(service).is_empty()
@@ -162,7 +165,7 @@ fn cluster_state(ctx: &Ctx, service: &Service) -> LoadBalancerContext {
     LoadBalancerContext { nodes, serving, others }
 }
 
-/// Writes where the Service is reached, and whether it has to be cleaned up after.
+/// Updates the load balancer status and, if `has_finalizer` is set, adds or removes the cleanup finalizer.
 async fn patch_status(
     ctx: &Ctx,
     service: &Service,

@@ -1,4 +1,7 @@
-//! Says when networks of Services can be used, and keeps them from going while their addresses are.
+//! ServiceCIDR controller: sets the `Ready` condition, and keeps a ServiceCIDR from being deleted while its
+//! addresses are in use.
+//!
+//! Upstream: `pkg/controller/servicecidrs`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +16,8 @@ use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileActi
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 const ALLOCATOR: &str = "ipallocator.k8s.io";
-/// How long a network that nobody needs is kept, for those who have not heard yet that it goes.
+/// How long an unused ServiceCIDR is kept, so that all API servers notice its deletion and stop allocating
+/// from it.
 const DELETION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 pub async fn run(ctx: Ctx) {
@@ -23,7 +27,7 @@ pub async fn run(ctx: Ctx) {
         ..ctx
     };
     let controller = Controller::new("service_cidrs", &ctx);
-    // What happens to one network may matter to others that lie in it or around it.
+    // A change may affect other ServiceCIDRs that overlap with this one.
     let all = ctx.caches.service_cidrs().clone();
     controller.on(ctx.caches.service_cidrs(), move |changed: &ObjectUpdate<'_, ServiceCIDR>, enqueue| {
         enqueue(changed.latest().key());
@@ -73,7 +77,7 @@ fn networks(cidr: &ServiceCIDR) -> impl Iterator<Item = Cidr> + '_ {
     cidr.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten()).filter_map(|text| Cidr::parse(text))
 }
 
-/// Some address of a Service lies in this network and in no other.
+/// Whether some Service address is in this ServiceCIDR and in no other one.
 fn is_needed(cidr: &ServiceCIDR, all: &[Arc<ServiceCIDR>], addresses: &[Arc<IPAddress>]) -> bool {
     let others: Vec<Cidr> =
         all.iter().filter(|other| other.uid() != cidr.uid()).flat_map(|other| networks(other)).collect();

@@ -1,5 +1,7 @@
-//! Approves the requests of kubelets for their own certificates, signs what is approved, and forgets requests in
-//! time.
+//! CertificateSigningRequest controllers: `run_approval` approves kubelet certificates, `run_signing`
+//! issues approved certificates, and `run_cleanup` deletes old requests.
+//!
+//! Upstream: `pkg/controller/certificates`.
 
 mod plan;
 #[cfg(test)]
@@ -90,7 +92,7 @@ async fn sync_approval(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     Ok(ReconcileAction::AwaitChange)
 }
 
-/// Whether whoever made the request is allowed what it is recognized as.
+/// Whether the requester is authorized for the subresource of an approval rule.
 async fn is_authorized(
     ctx: &Ctx,
     request: &CertificateSigningRequest,

@@ -1,11 +1,11 @@
-//! Many like requests, a few at first: what fails for one will likely fail for all.
+//! Slow start for batches of similar requests: if one fails, the others are likely to fail, too.
 
 use std::future::Future;
 
 use futures_util::future::join_all;
 
-/// Does `work` for 0 up to `count`, one first, then two, four and so on at a time, for as long as a whole
-/// batch succeeds. Tells how many succeeded, and the first failure.
+/// Calls `work` for 0 to `count` in parallel batches of 1, 2, 4 and so on, as long as a whole batch succeeds.
+/// Returns the number of successes and the first failure (upstream's `slowStartBatch`).
 pub async fn slow_start<E, Work>(count: usize, work: impl Fn(usize) -> Work) -> (usize, Option<E>)
 where
     Work: Future<Output = Result<(), E>>,
@@ -39,7 +39,7 @@ mod tests {
         for (count, fails_from, expected) in [
             (0, 0, (0, None, 0)),
             (7, 99, (7, None, 7)),
-            // The first alone fails: nothing else is tried.
+            // The first call fails: no further call is made.
             (7, 0, (0, Some(0), 1)),
             // The second batch is 1 and 2, the third 3 to 6.
             (20, 2, (2, Some(2), 3)),

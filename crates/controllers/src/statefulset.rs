@@ -1,7 +1,10 @@
-//! StatefulSets: pods with names and volumes of their own, one after another.
+//! StatefulSet controller: runs pods with stable names and volumes, in order.
 //!
-//! Each step [`plan`] asks for is carried out and then looked at afresh: first the history of templates, then
-//! claims and pods, then the status, which tells what is there after that.
+//! A sync loops over [`plan`](mod@plan): each step is applied, then the state is read from the caches again. The
+//! order is template history, claims and pods, status; the status therefore reflects the state after the
+//! pod changes.
+//!
+//! Upstream: `pkg/controller/statefulset`.
 
 mod claims;
 pub mod plan;
@@ -19,7 +22,7 @@ use crate::slow_start::slow_start;
 use plan::{Action, Plan, StatefulSetSnapshot, Step, plan};
 
 const WORKERS: usize = 5;
-/// What the hash of a revision is written under.
+/// The label with the hash of a revision.
 const HASH_LABEL: &str = "controller.kubernetes.io/hash";
 
 pub async fn run(ctx: Ctx) {
@@ -98,7 +101,7 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     }
 }
 
-/// How many pods there are by the set's status.
+/// The number of pods in the set's status.
 fn reported_replicas(set: &StatefulSet) -> Option<i32> {
     set.status.as_ref().map(|status| status.replicas)
 }
@@ -123,7 +126,8 @@ async fn sync_revisions(
     Ok(())
 }
 
-/// Claims come first, one after another; then pods are made and at last deleted, each many at once.
+/// Applies the actions: claims and labels first, in order; then pods are created and finally deleted, each
+/// in parallel.
 async fn apply(ctx: &Ctx, set: &StatefulSet, actions: Vec<Action>) -> Result<(), Error> {
     let (mut create, mut delete) = (Vec::new(), Vec::new());
     for action in actions {
@@ -140,14 +144,15 @@ async fn apply(ctx: &Ctx, set: &StatefulSet, actions: Vec<Action>) -> Result<(),
     let creation = slow_start(create.len(), |i| async move {
         let created = ctx.create::<Pod>(&create[i]).await;
         match &created {
-            // It is there, or another one is, or none can be.
+            // `NotSeen`: the pod exists, but the cache does not show it yet. It is reported by no event
+            // then, and neither are name collisions and terminating namespaces.
             Err(Error::NotCached(_)) => {}
             Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
             Err(error) => record_event(ctx, set, "Create", create[i].name(), Some(&error.to_string())),
             Ok(_) => record_event(ctx, set, "Create", create[i].name(), None),
         }
         match created {
-            // The cache was behind an earlier attempt, and shows the pod now.
+            // The pod was created by an earlier sync, and the cache shows it now.
             Err(error) if error.is_already_exists() && already_exists(ctx, set, &create[i]) => Ok(()),
             created => created.map(drop),
         }
@@ -161,7 +166,7 @@ async fn apply(ctx: &Ctx, set: &StatefulSet, actions: Vec<Action>) -> Result<(),
     }
 }
 
-/// Whether the set has the pod of this name already.
+/// Whether the set owns a pod of this name already.
 fn already_exists(ctx: &Ctx, set: &StatefulSet, pod: &Pod) -> bool {
     let known = ctx.caches.pods().get(&pod.key());
     known.is_some_and(|known| known.controller().is_some_and(|owner| owner.uid == set.uid()))
@@ -195,7 +200,7 @@ async fn delete_pod(ctx: &Ctx, set: &StatefulSet, pod: &Pod) -> Result<(), Error
     let deleted = ctx.client.delete::<Pod>(&pod.key(), &DeleteOptions::uid(pod.uid())).await;
     match deleted {
         Ok(()) => record_event(ctx, set, "Delete", pod.name(), None),
-        // Gone, or another pod has its name.
+        // The pod is deleted, or another pod has its name.
         Err(error) if error.is_not_found() || error.is_conflict() => {}
         Err(error) => {
             record_event(ctx, set, "Delete", pod.name(), Some(&error.to_string()));

@@ -1,4 +1,7 @@
-//! Ends pods on nodes with taints they do not tolerate, or tolerate only for a while.
+//! Taint eviction controller: deletes pods on nodes with `NoExecute` taints that they do not tolerate, or
+//! no longer tolerate.
+//!
+//! Upstream: `pkg/controller/tainteviction`.
 
 mod plan;
 
@@ -51,7 +54,7 @@ fn no_execute_taints_of(node: &Node) -> Vec<Taint> {
 
 struct Evictions {
     ctx: Ctx,
-    /// When pods have to go that may stay for a while.
+    /// When pods with a limited toleration are evicted.
     scheduled_evictions: Mutex<HashMap<Key, Timestamp>>,
 }
 
@@ -73,7 +76,7 @@ impl Evictions {
             }
             TolerationTime::For(time) => {
                 let at = now.checked_add(time).unwrap_or(Timestamp::MAX);
-                // Whatever was decided first stays.
+                // As upstream: the first decision stands, even if the toleration time changes.
                 let deadline = *self.scheduled_evictions.lock().entry(key.clone()).or_insert(at);
                 if deadline > now {
                     return Ok(ReconcileAction::RequeueAt(deadline));
@@ -159,7 +162,7 @@ mod tests {
             let pod: Pod = test_cluster.client.get(&Key::new("default", "leaves")).await.ok()?;
             pod.is_deleting().then_some(pod)
         };
-        let pod = wait_for("a pod leaving", deleting).await;
+        let pod = wait_for("deletion of the pod", deleting).await;
         let reason = pod::condition(&pod, "DisruptionTarget").and_then(|condition| condition.reason.clone());
         assert_eq!(reason.as_deref(), Some("DeletionByTaintManager"));
         for name in ["stays", "waits"] {

@@ -1,13 +1,13 @@
-//! Pods made from templates, and what is told when one is created or deleted for its owner.
+//! Builds, creates and deletes the pods of controllers, with the usual events (upstream's `RealPodControl`).
 
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use reconcile::{Ctx, Error, Object};
 
-/// A generated name gets no dash where the owner's name is so long that there is no room for one.
+/// An owner's name of this length leaves no room for a dash in the generated name.
 const MAX_NAME_BYTES: usize = 253;
 
-/// The reference that makes `owner` the controller.
+/// The controller reference to `owner`.
 pub fn new_controller_ref<T: Object>(owner: &T) -> OwnerReference {
     OwnerReference {
         api_version: T::API_VERSION.to_owned(),
@@ -19,7 +19,7 @@ pub fn new_controller_ref<T: Object>(owner: &T) -> OwnerReference {
     }
 }
 
-/// The pod a template describes, controlled by `owner` and named after it by the server.
+/// Builds a pod from a template, controlled by `owner` and with a name generated from the owner's name.
 pub fn pod_from_template<T: Object>(owner: &T, template: &PodTemplateSpec) -> Pod {
     let (name, template_meta) = (owner.name(), template.metadata.as_ref());
     let dash = if name.len() < MAX_NAME_BYTES { "-" } else { "" };
@@ -35,13 +35,13 @@ pub fn pod_from_template<T: Object>(owner: &T, template: &PodTemplateSpec) -> Po
     Pod { metadata, spec: template.spec.clone(), status: None }
 }
 
-/// Creates a pod for `owner` and tells so. In a namespace that goes away nothing can be created, so nothing
-/// is told then.
+/// Creates a pod for `owner` and emits an event, except in a terminating namespace, where nothing can be
+/// created.
 pub async fn create_pod<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<Pod, Error> {
     let created = ctx.create(pod).await;
     match &created {
         Ok(pod) => ctx.events.normal(owner, "SuccessfulCreate", format!("Created pod: {}", pod.name())),
-        // It is there; only the cache does not know yet.
+        // The pod exists, but the cache does not show it yet.
         Err(Error::NotCached(_)) => {}
         Err(error) if error.is_namespace_terminating() => {}
         Err(error) => ctx.events.warning(owner, "FailedCreate", format!("Error creating: {error}")),
@@ -49,7 +49,8 @@ pub async fn create_pod<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<Po
     created
 }
 
-/// Deletes a pod of `owner` and tells so. One that is gone already is no failure and no news.
+/// Deletes a pod of `owner` and emits an event. A pod that is deleted already is neither an error nor an
+/// event.
 pub async fn delete_pod<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<(), Error> {
     let options = reconcile::DeleteOptions::uid(pod.uid());
     let deleted = ctx.client.delete::<Pod>(&pod.key(), &options).await;
@@ -58,7 +59,7 @@ pub async fn delete_pod<T: Object>(ctx: &Ctx, owner: &T, pod: &Pod) -> Result<()
             ctx.events.normal(owner, "SuccessfulDelete", format!("Deleted pod: {}", pod.name()));
             ctx.caches.pods().wait_until_deleted(&pod.key(), pod.uid()).await
         }
-        // Gone, or another pod has its name.
+        // The pod is deleted, or another pod has its name.
         Err(error) if error.is_not_found() || error.is_conflict() => {
             ctx.caches.pods().wait_until_deleted(&pod.key(), pod.uid()).await
         }

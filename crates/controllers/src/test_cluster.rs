@@ -1,4 +1,4 @@
-//! Control loops on an API server in this process, on a store in a temporary directory.
+//! A test cluster: controllers and an API server in this process, with a store in a temporary directory.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use tokio::sync::watch;
 use crate::CONTROLLERS;
 use crate::service_balancer::nodes::NodeBalancer;
 
-/// How long a test waits for something to become true.
+/// How long a test waits for a condition.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct TestCluster {
     pub ctx: Ctx,
-    /// The administrator.
+    /// A client with administrator rights.
     pub client: Client,
     pub stop: watch::Sender<bool>,
     _server: apiserver::RunningServer,
@@ -25,7 +25,8 @@ pub struct TestCluster {
 }
 
 impl TestCluster {
-    /// A server with these controllers at work, and the one without which there can be no pods.
+    /// Starts an API server with these controllers, and the service account controller, without which pods
+    /// cannot be created.
     pub async fn start(controllers: &[&str]) -> TestCluster {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let stop = watch::Sender::new(false);
@@ -60,7 +61,7 @@ impl TestCluster {
         test_cluster
     }
 
-    /// Puts one more controller to work.
+    /// Starts another controller.
     pub fn start_controller(&self, controller: &str) {
         let descriptor = CONTROLLERS
             .iter()
@@ -71,8 +72,8 @@ impl TestCluster {
 }
 
 impl TestCluster {
-    /// An owner whose pods are gone, or on their way, and it after them, of which the cluster as this context shows it knows
-    /// nothing. Its controller has made it a pod before, and said so at `told` of its status.
+    /// Returns a context whose caches do not show that `owner` and its pods are deleted. Before that, the
+    /// controller has created one pod and reported it in the status field `status_field`.
     pub async fn with_deleted_owner<T: Cached>(
         &self,
         controller: &str,
@@ -88,14 +89,14 @@ impl TestCluster {
         let work = Ctx { shutdown: stop.subscribe(), ..self.ctx.for_controller(descriptor.name) };
         self.client.create(owner).await.expect("an owner");
         let work = tokio::spawn((descriptor.run)(work));
-        wait_for("its pod", || async {
+        wait_for("the owner's pod", || async {
             let owner: T = self.client.get(&owner.key()).await.expect("the owner");
             let status = serde_json::to_value(&owner).expect("an object")["status"][status_field].clone();
             (status == 1).then_some(())
         })
         .await;
         stop.send_replace(true);
-        work.await.expect("it ends by itself");
+        work.await.expect("the controller stops on shutdown");
         for pod in self.client.list::<Pod>(owner.namespace()).await.expect("pods") {
             let now = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::uid(pod.uid()) };
             self.client.delete::<Pod>(&pod.key(), &now).await.expect("deleted");
@@ -106,7 +107,7 @@ impl TestCluster {
         ctx
     }
 
-    /// The cluster as it is now, and stays: what is begun is filled, and hears of nothing more.
+    /// A context with synced caches that receive no further events.
     async fn static_context(&self, start_caches: impl FnOnce(&Caches)) -> Ctx {
         let stop = watch::Sender::new(false);
         let ctx = Ctx::new(self.client.clone(), Clock::default(), stop.subscribe());
@@ -114,12 +115,12 @@ impl TestCluster {
         start_caches(&ctx.caches);
         ctx.caches.wait_for_sync().await;
         stop.send_replace(true);
-        // Those who follow the server are gone, and the one that writes events.
-        wait_for("nobody listens", || async { (stop.receiver_count() < before).then_some(()) }).await;
+        // Waits until the watches and the event recorder have stopped.
+        wait_for("the watches to stop", || async { (stop.receiver_count() < before).then_some(()) }).await;
         ctx
     }
 
-    /// That there are no pods but those on their way.
+    /// Asserts that there are no pods other than terminating ones.
     pub async fn assert_no_pods(&self) {
         let pods = self.client.list::<Pod>("default").await.expect("pods");
         let names: Vec<&str> = pods.iter().filter(|pod| !pod.is_deleting()).map(|pod| pod.name()).collect();
@@ -133,7 +134,7 @@ impl Drop for TestCluster {
     }
 }
 
-/// One authority behind all signers.
+/// Uses one certificate authority for all signers.
 fn signers(directory: &std::path::Path) -> Signers {
     let authority = pki::Authority::load_or_create(directory, "signer", jiff::Timestamp::now());
     let authority = Arc::new(authority.expect("an authority"));
@@ -142,7 +143,7 @@ fn signers(directory: &std::path::Path) -> Signers {
     Signers(names.map(|name| (format!("kubernetes.io/{name}"), authority.clone())).into())
 }
 
-/// Waits until `check` finds something.
+/// Polls until `check` returns a value, and panics after the timeout.
 pub async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, check: impl Fn() -> F) -> T {
     let poll = async {
         loop {
@@ -154,6 +155,6 @@ pub async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, check: impl 
     };
     match tokio::time::timeout(WAIT_TIMEOUT, poll).await {
         Ok(found) => found,
-        Err(_) => panic!("{what} did not happen in time"),
+        Err(_) => panic!("timed out waiting for {what}"),
     }
 }

@@ -1,4 +1,7 @@
-//! Tells nodes how long they may use Secrets and ConfigMaps without asking again: the longer, the more nodes ask.
+//! TTL controller: annotates nodes with the time for which the kubelet may cache Secrets and ConfigMaps. It
+//! grows with the number of nodes.
+//!
+//! Upstream: `pkg/controller/ttl`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -9,8 +12,8 @@ use serde_json::json;
 
 const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 const WORKERS: usize = 5;
-/// From how many nodes on, up to how many, and the seconds then. They overlap, so that a node more or less does not
-/// change all of them back and forth.
+/// Minimum and maximum number of nodes, and the TTL in seconds. The ranges overlap (hysteresis), so that
+/// adding and removing a node does not change all nodes back and forth.
 const TTL_BOUNDARIES: &[(usize, usize, u32)] =
     &[(0, 100, 0), (90, 500, 15), (450, 1000, 30), (900, 2000, 60), (1800, usize::MAX, 300)];
 
@@ -37,7 +40,7 @@ pub async fn run(ctx: Ctx) {
     controller.run(&ctx, WORKERS, reconcile).await
 }
 
-/// The step that holds for this many nodes, coming from another.
+/// The boundary for a number of nodes, starting from the current one.
 fn next_boundary(mut boundary: usize, nodes: usize) -> usize {
     while nodes > TTL_BOUNDARIES[boundary].1 {
         boundary += 1;

@@ -1,4 +1,6 @@
-//! Deletes Jobs some time after they are over, where they say so.
+//! TTL-after-finished controller: deletes finished Jobs after `ttlSecondsAfterFinished`.
+//!
+//! Upstream: `pkg/controller/ttlafterfinished`.
 
 pub mod plan;
 
@@ -31,7 +33,8 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     if at > ctx.clock.now() {
         return Ok(ReconcileAction::RequeueAt(at));
     }
-    // In this very state only, since its time to live may just have been changed.
+    // The deletion requires the resource version that was read, because the TTL may have been changed
+    // meanwhile.
     let options = DeleteOptions {
         propagation: Some("Foreground"),
         resource_version: job.metadata.resource_version.clone(),

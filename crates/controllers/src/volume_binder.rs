@@ -1,7 +1,9 @@
-//! Binds claims to volumes, and looks after volumes whose claims are gone.
+//! PersistentVolume binder: binds claims to volumes and releases volumes whose claims are deleted.
 //!
-//! A binding is complete when volume and claim name each other. Each of the writes may be the last before a crash or
-//! lose a race; whoever looks next goes on from there.
+//! A binding is complete when volume and claim refer to each other. The controller may be stopped after
+//! each write, or lose a race; the next sync continues from the state it finds.
+//!
+//! Upstream: `pkg/controller/volume/persistentvolume`.
 
 mod bound;
 mod matching;
@@ -144,7 +146,7 @@ impl Binder {
         }
     }
 
-    /// Names the provisioner in the claim, so that it knows that it is meant.
+    /// Sets the provisioner annotations of a claim, which trigger the external provisioner.
     async fn set_provisioner(&self, claim: &PersistentVolumeClaim, name: &str) -> Result<(), Error> {
         if PROVISIONER.iter().all(|annotation| claim.annotation(annotation) == Some(name)) {
             return Ok(());
@@ -196,7 +198,8 @@ impl Binder {
         Ok(ReconcileAction::AwaitChange)
     }
 
-    /// The claim a volume names. One that seems gone is asked for anew, since volumes are given up for that.
+    /// The claim that a volume refers to. A live read confirms that a claim is deleted, because the volume
+    /// is released then.
     async fn claim_of(&self, volume: &PersistentVolume) -> Result<Option<PersistentVolumeClaim>, Error> {
         let Some(reference) = claim_ref(volume) else { return Ok(None) };
         let part = |part: &Option<String>| part.clone().unwrap_or_default();

@@ -1,6 +1,9 @@
-//! Tells people whose claims ask for more than their volumes have who has to do something about it.
+//! Volume expansion controller: emits an event for claims whose volume has to be expanded by an external
+//! resizer.
 //!
-//! All volumes that can grow are other people's by now (CSI), and so is making them grow.
+//! All volume types that can be expanded are CSI by now, so this controller expands none itself.
+//!
+//! Upstream: `pkg/controller/volume/expand`.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use reconcile::{Controller, Ctx, Error, Key, Object, ObjectUpdate, ReconcileAction};
@@ -25,7 +28,7 @@ pub async fn run(ctx: Ctx) {
             }
         },
     );
-    // Begun, since it is read.
+    // Starts the cache, which is read in `reconcile`.
     ctx.caches.persistent_volumes();
     let work = ctx.clone();
     let reconcile = move |key: Key| {
@@ -40,7 +43,7 @@ fn requested_size(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     Quantity::parse(&requests.get("storage")?.0).ok()
 }
 
-/// The claim is bound and asks for more than it has.
+/// Whether the claim is bound and requests more than its capacity.
 fn needs_expansion(claim: &PersistentVolumeClaim) -> bool {
     let has = || {
         let capacity = claim.status.as_ref()?.capacity.as_ref()?;

@@ -1,4 +1,4 @@
-//! What a token's Secret has to have, and when it may go. Pure.
+//! Decides which data a token Secret needs and when a legacy token is invalidated or deleted. Does no I/O.
 
 use jiff::civil::Date;
 use jiff::{Span, tz::TimeZone};
@@ -12,18 +12,18 @@ const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 pub const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 
-/// The account a Secret's token is for.
+/// The name of the service account that a Secret holds a token for.
 pub fn account_name(secret: &Secret) -> Option<&str> {
     secret.annotation(ACCOUNT_NAME).filter(|name| !name.is_empty())
 }
 
-/// What is to become of a Secret.
+/// The change that the tokens controller makes to a Secret.
 #[derive(Debug, PartialEq)]
 pub enum TokenAction {
     Nothing,
-    /// Its account is gone.
+    /// The service account does not exist, or has another UID.
     Delete,
-    /// It is written as it is here, with a token of these claims where it has none.
+    /// Update the Secret. If `claims` is set, a token with these claims is signed and added first.
     Fill {
         secret: Box<Secret>,
         claims: Option<Value>,
@@ -73,7 +73,7 @@ pub fn set_data(secret: &mut Secret, name: &str, value: &str) {
     secret.data.get_or_insert_default().insert(name.into(), ByteString(value.as_bytes().to_vec()));
 }
 
-/// The account without a Secret it mentions.
+/// Returns the account without its reference to the Secret, or `None` if it does not reference it.
 pub fn without_secret(account: &ServiceAccount, secret: &str) -> Option<ServiceAccount> {
     let references = |account: &ServiceAccount| {
         account.secrets.iter().flatten().any(|reference| reference.name.as_deref() == Some(secret))
@@ -85,22 +85,22 @@ pub fn without_secret(account: &ServiceAccount, secret: &str) -> Option<ServiceA
     })
 }
 
-/// What is to become of a token that may have fallen out of use.
+/// The change that the legacy token cleaner makes to a Secret.
 #[derive(Debug, PartialEq)]
 pub enum CleanupAction {
     Nothing,
-    /// From now on nobody gets in with it.
+    /// Set the `legacy-token-invalid-since` label. The API server rejects the token from then on.
     MarkInvalid,
     Delete,
 }
 
-/// A year before that day.
+/// The date 365 days before `current_date`.
 fn year_before(current_date: Date) -> Date {
     current_date.checked_sub(Span::new().days(365)).unwrap_or(Date::MIN)
 }
 
-/// Whether a token was made for its account, which lists it then, long ago, and has not been used lately. Those that
-/// people made themselves are theirs.
+/// Whether a token Secret was auto-generated (its account lists it), is older than a year and was not used
+/// within the last year. Manually created token Secrets are never cleaned.
 pub fn may_be_cleaned(secret: &Secret, account: Option<&ServiceAccount>, current_date: Date) -> bool {
     let uid = secret.annotation(ACCOUNT_UID).unwrap_or_default();
     let account = account.filter(|account| uid.is_empty() || account.uid() == uid);
@@ -111,20 +111,21 @@ pub fn may_be_cleaned(secret: &Secret, account: Option<&ServiceAccount>, current
         secret.metadata.creation_timestamp.as_ref().map(|time| time.0.to_zoned(TimeZone::UTC).date());
     let old = created.is_some_and(|created| created < year_before(current_date));
     let used = match secret.label(LAST_USED) {
-        // What cannot be read may have been yesterday.
+        // An unparseable date counts as recent use.
         Some(text) => text.parse::<Date>().map_or(true, |used| used >= year_before(current_date)),
         None => false,
     };
     listed && old && !used && !secret.is_deleting()
 }
 
-/// For a token that may be cleaned. `tracking` is since when uses are kept track of.
+/// Decides on a Secret that [`may_be_cleaned`]. `tracking` is the date since which token use is recorded.
 pub fn plan_cleanup(
     secret: &Secret,
     tracking: Option<Date>,
     mounted: bool,
     current_date: Date,
 ) -> CleanupAction {
+    // Usage tracking must have been active for a full year, otherwise an old use may have gone unrecorded.
     let since = tracking.and_then(|since| since.tomorrow().ok());
     if mounted || since.is_none_or(|since| since > year_before(current_date)) {
         return CleanupAction::Nothing;
@@ -137,7 +138,7 @@ pub fn plan_cleanup(
     }
 }
 
-/// Whether a pod mentions a Secret anywhere.
+/// Whether a pod references a Secret in its image pull secrets, environment or volumes.
 pub fn references_secret(pod: &Pod, secret: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let is_it = |name: Option<&String>| name.is_some_and(|name| name == secret);

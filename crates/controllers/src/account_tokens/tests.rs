@@ -25,7 +25,7 @@ fn token_secret_is_filled_only_once() {
     let bare = secret(json!({"kubernetes.io/service-account.name": "a"}), json!({}));
     let TokenAction::Fill { secret: mut filled, claims } = plan::plan_token(&bare, Some(&account()), "ca")
     else {
-        panic!("a Secret without anything is filled");
+        panic!("an empty token Secret must be filled");
     };
     assert_eq!(claims.map(|claims| claims["sub"].clone()), Some(json!("system:serviceaccount:ns:a")));
     plan::set_data(&mut filled, "token", "x");
@@ -50,7 +50,10 @@ fn unused_legacy_token_is_invalid_before_deletion() {
     assert!(may_be_cleaned(&with(json!({"kubernetes.io/legacy-token-last-used": "2024-01-01"}))));
     assert!(!may_be_cleaned(&with(json!({"kubernetes.io/legacy-token-last-used": "sometime"}))));
     let by_hand = ServiceAccount { secrets: None, ..account() };
-    assert!(!plan::may_be_cleaned(&with(json!({})), Some(&by_hand), current_date), "a person made it");
+    assert!(
+        !plan::may_be_cleaned(&with(json!({})), Some(&by_hand), current_date),
+        "a manually created Secret must be kept"
+    );
     let since = Some(date(2021, 1, 1));
     let cleanup_action = |labels: Value| plan::plan_cleanup(&with(labels), since, false, current_date);
     assert_eq!(cleanup_action(json!({})), CleanupAction::MarkInvalid);
@@ -87,7 +90,7 @@ async fn token_in_secret_is_accepted_by_server() {
         let secret: Secret = test_cluster.client.get(&key).await.ok()?;
         secret.label("kubernetes.io/legacy-token-last-used").map(str::to_owned)
     };
-    wait_for("a note that it was used", used).await;
+    wait_for("the last-used label", used).await;
     let patch = Patch::Merge(json!({"metadata": {"labels": {(plan::INVALID_SINCE): "2026-01-01"}}}));
     test_cluster.client.patch::<Secret>(&key, &patch).await.expect("a mark");
     let answer =
@@ -100,5 +103,5 @@ async fn token_in_secret_is_accepted_by_server() {
         .await
         .expect("a deletion");
     let deleted = || async { test_cluster.client.get::<Secret>(&key).await.is_err().then_some(()) };
-    wait_for("the end of the Secret", deleted).await;
+    wait_for("deletion of the Secret", deleted).await;
 }

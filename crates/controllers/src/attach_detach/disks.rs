@@ -1,6 +1,6 @@
-//! Disks that nodes log in to by themselves over iSCSI. Nothing has to be done to attach one, but a file system that two
-//! nodes mount at once is soon none any more: so what stands in a node's status is leave to use a disk, and one that is for
-//! one node alone is in one status at a time. Pure.
+//! iSCSI disks, which the kubelet logs in to by itself. They need no attach operation, but a file system
+//! that two nodes mount at the same time is corrupted. Therefore `status.volumesAttached` serves as the
+//! permission to use a disk, and an exclusive disk is listed on at most one node at a time. Does no I/O.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,22 +12,23 @@ use super::plan::{self, Action, NodeState, VolumeToAttach};
 
 const ISCSI_NAME_PREFIX: &str = "kubernetes.io/iscsi/";
 
-/// What is to be done about disks.
+/// The actions for the disks of one node.
 pub struct DiskPlan {
     pub actions: Vec<Action>,
-    /// Those that stand in the node's status.
+    /// Names of the disks to list in `status.volumesAttached`.
     pub report: Vec<String>,
-    /// When to look again.
+    /// When to sync the node again.
     pub requeue_at: Option<Timestamp>,
 }
 
-/// The name of a disk in statuses of nodes.
+/// The unique volume name of a disk in node statuses.
 pub fn unique_name(volume: &PersistentVolume) -> Option<String> {
     let disk = volume.spec.as_ref()?.iscsi.as_ref()?;
     Some(format!("{ISCSI_NAME_PREFIX}{}:{}:{}", disk.target_portal, disk.iqn, disk.lun))
 }
 
-/// The disks that a node may use. Those it says it uses are more: it says so before it may.
+/// The disks in `status.volumesAttached`, which the node may use. `status.volumesInUse` may list more: the
+/// kubelet adds a disk there before it has the permission.
 pub fn attached_disks(node: &Node) -> BTreeSet<&str> {
     let attached = node.status.iter().flat_map(|status| status.volumes_attached.iter().flatten());
     attached.map(|volume| volume.name.as_str()).filter(|name| is_disk(name)).collect()
@@ -37,12 +38,12 @@ pub fn is_disk(name: &str) -> bool {
     name.starts_with(ISCSI_NAME_PREFIX)
 }
 
-/// By what it is remembered since when nobody on a node wants a disk.
+/// The key of a disk of a node in the table of unused volumes.
 pub fn disk_key(name: &str, node: &str) -> String {
     format!("{name} {node}")
 }
 
-/// `since` tells since when disks are wanted by nobody.
+/// Plans the disks of a node. `since` holds the time since when each disk is unused.
 pub fn plan(state: &NodeState<'_>, since: &HashMap<String, Timestamp>, now: Timestamp) -> DiskPlan {
     let mut plan = DiskPlan { actions: Vec::new(), report: Vec::new(), requeue_at: None };
     let Some(node) = state.node else { return plan };
@@ -82,15 +83,16 @@ pub fn plan(state: &NodeState<'_>, since: &HashMap<String, Timestamp>, now: Time
     plan
 }
 
-/// Remembers what a node is about to be given, which not everybody has seen yet; whether it was to be given a disk that it is
-/// not given after all, and that another may be waiting for.
+/// Records the disks that a node is about to be assigned, because the caches do not show them yet. Returns
+/// whether an assignment that was recorded earlier was dropped, in which case another node may get the disk.
 pub fn record_assigned_disks(
     assigned_disks: &mut HashMap<String, String>,
     state: &NodeState<'_>,
     actions: &[Action],
 ) -> bool {
     let report = actions.iter().find_map(Action::volumes_attached);
-    // What it gives back stands in its status until that is written, and its status is never older than our last word.
+    // A released disk stays in `volumesAttached` until the update is written, and the cached status is never
+    // older than our last write. So the record can be dropped here.
     let has = state.node.map(attached_disks).unwrap_or_default();
     let mut is_dropped = false;
     assigned_disks.retain(|disk, node| {
@@ -103,7 +105,7 @@ pub fn record_assigned_disks(
     is_dropped
 }
 
-/// Those of a node's disks that another node must not have meanwhile.
+/// The names of the disks that only one node may use at a time.
 pub fn exclusive_disk_names(disks: &[VolumeToAttach]) -> impl Iterator<Item = String> {
     let exclusive_disks = disks.iter().filter(|disk| plan::is_exclusive(&disk.volume));
     exclusive_disks.filter_map(|disk| unique_name(&disk.volume))

@@ -1,4 +1,4 @@
-//! What is attached to a node and what is not. Pure.
+//! Decides which volumes are attached to and detached from a node. Does no I/O.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -15,10 +15,10 @@ use reconcile::{EventType, Key, Object};
 use super::disks;
 use crate::node;
 
-/// Nodes whose kubelet leaves attaching to this loop.
+/// Set by kubelets that leave attaching and detaching to this controller.
 const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// How long a node that is not well may keep a volume mounted that nobody wants.
+/// How long an unhealthy node may keep an unused volume mounted (upstream's `maxWaitForUnmountDuration`).
 const MAX_WAIT_FOR_UNMOUNT: SignedDuration = SignedDuration::from_secs(360);
 
 /// A volume that pods on a node use.
@@ -26,23 +26,23 @@ const MAX_WAIT_FOR_UNMOUNT: SignedDuration = SignedDuration::from_secs(360);
 pub struct VolumeToAttach {
     pub volume: Arc<PersistentVolume>,
     pub pods: Vec<Arc<Pod>>,
-    /// The names of pods on other nodes that use it as well.
+    /// Names of pods on other nodes that use the same volume.
     pub pods_on_other_nodes: Vec<String>,
 }
 
-/// A node, which may be gone.
+/// The state of a node, which may be deleted.
 pub struct NodeState<'a> {
     pub name: &'a str,
     pub node: Option<&'a Node>,
-    /// The disks that its pods use and it has to log in to by itself.
+    /// The iSCSI disks that its pods use.
     pub disks: &'a [VolumeToAttach],
-    /// Those of them that another node has and that are for one alone.
+    /// The exclusive disks among them that another node has.
     pub taken: &'a BTreeSet<String>,
 }
 
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Says in the node's status what is attached.
+    /// Update `status.volumesAttached` of the node.
     UpdateVolumesAttached(Vec<AttachedVolume>),
     Detach(Arc<VolumeAttachment>),
     Attach(Box<VolumeAttachment>),
@@ -56,13 +56,13 @@ pub enum Action {
 }
 
 impl Action {
-    /// What is said to be attached.
+    /// The volumes of [`Action::UpdateVolumesAttached`].
     pub fn volumes_attached(&self) -> Option<&[AttachedVolume]> {
         if let Action::UpdateVolumesAttached(volumes) = self { Some(volumes) } else { None }
     }
 }
 
-/// The claim a volume belongs to.
+/// The claim that a volume is bound to.
 pub fn claim_of(volume: &PersistentVolume) -> Option<Key> {
     let claim = volume.spec.as_ref()?.claim_ref.as_ref()?;
     Some(Key::new(claim.namespace.as_deref()?, claim.name.as_deref()?))
@@ -72,7 +72,7 @@ pub fn driver(volume: &PersistentVolume) -> Option<&str> {
     Some(volume.spec.as_ref()?.csi.as_ref()?.driver.as_str())
 }
 
-/// Whether a claim's volume is its own, and one that has to be attached before it can be mounted.
+/// Whether a volume is bound to the claim and has to be attached before it can be mounted.
 pub fn is_attachable(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
@@ -82,19 +82,19 @@ pub fn is_attachable(
     is_owned(claim, volume) && attached && self::driver(volume).is_some()
 }
 
-/// Whether a claim's volume is its own.
+/// Whether a volume is bound to the claim, by UID.
 pub fn is_owned(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     owner.is_some_and(|owner| owner.uid.as_deref() == Some(claim.uid()))
 }
 
-/// Whether a volume can be on one node only.
+/// Whether a volume can be attached to one node only.
 pub fn is_exclusive(volume: &PersistentVolume) -> bool {
     let modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
     !modes.is_empty() && modes.iter().all(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
 }
 
-/// The name drivers and kubelets expect an attachment to have.
+/// The name that CSI drivers and kubelets expect for the VolumeAttachment.
 pub fn csi_attachment_name(to_attach: &VolumeToAttach, node: &str) -> String {
     let csi = to_attach.volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let (handle, driver) = csi.map_or(("", ""), |csi| (&csi.volume_handle, &csi.driver));
@@ -109,7 +109,7 @@ fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     })
 }
 
-/// The name of a volume in statuses of nodes.
+/// The unique volume name in node statuses.
 fn unique_name(volume: &PersistentVolume) -> String {
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     csi.map_or_else(String::new, |csi| format!("kubernetes.io/csi/{}^{}", csi.driver, csi.volume_handle))
@@ -119,7 +119,10 @@ fn is_attached(attachment: &VolumeAttachment) -> bool {
     attachment.status.as_ref().is_some_and(|status| status.attached)
 }
 
-/// `since` tells since when attachments are wanted by nobody.
+/// Plans the actions for a node. `since` holds the time since when each attachment is unused.
+///
+/// The order of the actions matters: attachments first, then the status update, then the detaches. A volume
+/// is removed from `volumesAttached` before it is detached.
 pub fn plan(
     state: &NodeState<'_>,
     to_attach: &[VolumeToAttach],
@@ -168,7 +171,7 @@ pub fn plan(
                     );
                 }
             }
-            // A node that is gone gets nothing.
+            // Volumes are not attached to a deleted node.
             None if state.node.is_none() => {}
             None => {
                 let volume = Some(to_attach.volume.name());
@@ -222,17 +225,17 @@ pub fn plan(
     actions
 }
 
-/// Until when a node that is not well may keep what nobody wants.
+/// Until when an unhealthy node may keep an unused volume mounted.
 pub fn unmount_deadline(since: Option<&Timestamp>, now: Timestamp) -> Timestamp {
     since.map_or(now, |since| *since).saturating_add(MAX_WAIT_FOR_UNMOUNT).unwrap_or(now)
 }
 
-/// Whether a node need not be asked any more for what it has mounted.
+/// Whether a volume may be force-detached without waiting for the node to unmount it.
 pub fn is_lost(node: &Node, deadline: Timestamp, now: Timestamp) -> bool {
     has_taint(node, OUT_OF_SERVICE) || !node::is_ready(node) && deadline <= now
 }
 
-/// Another node has what is for one alone.
+/// Emits the `FailedAttachVolume` event for an exclusive volume that another node has.
 pub fn report_multi_attach_error(actions: &mut Vec<Action>, to_attach: &VolumeToAttach) {
     let reason = match to_attach.pods_on_other_nodes.as_slice() {
         [] => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node".to_owned(),
@@ -257,7 +260,7 @@ pub fn record_pod_events(
     }));
 }
 
-/// What the node's status says is attached.
+/// The sorted names in the node's `status.volumesAttached`.
 pub fn reported_volumes(node: &Node) -> Vec<String> {
     let volumes = node.status.iter().flat_map(|status| status.volumes_attached.iter().flatten());
     let mut names: Vec<String> = volumes.map(|volume| volume.name.clone()).collect();
@@ -265,8 +268,9 @@ pub fn reported_volumes(node: &Node) -> Vec<String> {
     names
 }
 
-/// The name under which a volume is in use on its node, if it is. What is attached may have no volume any more, so
-/// it is found by what its attachment would be called.
+/// The unique name under which the volume of an attachment is in use on its node, if it is. The
+/// PersistentVolume may be deleted already, so the name is matched by the attachment name that it would
+/// lead to.
 fn mounted_volume_name(attachment: &VolumeAttachment, node: Option<&Node>) -> Option<String> {
     let spec = &attachment.spec;
     let of_driver = format!("kubernetes.io/csi/{}^", spec.attacher);
@@ -280,7 +284,7 @@ fn mounted_volume_name(attachment: &VolumeAttachment, node: Option<&Node>) -> Op
     used.iter().find(is_it).cloned()
 }
 
-/// Made by this loop, not by somebody else.
+/// Whether the attachment was created by this controller.
 fn is_managed_attachment(attachment: &VolumeAttachment) -> bool {
     attachment.name().starts_with("csi-") && attachment.spec.source.persistent_volume_name.is_some()
 }

@@ -24,7 +24,7 @@ fn volume_to_attach(name: &str, mode: &str) -> VolumeToAttach {
     }
 }
 
-/// The attachment of a volume to a node: `new`, `attached` or why not.
+/// The attachment of a volume to a node. `state` is `new`, `attached` or an attach error.
 fn attachment(of: &str, node: &str, state: &str) -> Arc<VolumeAttachment> {
     let name = plan::csi_attachment_name(&volume_to_attach(of, ""), node);
     let status = match state {
@@ -38,7 +38,7 @@ fn attachment(of: &str, node: &str, state: &str) -> Arc<VolumeAttachment> {
     })))
 }
 
-/// `ready`, then what is reported as attached and what is in use.
+/// A node with its readiness, the volumes attached and the volumes in use.
 fn node(ready: bool, attached: &[&str], used: &[&str]) -> Node {
     let unique = |name: &&str| format!("kubernetes.io/csi/d.io^h-{name}");
     let attached: Vec<Value> =
@@ -66,8 +66,8 @@ fn render(actions: &[Action]) -> String {
         Action::Attach(attachment) => {
             format!("attach {}", attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default())
         }
-        Action::Event { reason, message, .. } => format!("tell {reason} {message}"),
-        Action::RequeueAt(at) => format!("recheck {at}"),
+        Action::Event { reason, message, .. } => format!("event {reason} {message}"),
+        Action::RequeueAt(at) => format!("requeue at {at}"),
     };
     actions.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -100,7 +100,7 @@ fn volume_is_attached_before_reported_in_node_status() {
         &[attachment("v", "n", "attached")],
         0,
         expect![[r#"
-        tell SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "v" 
+        event SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "v" 
         report ["h-v"]"#]],
     );
     check(Some(&node(true, &["v"], &["v"])), &once(), &[attachment("v", "n", "attached")], 0, expect![""]);
@@ -109,7 +109,7 @@ fn volume_is_attached_before_reported_in_node_status() {
         &once(),
         &[attachment("v", "n", "no disk")],
         0,
-        expect![[r#"tell FailedAttachVolume AttachVolume.Attach failed for volume "v" : no disk"#]],
+        expect![[r#"event FailedAttachVolume AttachVolume.Attach failed for volume "v" : no disk"#]],
     );
     check(
         Some(&idle),
@@ -117,7 +117,7 @@ fn volume_is_attached_before_reported_in_node_status() {
         &[attachment("v", "m", "attached")],
         0,
         expect![[
-            r#"tell FailedAttachVolume Waiting for detach for volume "v" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
+            r#"event FailedAttachVolume Waiting for detach for volume "v" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
         ]],
     );
     let conflicting =
@@ -128,7 +128,7 @@ fn volume_is_attached_before_reported_in_node_status() {
         &[attachment("v", "m", "attached")],
         0,
         expect![[
-            r#"tell FailedAttachVolume Waiting for detach for volume "v" Volume is already used by pod(s) q"#
+            r#"event FailedAttachVolume Waiting for detach for volume "v" Volume is already used by pod(s) q"#
         ]],
     );
     let mut without_annotation = idle.clone();
@@ -148,9 +148,9 @@ fn volume_is_detached_after_unmount() {
         report []
         detach v"#]],
     );
-    check(Some(&node(true, &["v"], &["v"])), &[], &there, 0, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(Some(&node(true, &["v"], &["v"])), &[], &there, 0, expect!["requeue at 1970-01-01T00:06:00Z"]);
     check(Some(&node(true, &["v"], &["v"])), &[], &there, 7, expect![""]);
-    check(Some(&node(false, &["v"], &["v"])), &[], &there, 5, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(Some(&node(false, &["v"], &["v"])), &[], &there, 5, expect!["requeue at 1970-01-01T00:06:00Z"]);
     check(
         Some(&node(false, &["v"], &["v"])),
         &[],
@@ -164,8 +164,8 @@ fn volume_is_detached_after_unmount() {
 }
 
 proptest! {
-    /// Whatever is wanted, attached, reported and mounted: carrying out plans comes to rest, and no exclusive
-    /// volume is ever on two nodes.
+    /// For any combination of needed, attached, reported and mounted volumes, applying plans converges, and
+    /// no exclusive volume is ever attached to two nodes.
     #[test]
     fn attach_detach_plan_is_stable(
         requested in prop::sample::subsequence(vec!["a", "b", "c"], 0..=3),
@@ -243,12 +243,12 @@ async fn volume_of_pod_is_attached_and_detached() {
         let volumes = node.status?.volumes_attached.unwrap_or_default();
         (volumes.len() == count).then_some(())
     };
-    wait_for("a report", || attached(1)).await;
+    wait_for("the volume in the node status", || attached(1)).await;
     let options = reconcile::DeleteOptions { grace_seconds: Some(0), ..reconcile::DeleteOptions::default() };
     test_cluster.client.delete::<Pod>(&Key::new("default", "p"), &options).await.expect("a deletion");
-    wait_for("no report", || attached(0)).await;
+    wait_for("an empty node status", || attached(0)).await;
     let deleted = || async { test_cluster.client.get::<VolumeAttachment>(&key).await.is_err().then_some(()) };
-    wait_for("the end of the attachment", deleted).await;
+    wait_for("deletion of the attachment", deleted).await;
 }
 
 fn disk(mode: &str) -> VolumeToAttach {
@@ -283,7 +283,7 @@ fn exclusive_disk_is_attached_to_one_node_at_a_time() {
         false,
         0,
         expect![[r#"
-        tell SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "d" 
+        event SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "d" 
         report ["kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1"]"#]],
     );
     check(
@@ -292,7 +292,7 @@ fn exclusive_disk_is_attached_to_one_node_at_a_time() {
         true,
         0,
         expect![[
-            r#"tell FailedAttachVolume Waiting for detach for volume "d" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
+            r#"event FailedAttachVolume Waiting for detach for volume "d" Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"#
         ]],
     );
     check(
@@ -301,14 +301,14 @@ fn exclusive_disk_is_attached_to_one_node_at_a_time() {
         true,
         0,
         expect![[r#"
-        tell SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "d" 
+        event SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "d" 
         report ["kubernetes.io/iscsi/192.0.2.1:3260:iqn.x:1"]"#]],
     );
     check(node(true, true, true), &once, true, 0, expect![""]);
-    // Nobody wants it any more.
-    check(node(true, true, true), &[], false, 1, expect!["recheck 1970-01-01T00:06:00Z"]);
+    // No pod needs the disk.
+    check(node(true, true, true), &[], false, 1, expect!["requeue at 1970-01-01T00:06:00Z"]);
     check(node(true, true, false), &[], false, 1, expect!["report []"]);
-    check(node(false, true, true), &[], false, 5, expect!["recheck 1970-01-01T00:06:00Z"]);
+    check(node(false, true, true), &[], false, 5, expect!["requeue at 1970-01-01T00:06:00Z"]);
     check(node(false, true, true), &[], false, 7, expect!["report []"]);
 }
 
@@ -319,7 +319,7 @@ fn disk_not_assigned_is_free_for_other_nodes() {
         typed(names.iter().map(|name| json!({"name": name, "devicePath": ""})).collect())
     };
     let other = ("other".to_owned(), "m".to_owned());
-    // What the status says, what is to be said, who is remembered then, and whether others have to look.
+    // Disks in the status, disks in the plan, the recorded node afterwards, whether others are enqueued.
     let check = |status: &[&str], report: Option<&[&str]>, expected: &[&str], is_dropped: bool| {
         let mut node = node(true, &[], &[]);
         node.status.as_mut().expect("a status").volumes_attached = Some(volumes(status));
@@ -336,10 +336,10 @@ fn disk_not_assigned_is_free_for_other_nodes() {
         assert_eq!(given.keys().collect::<Vec<_>>(), expected, "{status:?} {report:?}");
     };
     check(&[], Some(&[NAME, "kubernetes.io/csi/d^v"]), &[NAME], false);
-    // It is written.
+    // The status is written.
     check(&[NAME], None, &[], false);
     check(&[NAME], Some(&[]), &[], false);
-    // It was not, and nobody wants it any more.
+    // The status was not written, and no pod needs the disk.
     check(&[], None, &[], true);
     let mut given = HashMap::from([(NAME.to_owned(), "n".to_owned())]);
     let deleted_node = plan::NodeState { name: "n", node: None, disks: &[], taken: &BTreeSet::new() };
@@ -384,10 +384,10 @@ async fn exclusive_disk_is_attached_to_second_node_after_release() {
         });
         nodes_with_disk.iter().map(|node| node.name().to_owned()).collect::<Vec<String>>()
     };
-    let first = wait_for("somebody has it", async || nodes_with_disk().await.pop()).await;
-    // The other is told to wait, which is the last thing that happens to it.
+    let first = wait_for("the disk on the first node", async || nodes_with_disk().await.pop()).await;
+    // The second node gets an event that it has to wait. This is the last event it gets.
     let second = if first == "m" { "n" } else { "m" };
-    wait_for("the other waits", async || {
+    wait_for("the second node to wait", async || {
         let events = test_cluster.client.list::<k8s_openapi::api::core::v1::Event>("default").await.ok()?;
         let is_it = |event: &k8s_openapi::api::core::v1::Event| {
             event.involved_object.name.as_deref() == Some(second)
@@ -399,6 +399,8 @@ async fn exclusive_disk_is_attached_to_second_node_after_release() {
     assert_eq!(nodes_with_disk().await, [first.as_str()]);
     let options = reconcile::DeleteOptions { grace_seconds: Some(0), ..reconcile::DeleteOptions::default() };
     test_cluster.client.delete::<Pod>(&Key::new("default", &first), &options).await.expect("a deletion");
-    wait_for("the other has it", async || (nodes_with_disk().await == [second.to_owned()]).then_some(()))
-        .await;
+    wait_for("the disk on the second node", async || {
+        (nodes_with_disk().await == [second.to_owned()]).then_some(())
+    })
+    .await;
 }

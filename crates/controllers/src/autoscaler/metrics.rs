@@ -1,4 +1,6 @@
-//! Reads metrics where the cluster serves them: resource metrics, custom metrics, external metrics.
+//! Client for the metrics APIs: `metrics.k8s.io`, `custom.metrics.k8s.io` and `external.metrics.k8s.io`.
+//!
+//! Upstream: `pkg/controller/podautoscaler/metrics` and the clients in `k8s.io/metrics`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,10 +16,10 @@ use serde::de::DeserializeOwned;
 use super::plan::{MetricValues, PodMetric};
 use crate::scale;
 
-/// How long a custom metric is taken to have been measured that does not say.
+/// The window of a custom metric that does not specify one.
 const DEFAULT_METRIC_WINDOW: SignedDuration = SignedDuration::from_mins(1);
 
-/// What a metric of an autoscaler in `namespace` says about the pods `selector` finds, or why it cannot.
+/// Fetches a metric of an autoscaler in `namespace` for the pods that `selector` matches.
 pub async fn fetch_metric(
     client: &Client,
     namespace: &str,
@@ -131,7 +133,7 @@ struct ObjectName {
     name: String,
 }
 
-/// A custom or external metric's value.
+/// An item of a custom or external metrics list.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct MetricValue {
@@ -177,7 +179,7 @@ async fn fetch_resource_metric(
     Ok(MetricValues::Pods(list.items.into_iter().filter_map(sample).collect()))
 }
 
-/// The version of the custom metrics API to use.
+/// The preferred version of the custom metrics API that the server has.
 async fn custom_metrics_version(client: &Client) -> Result<String, String> {
     #[derive(Deserialize)]
     struct Group {
@@ -199,11 +201,11 @@ async fn custom_metrics_version(client: &Client) -> Result<String, String> {
     known.map(str::to_owned).ok_or_else(none)
 }
 
-/// Reads what is at `path`, which is called `what` where there is no such path.
+/// Fetches `path`. `what` names the object in error messages.
 async fn fetch<T: DeserializeOwned>(client: &Client, path: &str, what: &str) -> Result<T, String> {
     match client.request(Method::GET, path, None).await {
         Ok(value) => serde_json::from_value(value).map_err(|error| error.to_string()),
-        // Nobody serves the path, which is not the same as a metric that is not there.
+        // The API path is not served, as opposed to a metric that does not exist.
         Err(error)
             if error.code() == 404
                 && (error.reason() != "NotFound" || error.to_string() == NOT_FOUND_MESSAGE) =>
@@ -217,7 +219,7 @@ async fn fetch<T: DeserializeOwned>(client: &Client, path: &str, what: &str) -> 
     }
 }
 
-/// A selector as it is put into a query; `""` for one that matches everything.
+/// Formats a label selector for a query string. A missing selector yields `""`.
 fn metric_selector(selector: Option<&LabelSelector>) -> String {
     let Some(selector) = selector else { return String::new() };
     let mut terms: Vec<String> = Vec::new();
@@ -256,7 +258,7 @@ fn milli(quantity: &str) -> i64 {
     api::quantity::Quantity::parse(quantity).map_or(0, |quantity| quantity.milli())
 }
 
-/// `1m30s`, as Go writes durations.
+/// Parses a duration in Go's format, for example `1m30s`.
 fn parse_go_duration(text: &str) -> Option<SignedDuration> {
     let (mut total, mut number) = (0.0, String::new());
     let mut letters = text.chars().peekable();

@@ -1,4 +1,4 @@
-//! Decides the size of what a HorizontalPodAutoscaler scales, and what its status says about it.
+//! Computes the desired replica count and the status of a HorizontalPodAutoscaler. Does no I/O.
 
 mod behavior;
 mod replicas;
@@ -22,38 +22,39 @@ const SCALING_ALLOWED: &str = "AbleToScale";
 const SCALING_ACTIVE: &str = "ScalingActive";
 const SCALING_LIMITED: &str = "ScalingLimited";
 
-/// What one metric says now; amounts in thousandths.
+/// The current values of one metric, in thousandths.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetricValues {
-    /// Of each pod, by name.
+    /// A value per pod, by pod name.
     Pods(BTreeMap<String, PodMetric>),
-    /// Of something else, all together.
+    /// One value for all pods together.
     Total(i64),
 }
 
-/// What one pod uses.
+/// The value of a metric for one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodMetric {
     pub value: i64,
     pub at: Timestamp,
-    /// Over how long it was measured.
+    /// The length of the measurement.
     pub window: SignedDuration,
 }
 
-/// The target as it is now.
+/// The current state of the scale target.
 pub struct ScaleTarget<'a> {
-    /// As many replicas as it asks for, and as it has.
+    /// The replica counts of the scale's spec and status.
     pub replicas: i32,
     pub running: i32,
-    /// How its pods are found, as its scale says.
+    /// The selector in the scale's status.
     pub selector: &'a str,
-    /// The selector understood, or why it cannot be.
+    /// The pods that the selector matches, or why it cannot be parsed.
     pub pods: Result<Vec<Arc<Pod>>, String>,
-    /// All autoscalers that select some of its pods, this one among them.
+    /// All autoscalers that select some of these pods, including this one.
     pub autoscalers: Vec<Key>,
 }
 
-/// What to do: first scale, if so, then [`Decision::scaled`], then tell and write.
+/// The result of a sync. The caller first applies `rescale` and calls [`Decision::record_rescale`], then
+/// emits the events and updates the status.
 #[derive(Debug)]
 pub struct Decision {
     pub status: HorizontalPodAutoscalerStatus,
@@ -68,12 +69,13 @@ pub struct Rescale {
     pub reason: String,
 }
 
-/// Whether metrics are looked at: not while the size is none, or outside of the limits anyway.
+/// Whether metrics are fetched. Scaling is disabled at zero replicas, and a count out of bounds is corrected
+/// without metrics.
 pub fn needs_metrics(spec: &HorizontalPodAutoscalerSpec, replicas: i32) -> bool {
     replicas != 0 && (min_replicas(spec)..=spec.max_replicas).contains(&replicas)
 }
 
-/// What is told when the target's size cannot be read.
+/// The decision when the scale of the target cannot be fetched.
 pub fn get_scale_failed(hpa: &HorizontalPodAutoscaler, error: &str, now: Timestamp) -> Decision {
     let mut decision = Decision::new(hpa);
     decision.events.push((EventType::Warning, "FailedGetScale", error.to_owned()));
@@ -82,8 +84,8 @@ pub fn get_scale_failed(hpa: &HorizontalPodAutoscaler, error: &str, now: Timesta
     decision
 }
 
-/// The size the target should have. `readings` are of the metrics of the spec, in its order; they are not
-/// looked at where [`needs_metrics`] says no.
+/// Computes the desired replica count. `metric_values` holds the values of the spec's metrics in order and
+/// is ignored if [`needs_metrics`] is false.
 pub fn compute_decision(
     hpa: &HorizontalPodAutoscaler,
     target: &ScaleTarget<'_>,
@@ -153,7 +155,7 @@ impl Decision {
         Decision { status, events: Vec::new(), rescale: None }
     }
 
-    /// Takes in how scaling went.
+    /// Records the result of the scale update.
     pub fn record_rescale(
         &mut self,
         hpa: &HorizontalPodAutoscaler,
@@ -207,8 +209,8 @@ impl Decision {
     }
 }
 
-/// The largest size any metric asks for, and the metric. `None` where none can be told, or where some cannot
-/// and the others would make it smaller.
+/// The largest replica count that any metric recommends, and the name of that metric. Returns `None` if no
+/// metric is valid, or if some are invalid and the valid ones would scale down.
 fn compute_replicas_for_metrics(
     decision: &mut Decision,
     hpa: &HorizontalPodAutoscaler,
@@ -267,7 +269,7 @@ fn compute_replicas_for_metrics(
 
 type SelectorError = (&'static str, &'static str, String, String);
 
-/// The target's pods, where they can be told and are nobody else's.
+/// The target's pods, or an error if the selector is missing, invalid or shared with another autoscaler.
 fn target_pods<'a>(target: &'a ScaleTarget<'_>) -> Result<&'a [Arc<Pod>], SelectorError> {
     if target.selector.is_empty() {
         let message = "the HPA target's scale is missing a selector".to_owned();
@@ -291,7 +293,7 @@ fn min_replicas(spec: &HorizontalPodAutoscalerSpec) -> i32 {
     spec.min_replicas.unwrap_or(1)
 }
 
-/// Counts of nothing are left out.
+/// Maps 0 to `None`, because Go omits zero counts.
 fn non_zero(count: i32) -> Option<i32> {
     Some(count).filter(|count| *count != 0)
 }

@@ -24,12 +24,12 @@ async fn scale_to_min_replicas_and_report_missing_metrics() {
     }))
     .expect("an autoscaler");
     test_cluster.client.create(&hpa).await.expect("created");
-    wait_for("the deployment grows", async || {
+    wait_for("the Deployment to be scaled up", async || {
         let deployment: Deployment = test_cluster.client.get(&deployment.key()).await.expect("a deployment");
         (deployment.spec?.replicas == Some(2)).then_some(())
     })
     .await;
-    // Any change of the spec is looked at at once; there are no metrics here.
+    // A spec change is synced at once. There is no metrics API in this cluster.
     let patch = reconcile::Patch::Merge(json!({"spec": {"maxReplicas": 6}}));
     test_cluster.client.patch::<HorizontalPodAutoscaler>(&hpa.key(), &patch).await.expect("changed");
     let message = wait_for("the condition", async || {

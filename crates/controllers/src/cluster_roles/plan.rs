@@ -1,11 +1,12 @@
-//! Which rules a ClusterRole gathers. Pure.
+//! Computes the rules of an aggregated ClusterRole. Does no I/O.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use reconcile::{Object, selector};
 
-/// The rules `role` should have, where it has others. `roles` are in the order of their names.
+/// The aggregated rules of `role`, or `None` if they are up to date. `roles` must be sorted by name, so
+/// that the order of the rules is stable.
 pub fn plan(role: &ClusterRole, roles: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule>> {
     let selectors = role.aggregation_rule.as_ref()?.cluster_role_selectors.as_deref().unwrap_or_default();
     let mut rules: Vec<PolicyRule> = Vec::new();
@@ -68,12 +69,12 @@ mod tests {
         check(&["list", "watch", "get"], &roles, None);
         check(&["list"], &[], Some(&[]));
         check(&[], &[], None);
-        // It does not gather from itself.
+        // A role does not aggregate itself.
         check(&["own"], &[Arc::new(aggregated_role(&["own"]))], Some(&[]));
     }
 
     proptest! {
-        /// Writing down what is gathered leaves nothing to gather, and nothing is gathered from nowhere.
+        /// Aggregation is idempotent, and every rule comes from a selected role.
         #[test]
         fn aggregation_is_stable(parts in prop::collection::vec((0..3usize, prop::sample::subsequence(vec!["get", "list", "watch"], 0..=3)), 0..6)) {
             let roles: Vec<_> = parts

@@ -1,4 +1,4 @@
-//! Decides which Jobs a CronJob starts, replaces and forgets.
+//! Decides which Jobs a CronJob creates and deletes. Does no I/O.
 
 use std::sync::Arc;
 
@@ -12,35 +12,35 @@ use reconcile::{EventType, Object as _, reference};
 
 use crate::template::new_controller_ref;
 
-/// Says for which time a Job was made.
+/// The annotation with the scheduled time of a Job.
 const SCHEDULED_TIMESTAMP: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
-/// More missed runs than this are worth a warning.
+/// The number of missed start times above which a warning is emitted.
 const MISSED_STARTS_WARNING: i64 = 100;
 
-/// What a CronJob needs.
+/// The changes that a CronJob needs.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
-    /// What is told: severity, reason, message.
+    /// Events: severity, reason, message.
     pub events: Vec<(EventType, &'static str, String)>,
-    /// Jobs to delete: beyond the history limits, or still running and to be replaced.
+    /// Jobs to delete: beyond the history limits, or active and to be replaced.
     pub delete: Vec<Arc<Job>>,
     pub start: Option<JobStart>,
-    /// The status, but for what is deleted and started.
+    /// The new status, without the effects of `delete` and `start`.
     pub status: CronJobStatus,
-    /// When to look again although nothing happens.
+    /// When to sync again without a change.
     pub requeue_at: Option<Timestamp>,
 }
 
-/// A run that is due.
+/// A Job to start.
 #[derive(Debug, PartialEq)]
 pub struct JobStart {
     pub job: Job,
-    /// The Job is there already; only the status does not tell yet.
+    /// The Job exists already and only has to be added to the status.
     pub exists: bool,
     pub at: Timestamp,
 }
 
-/// What `cron` needs, given the Jobs it owns. `local` is the time zone of schedules that name none.
+/// Plans the changes of `cron`, given the Jobs it owns. `local` is the time zone of schedules without one.
 pub fn plan(cron: &CronJob, jobs: &[Arc<Job>], now: Timestamp, local: &TimeZone) -> Plan {
     let mut plan = Plan { status: cron.status.clone().unwrap_or_default(), ..Plan::default() };
     let spec = &cron.spec;
@@ -60,7 +60,7 @@ pub fn plan(cron: &CronJob, jobs: &[Arc<Job>], now: Timestamp, local: &TimeZone)
     plan
 }
 
-/// When a CronJob whose schedule has changed is due next.
+/// The next run of a CronJob whose schedule has changed.
 pub fn next_run(cron: &CronJob, now: Timestamp, local: &TimeZone) -> Option<Timestamp> {
     match next_schedule(cron, &cron.spec, now, local) {
         NextSchedule::Run { next, .. } | NextSchedule::Later(next) => next,
@@ -68,7 +68,7 @@ pub fn next_run(cron: &CronJob, now: Timestamp, local: &TimeZone) -> Option<Time
     }
 }
 
-/// The status once a run has been started.
+/// The status after a Job is started.
 pub fn status_after_start(mut status: CronJobStatus, job: &Job, at: Timestamp) -> CronJobStatus {
     let active = status.active.get_or_insert_default();
     if !active.iter().any(|known| known.uid.as_deref() == Some(job.uid())) {
@@ -78,7 +78,7 @@ pub fn status_after_start(mut status: CronJobStatus, job: &Job, at: Timestamp) -
     status
 }
 
-/// The status once a Job is deleted.
+/// Removes a deleted Job from the status.
 pub fn remove_active_job(status: &mut CronJobStatus, job: &Job) {
     remove_active(status, |known| known.uid.as_deref() == Some(job.uid()));
 }
@@ -92,7 +92,7 @@ fn remove_active(status: &mut CronJobStatus, is_removed: impl Fn(&ObjectReferenc
     }
 }
 
-/// How a finished Job has ended: `Complete` or `Failed`.
+/// The condition type of a finished Job: `Complete` or `Failed`.
 pub fn finished_status(job: &Job) -> Option<&str> {
     let conditions = job.status.as_ref()?.conditions.as_ref()?;
     let ends = |kind: &str| matches!(kind, "Complete" | "Failed");
@@ -100,7 +100,7 @@ pub fn finished_status(job: &Job) -> Option<&str> {
     Some(&ended.type_)
 }
 
-/// The oldest finished Jobs beyond what is kept.
+/// The oldest finished Jobs beyond the history limits.
 fn jobs_over_history_limit(spec: &CronJobSpec, jobs: &[Arc<Job>]) -> Vec<Arc<Job>> {
     let mut surplus = Vec::new();
     for (kind, limit) in
@@ -119,8 +119,8 @@ fn jobs_over_history_limit(spec: &CronJobSpec, jobs: &[Arc<Job>]) -> Vec<Arc<Job
     surplus
 }
 
-/// Brings the list of active Jobs up to date. The Job of a run that is due is one we were stopped from
-/// noting down.
+/// Updates the list of active Jobs. An unknown Job with the name of the due run is expected: it was created
+/// before a restart that prevented the status update.
 fn sync_active_jobs(jobs: &[Arc<Job>], scheduled_name: &str, plan: &mut Plan) {
     for job in jobs {
         let active = plan.status.active.iter().flatten();
@@ -155,16 +155,16 @@ fn sync_active_jobs(jobs: &[Arc<Job>], scheduled_name: &str, plan: &mut Plan) {
     remove_active(&mut plan.status, is_missing);
 }
 
-/// What the schedule says.
+/// The next run by the schedule.
 enum NextSchedule {
-    /// A run is due since `at`; the one after it is `next`.
+    /// A run is due since `at`. The following run is at `next`.
     Run {
         at: Timestamp,
         many_missed: bool,
         next: Option<Timestamp>,
     },
     Later(Option<Timestamp>),
-    /// The schedule makes no sense: reason and message.
+    /// The schedule is invalid: event reason and message.
     Invalid(&'static str, String),
 }
 
@@ -261,7 +261,8 @@ fn next_schedule(cron: &CronJob, spec: &CronJobSpec, now: Timestamp, local: &Tim
     }
 }
 
-/// The last run due after `anchor` and not after `now`, if any. Outer `None` if there never is one.
+/// The last start time after `anchor` and not after `now`, if any. The outer `None` means that the schedule
+/// has no start times at all.
 fn most_recent_schedule_time(
     schedule: &Schedule,
     zone: &TimeZone,
@@ -278,7 +279,7 @@ fn most_recent_schedule_time(
         let late = SignedDuration::from_secs(runs.saturating_mul(pause));
         return Some(Some(first.checked_add(late).unwrap_or(first)));
     }
-    // Looks back twice as far each time, so as not to go through all the runs of years.
+    // The search window doubles each time, to avoid iterating over all start times of several years.
     let mut back = SignedDuration::from_mins(2);
     loop {
         let from = now.checked_sub(back).unwrap_or(Timestamp::MIN).max(anchor);
@@ -293,13 +294,13 @@ fn most_recent_schedule_time(
     }
 }
 
-/// About how many runs are due since `first`.
+/// An estimate of the number of start times since `first`, assuming a constant interval.
 fn missed_starts(schedule: &Schedule, zone: &TimeZone, first: Timestamp, now: Timestamp) -> i64 {
     let Some(second) = schedule.next(first, zone) else { return 0 };
     now.duration_since(first).as_secs() / second.duration_since(first).as_secs().max(1) + 1
 }
 
-/// The same for the same time, so that no run is started twice.
+/// The name is deterministic for a scheduled time (in minutes), so that no run is started twice.
 fn job_name(cron: &CronJob, at: Timestamp) -> String {
     format!("{}-{}", cron.name(), at.as_second().div_euclid(60))
 }

@@ -14,7 +14,7 @@ fn cron(spec: Value, status: Value) -> CronJob {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).expect("a cron job")
 }
 
-/// `name [Complete|Failed MINUTE]`, where the uid is the name.
+/// `name [Complete|Failed MINUTE]`. The UID equals the name.
 fn job(text: &str) -> Arc<Job> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let status = match words[1..] {
@@ -82,7 +82,7 @@ fn starts_job_at_scheduled_time() {
         again 2026-01-01T00:10:00Z
     "#]],
     );
-    // Several were missed: the last one counts.
+    // Several runs were missed: the last one is started.
     check(
         "2026-01-01T00:23:00Z",
         every_five(),
@@ -106,7 +106,7 @@ fn starts_job_at_scheduled_time() {
         again 2026-01-02T00:02:00Z
     "#]],
     );
-    // Nothing is due for days, then everything was missed.
+    // No run is due for days, then many were missed.
     check(
         "2026-01-20T08:00:00Z",
         json!({"schedule": "* 9 * * 1"}),
@@ -250,7 +250,7 @@ fn applies_concurrency_policy_and_history_limits() {
         again 2026-01-01T00:10:00Z
     "#]],
     );
-    // Stopped between making the job and saying so.
+    // The controller was stopped after it created the Job and before it updated the status.
     check(
         "2026-01-01T00:10:00Z",
         spec("Allow"),
@@ -298,9 +298,9 @@ async fn starts_job_on_api_server() {
 }
 
 proptest! {
-    /// However time passes and Jobs end, and wherever the controller is stopped between starting a Job and noting
-    /// that down: no run is started twice, runs that forbid or replace each other are never two, no more history is
-    /// kept than wanted, and planning again yields nothing.
+    /// For any passage of time, Job completions and stops between creating a Job and updating the status:
+    /// no run is started twice, `Forbid` and `Replace` never have two active Jobs, the history stays within
+    /// its limits, and planning is idempotent.
     #[test]
     fn respects_concurrency_policy_across_restarts(
         policy in 0..3usize,

@@ -1,4 +1,5 @@
-//! Decides which nodes a DaemonSet's pods are made on and deleted from, and in which order they are replaced.
+//! Decides which nodes get daemon pods, which pods are deleted and in which order pods are replaced. Does
+//! no I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,25 +15,25 @@ use super::rollout;
 use crate::history::{History, MissingRevision, POD_REVISION, revisions_over_limit};
 use crate::pod::{is_available, is_ready, is_terminal, next_available, node, phase};
 
-/// The most pods made, and the most deleted, at once.
+/// The maximum number of pods created, and of pods deleted, per sync (upstream's `BurstReplicas`).
 const BURST_REPLICAS: usize = 250;
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
 
-/// A DaemonSet as its controller sees it.
+/// Everything the plan depends on.
 pub struct DaemonSetSnapshot<'a> {
     pub set: &'a DaemonSet,
     pub spec: &'a DaemonSetSpec,
     pub nodes: &'a [Arc<Node>],
-    /// The pods it owns.
+    /// The pods owned by the set.
     pub pods: &'a [Arc<Pod>],
     pub history: &'a History,
-    /// Nodes on which its pods have failed.
+    /// Backoff by node for failed pods.
     pub retries: &'a Retries,
     pub now: Timestamp,
 }
 
-/// How long to wait before a failed pod is replaced, by node.
+/// The backoff before a failed pod is replaced, by node.
 pub type Retries = HashMap<String, FailedPodRetry>;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +42,7 @@ pub struct FailedPodRetry {
     pub since: Timestamp,
 }
 
-/// What to do next.
+/// The next step, and when to sync again.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub step: Step,
@@ -52,7 +53,7 @@ pub struct Plan {
 pub enum Step {
     #[default]
     Done,
-    /// The present template has several revisions.
+    /// The current template has several revisions. Keep one and relabel the pods of the others.
     MergeRevisions {
         keep: Arc<ControllerRevision>,
         drop: Vec<Arc<ControllerRevision>>,
@@ -64,19 +65,20 @@ pub enum Step {
     Status(DaemonSetStatus),
 }
 
-/// Pods to make and to delete.
+/// Pods to create and delete.
 #[derive(Debug, Default, PartialEq)]
 pub struct PodChanges {
     pub delete: Vec<Arc<Pod>>,
-    /// The nodes to make pods for.
+    /// The nodes to create pods for.
     pub create: Vec<String>,
     pub retries: Vec<(String, FailedPodRetry)>,
     pub events: Vec<(EventType, &'static str, String)>,
 }
 
-/// What to do next. `manage` is whether pods may be made and deleted.
+/// Plans the next step. `may_change_pods` is whether pods may be created and deleted; it is true once per
+/// sync.
 pub fn plan(snapshot: &DaemonSetSnapshot<'_>, may_change_pods: bool) -> Plan {
-    // Its revisions may be gone before its pods, so nothing that is said about it can be relied on.
+    // With foreground deletion, revisions may be deleted before pods. The state is no longer consistent.
     if snapshot.set.is_deleting() {
         return Plan::default();
     }
@@ -135,13 +137,13 @@ fn merge_revisions(snapshot: &DaemonSetSnapshot<'_>) -> Option<Step> {
     Some(Step::MergeRevisions { keep: keep.clone(), drop: drop.to_vec(), pods_to_label })
 }
 
-/// A DaemonSet's pods by the nodes they are on or meant for.
+/// The pods of a DaemonSet by the node they run on or are meant for.
 pub(super) struct NodesToDaemonPods<'a> {
     pub(super) snapshot: &'a DaemonSetSnapshot<'a>,
     pub(super) hash: &'a str,
     pub(super) decision_by_node: BTreeMap<&'a str, NodeDecision>,
-    /// Without those that are over and going away, which are nobody's concern any more. The oldest first, but
-    /// those on a node before those that wait for one.
+    /// Excludes terminal pods that are being deleted. Pods on a node come before unscheduled ones, older pods
+    /// before newer ones.
     pub(super) pods: BTreeMap<&'a str, Vec<&'a Arc<Pod>>>,
 }
 
@@ -176,17 +178,17 @@ impl<'a> NodesToDaemonPods<'a> {
     }
 
     pub(super) fn desired(&self) -> usize {
-        self.decision_by_node.values().filter(|decision| **decision == NodeDecision::ShouldRun).count()
+        self.decision_by_node.values().filter(|decision| **decision == NodeDecision::Run).count()
     }
 
-    /// One pod on each node that should have one, none on the others. Also tells when to look again.
+    /// Plans one pod on each node that should have one. Also returns when to sync again.
     fn plan_pods(&self) -> (PodChanges, Option<Timestamp>) {
         let (mut pods, mut wait) = (PodChanges::default(), None);
         for (name, decision) in &self.decision_by_node {
             let here = self.pods.get(name).map(Vec::as_slice).unwrap_or_default();
             match decision {
-                NodeDecision::ShouldRun if here.is_empty() => pods.create.push((*name).to_owned()),
-                NodeDecision::ShouldNotRun => {
+                NodeDecision::Run if here.is_empty() => pods.create.push((*name).to_owned()),
+                NodeDecision::NotRun => {
                     pods.delete.extend(here.iter().filter(|pod| !pod.is_deleting()).copied().cloned())
                 }
                 _ => {
@@ -195,7 +197,7 @@ impl<'a> NodesToDaemonPods<'a> {
                 }
             }
         }
-        // Nobody else deletes pods that wait for a node that is gone.
+        // Unscheduled pods for a deleted node are not covered by the pod garbage collector.
         let lost = self.pods.iter().filter(|(name, _)| !self.decision_by_node.contains_key(*name));
         let waiting =
             lost.flat_map(|(_, list)| list).filter(|pod| node(pod).is_empty() && !pod.is_deleting());
@@ -203,7 +205,8 @@ impl<'a> NodesToDaemonPods<'a> {
         (pods, wait)
     }
 
-    /// Deletes what is over or too much on a node.
+    /// Deletes finished and surplus pods on a node. Returns when the backoff ends, if a failed pod has to
+    /// wait.
     fn plan_pods_on_node(
         &self,
         name: &str,
@@ -241,7 +244,7 @@ impl<'a> NodesToDaemonPods<'a> {
             pods.delete.extend(running.into_iter().skip(1).cloned());
             return wait;
         }
-        if running.is_empty() && decision == NodeDecision::ShouldRun && wait.is_none() {
+        if running.is_empty() && decision == NodeDecision::Run && wait.is_none() {
             pods.create.push(name.to_owned());
         }
         if running.len() > 1 {
@@ -250,7 +253,7 @@ impl<'a> NodesToDaemonPods<'a> {
         wait
     }
 
-    /// Where two may run, they are an old one that serves and a new one that does not yet.
+    /// With surge, a node may have an old pod that serves and a new one that is not available yet.
     fn prune(&self, running: Vec<&Arc<Pod>>, pods: &mut PodChanges) {
         let (new, old): (Vec<_>, Vec<_>) =
             running.into_iter().partition(|pod| pod.label(POD_REVISION) == Some(self.hash));
@@ -262,7 +265,7 @@ impl<'a> NodesToDaemonPods<'a> {
         pods.delete.extend(new.into_iter().skip(1).chain(old.into_iter().skip(1)).cloned());
     }
 
-    /// How to go on after a pod has failed on a node, or until when to wait.
+    /// The backoff entry for replacing a failed pod now, or the time until which to wait.
     fn next_retry(&self, node: &str) -> Result<FailedPodRetry, Timestamp> {
         let now = self.snapshot.now;
         let Some(last) = self.snapshot.retries.get(node) else {
@@ -283,7 +286,7 @@ impl<'a> NodesToDaemonPods<'a> {
         let (mut updated, mut available) = (0, 0);
         for (name, decision) in &self.decision_by_node {
             let first = self.pods.get(name).and_then(|list| list.first());
-            if *decision != NodeDecision::ShouldRun {
+            if *decision != NodeDecision::Run {
                 misscheduled += i32::from(first.is_some());
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The pods of a DaemonSet: what is added to its template, and which node each is for.
+//! The pods of a DaemonSet: additions to the template, the node decision and the target node.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
@@ -11,7 +11,7 @@ use crate::{pod, template};
 
 const GENERATION_LABEL: &str = "pod-template-generation";
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
-/// Trouble with a node is no reason for its daemons to leave it or to stay away.
+/// Tolerations added to every daemon pod, so that node problems neither evict it nor keep it from starting.
 const DAEMON_TOLERATIONS: [(&str, &str); 6] = [
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
@@ -22,31 +22,31 @@ const DAEMON_TOLERATIONS: [(&str, &str); 6] = [
 ];
 const HOST_NETWORK_TOLERATION: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
-/// What a DaemonSet wants of a node.
+/// What a DaemonSet decides for a node (upstream's `NodeShouldRunDaemonPod`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeDecision {
-    /// A pod.
-    ShouldRun,
-    /// No new pod, but one that is there may stay.
-    ShouldContinueRunning,
-    /// No pod.
-    ShouldNotRun,
+    /// The node should have a pod.
+    Run,
+    /// The node gets no new pod, but an existing one may stay (untolerated `NoSchedule` taint).
+    ContinueRunning,
+    /// The node should not have a pod.
+    NotRun,
 }
 
-/// What the set wants of the node.
+/// Decides whether a node should run a pod of the set.
 pub fn node_should_run_daemon_pod(set: &DaemonSet, node: &Node) -> NodeDecision {
-    let Some(spec) = template_spec(set) else { return NodeDecision::ShouldNotRun };
+    let Some(spec) = template_spec(set) else { return NodeDecision::NotRun };
     let name = spec.node_name.as_deref().unwrap_or_default();
     if !(name.is_empty() || name == node.name()) || !placement::matches_node_affinity(spec, node) {
-        return NodeDecision::ShouldNotRun;
+        return NodeDecision::NotRun;
     }
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let tolerations = tolerations(spec);
     let free = |effects: &[&str]| placement::find_untolerated_taint(taints, &tolerations, effects).is_none();
     match (free(&["NoExecute", "NoSchedule"]), free(&["NoExecute"])) {
-        (true, _) => NodeDecision::ShouldRun,
-        (false, true) => NodeDecision::ShouldContinueRunning,
-        (false, false) => NodeDecision::ShouldNotRun,
+        (true, _) => NodeDecision::Run,
+        (false, true) => NodeDecision::ContinueRunning,
+        (false, false) => NodeDecision::NotRun,
     }
 }
 
@@ -54,7 +54,7 @@ fn template_spec(set: &DaemonSet) -> Option<&PodSpec> {
     set.spec.as_ref()?.template.spec.as_ref()
 }
 
-/// The template's tolerations and those every daemon has.
+/// The tolerations of the template plus those added to every daemon pod.
 fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
     let mut all = spec.tolerations.clone().unwrap_or_default();
     let network = (spec.host_network == Some(true)).then_some(HOST_NETWORK_TOLERATION);
@@ -65,7 +65,7 @@ fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
             effect: Some(effect.to_owned()),
             ..Toleration::default()
         };
-        // Upstream's idea of the same toleration: for how long makes no difference.
+        // As upstream: tolerations are compared without `tolerationSeconds`.
         let same = |known: &Toleration| Toleration { toleration_seconds: None, ..known.clone() } == desired;
         match all.iter_mut().find(|known| same(known)) {
             Some(known) => *known = desired,
@@ -75,7 +75,7 @@ fn tolerations(spec: &PodSpec) -> Vec<Toleration> {
     all
 }
 
-/// The pod for a node. The scheduler places it, since nothing but this node will do.
+/// Builds the pod for a node. A node affinity by name lets the default scheduler bind it to that node only.
 pub fn pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
     let mut pod = match &set.spec {
         Some(spec) => template::pod_from_template(set, &spec.template),
@@ -104,7 +104,7 @@ fn template_generation(set: &DaemonSet) -> Option<&str> {
     set.annotation(TEMPLATE_GENERATION).filter(|text| text.parse::<i64>().is_ok())
 }
 
-/// The node a pod is on or meant for.
+/// The node that a pod runs on or, through its node affinity, is meant for.
 pub fn target_node(pod: &Pod) -> Option<&str> {
     if !pod::node(pod).is_empty() {
         return Some(pod::node(pod));
@@ -121,7 +121,7 @@ pub fn target_node(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// Whether a pod was made from the present template.
+/// Whether a pod is of the current template.
 pub fn is_updated(pod: &Pod, set: &DaemonSet, hash: &str) -> bool {
     let generation = template_generation(set);
     pod.label(POD_REVISION) == Some(hash) || generation.is_some() && pod.label(GENERATION_LABEL) == generation

@@ -1,4 +1,4 @@
-//! In which order a DaemonSet's pods are replaced when its template changes.
+//! Rolling updates of DaemonSets.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::plan::NodesToDaemonPods;
 use super::pods::NodeDecision;
 use crate::percent;
 
-/// The old pods to delete, and the nodes to make new ones on beside the old.
+/// The old pods to delete, and the nodes to create new pods on before the old ones are deleted.
 pub(super) fn plan(daemon_pods: &NodesToDaemonPods<'_>) -> (Vec<Arc<Pod>>, Vec<String>) {
     let desired = i32::try_from(daemon_pods.desired()).unwrap_or(i32::MAX);
     let (surge, mut unavailable) = limits(daemon_pods.snapshot.spec, desired);
@@ -24,12 +24,12 @@ pub(super) fn plan(daemon_pods: &NodesToDaemonPods<'_>) -> (Vec<Arc<Pod>>, Vec<S
     (delete_within_max_unavailable(daemon_pods, unavailable), Vec::new())
 }
 
-/// Whether two pods may be on one node for a while.
+/// Whether a node may temporarily have two pods.
 pub(super) fn allows_surge(spec: &DaemonSetSpec) -> bool {
     limits(spec, 1).0 > 0
 }
 
-/// How many more pods than nodes there may be, and how many fewer.
+/// `maxSurge` and `maxUnavailable` as counts.
 fn limits(spec: &DaemonSetSpec, desired: i32) -> (usize, usize) {
     let strategy =
         spec.update_strategy.as_ref().filter(|strategy| strategy.type_.as_deref() == Some("RollingUpdate"));
@@ -47,20 +47,20 @@ fn limits(spec: &DaemonSetSpec, desired: i32) -> (usize, usize) {
 
 type NewAndOldPod<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
-/// The new and the old pod of a node; `None` where there are several of a kind, which have to be sorted out
-/// first.
+/// The new and the old pod of a node. Returns `None` if there are several of one kind, which must be pruned
+/// before the rollout continues.
 fn new_and_old_pod<'a>(daemon_pods: &NodesToDaemonPods<'a>, name: &str) -> Option<NewAndOldPod<'a>> {
     let here = daemon_pods.pods.get(name).into_iter().flatten().filter(|pod| !pod.is_deleting()).copied();
     let (new, old): (Vec<_>, Vec<_>) = here.partition(|pod| daemon_pods.is_new(pod));
     (new.len() < 2 && old.len() < 2).then(|| (new.first().copied(), old.first().copied()))
 }
 
-/// Every node that has pods or should have some.
+/// All nodes that have pods or should have one.
 fn node_names<'a>(daemon_pods: &NodesToDaemonPods<'a>) -> Vec<&'a str> {
     let desired = daemon_pods
         .decision_by_node
         .iter()
-        .filter(|(_, decision)| **decision == NodeDecision::ShouldRun)
+        .filter(|(_, decision)| **decision == NodeDecision::Run)
         .map(|(name, _)| *name);
     let mut names: Vec<&str> = daemon_pods.pods.keys().copied().chain(desired).collect();
     names.sort_unstable();
@@ -68,7 +68,7 @@ fn node_names<'a>(daemon_pods: &NodesToDaemonPods<'a>) -> Vec<&'a str> {
     names
 }
 
-/// Old pods that do not serve go at once, the others as far as enough are left.
+/// Deletes unavailable old pods at once, and available ones within `maxUnavailable`.
 fn delete_within_max_unavailable(daemon_pods: &NodesToDaemonPods<'_>, limit: usize) -> Vec<Arc<Pod>> {
     let (mut unavailable, mut broken, mut candidates) = (0, Vec::new(), Vec::new());
     for name in node_names(daemon_pods) {
@@ -87,7 +87,7 @@ fn delete_within_max_unavailable(daemon_pods: &NodesToDaemonPods<'_>, limit: usi
     broken
 }
 
-/// A new pod is made beside the old one, which goes when the new one serves.
+/// Creates new pods next to old ones within `maxSurge`, and deletes old pods whose replacement is available.
 fn create_within_max_surge(
     daemon_pods: &NodesToDaemonPods<'_>,
     limit: usize,
@@ -101,7 +101,7 @@ fn create_within_max_surge(
         };
         available += usize::from(old.or(new).is_some_and(|pod| daemon_pods.is_available(pod)));
         let Some(old) = old else { continue };
-        let should_run = daemon_pods.decision_by_node.get(name) == Some(&NodeDecision::ShouldRun);
+        let should_run = daemon_pods.decision_by_node.get(name) == Some(&NodeDecision::Run);
         match (new, daemon_pods.is_available(old)) {
             (Some(new), _) if daemon_pods.is_available(new) => delete.push(old.clone()),
             (Some(_), _) => surge += 1,
@@ -111,7 +111,7 @@ fn create_within_max_surge(
             (None, true) => misscheduled.push(old.clone()),
         }
     }
-    // When the set moves to other nodes, the old ones are left as the new ones begin to serve.
+    // Pods on nodes that should no longer run one are deleted only as new pods become available elsewhere.
     misscheduled.truncate(available.saturating_sub(daemon_pods.desired()));
     delete.extend(misscheduled);
     candidates.truncate(limit.saturating_sub(surge));

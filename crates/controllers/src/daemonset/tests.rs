@@ -1,4 +1,4 @@
-//! Nodes and pods in words, steps out; a model in which templates change; and a real API server.
+//! Plans for nodes and pods given as text, a model of rollouts, and a test against a real API server.
 
 use expect_test::{Expect, expect};
 use jiff::{SignedDuration, Timestamp};
@@ -30,7 +30,7 @@ fn rolling(unavailable: Value, surge: Value) -> Value {
     json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}})
 }
 
-/// `name word...`, where a word is `hdd`, or `TAINT:EFFECT`.
+/// `name word...`, where a word is `hdd` or `TAINT:EFFECT`.
 fn node(text: &str) -> Arc<Node> {
     let mut words = text.split_whitespace();
     let name = words.next().expect("a name");
@@ -49,7 +49,8 @@ fn revision(set: &DaemonSet, number: i64) -> Arc<ControllerRevision> {
     Arc::new(history::new_revision(set, template, POD_REVISION, number, None))
 }
 
-/// `name node word...`, where a word is `old`, `ready`, `going`, `waiting` or a phase.
+/// `name node word...`, where a word is `old`, `ready`, `going` (being deleted), `waiting` (unscheduled) or
+/// a phase.
 fn pod(text: &str, set: &DaemonSet) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let (name, node) = (words.next().expect("a name"), words.next().expect("a node"));
@@ -183,7 +184,7 @@ fn one_pod_per_matching_node() {
         status 1 desired 1 current 1 misscheduled 1 ready 1 updated 1 available 0 unavailable
     "#]],
     );
-    // Trouble with the node is no reason.
+    // Daemon pods tolerate node problems.
     check(
         one(),
         "a node.kubernetes.io/unreachable:NoExecute",
@@ -211,7 +212,7 @@ fn one_pod_per_matching_node() {
         event SucceededDaemonPod: Found succeeded daemon pod x/p on node a, will try to delete it
     "#]],
     );
-    // The scheduler has not placed it, and never will.
+    // Pod q is unscheduled and its node does not exist, so it is never scheduled.
     check(
         one(),
         "a",
@@ -317,7 +318,7 @@ fn pod_has_node_affinity_and_daemon_tolerations() {
     );
 }
 
-/// A set, its nodes and pods, and what carries out its steps.
+/// A set, its nodes and pods, with an executor for the planned steps.
 struct Model {
     set: DaemonSet,
     nodes: Vec<Arc<Node>>,
@@ -344,7 +345,7 @@ impl Model {
         (plan(&snapshot, may_change_pods), history)
     }
 
-    /// Carries out one step. `false` when there is none.
+    /// Applies one step. Returns `false` if there is none.
     fn step(&mut self) -> bool {
         let (Plan { step, .. }, history) = self.plan(true);
         let hash = history.latest().and_then(|revision| revision.label(POD_REVISION)).unwrap_or_default();
@@ -365,16 +366,16 @@ impl Model {
                 self.pods.retain(|pod| !deleted.contains(&pod.uid()));
                 for node in &change.create {
                     self.created_count += 1;
-                    let mut made = pods::pod(&self.set, node, hash);
-                    made.metadata.name = Some(format!("pod-{}", self.created_count));
-                    made.metadata.uid = made.metadata.name.clone();
-                    made.spec.get_or_insert_default().node_name = Some(node.clone());
+                    let mut new_pod = pods::pod(&self.set, node, hash);
+                    new_pod.metadata.name = Some(format!("pod-{}", self.created_count));
+                    new_pod.metadata.uid = new_pod.metadata.name.clone();
+                    new_pod.spec.get_or_insert_default().node_name = Some(node.clone());
                     let created =
                         self.now + SignedDuration::from_secs(i64::try_from(self.created_count).expect("few"));
-                    made.metadata.creation_timestamp =
+                    new_pod.metadata.creation_timestamp =
                         serde_json::from_value(json!(created.to_string())).expect("a time");
-                    made.status = Some(Default::default());
-                    self.pods.push(made);
+                    new_pod.status = Some(Default::default());
+                    self.pods.push(new_pod);
                 }
             }
         }
@@ -400,7 +401,7 @@ impl Model {
                 self.make_pod_ready(0);
             }
         }
-        panic!("does not come to rest: {}", render(&self.plan(true).0));
+        panic!("the plan does not converge: {}", render(&self.plan(true).0));
     }
 
     fn nodes_with_ready_pod(&self) -> usize {
@@ -415,7 +416,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever order pods become ready in, a rollout keeps to its limits and comes to an end.
+    /// In whatever order pods become ready, a rollout stays within its limits and completes.
     #[test]
     fn rollout_stays_within_limits(
         count in 1usize..7,
@@ -468,7 +469,7 @@ async fn pods_follow_node_labels_on_api_server() {
         let node_object = json!({"metadata": {"name": name, "labels": {"disk": "ssd"}}});
         let node =
             test_cluster.client.create::<Node>(&serde_json::from_value(node_object).expect("a node")).await;
-        // A new node is tainted until it is ready.
+        // A new node has a not-ready taint.
         let ready = Patch::Merge(json!({"spec": {"taints": null}}));
         test_cluster.client.patch::<Node>(&node.expect("a node").key(), &ready).await.expect("a node");
     }

@@ -1,8 +1,8 @@
-//! Decides how a Deployment's ReplicaSets change, step by step, and what its status says.
+//! Computes the changes of a Deployment's ReplicaSets and its status. Does no I/O.
 //!
-//! A step is small: it scales up what may be, or else scales down what may be, and waits for the ReplicaSets
-//! to report before the next one. So at every moment there are at most `maxSurge` pods too many, and the steps
-//! that take pods away count only on what is available now.
+//! Each sync takes one small step: it scales up as far as allowed, or else scales down as far as allowed,
+//! and waits for the ReplicaSets to report before the next step. Therefore at most `maxSurge` extra pods
+//! exist at any time, and scaling down relies only on pods that are available now.
 
 mod rollback;
 mod scale;
@@ -21,27 +21,27 @@ pub use status::{creation_failed, increment_collision_count};
 use scale::{RolloutLimits, RolloutResult};
 use sets::{ReplicaSetState, ReplicaSets};
 
-/// One change to the world.
+/// One change to apply. The controller applies the changes in order.
 #[derive(Debug, PartialEq)]
 pub enum Action {
     CreateSet(Box<ReplicaSet>),
-    /// `from` is how many replicas it had.
+    /// `from` is the previous replica count.
     UpdateSet {
         set: Arc<ReplicaSet>,
         from: i32,
     },
     DeleteSet(Arc<ReplicaSet>),
-    /// Writes the status and, with it, the revision in the annotations.
+    /// Update the status and the revision annotation.
     WriteStatus(Box<Deployment>),
-    /// Writes all of it: only a rollback changes what its user wrote.
+    /// Update the whole object. Only a rollback changes the user's spec.
     WriteSpec(Box<Deployment>),
     Event(EventType, &'static str, String),
-    /// Progress may have taken too long by then.
+    /// Sync again at this time, when the progress deadline may be exceeded.
     RequeueAt(Timestamp),
 }
 
-/// What to do next for a Deployment with these ReplicaSets, all of them its own. `runs_pods` tells whether
-/// there are pods of a ReplicaSet that are not over.
+/// Plans the next step of a Deployment. `owned` are its ReplicaSets. `runs_pods` returns whether a
+/// ReplicaSet has pods that are not terminal.
 pub fn plan(
     deployment: &Deployment,
     owned: &[Arc<ReplicaSet>],
@@ -103,7 +103,7 @@ impl ReplicaSetState {
         self.desired.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
     }
 
-    /// As it reports itself.
+    /// The replica count in the ReplicaSet's status.
     fn reported_replicas(&self) -> i32 {
         self.desired.status.as_ref().map_or(0, |status| status.replicas)
     }

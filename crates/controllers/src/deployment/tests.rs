@@ -17,7 +17,7 @@ fn deployment(replicas: i32, image: &str) -> Deployment {
     .expect("a deployment")
 }
 
-/// Plays the kubelet until `done` holds for the deployment: every pod becomes ready.
+/// Simulates the kubelet until `done` returns true for the Deployment: every pod becomes ready.
 async fn run_fake_kubelet(test_cluster: &TestCluster, done: impl Fn(&Deployment) -> bool) -> Deployment {
     wait_for("the rollout", async || {
         for pod in test_cluster.client.list::<Pod>("default").await.expect("pods") {
@@ -69,12 +69,12 @@ async fn rollout_and_rollback_on_api_server() {
     })
     .await;
 
-    // Nothing more is to be done, so being asked to look again writes nothing.
-    wait_for("the loops are idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
+    // The Deployment is up to date, so another sync writes nothing.
+    wait_for("the controllers to be idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     let patched: Deployment = test_cluster.client.patch(&done.key(), &patch).await.expect("touched");
     test_cluster.ctx.caches.deployments().wait_until_revision(patched.revision()).await.expect("seen");
-    wait_for("the loops are idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
+    wait_for("the controllers to be idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
     let after: Deployment = test_cluster.client.get(&key).await.expect("a deployment");
     assert_eq!(after.revision(), patched.revision());
 }
@@ -85,7 +85,7 @@ async fn existing_replica_set_name_is_not_used() {
     let created = test_cluster.client.create(&deployment(1, "a")).await.expect("created");
     let actions = plan::plan(&created, &[], |_| false, test_cluster.ctx.clock.now());
     let Some(Action::CreateSet(set)) = actions.into_iter().next() else { panic!("no set") };
-    // Somebody else has a set of that name.
+    // A ReplicaSet of that name exists and is not owned by the Deployment.
     let mut other = *set;
     other.metadata.owner_references = None;
     other.metadata.labels = Some([("app".to_owned(), "other".to_owned())].into());

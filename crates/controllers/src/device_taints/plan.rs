@@ -1,4 +1,4 @@
-//! When a pod has to leave its devices. Pure.
+//! Computes when a pod is evicted because of device taints. Does no I/O.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ fn allocated(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAlloca
     devices.into_iter().flat_map(|devices| devices.results.iter().flatten())
 }
 
-/// Whether a claim has devices of the pool a slice describes.
+/// Whether a claim has devices of the slice's pool allocated.
 pub fn uses_pool(claim: &ResourceClaim, slice: &ResourceSlice) -> bool {
     allocated(claim).any(|device| device.driver == slice.spec.driver && device.pool == slice.spec.pool.name)
 }
 
-/// When the first taint of a device that the pod uses is tolerated no longer; `None` is never.
+/// The time when the first taint on the pod's devices is no longer tolerated. `None` means never.
 pub fn eviction_time(
     pod: &Pod,
     claims: &[Arc<ResourceClaim>],
@@ -46,7 +46,7 @@ pub fn eviction_time(
     times.min()
 }
 
-/// The device as the newest slices of its pool have it.
+/// The device in the pool's latest generation of slices.
 fn find_device<'a>(
     allocated: &DeviceRequestAllocationResult,
     slices: &'a [Arc<ResourceSlice>],
@@ -61,7 +61,7 @@ fn find_device<'a>(
         .find(|device| device.name == allocated.device)
 }
 
-/// `None` is for ever. A taint that does not say since when it is there has come just now.
+/// Until when a taint is tolerated. `None` means forever. A taint without `timeAdded` counts as added now.
 fn toleration_end(
     taint: &DeviceTaint,
     tolerations: &[DeviceToleration],

@@ -48,7 +48,7 @@ fn eviction_time_follows_device_taints() {
     check(&claim("v", json!([])), std::slice::from_ref(&tainted), expect!["stays"]);
     check(&tolerates(json!(7200)), std::slice::from_ref(&tainted), expect!["2026-01-01T02:00:00Z"]);
     check(&tolerates(json!(null)), std::slice::from_ref(&tainted), expect!["stays"]);
-    // What an older generation of the pool says does not count.
+    // Slices of an older pool generation are ignored.
     check(&claim("u", json!([])), &[tainted, slice(2, json!([]))], expect!["stays"]);
     let without_time_added = slice(1, json!([{"key": "bad", "effect": "NoExecute"}]));
     check(&claim("u", json!([])), &[without_time_added], expect!["2026-01-01T01:00:00Z"]);
@@ -89,5 +89,5 @@ async fn deletes_pod_of_tainted_device() {
         (pod.is_deleting() && condition.reason.as_deref() == Some("DeletionByDeviceTaintManager"))
             .then_some(())
     };
-    wait_for("a pod leaving", deleting).await;
+    wait_for("deletion of the pod", deleting).await;
 }

@@ -1,4 +1,4 @@
-//! Decides what a PodDisruptionBudget's status says.
+//! Computes the status of a PodDisruptionBudget. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use reconcile::Object as _;
 
 use crate::{percent, pod, selector};
 
-/// How long an eviction that was allowed may take to reach the pod; later it is taken not to come.
+/// How long an allowed eviction may take to delete the pod. After that it is assumed to have failed.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
-/// The condition that marks a pod about to be evicted.
+/// The condition of a pod that is about to be evicted.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
-/// The sizes of what controls pods, by uid.
+/// Replica counts of the pods' controllers, by UID.
 pub type ControllerScale = BTreeMap<String, i32>;
 
-/// One thing to do.
+/// One action to take.
 #[derive(Debug, PartialEq)]
 pub enum Action {
     Normal(&'static str, String),
     Warn(&'static str, String),
-    /// About a pod that was to be deleted and was not.
+    /// A warning event about a pod that was expected to be deleted.
     WarnPod(Arc<Pod>, String),
     WriteStatus(Box<PodDisruptionBudgetStatus>),
     RequeueAt(Timestamp),
 }
 
-/// Whether the number of pods there should be follows from what controls them.
+/// Whether the expected number of pods depends on the scale of the pods' controllers.
 pub fn needs_controller_scale(budget: &PodDisruptionBudget) -> bool {
     let Some(spec) = &budget.spec else { return false };
     spec.max_unavailable.is_some() || matches!(spec.min_available, Some(IntOrString::String(_)))
 }
 
-/// What to do about a budget whose selector matches `pods`. `scales` may say why it cannot be known what
-/// controls them; then no eviction is allowed.
+/// Plans the actions for a budget whose selector matches `pods`. If `controller_scale` is an error, no
+/// disruption is allowed.
 pub fn plan(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
@@ -73,8 +73,8 @@ pub fn plan(
     actions
 }
 
-/// When the mark of an eviction is to be cleared from a pod that lives on; `None` where there is no such
-/// mark. A kubelet's own mark stays: it may take any time to end a pod.
+/// When the `DisruptionTarget` condition of a pod becomes stale. `None` if there is nothing to clear. The
+/// kubelet's own condition is kept, because termination by the kubelet may take any time.
 pub fn stale_at(pod: &Pod) -> Option<Timestamp> {
     let condition = pod::condition(pod, DISRUPTION_TARGET)?;
     let by_kubelet = condition.reason.as_deref() == Some("TerminationByKubelet");
@@ -85,7 +85,7 @@ pub fn stale_at(pod: &Pod) -> Option<Timestamp> {
     Some(since.checked_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX))
 }
 
-/// How many pods there should be, and how many of them healthy.
+/// The expected number of pods, and the desired number of healthy ones.
 fn expected_counts(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
@@ -107,7 +107,7 @@ fn expected_counts(
     }
 }
 
-/// The evictions that were allowed and have not reached their pods yet.
+/// The allowed evictions whose pods are not deleted yet.
 fn pending_disruptions(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
@@ -121,6 +121,7 @@ fn pending_disruptions(
         let Some(since) = known.and_then(|known| known.get(pod.name())) else { continue };
         let until = since.0.checked_add(DELETION_TIMEOUT).unwrap_or(Timestamp::MAX);
         if until < now {
+            // Upstream formats the namespace twice, and the message is kept identical.
             let namespace = budget.namespace();
             let message =
                 format!("Pod was expected by PDB {namespace}/{namespace} to be deleted but it wasn't");
@@ -145,7 +146,7 @@ fn status(
         |pod: &&Arc<Pod>| !pod.is_deleting() && !disrupted.contains_key(pod.name()) && pod::is_ready(pod);
     let healthy = i32::try_from(pods.iter().filter(is_healthy).count()).unwrap_or(i32::MAX);
     let spare = healthy.saturating_sub(desired);
-    // A budget of no pods allows nothing: when its first ones appear, nobody may be faster than this loop.
+    // A budget without pods allows no disruption, otherwise an eviction could precede the first sync.
     let allowed = if expected <= 0 { 0 } else { spare.max(0) };
     let is_allowed = match allowed > 0 {
         true => ("True", "SufficientPods", String::new()),
@@ -162,7 +163,7 @@ fn status(
     }
 }
 
-/// Allows nothing where nothing can be known.
+/// The status if the expected count is unknown: no disruption is allowed.
 fn failed_status(budget: &PodDisruptionBudget, error: String, now: Timestamp) -> PodDisruptionBudgetStatus {
     let before = budget.status.clone().unwrap_or_default();
     let conditions = conditions(budget, ("False", "SyncFailed", error), before.observed_generation, now);

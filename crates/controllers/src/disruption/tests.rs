@@ -23,7 +23,7 @@ async fn budget_status_follows_pods_on_api_server() {
     .expect("a budget");
     test_cluster.client.create(&budget).await.expect("created");
     let numbers = async |expected: [i32; 4]| {
-        wait_for("the numbers", async || {
+        wait_for("the budget status", async || {
             let budget: PodDisruptionBudget = test_cluster.client.get(&budget.key()).await.expect("a budget");
             let status = budget.status.unwrap_or_default();
             let numbers = [
@@ -37,7 +37,7 @@ async fn budget_status_follows_pods_on_api_server() {
         .await
     };
     numbers([3, 2, 0, 0]).await;
-    // How many there should be is known before all of them are there.
+    // The expected count follows the scale, before all pods exist.
     let pods = wait_for("three pods", async || {
         test_cluster.client.list::<Pod>("default").await.ok().filter(|pods| pods.len() == 3)
     })
@@ -52,7 +52,7 @@ async fn budget_status_follows_pods_on_api_server() {
     }
     numbers([3, 2, 3, 1]).await;
 
-    // An eviction uses it up, and the next is refused.
+    // An eviction uses up the allowed disruption, and the next one is rejected.
     let eviction =
         |pod: &Pod| json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod.name()}});
     test_cluster

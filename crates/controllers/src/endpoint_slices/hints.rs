@@ -1,8 +1,8 @@
-//! For which zones and nodes endpoints are meant. Pure.
+//! Topology hints of endpoints. Does no I/O.
 //!
-//! Either a Service asks for traffic to stay close (`trafficDistribution`): then every endpoint is meant for where
-//! it is. Or it asks, by annotation, for endpoints in proportion to the processors of each zone: then some
-//! endpoints are meant for other zones than their own.
+//! With `trafficDistribution`, every endpoint gets a hint for its own zone or node. With the topology mode
+//! annotation, endpoints are allocated in proportion to the CPUs of each zone, so that some get a hint for
+//! another zone.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use schema::quantity::Quantity;
 
 use super::pack::SliceChanges;
 
-/// How much more than its share an endpoint may get.
+/// The accepted overload of an endpoint relative to its share.
 const OVERLOAD_THRESHOLD: f64 = 0.2;
 const ZONE: &str = "topology.kubernetes.io/zone";
 const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
-/// What a Service asks for.
+/// The traffic distribution that a Service requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TrafficDistribution {
     Anywhere,
@@ -51,7 +51,7 @@ fn endpoints(slice: &EndpointSlice) -> &[Endpoint] {
     slice.endpoints.as_deref().unwrap_or_default()
 }
 
-/// Brings all slices to what `hint` says of their endpoints; those it changes are written.
+/// Sets the hints of all endpoints. Slices that change are moved to the updates.
 fn set_hints(changes: &mut SliceChanges, hint: impl Fn(&Endpoint) -> Option<EndpointHints>) {
     let mut keep = Vec::new();
     for slice in std::mem::take(&mut changes.keep) {
@@ -68,12 +68,12 @@ fn set_hints(changes: &mut SliceChanges, hint: impl Fn(&Endpoint) -> Option<Endp
     }
 }
 
-/// Everybody may use every endpoint.
+/// Removes the hints of all endpoints.
 pub fn remove_hints(changes: &mut SliceChanges) {
     set_hints(changes, |_| None);
 }
 
-/// Every endpoint is meant for its zone, and where `node` for its node.
+/// Sets hints for each endpoint's zone and, if `node`, for its node.
 pub fn add_close_hints(changes: &mut SliceChanges, node: bool) {
     set_hints(changes, |endpoint| {
         if !is_ready(endpoint) {
@@ -87,7 +87,8 @@ pub fn add_close_hints(changes: &mut SliceChanges, node: bool) {
     });
 }
 
-/// Each zone's part of the processors of all ready nodes; `None` where that cannot be said of two zones or more.
+/// Each zone's share of the CPUs of all ready nodes. `None` if some node lacks the information or there are
+/// fewer than two zones.
 pub fn cpu_share_by_zone<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Option<BTreeMap<String, f64>> {
     let mut by_zone: BTreeMap<String, f64> = BTreeMap::new();
     for node in nodes {
@@ -113,7 +114,7 @@ struct ZoneAllocation {
     desired: f64,
 }
 
-/// How many of `total` endpoints each zone should have; or why there can be no hints.
+/// The number of endpoints per zone out of `total`, or why hints cannot be allocated.
 fn allocations(
     shares: Option<&BTreeMap<String, f64>>,
     total: usize,
@@ -143,7 +144,7 @@ fn allocations(
     Ok(shares.iter().map(allocate).collect())
 }
 
-/// Every endpoint is meant for one zone, such that each zone has its share; or says why not.
+/// Sets a zone hint for every ready endpoint in proportion to `shares`, or returns why it cannot.
 pub fn allocate_by_zone(
     changes: &mut SliceChanges,
     shares: Option<&BTreeMap<String, f64>>,
@@ -188,7 +189,7 @@ fn for_zone(zone: String) -> EndpointHints {
     EndpointHints { for_zones: Some(vec![ForZone { name: zone }]), for_nodes: None }
 }
 
-/// How many endpoints of a slice are meant for each zone; `None` where the slice has to be written anew.
+/// The number of hints per zone in a slice. `None` if the slice must be rewritten.
 fn valid_hints(
     slice: &EndpointSlice,
     allocated: &BTreeMap<String, usize>,
@@ -211,7 +212,8 @@ fn valid_hints(
 
 type EndpointsByZone = BTreeMap<String, usize>;
 
-/// How many endpoints zones have too many, and how many others have too few.
+/// The surplus of zones with too many endpoints, and the deficit of zones with too few (upstream's
+/// `getGivingAndReceivingZones`).
 fn surplus_and_missing(
     allocations: &BTreeMap<String, ZoneAllocation>,
     allocated: &EndpointsByZone,

@@ -1,4 +1,4 @@
-//! Fits endpoints into slices with as few changes as can be. Pure.
+//! Distributes endpoints over slices with as few writes as possible. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use reconcile::Object;
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 
-/// The labels that are not taken from the Service.
+/// Labels that are not copied from the Service.
 const RESERVED: [&str; 3] = [SERVICE_NAME, MANAGED_BY, crate::backends::HEADLESS];
 
-/// What has to happen to the slices of one Service and address type.
+/// The changes to the slices of one Service and address type.
 #[derive(Debug, Default, PartialEq)]
 pub struct SliceChanges {
     pub create: Vec<EndpointSlice>,
@@ -21,14 +21,14 @@ pub struct SliceChanges {
     pub keep: Vec<Arc<EndpointSlice>>,
 }
 
-/// Endpoints that share their ports.
+/// Endpoints with the same ports.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointGroup {
     pub ports: Vec<EndpointPort>,
     pub endpoints: Vec<Endpoint>,
 }
 
-/// What makes an endpoint the same one in another state.
+/// Identifies an endpoint across state changes.
 type Identity = (Vec<String>, String, String, String);
 
 fn identity(endpoint: &Endpoint) -> Identity {
@@ -43,13 +43,13 @@ fn identity(endpoint: &Endpoint) -> Identity {
     )
 }
 
-/// The same but for hints, which are another matter.
+/// Whether two endpoints are equal apart from hints, which are handled separately.
 fn is_unchanged(a: &Endpoint, b: &Endpoint) -> bool {
     let uid = |endpoint: &Endpoint| endpoint.target_ref.as_ref().and_then(|target| target.uid.clone());
     a.node_name == b.node_name && a.zone == b.zone && a.conditions == b.conditions && uid(a) == uid(b)
 }
 
-/// Ports by which groups of endpoints are told apart.
+/// The key by which endpoints are grouped.
 pub fn port_key(ports: &[EndpointPort]) -> Vec<(String, i32, String, String)> {
     let mut key: Vec<_> = ports
         .iter()
@@ -76,8 +76,8 @@ fn endpoint_count(slice: &EndpointSlice) -> usize {
     slice.endpoints.as_deref().unwrap_or_default().len()
 }
 
-/// Fits `groups` into slices of at most `most` endpoints. `blank` is a slice with nothing in it but who it belongs
-/// to; `existing` are the slices there are.
+/// Distributes `groups` over slices of at most `max_endpoints` endpoints. `blank` is an empty slice with
+/// the metadata of the Service; `existing` are the current slices.
 pub fn pack(
     blank: &EndpointSlice,
     existing: &[Arc<EndpointSlice>],
@@ -139,7 +139,7 @@ fn pack_group(
             keep.push(slice);
         }
     }
-    // What is written anyway is filled first, the fullest before the others.
+    // Slices that are updated anyway are filled first, the fullest one before the others.
     update.sort_by_key(|slice| std::cmp::Reverse(endpoint_count(slice)));
     for slice in &mut update {
         fill(slice, &mut missing, max_endpoints);
@@ -178,14 +178,14 @@ fn fill(slice: &mut EndpointSlice, missing: &mut BTreeMap<Identity, Endpoint>, m
     }
 }
 
-/// The slice that is fullest once `more` endpoints are in it.
+/// The index of the slice that is fullest after `more` endpoints are added.
 fn best_fit(slices: &[Arc<EndpointSlice>], more: usize, max_endpoints: usize) -> Option<usize> {
     let remaining = |slice: &Arc<EndpointSlice>| max_endpoints.checked_sub(more + endpoint_count(slice));
     let candidates = slices.iter().enumerate().filter_map(|(i, slice)| Some((remaining(slice)?, i)));
     if more >= max_endpoints { None } else { candidates.min().map(|(_, i)| i) }
 }
 
-/// A Service without endpoints has one empty slice, which tells so.
+/// Adds an empty placeholder slice if a Service has no endpoints.
 pub fn add_placeholder_slice(blank: &EndpointSlice, changes: &mut SliceChanges) {
     if !(changes.keep.is_empty() && changes.update.is_empty() && changes.create.is_empty()) {
         return;
@@ -203,7 +203,7 @@ pub fn add_placeholder_slice(blank: &EndpointSlice, changes: &mut SliceChanges) 
     }
 }
 
-/// Slices that would go become those that would be made.
+/// Turns pairs of a created and a deleted slice into updates.
 pub fn reuse_deleted_slices(blank: &EndpointSlice, changes: &mut SliceChanges) {
     let mut left = Vec::new();
     for slice in std::mem::take(&mut changes.delete) {

@@ -1,4 +1,4 @@
-//! What the slices of a Service should be. Pure.
+//! Computes the slices of a Service. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use crate::{backends, pod};
 
 pub const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// How many endpoints a slice has at most.
+/// Upstream's default of `--max-endpoints-per-slice`.
 const MAX_ENDPOINTS_PER_SLICE: usize = 100;
 
-/// What a Service's slices are made from.
+/// Everything the slices of a Service depend on.
 pub struct ServiceSnapshot<'a> {
     pub service: &'a Service,
     pub spec: &'a ServiceSpec,
     pub pods: &'a [Arc<Pod>],
-    /// The slices of this Service that are this controller's.
+    /// The Service's slices that this controller manages.
     pub slices: &'a [Arc<EndpointSlice>],
     pub node: &'a (dyn Fn(&str) -> Option<Arc<Node>> + Sync),
-    /// Each zone's part of the processors, where it is asked for and can be said.
+    /// Each zone's share of the CPUs, if proportional hints are requested and possible.
     pub shares: Option<&'a BTreeMap<String, f64>>,
-    /// The Service's endpoints were meant for zones until now.
+    /// Whether the Service's endpoints had proportional hints so far.
     pub had_hints: bool,
 }
 
-/// What has to happen, and what is worth telling.
+/// The changes and events of a sync.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub changes: SliceChanges,
-    /// Whether endpoints are meant for zones, and what to tell about that: a warning unless they are.
+    /// Event messages about hints. They are warnings unless `has_hints`.
     pub events: Vec<String>,
     pub has_hints: bool,
 }
@@ -63,13 +63,13 @@ pub fn plan(observed: &ServiceSnapshot<'_>) -> Plan {
         result.changes.keep.append(&mut changes.keep);
     }
     if observed.service.is_deleting() {
-        // They would go with it.
+        // The garbage collector would delete them with the Service.
         result.changes.create.clear();
     }
     result
 }
 
-/// Says for whom endpoints are meant.
+/// Updates the topology hints.
 fn update_hints(observed: &ServiceSnapshot<'_>, family: &str, changes: &mut SliceChanges, result: &mut Plan) {
     let with_address_type = |text: &str| format!("{text}, addressType: {family}");
     match TrafficDistribution::of(observed.service) {
@@ -115,7 +115,7 @@ fn families(spec: &ServiceSpec) -> Vec<&'static str> {
     }
 }
 
-/// A slice of a Service with nothing in it.
+/// An empty slice with the metadata of the Service.
 fn empty_slice(service: &Service, spec: &ServiceSpec, family: &str) -> EndpointSlice {
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
     labels.remove(backends::HEADLESS);
@@ -146,14 +146,14 @@ fn empty_slice(service: &Service, spec: &ServiceSpec, family: &str) -> EndpointS
     }
 }
 
-/// The endpoints of a Service, those with the same ports together.
+/// The endpoints of a Service, grouped by ports.
 fn endpoint_groups(observed: &ServiceSnapshot<'_>, v6: bool) -> Vec<EndpointGroup> {
     let mut groups = Vec::new();
     for pod in observed.pods.iter().filter(|pod| backends::should_be_endpoint(pod, true)) {
         let node = (observed.node)(pod::node(pod));
         let publish_not_ready = observed.spec.publish_not_ready_addresses == Some(true);
         let ports = ports(observed.spec, pod);
-        // Also where this pod has none of the addresses, since others with these ports may.
+        // The group is kept without endpoints, too, because other pods may have these ports and an address.
         let mut group = EndpointGroup { ports, endpoints: Vec::new() };
         let addresses = backends::addresses(pod, v6);
         if !addresses.is_empty() && (node.is_some() || publish_not_ready) {

@@ -35,7 +35,7 @@ fn blank(labels: &str) -> EndpointSlice {
     .expect("a slice")
 }
 
-/// `a` is a ready endpoint, `a!` one that is not.
+/// `a` is a ready endpoint, `a!` is not ready.
 fn endpoint(text: &str) -> Endpoint {
     let name = text.trim_end_matches('!');
     serde_json::from_value(json!({
@@ -50,7 +50,7 @@ fn ports(port: i32) -> Vec<EndpointPort> {
     vec![EndpointPort { port: Some(port), ..EndpointPort::default() }]
 }
 
-/// `name:80 a b!` is a slice.
+/// A slice given as `name:80 a b!`.
 fn slice(text: &str) -> Arc<EndpointSlice> {
     let (name, rest) = text.split_once(':').expect("a name");
     let mut words = rest.split_whitespace();
@@ -97,7 +97,7 @@ fn check(existing: &[&str], desired: &[(i32, &str)], expected: &[&str]) {
 
 #[test]
 fn endpoints_are_packed_with_minimal_changes() {
-    // Nothing yet, and nothing to show: an empty slice says so, once.
+    // No endpoints: one empty placeholder slice is created.
     check(&[], &[], &["create :0"]);
     check(&["s:0"], &[], &[]);
     check(&[], &[(80, "1 2")], &["create :80 1 2"]);
@@ -106,12 +106,12 @@ fn endpoints_are_packed_with_minimal_changes() {
     check(&["s:80 1 2"], &[(80, "1 2")], &[]);
     check(&["s:80 1 2"], &[(80, "1 2!")], &["update s:80 1 2!"]);
     check(&["s:80 1 2"], &[(80, "1")], &["update s:80 1"]);
-    // New ones go where something is written anyway, else where they fit best, else apart.
+    // New endpoints go to slices that are updated anyway, else to the best fit, else to a new slice.
     check(&["s:80 1 2", "t:80 3"], &[(80, "1 3 4")], &["update s:80 1 4"]);
     check(&["s:80 1 2", "t:80 3"], &[(80, "1 2 3 4")], &["update s:80 1 2 4"]);
     check(&["s:80 1 2 3"], &[(80, "1 2 3 4")], &["create :80 4"]);
     check(&["s:80 1", "t:80 2"], &[(80, "2")], &["delete s"]);
-    // Other ports are other slices.
+    // Other ports need another slice.
     check(&["s:80 1"], &[(80, "1"), (81, "2")], &["create :81 2"]);
     check(&["s:80 1"], &[(81, "1")], &["update s:81 1"]);
 }
@@ -132,7 +132,7 @@ fn slices_of_other_owner_are_deleted_and_labels_updated() {
     assert_eq!(changes.update[0].label("app"), Some("y"));
 }
 
-/// What there is after `changes`; new slices get names.
+/// The slices after `changes` are applied. New slices get names.
 fn slices_after(changes: &SliceChanges, round: usize) -> Vec<Arc<EndpointSlice>> {
     let mut after: Vec<Arc<EndpointSlice>> = changes.keep.clone();
     after.extend(changes.update.iter().cloned().map(Arc::new));
@@ -170,7 +170,7 @@ proptest! {
     }
 }
 
-/// Endpoints as `zone zone ...`; answers with the zones they are meant for.
+/// Takes the zones of endpoints and returns the zones of their hints.
 fn zone_hints(zones: &str, shares: &[(&str, f64)]) -> Result<String, String> {
     let endpoints = zones
         .split_whitespace()
@@ -192,7 +192,7 @@ fn zone_hints(zones: &str, shares: &[(&str, f64)]) -> Result<String, String> {
         SliceChanges { keep: changes.create.drain(..).map(Arc::new).collect(), ..SliceChanges::default() };
     let mut again = SliceChanges { keep: unchanged.keep.clone(), ..SliceChanges::default() };
     hints::allocate_by_zone(&mut again, Some(&shares))?;
-    assert_eq!(again, unchanged, "what is shared out well stays");
+    assert_eq!(again, unchanged, "balanced hints must not change");
     Ok(hint_zones.join(" "))
 }
 

@@ -1,4 +1,4 @@
-//! What the Endpoints of a Service should be. Pure.
+//! Computes the Endpoints of a Service. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::{backends, pod};
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
-/// How many addresses Endpoints have at most.
+/// The maximum number of addresses per Endpoints object.
 const MAX_ADDRESSES: usize = 1000;
 
-/// The Endpoints to write, where they are not as they should be.
+/// The Endpoints object to write, or `None` if it is up to date.
 pub fn plan(
     service: &Service,
     spec: &ServiceSpec,
@@ -93,7 +93,7 @@ fn subsets(service: &Service, spec: &ServiceSpec, pods: &[Arc<Pod>]) -> Vec<Endp
     subsets
 }
 
-/// The address of a pod in the first family of the Service.
+/// The pod's address in the first IP family of the Service.
 fn address(service: &Service, spec: &ServiceSpec, pod: &Pod) -> Option<EndpointAddress> {
     let pod_ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()).unwrap_or_default();
     let v6 = match spec.ip_families.as_deref().unwrap_or_default().first() {
@@ -139,7 +139,7 @@ mod tests {
 
     #[track_caller]
     fn check(service: &Service, pods: &[Arc<Pod>], expected: &str) {
-        let desired = plan_of(service, pods, None).expect("endpoints where there are none");
+        let desired = plan_of(service, pods, None).expect("missing Endpoints are created");
         let list = |addresses: &Option<Vec<EndpointAddress>>| {
             addresses.iter().flatten().map(|address| address.ip.clone()).collect::<Vec<_>>().join(",")
         };
@@ -150,7 +150,7 @@ mod tests {
         };
         let found: Vec<String> = desired.subsets.iter().flatten().map(subset).collect();
         assert_eq!(found.join(" "), expected);
-        assert_eq!(plan_of(service, pods, Some(&desired)), None, "planning again changes nothing");
+        assert_eq!(plan_of(service, pods, Some(&desired)), None, "the plan must be idempotent");
     }
 
     #[test]

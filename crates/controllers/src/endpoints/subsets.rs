@@ -1,15 +1,15 @@
-//! The one way to write the subsets of Endpoints. Pure.
+//! The canonical form of the subsets of Endpoints. Does no I/O.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset};
 
 type PortKey = (String, i32, String, Option<String>);
-/// By address and the uid behind it: the address, and whether it is ready.
+/// Keyed by IP and target UID: the address, and whether it is ready.
 type Addresses = BTreeMap<(String, String), (EndpointAddress, bool)>;
 
-/// Puts ports with the same addresses together, each address once. An address that is not ready somewhere for a
-/// port is not ready for it.
+/// Groups ports with the same addresses, each address once (upstream's `RepackSubsets`). An address that is
+/// not ready in some subset is not ready for that port.
 pub fn repack_subsets(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
     let mut by_port: BTreeMap<Option<PortKey>, Addresses> = BTreeMap::new();
     for subset in subsets {
@@ -65,7 +65,7 @@ fn port_of((name, port, protocol, app_protocol): PortKey) -> EndpointPort {
     EndpointPort { name, port, protocol: Some(protocol), app_protocol }
 }
 
-/// Keeps `most` addresses at most, ready ones before others; answers whether some had to go.
+/// Limits the number of addresses, ready ones first. Returns whether addresses were removed.
 pub fn truncate_addresses(subsets: &mut [EndpointSubset], max_addresses: usize) -> bool {
     let len = |addresses: &Option<Vec<EndpointAddress>>| addresses.as_ref().map_or(0, Vec::len);
     let ready: usize = subsets.iter().map(|subset| len(&subset.addresses)).sum();
@@ -82,7 +82,7 @@ pub fn truncate_addresses(subsets: &mut [EndpointSubset], max_addresses: usize) 
             subset.not_ready_addresses = None;
         }
         let addresses = if truncate_ready { &mut subset.addresses } else { &mut subset.not_ready_addresses };
-        // Each subset keeps its part, rounded up while there is room.
+        // Each subset keeps its proportional part, rounded up as long as the limit allows.
         let part = (len(addresses) * capacity).div_ceil(total).min(left);
         if let Some(list) = addresses {
             list.truncate(part);

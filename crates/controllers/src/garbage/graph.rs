@@ -1,7 +1,7 @@
-//! Who owns whom among all objects, by what the collections have told so far. Pure.
+//! The graph of owners and dependents of all objects, built from watch events. Does no I/O.
 //!
-//! Holds of an object only what finding owners and dependents takes. What changes names the objects to look
-//! at; whether one of them really has to go is decided from its live state ([`super::plan`]).
+//! A node holds only what is needed to find owners and dependents. Each update wakes the objects to
+//! process; whether one of them is deleted is decided by its live state ([`super::plan`](mod@super::plan)).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -15,8 +15,8 @@ use serde::Deserialize;
 pub const FINALIZER_DELETE_DEPENDENTS: &str = "foregroundDeletion";
 pub const FINALIZER_ORPHAN_DEPENDENTS: &str = "orphan";
 
-/// An object's uid, small. The server makes uids of one form; what somebody else wrote into an owner reference
-/// is made a number that no object has.
+/// An object's UID in compact form. The API server generates UIDs in one format. Other text in an owner
+/// reference is hashed to a number that no generated UID has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(u128);
 
@@ -30,6 +30,8 @@ impl Uid {
             });
         match u128::from_str_radix(&text.replace('-', ""), 16) {
             Ok(number) if form => Uid(number),
+            // Bits 76-79 of a UUID are its version. Version 4 never has bit 79 set, so the hash cannot
+            // collide with a generated UID.
             _ => Uid(u128::from(hash(text)) | 1 << 127 | 1 << 79),
         }
     }
@@ -42,11 +44,11 @@ impl fmt::Display for Uid {
     }
 }
 
-/// Which of the kinds that are followed.
+/// Index of a watched kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KindId(pub u16);
 
-/// What is read of an object.
+/// The parts of an object's metadata that the collector needs.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMetadata {
@@ -59,7 +61,7 @@ pub struct ObjectMetadata {
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// An object, read for its metadata alone.
+/// An object of which only the metadata is decoded.
 #[derive(Debug, Default, Deserialize)]
 pub struct PartialObject {
     #[serde(default)]
@@ -76,7 +78,7 @@ impl ObjectMetadata {
     }
 }
 
-/// Group, kind and name of an object, as a number.
+/// A hash of group, kind and name, to compare an owner reference with the object it refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdentityHash(u64);
 
@@ -97,14 +99,14 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Where an object is on its way out, as far as that concerns its dependents.
+/// The deletion state of an object as far as its dependents are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeletionStage {
     NotDeleting,
     Deleting,
-    /// It goes once its dependents let go of it.
+    /// Waits until its dependents are orphaned.
     Orphaning,
-    /// It goes once the dependents that block it are gone.
+    /// Waits until its blocking dependents are deleted.
     Foreground,
 }
 
@@ -135,33 +137,33 @@ struct Owner {
     blocked: bool,
 }
 
-/// What an object calls for, by what is known of it.
+/// What has to be done for an object.
 #[derive(Debug, PartialEq)]
 pub enum GraphAction {
     Nothing,
-    /// Its owners are to be looked up.
+    /// Read its owners and process it.
     ProcessOwners,
-    /// Its dependents are to let go of it, then it goes.
+    /// Remove the owner reference from these dependents, then the finalizer.
     Orphan {
         dependents: Vec<Uid>,
     },
-    /// These have to go first; with none, it goes.
+    /// Wait for these dependents to be deleted. If there are none, remove the finalizer.
     Foreground {
         blocked_by: Vec<Uid>,
     },
 }
 
-/// All objects of all kinds.
+/// All objects of all watched kinds.
 #[derive(Default)]
 pub struct Graph {
     nodes: HashMap<Uid, Node>,
-    /// The dependents of each owner, also of owners nobody has seen.
+    /// The dependents of each owner, including owners that were never observed.
     dependents: HashMap<Uid, BTreeSet<Uid>>,
     namespaces: HashSet<Arc<str>>,
 }
 
 impl Graph {
-    /// Takes in an object as it is now and names whom to look at.
+    /// Adds or updates an object and calls `wake` for the objects to process.
     pub fn observe(
         &mut self,
         kind: KindId,
@@ -213,7 +215,7 @@ impl Graph {
         {
             wake(uid);
         }
-        // Those who took another object for their owner, and those who have to go before it.
+        // Dependents that referred to another object by this UID, and dependents to delete before this one.
         if is_new || previous_stage != Some(stage) && stage == DeletionStage::Foreground {
             for dependent in self.dependents_of(uid) {
                 if self.next_action(dependent) == GraphAction::ProcessOwners {
@@ -223,7 +225,7 @@ impl Graph {
         }
     }
 
-    /// The object is gone.
+    /// Removes a deleted object.
     pub fn forget(&mut self, uid: Uid, wake: &mut dyn FnMut(Uid)) {
         let Some(node) = self.nodes.remove(&uid) else { return };
         self.dependents_of(uid).into_iter().for_each(&mut *wake);
@@ -233,7 +235,7 @@ impl Graph {
         }
     }
 
-    /// Of a kind there are only these left; what happened to the others was missed.
+    /// Removes all objects of a kind except `present`, because their delete events may have been missed.
     pub fn remove_absent(&mut self, kind: KindId, present: &HashSet<Uid>, wake: &mut dyn FnMut(Uid)) {
         let deleted =
             |(uid, node): (&Uid, &Node)| (node.kind == kind && !present.contains(uid)).then_some(*uid);
@@ -242,13 +244,14 @@ impl Graph {
         self.wake_dependents_of_unknown_owners(wake);
     }
 
-    /// Names the dependents of owners nobody has seen.
+    /// Wakes the dependents of owners that were never observed.
     pub fn wake_dependents_of_unknown_owners(&self, wake: &mut dyn FnMut(Uid)) {
         let unknown_owners = self.dependents.iter().filter(|(owner, _)| !self.nodes.contains_key(owner));
         unknown_owners.flat_map(|(_, dependents)| dependents).for_each(|uid| wake(*uid));
     }
 
-    /// A kind is served no more. Its objects are not known to be gone.
+    /// Removes a kind that is no longer served. Dependents are not woken, because its objects may still
+    /// exist.
     pub fn remove_kind(&mut self, kind: KindId) {
         self.remove_absent(kind, &HashSet::new(), &mut |_| {});
     }
@@ -275,7 +278,7 @@ impl Graph {
         }
     }
 
-    /// The owner is there, is the one that is meant, and does not wait for its dependents to go.
+    /// Whether the owner exists, matches the reference and is not waiting for its dependents to be deleted.
     fn is_valid_owner(&self, node: &Node, owner: &Owner) -> bool {
         self.nodes.get(&owner.uid).is_some_and(|found| {
             let reachable = found.namespace.is_empty() || found.namespace == node.namespace;
@@ -283,13 +286,13 @@ impl Graph {
         })
     }
 
-    /// Kind and key of an object.
+    /// The kind and key of an object.
     pub fn locate(&self, uid: Uid) -> Option<(KindId, Key)> {
         let node = self.nodes.get(&uid)?;
         Some((node.kind, Key { namespace: node.namespace.clone(), name: (&*node.name).into() }))
     }
 
-    /// The object is being deleted and waits for its own dependents.
+    /// Whether the object is in foreground deletion.
     pub fn is_deleting_dependents(&self, uid: Uid) -> bool {
         self.nodes.get(&uid).is_some_and(|node| node.stage == DeletionStage::Foreground)
     }

@@ -1,4 +1,4 @@
-//! Follows every collection that can be followed, for its metadata alone, into the graph.
+//! Discovers all deletable kinds and watches their metadata into the graph.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,37 +11,37 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::graph::{Graph, KindId, PartialObject, Uid};
 
-/// How long to wait after something failed.
+/// How long to wait after a failure.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
-/// How long to wait before asking again for groups that did not answer.
+/// How long to wait before discovery is retried for groups that failed.
 const FAILED_DISCOVERY_RETRY: Duration = Duration::from_secs(30);
-/// How long to wait for more news of kinds before looking at them.
+/// How long to wait for further changes before discovery is run.
 const DISCOVERY_DELAY: Duration = Duration::from_millis(250);
 
-/// Kinds in whose objects nobody looks for owners.
+/// Resources whose objects are ignored.
 const IGNORED_RESOURCES: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
-/// Kinds whose objects bring other kinds.
+/// Resources that define further resources.
 const KIND_DEFINITION_RESOURCES: &[(&str, &str)] =
     &[("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
-/// The kinds that are served, and the graph of all their objects.
+/// The served kinds and the graph of their objects.
 pub struct Kinds {
     pub graph: RwLock<Graph>,
     state: RwLock<State>,
     enqueue: Enqueue<Uid>,
-    /// Something has changed that may bring or end kinds.
+    /// Signals that kinds may have been added or removed.
     discovery_needed: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// Every kind in every version, to understand owner references.
+    /// All kinds in all versions, to resolve owner references.
     served: Vec<Arc<ApiResource>>,
-    /// The kinds that are or were followed; their places are their ids.
+    /// Kinds that are or were watched, indexed by [`KindId`].
     monitors: Vec<Arc<ApiResource>>,
 }
 
-/// The feeds that are read; all end when this is dropped.
+/// The running watches. They are aborted when this is dropped.
 #[derive(Default)]
 struct Watches {
     tasks: JoinSet<()>,
@@ -62,7 +62,7 @@ impl Kinds {
         self.state.read().monitors.get(usize::from(id.0)).cloned()
     }
 
-    /// The kind an owner reference names.
+    /// The kind that an owner reference refers to.
     pub fn find_kind(&self, api_version: &str, kind: &str) -> Option<Arc<ApiResource>> {
         let state = self.state.read();
         let named = |served: &&Arc<ApiResource>| served.kind == kind && served.api_version() == api_version;
@@ -73,7 +73,7 @@ impl Kinds {
         self.enqueue.now(uid);
     }
 
-    /// Follows what there is until dropped; `filled` turns true once all of it is known for the first time.
+    /// Watches all kinds until dropped. `synced` becomes true after the initial sync.
     pub async fn watch_all(self: Arc<Kinds>, ctx: Ctx, synced: watch::Sender<bool>) {
         let mut watches = Watches::default();
         loop {
@@ -88,22 +88,22 @@ impl Kinds {
                 Err(error) => {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "cannot learn the kinds there are"
+                        "API discovery failed, will retry"
                     );
                     tokio::time::sleep(RETRY_PERIOD).await;
                     continue;
                 }
             };
             tokio::select! {
-                // Definitions come in crowds, and each changes more than once.
+                // CRDs are often created in bursts, and each changes more than once.
                 () = self.discovery_needed.notified() => tokio::time::sleep(DISCOVERY_DELAY).await,
                 () = tokio::time::sleep(FAILED_DISCOVERY_RETRY), if missing => {}
             }
         }
     }
 
-    /// Begins to follow kinds that are new and ends following those that are no more. Answers with what to wait
-    /// for until the new ones are known, and whether some group did not answer.
+    /// Starts watches for new kinds and stops those of removed ones. Returns the receivers that signal the
+    /// initial sync of the new kinds, and whether discovery failed for some group.
     async fn discover(
         self: &Arc<Kinds>,
         ctx: &Ctx,
@@ -118,7 +118,7 @@ impl Kinds {
         {
             let mut state = self.state.write();
             state.served = served;
-            // A group that does not answer now has not lost its kinds.
+            // A group whose discovery failed may still serve its kinds.
             if !missing {
                 let to_watch: HashSet<&Arc<ApiResource>> = to_watch.iter().collect();
                 watches.by_kind.retain(|id, watch_handle| {
@@ -144,7 +144,7 @@ impl Kinds {
         }
         let mut graph = self.graph.write();
         ended.into_iter().for_each(|id| graph.remove_kind(id));
-        // Owners of kinds that were unknown may be known now.
+        // Owner references to kinds that were unknown so far may be resolvable now.
         graph.wake_dependents_of_unknown_owners(&mut |uid| self.wake(uid));
         Ok((sync_signals, missing))
     }
@@ -163,7 +163,7 @@ impl Kinds {
                     match watch.next().await {
                         Ok(event) => self.apply_event(id, &kind, event),
                         Err(error) => {
-                            tracing::debug!(%error, kind = kind.kind, "following anew");
+                            tracing::debug!(%error, kind = kind.kind, "watch ended, will restart");
                             break;
                         }
                     }
@@ -172,7 +172,7 @@ impl Kinds {
                     }
                 },
                 Err(error) => {
-                    tracing::debug!(%error, kind = kind.kind, "cannot follow, trying again");
+                    tracing::debug!(%error, kind = kind.kind, "failed to start watch, will retry");
                 }
             }
             tokio::time::sleep(RETRY_PERIOD).await;
@@ -216,6 +216,6 @@ fn can_watch(kind: &ApiResource) -> bool {
 
 fn read(raw: &RawObject) -> Option<PartialObject> {
     serde_json::from_slice(&raw.json())
-        .inspect_err(|error| tracing::error!(%error, "an object has metadata that cannot be read"))
+        .inspect_err(|error| tracing::error!(%error, "failed to decode object metadata, object ignored"))
         .ok()
 }

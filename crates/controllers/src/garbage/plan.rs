@@ -1,32 +1,34 @@
-//! Whether an object has to go with its owners. Pure.
+//! Decides whether an object is deleted because of its owners. Does no I/O.
 
 use super::graph::{FINALIZER_DELETE_DEPENDENTS, FINALIZER_ORPHAN_DEPENDENTS, ObjectMetadata};
 
-/// How it stands with one owner of an object.
+/// The state of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerState {
     Solid,
-    /// There is no such owner.
+    /// The owner does not exist.
     Dangling,
-    /// It is being deleted and waits for its dependents to go first.
+    /// The owner is in foreground deletion and waits for its dependents.
     DeletingDependents,
 }
 
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// The owner references to these uids are taken off the object.
+    /// Remove the owner references with these UIDs.
     RemoveOwners(Vec<String>),
-    /// The object's owner references are made not to block their owners.
+    /// Set `blockOwnerDeletion` to false in all owner references.
     Unblock,
     Delete {
         propagation: &'static str,
     },
 }
 
-/// What is to be done with an object whose owners stand as `standings` says, in the order of its references.
+/// Plans the actions for an object. `owner_states` holds the states of its owners in the order of its
+/// references.
 ///
-/// `dependents` tells of each of its own dependents whether it waits for its dependents in turn: then the
-/// object may be part of a circle in which each waits for the other.
+/// `dependents` holds for each of its dependents whether that one is in foreground deletion, too. In that
+/// case the object may be part of a cycle in which each waits for the other, and its references must not
+/// block.
 pub fn plan(object: &ObjectMetadata, owner_states: &[OwnerState], dependents: &[bool]) -> Vec<Action> {
     let is_already_deleting = object.is_deleting() && !object.has_finalizer(FINALIZER_DELETE_DEPENDENTS);
     if is_already_deleting || owner_states.is_empty() {

@@ -10,8 +10,8 @@ use super::graph::{
 };
 use super::plan::{Action, OwnerState, plan};
 
-/// `name owner... !` is an object, its owners (`+` blocked), and how it is being deleted: `!` `!orphan`
-/// `!foreground`.
+/// An object given as `name owner... !`: its owners (`+` means blocking) and its deletion state: `!`,
+/// `!orphan`, `!foreground`.
 fn object(text: &str) -> ObjectMetadata {
     let mut words = text.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -48,7 +48,8 @@ fn observe(graph: &mut Graph, text: &str, wake: &mut dyn FnMut(Uid)) {
     graph.observe(KindId(0), ("", "Thing"), &object(text), wake);
 }
 
-/// Takes in objects (`-name` is one that is gone) and tells whom the last one wakes and what they call for.
+/// Observes objects in order (`-name` is deleted) and checks what the last one wakes and the resulting
+/// actions.
 #[track_caller]
 fn check_graph(script: &[&str], expected: &str) {
     let mut graph = Graph::default();
@@ -90,22 +91,22 @@ fn check_graph(script: &[&str], expected: &str) {
 #[test]
 fn graph_wakes_affected_objects() {
     check_graph(&["a"], "");
-    // The owner first, and the dependent first.
+    // The owner is observed first, or the dependent is.
     check_graph(&["a", "b a"], "b nothing");
     check_graph(&["b a"], "b verify");
     check_graph(&["b a", "a"], "");
-    // Owners that go.
+    // Owners that are deleted.
     check_graph(&["a", "b a", "-a"], "b verify");
     check_graph(&["a", "b a", "a !"], "");
     check_graph(&["a", "b a", "c a+", "a !orphan"], "a orphan b,c");
     check_graph(&["a", "b a", "c a+", "a !foreground"], "a foreground c; b verify; c verify");
-    // What an owner waits for.
+    // Dependents that block an owner.
     check_graph(&["a", "c a+", "a !foreground", "-c"], "a foreground ");
     check_graph(&["a", "c a+", "a !foreground", "c a"], "a foreground ; c verify");
     check_graph(&["a", "c a+", "a !foreground", "c"], "a foreground ; c nothing");
     check_graph(&["a", "c a+", "a !foreground", "c a+ !"], "");
     check_graph(&["a !foreground", "d a+"], "d verify");
-    // What is on its way needs no looking after.
+    // An object that is already being deleted needs no action.
     check_graph(&["a", "b a !", "-a"], "b nothing");
 }
 
@@ -187,8 +188,8 @@ fn object_is_deleted_with_last_owner() {
 }
 
 proptest! {
-    /// Whatever is told in whatever order, every dependent of an owner that is not there gets looked at, and
-    /// the graph holds nothing of objects that are gone.
+    /// For any order of events, every dependent of a missing owner is woken, and the graph keeps nothing of
+    /// deleted objects.
     #[test]
     fn dependents_of_absent_owners_are_woken(steps in prop::collection::vec((0..6u8, 0..6u8, 0..4u8), 1..60)) {
         let mut graph = Graph::default();

@@ -1,5 +1,5 @@
-//! How long a Job waits before it replaces a failed pod: ten seconds, twice as long after every further
-//! failure, ten minutes at most.
+//! The delay before a Job replaces a failed pod: 10 seconds, doubled with each further failure, up to 10
+//! minutes.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
-/// The failures of a Job's pods since the last one that succeeded.
+/// The failures of a Job's pods since the last success.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backoff {
     pub failures: u32,
@@ -17,7 +17,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// After these pods, too, have ended. A success clears what was before it.
+    /// The state after further pods finish. A success resets the failures before it.
     pub fn with_finished<'a>(
         self,
         succeeded: impl Iterator<Item = &'a Pod>,
@@ -32,7 +32,7 @@ impl Backoff {
         })
     }
 
-    /// When the next pod may be made; `None` is at once.
+    /// When the next pod may be created. `None` means now.
     pub fn next_creation_at(&self, now: Timestamp) -> Option<Timestamp> {
         let last = self.last.filter(|_| self.failures > 0)?;
         let exponent = (self.failures - 1).min(16);
@@ -42,7 +42,7 @@ impl Backoff {
     }
 }
 
-/// When a pod ended, as well as can be told.
+/// The finish time of a pod, from the best source available.
 pub fn finished_at(pod: &Pod) -> Timestamp {
     containers_finished_at(pod)
         .or_else(|| not_ready_since(pod))
@@ -51,7 +51,7 @@ pub fn finished_at(pod: &Pod) -> Timestamp {
         .unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// When the last container ended; sidecars end after all others. `None` while one has not.
+/// When the last container terminated, including sidecars, which end last. `None` if some container has not.
 fn containers_finished_at(pod: &Pod) -> Option<Timestamp> {
     let status = pod.status.as_ref()?;
     let sidecar = |container: &&ContainerStatus| {
@@ -75,7 +75,7 @@ fn not_ready_since(pod: &Pod) -> Option<Timestamp> {
     ready.last_transition_time.as_ref().filter(|_| ready.status == "False").map(|time| time.0)
 }
 
-/// The deletion timestamp lies ahead by the grace period.
+/// The deletion timestamp includes the grace period.
 fn deleted_at(pod: &Pod) -> Option<Timestamp> {
     let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
     pod.metadata.deletion_timestamp.as_ref()?.0.checked_sub(grace).ok()

@@ -1,4 +1,4 @@
-//! Which pods a Job should have.
+//! Computes the pods that a Job should have.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::pods::{NewPod, failure_count, ignored_failure_count, index_of};
 use super::policy::FailureAction;
 use crate::pod::{is_terminating, sort_for_deletion};
 
-/// The most pods made or removed at once.
+/// The maximum number of pods created or removed per sync (upstream's `MaxPodCreateDeletePerSync`).
 const MAX_POD_CREATE_DELETE_PER_SYNC: usize = 500;
 
 impl CountedJob<'_> {
-    /// The pods to remove, the pods to make, and until when to wait before making more.
+    /// The pods to remove, the pods to create, and the end of the backoff if creation has to wait.
     pub(super) fn plan_pods(&self) -> (Vec<Arc<Pod>>, Vec<NewPod>, Option<Timestamp>) {
         let desired = self.desired_active();
         let surplus = self.active.len().saturating_sub(desired);
@@ -85,7 +85,7 @@ impl CountedJob<'_> {
         (new_pods, wait)
     }
 
-    /// How many pods should be active.
+    /// The desired number of active pods.
     fn desired_active(&self) -> usize {
         if self.is_suspended() {
             return 0;
@@ -99,13 +99,13 @@ impl CountedJob<'_> {
         }
     }
 
-    /// At least `count` pods to remove: first those whose index is missing, wrong or taken by a better one.
+    /// At least `count` pods to remove. Pods with a missing, invalid or duplicate index come first.
     fn pods_to_remove(&self, count: usize) -> Vec<Arc<Pod>> {
         let mut candidates = self.active.clone();
         sort_for_deletion(&mut candidates, &[], self.snapshot.now);
         let mut remove = Vec::new();
         if let Some(indexed) = &self.indexed {
-            // The best of an index comes last.
+            // Iterates from best to worst, so that the best pod of each index is kept.
             let mut seen = BTreeSet::new();
             candidates.reverse();
             candidates.retain(|pod| {

@@ -1,13 +1,13 @@
-//! Sets of completion indexes, as `status.completedIndexes` writes them: `1,3-5,7`.
+//! Sets of completion indexes in the format of `status.completedIndexes`: `1,3-5,7`.
 
 use std::fmt;
 
-/// Indexes as ranges, in order, apart from each other by at least one missing index.
+/// Sorted ranges of indexes. Ranges never touch or overlap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Indexes(Vec<(u32, u32)>);
 
 impl Indexes {
-    /// Reads the indexes below `limit`; what cannot be read is left out.
+    /// Parses the indexes below `limit`. Invalid parts are ignored.
     pub fn parse(text: &str, limit: u32) -> Indexes {
         let mut found = Indexes::default();
         for range in text.split(',').filter(|range| !range.is_empty()) {
@@ -26,12 +26,12 @@ impl Indexes {
         self.0.get(at).is_some_and(|(first, _)| *first <= index)
     }
 
-    /// How many there are.
+    /// The number of indexes.
     pub fn total(&self) -> u32 {
         self.0.iter().fold(0, |sum: u32, (first, last)| sum.saturating_add(last - first).saturating_add(1))
     }
 
-    /// How many are in both.
+    /// The number of indexes in both sets.
     pub fn intersection_count(&self, other: &Indexes) -> u32 {
         let mut sum: u32 = 0;
         let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
@@ -48,7 +48,7 @@ impl Indexes {
         sum
     }
 
-    /// The lowest `count` indexes below `limit` that are not in.
+    /// The lowest `count` indexes below `limit` that are not in the set.
     pub fn missing(&self, count: usize, limit: u32) -> Vec<u32> {
         let mut found = Vec::new();
         let mut from = 0;

@@ -1,4 +1,5 @@
-//! Lets pods go whose Job is gone or over: nobody counts them any more.
+//! Removes the tracking finalizer from pods whose Job is deleted or finished, because they are no longer
+//! counted.
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
     let Some(pod) = ctx.caches.pods().get(key).filter(|pod| is_orphan_pod(&ctx.caches, pod)) else {
         return Ok(ReconcileAction::AwaitChange);
     };
-    // The cache of Jobs may be behind that of pods, and a pod let go too early is never counted.
+    // The Job cache may lag behind the pod cache. A finalizer that is removed too early means a pod is never
+    // counted, so a live read confirms that the Job is gone or finished.
     if let Some(owner) = pod.controller() {
         match ctx.client.get::<Job>(&Key::new(pod.namespace(), &owner.name)).await {
             Ok(job) if job.uid() == owner.uid && !plan::is_finished(&job) => {

@@ -1,10 +1,10 @@
-//! Decides which pods a Job gains or loses, what its status says, and when it is over.
+//! Decides which pods a Job creates and deletes, its status, and when it is finished. Does no I/O.
 //!
-//! A pod that has ended is counted in three steps, each of which may be the last before a crash: its uid goes
-//! into `status.uncountedTerminatedPods`, then the pod loses the finalizer that keeps it, then the uid leaves
-//! the status and the counter goes up by one. Whoever looks in between knows what has been done, since a pod
-//! without the finalizer is in the list or in the counter and one with it is in the list or in neither.
-//! (Succeeded indexes need no uids: a set counts nothing twice.)
+//! A finished pod is counted in three steps, and the controller may stop after each of them. First its UID
+//! is added to `status.uncountedTerminatedPods`, then the pod's tracking finalizer is removed, then the UID
+//! is removed from the status and the counter is incremented. The state is unambiguous at any time: a pod
+//! without the finalizer is in the list or in the counter, and a pod with the finalizer is in the list or
+//! in neither. (Succeeded indexes need no UIDs, because adding an index to a set twice has no effect.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,23 +20,23 @@ use super::pods::{NewPod, failure_count, ignored_failure_count, index_of, is_tra
 use super::policy::{FailureAction, match_failure_policy};
 use crate::pod::{is_active, is_terminating, phase};
 
-/// A Job as its controller sees it.
+/// Everything the plan depends on.
 pub struct JobSnapshot<'a> {
     pub job: &'a Job,
-    /// The pods it owns.
+    /// The pods owned by the Job.
     pub pods: &'a [Arc<Pod>],
-    /// What is known of the failures before those that its pods show.
+    /// The failures before those that the pods show.
     pub backoff: Backoff,
     pub now: Timestamp,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub step: Step,
-    /// The failures so far, to be remembered once the step is done.
+    /// The failures so far, to be stored once the step is applied.
     pub backoff: Backoff,
-    /// When to look again although nothing happens.
+    /// When to sync again without a change.
     pub requeue_at: Option<Timestamp>,
 }
 
@@ -44,7 +44,7 @@ pub struct Plan {
 pub enum Step {
     #[default]
     Done,
-    /// Pods come or go. Those that go count for nothing, so they lose their finalizer first.
+    /// Create or remove pods. Removed pods are not counted, so their finalizer is removed first.
     Pods {
         remove: Vec<Arc<Pod>>,
         create: Vec<NewPod>,
@@ -52,19 +52,20 @@ pub enum Step {
     Track(Box<Tracking>),
 }
 
-/// Accounts are kept, in this order.
+/// Accounting changes, applied in this order.
 #[derive(Debug, Default, PartialEq)]
 pub struct Tracking {
     pub status: Option<JobStatus>,
-    /// What is told once the status is written: severity, reason, message.
+    /// Events to emit after the status is written: severity, reason, message.
     pub events: Vec<(EventType, String, String)>,
-    /// Pods that have to go because the Job is over. They have been counted.
+    /// Active pods to delete because the Job is finished. They are counted already.
     pub delete: Vec<Arc<Pod>>,
-    /// Pods that lose their finalizer.
+    /// Pods to remove the finalizer from.
     pub untrack: Vec<Arc<Pod>>,
 }
 
-/// What to do next. `manage` is whether pods may be made and removed; without it only accounts are kept.
+/// Plans the next step. If `may_change_pods` is false, pods are not created or removed, and only the
+/// accounting is updated.
 pub fn plan(snapshot: &JobSnapshot<'_>, may_change_pods: bool) -> Plan {
     if is_finished(snapshot.job) {
         return Plan::default();
@@ -105,7 +106,7 @@ pub(super) struct CountedJob<'a> {
     pub(super) status: JobStatus,
     pub(super) active: Vec<Arc<Pod>>,
     pub(super) terminating: usize,
-    /// Uids that the status has but the counters do not.
+    /// UIDs that are in the status and not yet in the counters.
     pub(super) uncounted: Uncounted,
     pub(super) succeeded: u32,
     pub(super) failed: u32,
@@ -119,14 +120,14 @@ pub(super) struct Uncounted {
     pub(super) failed: BTreeSet<String>,
 }
 
-/// What only Jobs with indexes have.
+/// The state of an Indexed Job.
 pub(super) struct Indexed {
     pub(super) completions: u32,
     pub(super) succeeded: Indexes,
-    /// Only with a backoff limit per index.
+    /// Set only with a backoff limit per index.
     pub(super) failed: Option<Indexes>,
-    /// The last failed pod of an index that has no other: its replacement inherits the count of failures, so
-    /// it must stay until then.
+    /// The last failed pod of each index that has no active pod. Its replacement inherits the failure
+    /// count, so it must not be deleted before.
     pub(super) last_failed: BTreeMap<u32, Arc<Pod>>,
 }
 
@@ -224,13 +225,13 @@ impl<'a> CountedJob<'a> {
         last_failed
     }
 
-    /// The number of completions where each has an index.
+    /// The number of completions of an Indexed Job.
     pub(super) fn indexed_completions(&self) -> Option<u32> {
         let indexed = self.spec.completion_mode.as_deref() == Some("Indexed");
         indexed.then(|| u32::try_from(self.spec.completions.unwrap_or(0)).unwrap_or(0))
     }
 
-    /// The pod has a valid index, where one is needed.
+    /// Whether the pod has a valid index, if the Job is indexed.
     pub(super) fn has_valid_index(&self, pod: &Pod) -> bool {
         self.indexed_completions()
             .is_none_or(|completions| index_of(pod).is_some_and(|index| index < completions))
@@ -240,14 +241,14 @@ impl<'a> CountedJob<'a> {
         self.spec.suspend == Some(true)
     }
 
-    /// A pod is replaced only when it has ended, not already when it goes away.
+    /// Whether a pod is replaced only once it is terminal, instead of when its deletion starts.
     pub(super) fn only_replace_failed_pods(&self) -> bool {
         self.spec.pod_replacement_policy.as_deref() == Some("Failed")
             || self.spec.pod_failure_policy.is_some()
     }
 
     pub(super) fn is_failed(&self, pod: &Pod) -> bool {
-        // A pod on a node that is gone is deleted without ever having failed.
+        // A pod on a deleted node disappears without ever reaching the phase Failed.
         phase(pod) == "Failed"
             || !self.only_replace_failed_pods() && pod.is_deleting() && phase(pod) != "Succeeded"
     }

@@ -1,4 +1,4 @@
-//! The pods of a Job: what they are made of and what they carry.
+//! The pods of a Job.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use reconcile::Object as _;
 
 use crate::template;
 
-/// Keeps a pod until it has been counted.
+/// The finalizer that keeps a pod until it is counted.
 pub const TRACKING_FINALIZER: &str = "batch.kubernetes.io/job-tracking";
 const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
 const IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 const INDEX_ENV: &str = "JOB_COMPLETION_INDEX";
-/// What is left of a name's 63 characters for the part before the five random ones.
+/// The maximum length of a generated name prefix: 63 characters minus the 5 random ones.
 const MAX_NAME_PREFIX_BYTES: usize = 58;
 
-/// A pod to be made.
+/// A pod to create.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewPod {
     pub index: Option<u32>,
-    /// How often pods of this index have failed, and how often that was ignored.
+    /// The number of counted and of ignored failures of this index.
     pub failures: Option<(i32, i32)>,
 }
 
@@ -45,7 +45,7 @@ fn count(pod: &Pod, annotation: &str) -> i32 {
     pod.annotation(annotation).and_then(|text| text.parse().ok()).filter(|count| *count >= 0).unwrap_or(0)
 }
 
-/// The pod to create.
+/// Builds the pod to create.
 pub fn pod(job: &Job, new_pod: &NewPod) -> Pod {
     let template = job.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
     let mut pod = template::pod_from_template(job, &template);
@@ -75,7 +75,7 @@ pub fn pod(job: &Job, new_pod: &NewPod) -> Pod {
 fn generate_name_prefix(job: &str, index: u32) -> String {
     let end = format!("-{index}-");
     let prefix_len = MAX_NAME_PREFIX_BYTES.saturating_sub(end.len());
-    // Names are plain ASCII.
+    // Object names are ASCII, so `get` never splits a character.
     format!("{}{end}", job.get(..prefix_len).unwrap_or(job))
 }
 

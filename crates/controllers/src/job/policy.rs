@@ -1,4 +1,4 @@
-//! What a Job's pod failure policy says about a failed pod, and its success policy about succeeded indexes.
+//! Evaluates the pod failure policy and the success policy of a Job.
 
 use k8s_openapi::api::batch::v1::{
     PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyOnPodConditionsPattern,
@@ -9,18 +9,18 @@ use reconcile::Object as _;
 
 use super::indexes::Indexes;
 
-/// What a failed pod means for its Job.
+/// The consequence of a failed pod for its Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FailureAction {
-    /// One failure more.
+    /// Count it as one failure.
     Count,
     Ignore,
     FailIndex,
-    /// The Job fails, with this message.
+    /// Fail the Job with this message.
     FailJob(String),
 }
 
-/// What the first rule that matches says; without one, a failure counts.
+/// The action of the first matching rule. Without a match the failure counts.
 pub fn match_failure_policy(policy: Option<&PodFailurePolicy>, pod: &Pod) -> FailureAction {
     let (Some(policy), Some(status)) = (policy, &pod.status) else { return FailureAction::Count };
     for (index, rule) in policy.rules.iter().enumerate() {
@@ -80,7 +80,7 @@ fn by_condition<'a>(
     })
 }
 
-/// The message of the first rule that these succeeded indexes meet.
+/// The message of the first rule that the succeeded indexes meet.
 pub fn matched_success_rule(
     policy: Option<&SuccessPolicy>,
     completions: u32,

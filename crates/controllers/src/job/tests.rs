@@ -1,5 +1,5 @@
-//! Jobs and pods in words, steps out; a model in which anything may happen between two actions; and a real
-//! API server.
+//! Plans for Jobs and pods given as text, a model with a stop between any two actions, and a test against a
+//! real API server.
 
 mod model;
 
@@ -27,8 +27,8 @@ fn job(spec: Value, status: Value) -> Job {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).expect("a job")
 }
 
-/// `uid word...`, where a word is a phase, `going`, `counted`, `ready`, `#INDEX`, `fails=N`, `exit=CODE`,
-/// `ended=SECONDS` ago or `cond=TYPE`.
+/// `uid word...`, where a word is a phase, `going` (being deleted), `counted` (without finalizer), `ready`,
+/// `#INDEX`, `fails=N`, `exit=CODE`, `ended=SECONDS` ago or `cond=TYPE`.
 fn pod(text: &str) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let uid = words.next().expect("a uid");
@@ -143,7 +143,7 @@ fn pods_are_created_and_deleted_to_match_parallelism() {
         remove [] create [pod, pod, pod]
     "#]],
     );
-    // As many as are still needed.
+    // Only as many pods as completions are missing.
     check(
         json!({"parallelism": 3, "completions": 2}),
         "a Succeeded | b ready",
@@ -175,7 +175,7 @@ fn pods_are_created_and_deleted_to_match_parallelism() {
         event Suspended: Job suspended
     "#]],
     );
-    // A pod that goes away is replaced at once, or once it has gone.
+    // A pod being deleted is replaced at once, or once it is terminal.
     check(
         json!({"parallelism": 1, "podReplacementPolicy": "TerminatingOrFailed"}),
         "a going counted",
@@ -190,7 +190,7 @@ fn pods_are_created_and_deleted_to_match_parallelism() {
         status {ready:0,terminating:1,uncountedTerminatedPods:{}}
     "#]],
     );
-    // With no number of completions, one success is enough.
+    // Without a number of completions, one success is enough.
     check(
         json!({"parallelism": 3}),
         "a Succeeded | b",
@@ -338,7 +338,7 @@ fn indexed_job_creates_missing_indexes() {
         untrack a
     "#]],
     );
-    // Two of an index, none of a valid one, and none at all.
+    // A duplicate index, an invalid index and no index.
     check(
         spec,
         "a #1 Pending | b #1 | c #7 | d",
@@ -481,7 +481,7 @@ async fn job_completes_on_api_server() {
         serde_json::from_value(json!({"metadata": {"name": "work", "namespace": "default"}, "spec": spec}))
             .expect("a job");
     test_cluster.client.create(&job).await.expect("a job");
-    let done = wait_for("the end of the job", || async {
+    let done = wait_for("completion of the Job", || async {
         finish(&test_cluster, "default", "Succeeded").await;
         let job = test_cluster.client.get::<Job>(&job.key()).await.expect("the job");
         plan::is_finished(&job).then_some(job)
@@ -507,7 +507,7 @@ async fn creates_no_pods_for_deleted_job() {
         serde_json::from_value(json!({"metadata": metadata, "spec": {"template": template}})).expect("a job");
     let start_caches = |caches: &reconcile::Caches| _ = (caches.jobs(), caches.pods());
     let ctx = test_cluster.with_deleted_owner("job-controller", &job, "active", start_caches).await;
-    // Its pod has failed, and is not replaced at once.
+    // The pod has failed and is not replaced before the backoff ends.
     ctx.clock.advance(3600);
     let done = super::reconcile(&ctx, &BackoffStore::default(), &job.key()).await;
     assert_eq!(done.expect("nothing to do"), ReconcileAction::AwaitChange);

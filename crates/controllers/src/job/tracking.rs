@@ -1,4 +1,4 @@
-//! The accounts of a Job: what its status says, and which pods have been counted and may go.
+//! Job accounting: the status, and the pods that are counted and can lose their finalizer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::policy::FailureAction;
 use super::verdict::Verdict;
 use crate::pod::{is_ready, phase};
 
-/// The most uids in the status at once, which keeps it below about 20 KB.
+/// The maximum number of UIDs in the status, which limits them to about 20 KB.
 const MAX_UNCOUNTED_PODS: usize = 500;
 
 impl CountedJob<'_> {
-    /// Keeps the accounts.
+    /// Computes the accounting changes.
     pub(super) fn track(&self, verdict: Option<Verdict>) -> Tracking {
         let mut status = self.status.clone();
         let mut tracking = Tracking::default();
@@ -57,7 +57,7 @@ impl CountedJob<'_> {
         self.active.iter().filter(|pod| is_ready(pod)).count()
     }
 
-    /// The start time, and whether the Job is suspended.
+    /// Sets the start time and the `Suspended` condition.
     fn update_start_and_suspend(
         &self,
         status: &mut JobStatus,
@@ -86,14 +86,14 @@ impl CountedJob<'_> {
         if known.is_some_and(same) {
             return;
         }
-        // The deadline runs from when the Job was last resumed.
+        // `activeDeadlineSeconds` counts from the last resume.
         status.start_time = (!self.is_suspended()).then_some(now);
         put_condition(status, self.condition_of("Suspended", value, reason, &message));
         let event = if self.is_suspended() { "Suspended" } else { "Resumed" };
         events.push((EventType::Normal, event.to_owned(), message));
     }
 
-    /// Counts the uids whose pods have lost their finalizer; the others stay in the list.
+    /// Moves UIDs whose pods have no finalizer any more into the counters. The others stay in the list.
     fn count_untracked(&self, status: &mut JobStatus) -> Uncounted {
         let tracked: BTreeSet<&str> =
             self.snapshot.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
@@ -108,7 +108,8 @@ impl CountedJob<'_> {
         left
     }
 
-    /// Lists the pods that have ended and may lose their finalizer. Tells whether there are more.
+    /// Adds finished pods whose finalizer can be removed. Returns whether there are more than the list may
+    /// hold.
     fn count_ended(
         &self,
         verdict: Option<&Verdict>,
@@ -158,7 +159,7 @@ impl CountedJob<'_> {
         more
     }
 
-    /// The pod has served its purpose: it can be counted and need not be kept.
+    /// Whether the finalizer of a pod can be removed once it is counted.
     fn can_untrack(&self, pod: &Pod, verdict: Option<&Verdict>) -> bool {
         if self.snapshot.job.is_deleting() || verdict.is_some() || phase(pod) == "Succeeded" {
             return true;
@@ -229,7 +230,7 @@ fn saturating_i32(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-/// As the API writes counters: 0 is not written.
+/// Converts a counter; 0 is omitted, as in the Go API.
 fn non_zero(number: usize) -> Option<i32> {
     Some(saturating_i32(number)).filter(|number| *number != 0)
 }

@@ -1,4 +1,4 @@
-//! Whether a Job has to end, and how.
+//! Decides whether and how a Job finishes.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -6,7 +6,7 @@ use super::plan::CountedJob;
 use super::policy::{FailureAction, matched_success_rule};
 use crate::pod::phase;
 
-/// How a Job ends.
+/// The result of a Job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     pub succeeded: bool,
@@ -15,7 +15,7 @@ pub struct Verdict {
 }
 
 impl CountedJob<'_> {
-    /// Whether the Job has to end, before all its work is done or because enough of it is.
+    /// The verdict, if the Job fails or meets its success policy before all completions are reached.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         let recorded = |kind: &str, succeeded| {
             let condition = self.condition(kind).filter(|condition| condition.status == "True")?;
@@ -64,7 +64,7 @@ impl CountedJob<'_> {
             .then(|| failure("FailedIndexes", "Job has failed indexes"))
     }
 
-    /// Containers that restart in place count against the limit, too.
+    /// Container restarts in place count towards the backoff limit, too.
     fn past_backoff_limit_on_failure(&self, limit: u32) -> bool {
         let policy = self.spec.template.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
         if policy != Some("OnFailure") {
@@ -86,10 +86,10 @@ impl CountedJob<'_> {
         Some(start.checked_add(seconds).unwrap_or(Timestamp::MAX))
     }
 
-    /// Whether the work is done.
+    /// The verdict, if all completions are reached.
     pub(super) fn completion_verdict(&self) -> Option<Verdict> {
         let enough = match self.spec.completions {
-            // One success tells that all is done; the others only have to come to an end.
+            // The first success completes the Job. The remaining active pods only have to finish.
             None => self.succeeded > 0,
             Some(completions) => i64::from(self.succeeded) >= i64::from(completions),
         };

@@ -1,4 +1,4 @@
-//! Which claims get a directory, and where. Pure.
+//! Decides which claims are provisioned, and where. Does no I/O.
 
 use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
@@ -8,24 +8,24 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use reconcile::Object;
 
-/// The name k3s' provisioner has, so that classes and claims made for it mean the same here.
+/// The name of k3s's provisioner, so that existing classes and claims work unchanged.
 pub const PROVISIONER: &str = "rancher.io/local-path";
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// What has to be done for a claim.
+/// The action for a claim.
 #[derive(Debug, PartialEq)]
 pub enum ProvisionAction {
     Nothing,
     Provision(Box<PersistentVolume>),
-    /// The node that was chosen is gone; another is to be chosen.
+    /// The selected node does not exist. The scheduler has to select another one.
     Reschedule,
     Reject(String),
 }
 
-/// Whether this provisioner is meant, and nothing is bound yet.
+/// Whether the claim is for this provisioner and not bound yet.
 pub fn should_provision(claim: &PersistentVolumeClaim) -> bool {
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     !claim.is_deleting()
@@ -37,7 +37,7 @@ pub fn volume_name(claim: &PersistentVolumeClaim) -> String {
     format!("pvc-{}", claim.uid())
 }
 
-/// `node` is the one the claim names, where it exists.
+/// Plans the action for a claim. `node` is the selected node, if it exists.
 pub fn plan_provision(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -116,7 +116,7 @@ fn node_affinity(host: &str) -> VolumeNodeAffinity {
     VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) }
 }
 
-/// A volume of ours whose claim is gone, and which is not to outlive it.
+/// Whether a volume of this provisioner is released and has the reclaim policy `Delete`.
 pub fn should_delete(volume: &PersistentVolume) -> bool {
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
     let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());

@@ -10,7 +10,7 @@ fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("an object")
 }
 
-/// Merges `spec` into a claim for `node`.
+/// Merges `spec` into a claim for `node` and checks the planned action.
 #[track_caller]
 fn check(spec: Value, node: &str, mode: &str, expected: Expect) {
     let mut all = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
@@ -115,5 +115,5 @@ async fn volume_is_created_and_deleted_with_claim() {
         let left: Vec<PersistentVolume> = test_cluster.client.list("").await.ok()?;
         left.is_empty().then_some(())
     };
-    wait_for("the end of the volume", deleted).await;
+    wait_for("deletion of the volume", deleted).await;
 }

@@ -1,4 +1,4 @@
-//! What the mirror of Endpoints looks like. Pure.
+//! Computes the mirrored EndpointSlices. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,14 +16,14 @@ use crate::endpoint_slices::pack::{
 use crate::endpoints::subsets::repack_subsets;
 
 pub const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
-/// How many addresses of a subset are mirrored at most.
+/// The maximum number of addresses per subset that are mirrored.
 const MAX_ADDRESSES_PER_SUBSET: usize = 1000;
 const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
-/// Annotations that say nothing about what is mirrored.
+/// Annotations that are not mirrored.
 const SKIPPED_ANNOTATIONS: [&str; 2] = [TRIGGER_TIME, "kubectl.kubernetes.io/last-applied-configuration"];
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
-/// What has to happen, and the reasons and messages of events.
+/// The changes to slices, and reasons and messages of events.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub changes: SliceChanges,
@@ -167,7 +167,7 @@ fn empty_slice(endpoints: &Endpoints, family: &str) -> EndpointSlice {
     }
 }
 
-/// The mirror has the annotations of what it mirrors.
+/// Copies the annotations of the Endpoints to the slices.
 fn copy_annotations(changes: &mut SliceChanges, blank: &EndpointSlice) {
     let desired = &blank.metadata.annotations;
     let (keep, changed): (Vec<_>, Vec<_>) = std::mem::take(&mut changes.keep)
@@ -188,7 +188,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// However Endpoints change, carrying out the plan mirrors just their addresses and leaves nothing to do.
+        /// For any sequence of changes, applying the plan mirrors exactly the addresses, and the plan is
+        /// idempotent.
         #[test]
         fn slices_mirror_endpoints_exactly(
             rounds in prop::collection::vec(prop::collection::btree_set(0..30u8, 0..30), 1..4),

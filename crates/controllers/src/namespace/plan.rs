@@ -1,4 +1,4 @@
-//! What a namespace on its way out tells about what is left in it. Pure.
+//! Computes the conditions of a terminating namespace. Does no I/O.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::NamespaceCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// What came of deleting everything in a namespace.
+/// The content that remains in a namespace after a deletion attempt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RemainingContent {
-    /// The groups that did not tell what they have.
+    /// Groups whose discovery failed.
     pub unknown: Vec<String>,
     pub errors: Vec<String>,
-    /// `pods.`, `deployments.apps` and how many of each.
+    /// The number of objects by kind, for example `pods.` or `deployments.apps`.
     pub objects: BTreeMap<String, usize>,
     pub finalizers: BTreeMap<String, usize>,
 }
@@ -88,7 +88,7 @@ impl RemainingContent {
     }
 }
 
-/// The conditions a namespace should have, where it has others.
+/// The new conditions of a namespace, or `None` if they are up to date.
 pub fn conditions(
     before: &[NamespaceCondition],
     remaining: &RemainingContent,
@@ -117,8 +117,7 @@ pub fn conditions(
     (after != before).then_some(after)
 }
 
-/// How long to wait before looking again where nothing tells of a change: the longer it has taken already, the
-/// longer.
+/// The delay before the next attempt, proportional to the time since the deletion started.
 pub fn requeue_delay(since: Timestamp, now: Timestamp) -> std::time::Duration {
     let elapsed = now.duration_since(since).max(SignedDuration::ZERO).unsigned_abs();
     (elapsed / 8).clamp(std::time::Duration::from_millis(100), std::time::Duration::from_secs(15))
@@ -134,7 +133,7 @@ mod tests {
     #[track_caller]
     fn check(remaining: RemainingContent, expected: Expect) {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let current = conditions(&[], &remaining, now).expect("conditions where there are none");
+        let current = conditions(&[], &remaining, now).expect("a namespace without conditions gets some");
         let lines: Vec<String> = current
             .iter()
             .map(|c| {
@@ -149,7 +148,7 @@ mod tests {
             .collect();
         expected.assert_eq(&lines.concat());
         let later: Timestamp = "2026-01-02T00:00:00Z".parse().expect("a time");
-        assert_eq!(conditions(&current, &remaining, later), None, "telling the same again is no change");
+        assert_eq!(conditions(&current, &remaining, later), None, "conditions must not change again");
     }
 
     #[test]
@@ -183,7 +182,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is told is told once, and says since when it has been so.
+        /// Conditions are stable for unchanged content, and their transition time changes only with the
+        /// status.
         #[test]
         fn unchanged_content_keeps_conditions(contents in prop::collection::vec((0..3usize, 0..3usize, any::<bool>()), 1..6)) {
             let mut current: Vec<NamespaceCondition> = Vec::new();

@@ -1,32 +1,32 @@
-//! Which parts of the pods' networks are whose. Pure.
+//! Sets of allocated CIDRs (upstream's `cidrset`). Does no I/O.
 
 use std::collections::BTreeSet;
 
 use api::networking::ip::{self, Cidr};
 
-/// How large the network of a node's pods is, where nothing else is said.
+/// The prefix length of a node's pod CIDR (upstream's defaults of `--node-cidr-mask-size-ipv4` and `-ipv6`).
 const NODE_BITS_V4: u8 = 24;
 const NODE_BITS_V6: u8 = 64;
-/// More parts than this are not counted in one network.
+/// Limits the number of node CIDRs in one cluster CIDR to 2^16.
 const MAX_CIDR_BITS: u8 = 16;
 
-/// One network, cut into parts of one size.
+/// A cluster CIDR, divided into node CIDRs of equal size.
 #[derive(Debug)]
 pub struct CidrSet {
     network: Cidr,
     node_prefix_length: u8,
     max_cidrs: u32,
     used: BTreeSet<u32>,
-    /// Where to look for a free part: parts given back rest until all others had their turn.
+    /// Where the search for a free CIDR starts. Released CIDRs are reused last.
     next: u32,
 }
 
-/// Why networks cannot be handed out.
+/// Why a cluster CIDR is unusable.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum CidrSetError {
-    #[error("{0:?} is no network")]
+    #[error("invalid CIDR {0:?}")]
     InvalidCidr(String),
-    #[error("{0} has no room for networks of nodes")]
+    #[error("cluster CIDR {0} is smaller than a node CIDR")]
     TooSmall(String),
 }
 
@@ -53,7 +53,7 @@ impl CidrSet {
         format!("{}/{}", ip::from_number(first, self.network.is_v6()), self.node_prefix_length)
     }
 
-    /// The parts a network covers; `None` where it is not of this range.
+    /// The indexes of the node CIDRs that overlap with a CIDR. `None` if it is outside of the cluster CIDR.
     fn indexes(&self, text: &str) -> Option<std::ops::RangeInclusive<u32>> {
         let cidr = Cidr::parse(text).filter(|cidr| cidr.is_v6() == self.network.is_v6())?;
         let (first, last) = (ip::to_number(self.network.first()), ip::to_number(self.network.last()));
@@ -64,7 +64,7 @@ impl CidrSet {
         (from <= to && index(from) <= end).then(|| index(from)..=index(to).min(end))
     }
 
-    /// This network is taken, whoever took it.
+    /// Marks a CIDR as used.
     pub fn mark_used(&mut self, text: &str) {
         self.used.extend(self.indexes(text).into_iter().flatten());
     }
@@ -74,7 +74,7 @@ impl CidrSet {
         self.used.retain(|index| given_back.as_ref().is_none_or(|given_back| !given_back.contains(index)));
     }
 
-    /// Takes a part nobody has.
+    /// Allocates the next free CIDR.
     pub fn allocate_next(&mut self) -> Option<String> {
         let order = (self.next..self.max_cidrs).chain(0..self.next);
         let free = order.into_iter().find(|index| !self.used.contains(index))?;

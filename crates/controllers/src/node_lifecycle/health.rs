@@ -1,4 +1,4 @@
-//! When a node counts as silent. Pure.
+//! Computes when a node counts as unresponsive. Does no I/O.
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -8,20 +8,20 @@ use reconcile::NodeMonitorConfig;
 
 use crate::node::condition;
 
-/// What nobody knows of a silent node.
+/// Conditions that become `Unknown` for an unresponsive node.
 const NODE_CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
-/// When a node was last heard of, by our own clock: nodes' clocks may be wrong.
+/// When a node was last known to be alive, by the local clock, because clocks of nodes may be wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeHealth {
     pub probe_timestamp: Timestamp,
-    /// The last signs of life, to tell new ones from old.
+    /// The last heartbeat and Lease renewal, to detect new ones.
     heartbeat: Option<Option<Time>>,
     renewed: Option<Timestamp>,
 }
 
 impl NodeHealth {
-    /// What is known after a look at the node and its lease.
+    /// The state after reading the node and its Lease.
     pub fn observe(
         before: Option<NodeHealth>,
         node: &Node,
@@ -48,7 +48,7 @@ impl NodeHealth {
         health
     }
 
-    /// When the node counts as silent unless it is heard of before.
+    /// When the grace period ends without a further heartbeat.
     pub fn grace_period_end(&self, silence: NodeMonitorConfig) -> Timestamp {
         let grace =
             if self.heartbeat.is_some() { silence.grace_period } else { silence.startup_grace_period };
@@ -56,7 +56,7 @@ impl NodeHealth {
     }
 }
 
-/// The conditions of a node that is silent, where it has others.
+/// The conditions of an unresponsive node, or `None` if they are up to date.
 pub fn unknown_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     let status = node.status.as_ref();
     let before = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();

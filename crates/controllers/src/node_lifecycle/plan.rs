@@ -1,4 +1,4 @@
-//! Which taints and labels a node should have. Pure.
+//! Computes the taints and labels of a node. Does no I/O.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 const NO_SCHEDULE: &str = "NoSchedule";
 pub const NO_EXECUTE: &str = "NoExecute";
 
-/// The taints that keep new pods away while a condition has a status.
+/// `NoSchedule` taints by condition type and status.
 const CONDITION_TAINTS: &[(&str, &str, &str)] = &[
     ("Ready", "False", NOT_READY),
     ("Ready", "Unknown", UNREACHABLE),
@@ -23,17 +23,17 @@ const CONDITION_TAINTS: &[(&str, &str, &str)] = &[
     ("PIDPressure", "True", "node.kubernetes.io/pid-pressure"),
 ];
 
-/// Labels and the older ones that say the same.
+/// Labels and their deprecated equivalents.
 const DEPRECATED_LABELS: &[(&str, &str)] =
     &[("kubernetes.io/os", "beta.kubernetes.io/os"), ("kubernetes.io/arch", "beta.kubernetes.io/arch")];
 
-/// What happens to the taints for which pods leave.
+/// The desired `NoExecute` taint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NoExecuteTaint {
-    /// They stay as they are.
+    /// Leave the existing taints unchanged.
     Keep,
     None,
-    /// This one of the two, and not the other.
+    /// Set this taint and remove the other one.
     For(&'static str),
 }
 
@@ -45,7 +45,7 @@ pub fn has_taint(node: &Node, key: &str, effect: &str) -> bool {
     spec_taints(node).iter().any(|taint| taint.key == key && taint.effect == effect)
 }
 
-/// The taints of a node, where it should have others.
+/// The new taints of a node, or `None` if they are up to date.
 pub fn taints(node: &Node, no_execute: NoExecuteTaint, now: Timestamp) -> Option<Vec<Taint>> {
     let conditions: &[NodeCondition] =
         node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
@@ -84,7 +84,7 @@ pub fn taints(node: &Node, no_execute: NoExecuteTaint, now: Timestamp) -> Option
     (after != before).then_some(after)
 }
 
-/// The labels a node lacks or has wrong.
+/// The deprecated labels that are missing or wrong.
 pub fn labels(node: &Node) -> BTreeMap<&'static str, String> {
     let rows = DEPRECATED_LABELS.iter().filter_map(|(label, deprecated)| {
         let value = node.label(label)?;

@@ -15,7 +15,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).expect("a time")
 }
 
-/// `Ready=True MemoryPressure=False unschedulable taint:key:effect`
+/// A node given as `Ready=True MemoryPressure=False unschedulable taint:key:effect`.
 fn node(text: &str) -> Node {
     let mut value = json!({
         "metadata": {"name": "n", "uid": "u", "creationTimestamp": at(0).to_string()},
@@ -52,19 +52,23 @@ fn probe_timestamp_follows_status_and_lease() {
     assert_eq!(
         never.grace_period_end(NodeMonitorConfig::default()),
         at(60),
-        "a minute from its creation to its first word"
+        "startup grace period from creation"
     );
     let first = NodeHealth::observe(Some(never), &node("Ready=True@40"), None, at(41));
     assert_eq!(first.grace_period_end(NodeMonitorConfig::default()), at(91));
     let same = NodeHealth::observe(Some(first.clone()), &node("Ready=True@40"), None, at(70));
-    assert_eq!(same.grace_period_end(NodeMonitorConfig::default()), at(91), "looking is not hearing");
+    assert_eq!(
+        same.grace_period_end(NodeMonitorConfig::default()),
+        at(91),
+        "a sync without a new heartbeat must not extend the grace period"
+    );
     let heartbeat = NodeHealth::observe(Some(same.clone()), &node("Ready=True@71"), None, at(72));
     assert_eq!(heartbeat.grace_period_end(NodeMonitorConfig::default()), at(122));
     let renewed = NodeHealth::observe(Some(same), &node("Ready=True@40"), Some(&lease(5)), at(80));
     assert_eq!(
         renewed.grace_period_end(NodeMonitorConfig::default()),
         at(130),
-        "our clock counts, not the node's"
+        "the local clock counts, not the node's"
     );
     let short_grace =
         NodeMonitorConfig { grace_period: SignedDuration::from_secs(20), ..NodeMonitorConfig::default() };
@@ -157,24 +161,24 @@ fn eviction_rate_follows_zone_state() {
         zones.set(&format!("a{i}"), "a", true);
     }
     zones.set("b", "b", true);
-    // One after the other while the zone is well.
+    // The normal rate while the zone is healthy.
     zones.set("a0", "a", false);
     assert_eq!(zones.try_accept("a", at(0)), RateLimit::Now);
     assert_eq!(zones.try_accept("a", at(5)), RateLimit::At(at(10)));
     assert_eq!(zones.try_accept("a", at(10)), RateLimit::Now);
-    // Nobody while most of a small zone is away.
+    // No evictions in a small zone with partial disruption.
     for i in 1..4 {
         assert_eq!(zones.set(&format!("a{i}"), "a", false), ZoneChange::Nothing);
     }
     assert_eq!(zones.set("a4", "a", false), ZoneChange::RatesChanged(vec!["a".into()]));
     assert_eq!(zones.try_accept("a", at(100)), RateLimit::Never);
-    // All of a zone is away: it is the zone.
+    // Full disruption of one zone: the normal rate applies again.
     for i in 5..8 {
         zones.set(&format!("a{i}"), "a", false);
     }
     assert_eq!(zones.set("a8", "a", false), ZoneChange::RatesChanged(vec!["a".into()]));
     assert_eq!(zones.try_accept("a", at(100)), RateLimit::Now);
-    // All of everything is away: it is us.
+    // Full disruption of all zones: no evictions, because the fault is probably on our side.
     assert_eq!(zones.set("b", "b", false), ZoneChange::AllDisrupted);
     assert_eq!(zones.try_accept("a", at(200)), RateLimit::Never);
     assert_eq!(zones.set("b", "b", true), ZoneChange::SomeReady);
@@ -182,8 +186,8 @@ fn eviction_rate_follows_zone_state() {
 }
 
 proptest! {
-    /// However nodes come, go and fall silent, a zone never taints two nodes within ten seconds, and none while
-    /// all are away.
+    /// For any changes of nodes and readiness, a zone never taints two nodes within ten seconds, and none
+    /// while all zones are fully disrupted.
     #[test]
     fn eviction_rate_is_never_exceeded(steps in prop::collection::vec((0..6u8, 0..4u8, 0..5i64), 1..80)) {
         let mut zones = Zones::default();
@@ -238,7 +242,7 @@ async fn taints_unready_node_and_clears_taints_when_ready() {
         let node: Node = test_cluster.client.get(&key).await.ok()?;
         (node.label("beta.kubernetes.io/os") == Some("linux")).then_some(())
     };
-    wait_for("the older label", has_label).await;
+    wait_for("the deprecated label", has_label).await;
     set_ready(&test_cluster, "one", "False").await;
     let tainted = |expected: usize| {
         let test_cluster = &test_cluster;

@@ -1,18 +1,19 @@
-//! How zones fare, and how quickly pods may be sent away from their nodes. Pure.
+//! Zone states and the eviction rates that follow from them. Does no I/O.
 //!
-//! When much of a zone is away at once, it is rather the network that is away: then pods leave slowly or not at
-//! all.
+//! If many nodes of a zone become unresponsive at once, the likely cause is the network. Evictions are then
+//! slowed down or stopped.
 
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Nodes of a zone whose pods are sent away, per second, while most of the zone is well.
+/// Evicted nodes per second in a normal zone (upstream's `--node-eviction-rate`).
 const EVICTIONS_PER_SECOND: f64 = 0.1;
-/// The same while it is not, in large zones; in small ones nobody is sent away then.
+/// The rate in large zones with partial disruption; small ones stop evictions
+/// (`--secondary-node-eviction-rate`, `--large-cluster-size-threshold`).
 const SECONDARY_EVICTIONS_PER_SECOND: f64 = 0.01;
 const LARGE_ZONE_NODES: usize = 50;
-/// The part of a zone that must be away for it not to be well.
+/// The fraction of unready nodes that makes a zone unhealthy (`--unhealthy-zone-threshold`).
 const UNHEALTHY_ZONE_THRESHOLD: f64 = 0.55;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,19 +33,19 @@ struct Zone {
     next: Option<Timestamp>,
 }
 
-/// What a change of zones means.
+/// The consequence of a change of zone states.
 #[derive(Debug, PartialEq)]
 pub enum ZoneChange {
     Nothing,
-    /// These zones send pods away at another pace.
+    /// The eviction rates of these zones changed.
     RatesChanged(Vec<String>),
-    /// All nodes are away: it must be us. Nobody is sent away.
+    /// All zones are fully disrupted. Evictions stop.
     AllDisrupted,
-    /// Some nodes are back; what was heard of nodes before counts for nothing.
+    /// Some nodes are ready again. The grace periods of all nodes start over.
     SomeReady,
 }
 
-/// Whether a node may be tainted so that its pods leave.
+/// Whether a node may get a `NoExecute` taint now.
 #[derive(Debug, PartialEq)]
 pub enum RateLimit {
     Now,
@@ -59,7 +60,7 @@ pub struct Zones {
 }
 
 impl Zones {
-    /// A node is in a zone, and ready or not.
+    /// Records the zone and readiness of a node.
     pub fn set(&mut self, node: &str, zone: &str, ready: bool) -> ZoneChange {
         let now = (zone.to_owned(), ready);
         if self.nodes.insert(node.to_owned(), now.clone()) == Some(now) {
@@ -76,7 +77,7 @@ impl Zones {
         !self.zones.is_empty() && self.zones.values().all(|zone| zone.state == ZoneState::FullDisruption)
     }
 
-    /// Lets a node be tainted, if it may be now.
+    /// Takes a slot of the zone's rate limit, if one is free.
     pub fn try_accept(&mut self, zone: &str, now: Timestamp) -> RateLimit {
         let Some(zone) = self.zones.get_mut(zone) else { return RateLimit::Now };
         if zone.rate == 0.0 {

@@ -64,7 +64,7 @@ fn pods_are_sorted_by_deletion_priority() {
     check_order("a ready=90 | b ready=9 restarts=3", expect!["b a"]);
     check_order("a ready=9 | b ready=9 restarts=3", expect!["b a"]);
     check_order("a age=1000 | b age=10", expect!["b a"]);
-    // About as old: by uid.
+    // Of about the same age: ordered by UID.
     check_order("a age=100 | b age=99", expect!["a b"]);
     check_order("b age=100 | a age=99", expect!["a b"]);
 }

@@ -1,4 +1,4 @@
-//! Which pods nobody will ever finish. Pure.
+//! Decides which pods are orphaned. Does no I/O.
 
 use std::sync::Arc;
 
@@ -8,21 +8,22 @@ use reconcile::Object;
 
 use crate::{node, pod};
 
-/// How long a pod's node must have been away before the pod is given up.
+/// How long a pod's node must be missing before the pod is deleted.
 const NODE_QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 #[derive(Debug, PartialEq)]
 pub enum Action {
     Nothing,
-    /// It goes at once, since nobody is there to end it.
+    /// Delete the pod at once, because no kubelet will terminate it.
     Delete,
-    /// It goes at once if its node is really gone.
+    /// Delete the pod at once, if a live read confirms that its node does not exist.
     DeleteWithNode,
     RecheckAt(Timestamp),
 }
 
-/// `node` is the pod's node; where there is none, it is missed since `missed`.
+/// Decides on a pod. `node` is the pod's node; if it does not exist, `missing_since` is when that was first
+/// noticed.
 pub fn plan(pod: &Pod, node: Option<&Node>, missing_since: Timestamp, now: Timestamp) -> Action {
     let is_deleting = pod.is_deleting();
     match node {
@@ -46,7 +47,7 @@ pub fn plan(pod: &Pod, node: Option<&Node>, missing_since: Timestamp, now: Times
     }
 }
 
-/// The pods that are over and too many, those that were evicted and the oldest first.
+/// Terminated pods above the threshold, evicted ones first, then the oldest.
 pub fn terminated_over_threshold(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     let mut terminated: Vec<&Arc<Pod>> = pods.iter().filter(|pod| pod::is_terminal(pod)).collect();
     let surplus = terminated.len().saturating_sub(threshold);
@@ -135,7 +136,7 @@ mod tests {
     }
 
     proptest! {
-        /// Only pods that are over go, just as many as are too many, and then no more.
+        /// Only terminated pods are deleted, exactly as many as exceed the threshold.
         #[test]
         fn deletes_only_terminated_pods_over_threshold(phases in prop::collection::vec(0..4usize, 0..20), threshold in 0..10usize) {
             let pod = |(i, phase): (usize, &usize)| {

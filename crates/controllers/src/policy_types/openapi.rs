@@ -1,5 +1,5 @@
-//! Looks up the schemas of kinds that are not built in where every user may read them: in discovery and in the
-//! OpenAPI documents.
+//! Fetches the schemas of custom kinds from discovery and the OpenAPI v3 documents, which every user may
+//! read.
 
 use api::admissionregistration::type_check::CustomKind;
 use reconcile::{ApiResource, Client, Error};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 const GVK_EXTENSION: &str = "x-kubernetes-group-version-kind";
 const REFERENCE_PREFIX: &str = "#/components/schemas/";
-/// References inside references; a schema that contains itself has no end.
+/// The maximum depth of nested references, which ends the expansion of recursive schemas.
 const MAX_REFERENCE_DEPTH: u32 = 16;
 
 #[derive(Deserialize)]
@@ -21,7 +21,7 @@ struct Components {
     schemas: Map<String, Value>,
 }
 
-/// The kinds of a group and version, such as `example.com/v1`.
+/// The kinds of a group and version such as `example.com/v1`.
 pub(super) async fn kinds(client: &Client, api_version: &str) -> Result<Vec<CustomKind>, Error> {
     let served = client.resources_for_group_version(api_version).await?;
     let document: Document = client.read(&format!("/openapi/v3/apis/{api_version}")).await?;
@@ -41,11 +41,11 @@ pub(super) async fn kinds(client: &Client, api_version: &str) -> Result<Vec<Cust
     Ok(served.into_iter().filter_map(kind).collect())
 }
 
-/// The schema with what it refers to in place of the references. None if they never end.
+/// The schema with all references expanded. `None` if the schema is recursive or a reference is missing.
 fn populate_refs(schema: &Value, schemas: &Map<String, Value>, depth: u32) -> Option<Value> {
     match schema {
         Value::Object(fields) => {
-            // A description beside a reference puts it into an `allOf` of one.
+            // A reference with a description is wrapped into an `allOf` with one element.
             let inner = match fields.get("allOf").and_then(Value::as_array).map(Vec::as_slice) {
                 Some([only]) => only,
                 _ => schema,

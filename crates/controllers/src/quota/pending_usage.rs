@@ -1,4 +1,5 @@
-//! What was granted a moment ago and may not be stored yet: a count misses it, and must not take it back.
+//! Recent usage increases by admission. The admitted objects may not be stored yet, and a recount that
+//! misses them must not lower the usage.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,9 +8,9 @@ use parking_lot::Mutex;
 use reconcile::Key;
 use tokio::time::Instant;
 
-/// How long after a grant its object must be among those that are counted.
+/// How long after an increase the admitted object may be missing in the cache.
 const INCREASE_GRACE: Duration = Duration::from_millis(500);
-/// Where grants never cease, what was given back is written down after this long all the same.
+/// The maximum delay of an update with lower usage when increases keep coming.
 const MAX_UPDATE_DELAY: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -17,18 +18,18 @@ pub struct PendingUsage(Mutex<HashMap<Key, Increase>>);
 
 struct Increase {
     last: Instant,
-    /// Since when somebody wants to write down less.
+    /// Since when an update with lower usage is waiting.
     waiting: Option<Instant>,
 }
 
 impl PendingUsage {
-    /// More of a quota is used than before.
+    /// Records that the usage of a quota increased.
     pub fn record(&self, key: Key) {
         let last = Instant::now();
         self.0.lock().entry(key).or_insert(Increase { last, waiting: None }).last = last;
     }
 
-    /// How long to wait before less of a quota is said to be used.
+    /// How long to wait before lower usage is written. `None` means now.
     pub fn update_delay(&self, key: &Key) -> Option<Duration> {
         let mut pending_usage = self.0.lock();
         let grant = pending_usage.get_mut(key)?;
@@ -53,12 +54,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn update_waits_for_recent_increase() {
         let (pending_usage, key) = (PendingUsage::default(), Key::new("default", "q"));
-        assert_eq!(pending_usage.update_delay(&key), None, "nothing was granted");
+        assert_eq!(pending_usage.update_delay(&key), None, "no increase was recorded");
         pending_usage.record(key.clone());
         assert_eq!(pending_usage.update_delay(&key), Some(INCREASE_GRACE));
         tokio::time::advance(INCREASE_GRACE).await;
         assert_eq!(pending_usage.update_delay(&key), None);
-        // Grants that never cease do not keep what was given back from being told.
+        // Continuous increases do not delay the update forever.
         let start = Instant::now();
         let mut elapsed = Duration::ZERO;
         while start.elapsed() == elapsed {

@@ -1,4 +1,4 @@
-//! What a quota's status should say. Pure.
+//! Computes the status of a resource quota. Does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use schema::quantity::Quantity;
 use serde_json::Value;
 
-/// A kind by group and plural.
+/// Group and plural resource name.
 pub type GroupResource = (String, String);
 
-/// What one object uses.
+/// The usage of one object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectUsage {
     pub uses: ResourceList,
     pub attributes: ScopeAttributes,
-    /// What it uses once its time has come, where it has one.
+    /// The usage from a later time on, for pods that stop counting when their deletion grace period ends.
     pub later_usage: Option<(Timestamp, ResourceList)>,
 }
 
@@ -31,13 +31,12 @@ pub fn limited_resources(quotas: &[Arc<ResourceQuota>]) -> BTreeSet<GroupResourc
         .collect()
 }
 
-/// What a quota limits.
+/// The hard limits of a quota.
 pub fn hard_limits(quota: &ResourceQuota) -> BTreeMap<String, Text> {
     quota.spec.as_ref().and_then(|spec| spec.hard.clone()).unwrap_or_default()
 }
 
-/// What is used of what a quota limits, by objects of kinds that are `known`; and when to look again though nothing
-/// changes.
+/// The usage of a quota by the objects of kinds that are `known`, and when it changes without an event.
 pub fn count<'a>(
     quota: &ResourceQuota,
     known: &BTreeSet<GroupResource>,
@@ -65,7 +64,7 @@ pub fn count<'a>(
         };
         for (name, quantity) in uses {
             if let Some(sum) = used.get_mut(name) {
-                // The first decides how the sum is printed.
+                // The first quantity determines the format of the sum.
                 *sum = if sum.is_zero() { *quantity } else { *sum + *quantity };
             }
         }
@@ -77,17 +76,17 @@ fn read(list: &BTreeMap<String, Text>) -> ResourceList {
     list.iter().filter_map(|(name, text)| Some((name.clone(), Quantity::parse(&text.0).ok()?))).collect()
 }
 
-/// What a quota says is used of it.
+/// The usage in the status.
 pub fn status_used(quota: &ResourceQuota) -> ResourceList {
     quota.status.as_ref().and_then(|status| status.used.as_ref()).map(read).unwrap_or_default()
 }
 
-/// Whether there is less of anything.
+/// Whether any quantity is lower.
 pub fn any_less(list: &ResourceList, than: &ResourceList) -> bool {
     list.iter().any(|(name, quantity)| than.get(name).is_some_and(|other| quantity < other))
 }
 
-/// The quota with what is used of it, where it says something else.
+/// The quota with updated usage, or `None` if it is up to date.
 pub fn updated_status(quota: &ResourceQuota, used: &ResourceList) -> Option<ResourceQuota> {
     let status = quota.status.clone().unwrap_or_default();
     let hard = hard_limits(quota);

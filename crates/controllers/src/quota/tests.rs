@@ -53,7 +53,7 @@ fn usage_is_sum_of_matching_objects() {
 }
 
 proptest! {
-    /// Writing down what was counted leaves nothing to write.
+    /// Applying a count makes the next count a no-op.
     #[test]
     fn usage_status_is_stable(pods in 0i64..50, hard in 0u32..50, status_used in 0u32..50) {
         let mut quota = quota(json!({"hard": {"pods": hard.to_string()}}));
@@ -80,15 +80,15 @@ async fn released_usage_is_available_again() {
     let is = async |name: &str, expected: &str| {
         used(&test_cluster.client, name).await.filter(|found| found == expected)
     };
-    wait_for("a count", || is("secrets", "0")).await;
+    wait_for("the first count", || is("secrets", "0")).await;
     assert_eq!(used(&test_cluster.client, "count/things.example.com").await, None);
     let secret = |name: &str| -> Secret {
         serde_json::from_value(json!({"metadata": {"name": name, "namespace": "default"}})).expect("a secret")
     };
     test_cluster.client.create(&secret("a")).await.expect("one");
-    // Granted, and failed after all.
+    // Admitted by quota, but not created.
     test_cluster.client.create(&secret("a")).await.expect_err("the same again");
-    wait_for("what failed to be given back", || is("secrets", "1")).await;
+    wait_for("the usage of the rejected object to be released", || is("secrets", "1")).await;
     test_cluster.client.create(&secret("b")).await.expect("another");
     test_cluster.client.create(&secret("c")).await.expect_err("too many");
     test_cluster
@@ -96,14 +96,14 @@ async fn released_usage_is_available_again() {
         .delete::<Secret>(&Key::new("default", "a"), &DeleteOptions::default())
         .await
         .expect("a deletion");
-    wait_for("what is gone to be given back", || is("secrets", "1")).await;
+    wait_for("the usage of the deleted object to be released", || is("secrets", "1")).await;
     test_cluster.client.create(&secret("c")).await.expect("one more");
 
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let path = "/api/v1/namespaces/default/pods";
     test_cluster.client.request(http::Method::POST, path, Some(&pod)).await.expect("a pod");
-    wait_for("a pod to count", || is("pods", "1")).await;
+    wait_for("the pod to be counted", || is("pods", "1")).await;
     let ended = reconcile::Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     test_cluster.client.patch_status::<Pod>(&Key::new("default", "p"), &ended).await.expect("an end");
-    wait_for("a pod that has ended not to", || is("pods", "0")).await;
+    wait_for("the terminated pod not to be counted", || is("pods", "0")).await;
 }

@@ -1,4 +1,4 @@
-//! What the objects of kinds that quotas limit use.
+//! The usage of all objects of the kinds that quotas limit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::RESYNC_AFTER_INCREASE;
 use super::plan::{self, GroupResource, ObjectUsage};
 
-/// How long to wait after a kind could not be followed.
+/// The delay before a failed watch is retried.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
-/// How long to wait before asking again for a kind that nobody serves.
+/// The delay before discovery is retried for a kind that is not served.
 const NOT_SERVED_RETRY: Duration = Duration::from_secs(10);
 
 pub struct UsageCache {
@@ -34,10 +34,10 @@ struct CacheState {
     tasks: JoinSet<()>,
 }
 
-/// One kind.
+/// The usage of the objects of one kind.
 struct KindUsage {
     task: AbortHandle,
-    /// Not known yet; known, or known not to be served.
+    /// Whether the objects are synced, or the kind is not served.
     state: SyncState,
     /// By namespace and name.
     by_namespace: HashMap<String, BTreeMap<String, ObjectUsage>>,
@@ -50,14 +50,14 @@ enum SyncState {
     NotServed,
 }
 
-/// Something happened to an object.
+/// What happened to an object, from the point of view of a quota.
 #[derive(Clone, Copy, PartialEq)]
 enum ObjectEvent {
     Added,
     Modified,
 }
 
-/// Nothing is followed any more once this is dropped.
+/// Stops all watches when it is dropped.
 pub struct UsageCacheGuard(pub Arc<UsageCache>);
 
 impl Drop for UsageCacheGuard {
@@ -71,7 +71,7 @@ impl UsageCache {
         UsageCacheGuard(Arc::new(UsageCache { ctx, enqueue, state: Mutex::default() }))
     }
 
-    /// Follows these kinds and no others.
+    /// Watches exactly these kinds.
     pub fn watch_only(self: &Arc<UsageCache>, desired: BTreeSet<GroupResource>) {
         let mut state = self.state.lock();
         state.kinds.retain(|kind, kind_usage| {
@@ -99,7 +99,7 @@ impl UsageCache {
         while state.tasks.try_join_next().is_some() {}
     }
 
-    /// What is used of a quota and when that changes by itself; nothing while a kind is not known yet.
+    /// The usage of a quota, and when it changes without an event. `None` while some kind is not synced.
     pub fn count(&self, quota: &ResourceQuota, now: Timestamp) -> Option<(ResourceList, Option<Timestamp>)> {
         let state = self.state.lock();
         let mut synced_kinds = BTreeSet::new();
@@ -118,7 +118,7 @@ impl UsageCache {
         Some(plan::count(quota, &synced_kinds, entries, now))
     }
 
-    /// Follows a kind until that fails; answers how long to wait before trying again.
+    /// Watches a kind until the watch fails. Returns how long to wait before a retry.
     async fn watch_kind(&self, kind: &GroupResource) -> Duration {
         let collection = match self.collection(kind).await {
             Ok(Some(collection)) => collection,
@@ -130,7 +130,7 @@ impl UsageCache {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     plural = kind.1,
-                    "cannot learn of a kind"
+                    "API discovery failed for a quota resource, will retry"
                 );
                 return RETRY_PERIOD;
             }
@@ -141,7 +141,7 @@ impl UsageCache {
             match watch.next().await {
                 Ok(event) => self.apply_event(kind, event),
                 Err(error) => {
-                    tracing::debug!(%error, plural = kind.1, "following anew");
+                    tracing::debug!(%error, plural = kind.1, "watch ended, will restart");
                     return RETRY_PERIOD;
                 }
             }
@@ -211,7 +211,7 @@ impl UsageCache {
         for quota in self.ctx.caches.resource_quotas().in_namespace(namespace) {
             match event {
                 ObjectEvent::Modified => self.enqueue.now(quota.key()),
-                // What was granted to others may not be stored yet.
+                // Objects admitted at the same time may not be stored yet.
                 ObjectEvent::Added => self.enqueue.after(quota.key(), RESYNC_AFTER_INCREASE),
             }
         }
@@ -222,7 +222,7 @@ impl UsageCache {
     }
 }
 
-/// Puts an entry into its place, or takes it away; answers what that is to quotas.
+/// Updates or removes an entry. Returns what that means for quotas.
 fn update_entry(
     by_namespace: &mut HashMap<String, BTreeMap<String, ObjectUsage>>,
     namespace: &str,
@@ -243,7 +243,7 @@ fn update_entry(
     }
 }
 
-/// Where an object is and what it uses.
+/// Decodes namespace, name and usage of an object.
 fn parse_entry(
     kind: QuotaResource<'_>,
     raw: &RawObject,

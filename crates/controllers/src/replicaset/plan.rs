@@ -1,4 +1,4 @@
-//! Decides which pods a ReplicaSet gains or loses and what its status says.
+//! Decides which pods a ReplicaSet creates and deletes, and its status. Does no I/O.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use reconcile::Object as _;
 use crate::ownership::{self, ClaimResult};
 use crate::pod;
 
-/// The most pods that are created or deleted in one go.
+/// The maximum number of pods created or deleted per sync (upstream's `BurstReplicas`).
 pub const BURST_REPLICAS: usize = 500;
 
-/// The condition that tells why pods cannot be created or deleted.
+/// The condition with the reason why pods cannot be created or deleted.
 const REPLICA_FAILURE: &str = "ReplicaFailure";
 
-/// What brings the number of pods to the wanted one.
+/// The change that leads to the desired number of pods.
 #[derive(Debug, PartialEq)]
 pub enum PodChange {
     None,
@@ -26,31 +26,31 @@ pub enum PodChange {
     Delete(Vec<Arc<Pod>>),
 }
 
-/// The pods of a set, as far as they count.
+/// The pods of a set that count for its status.
 #[derive(Debug, PartialEq)]
 pub struct ReplicaSetPods {
     pub active: Vec<Arc<Pod>>,
     pub terminating: usize,
 }
 
-/// Which active pods are the set's. Only these are adopted and released.
+/// Claims active pods. Others are neither adopted nor released.
 pub fn claim(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> ClaimResult<Pod> {
     ownership::claim(set, selector, pods.iter().filter(|pod| pod::is_active(pod)).cloned())
 }
 
-/// The set's own pods.
+/// The pods owned by the set.
 pub fn owned_pods(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> ReplicaSetPods {
     ReplicaSetPods { active: claim(set, selector, pods).owned, terminating: terminating(set, selector, pods) }
 }
 
-/// How many of the set's own pods are on their way out.
+/// The number of terminating pods of the set.
 pub fn terminating(set: &ReplicaSet, selector: &LabelSelector, pods: &[Arc<Pod>]) -> usize {
     let terminating = pods.iter().filter(|pod| pod::is_terminating(pod)).cloned();
     ownership::claim(set, selector, terminating).owned.len()
 }
 
-/// Pods to create or to delete. `related` are those of all sets of the same owner, which spread the set's
-/// own over nodes together; they are asked for only when pods have to go.
+/// Plans the pods to create or delete. `related` returns the pods of all sets with the same owner, which
+/// determine the distribution over nodes; it is called only if pods have to be deleted.
 pub fn pod_change(
     set: &ReplicaSet,
     active: &[Arc<Pod>],
@@ -73,7 +73,7 @@ pub fn pod_change(
     PodChange::Delete(pods)
 }
 
-/// The status to write. `failure` is why pods could not be created or deleted just now.
+/// Computes the status. `failure` is why pods could not be created or deleted in this sync.
 pub fn status(
     set: &ReplicaSet,
     pods: &ReplicaSetPods,
@@ -102,7 +102,7 @@ pub fn status(
     }
 }
 
-/// When to look again although nothing happens: a ready pod becomes available by waiting.
+/// When to sync again without an event: when the next ready pod becomes available.
 pub fn requeue_at(set: &ReplicaSet, pods: &ReplicaSetPods, now: Timestamp) -> Option<Timestamp> {
     match min_ready_seconds(set) {
         0 => None,
@@ -123,7 +123,7 @@ fn count_of(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// A failure that is told already stays as it is, so that one that goes on costs no writes.
+/// An existing failure condition stays unchanged, so that a persistent failure causes no writes.
 fn conditions(
     set: &ReplicaSet,
     pods: &ReplicaSetPods,

@@ -14,7 +14,7 @@ fn set_json(replicas: i32, selector: Value) -> Value {
     })
 }
 
-/// The active pods in the namespace, once there are as many as `count`.
+/// The active pods in the namespace, as soon as there are `count`.
 async fn active(test_cluster: &TestCluster, count: usize) -> Vec<Pod> {
     wait_for(&format!("{count} active pods"), async || {
         let mut pods = test_cluster.client.list::<Pod>("default").await.expect("pods");
@@ -50,13 +50,13 @@ async fn check_replica_controller<T: ReplicaOwner>(test_cluster: &TestCluster, s
     }
     status::<T>(test_cluster, |status| status.replicas == 3 && status.ready_replicas == Some(2)).await;
 
-    // The one that is not ready goes first.
+    // The pod that is not ready is deleted first.
     let one = Patch::Merge(json!({"spec": {"replicas": 2}}));
     test_cluster.client.patch::<T>(&key, &one).await.expect("scaled");
     let left = active(test_cluster, 2).await;
     assert!(left.iter().all(crate::pod::is_ready));
 
-    // A pod that loses its label is let go and replaced.
+    // A pod whose label changes is released and replaced.
     let released_key = left[0].key();
     let label_patch = Patch::Merge(json!({"metadata": {"labels": {"app": "stray"}}}));
     test_cluster.client.patch::<Pod>(&released_key, &label_patch).await.expect("relabelled");
@@ -64,7 +64,7 @@ async fn check_replica_controller<T: ReplicaOwner>(test_cluster: &TestCluster, s
     let released: Pod = test_cluster.client.get(&released_key).await.expect("a pod");
     assert_eq!(released.controller(), None);
 
-    // With its label back it is taken again, and one is too many.
+    // With its label restored it is adopted again, and one pod is too many.
     let label_patch = Patch::Merge(json!({"metadata": {"labels": {"app": "web"}}}));
     test_cluster.client.patch::<Pod>(&released_key, &label_patch).await.expect("relabelled");
     active(test_cluster, 2).await;
@@ -74,14 +74,14 @@ async fn check_replica_controller<T: ReplicaOwner>(test_cluster: &TestCluster, s
     };
     let stable = status::<T>(test_cluster, stable).await;
 
-    // Nothing more is to be done, so being asked to look again writes nothing.
+    // The set is up to date, so another sync writes nothing.
     let annotation_patch = Patch::Merge(json!({"metadata": {"annotations": {"a": "b"}}}));
     let patched: T = test_cluster.client.patch(&key, &annotation_patch).await.expect("touched");
     let pod = active(test_cluster, 2).await.remove(0);
     let pod: Pod = test_cluster.client.patch(&pod.key(), &annotation_patch).await.expect("touched");
     test_cluster.ctx.caches.pods().wait_until_revision(pod.revision()).await.expect("seen");
     T::all(&test_cluster.ctx).wait_until_revision(patched.revision()).await.expect("seen");
-    wait_for("the loop is idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
+    wait_for("the controller to be idle", async || test_cluster.ctx.metrics.all_idle().then_some(())).await;
     let after: T = test_cluster.client.get(&key).await.expect("a set");
     assert_eq!(after.revision(), patched.revision());
     assert_eq!(after.as_set().status.as_ref(), Some(&stable));
@@ -112,7 +112,7 @@ async fn quota_error_sets_failure_condition() {
         let quota: ResourceQuota = test_cluster.client.get(&quota.key()).await.expect("a quota");
         quota.status.is_some_and(|status| status.hard.is_some()).then_some(())
     };
-    wait_for("the quota counts", counted).await;
+    wait_for("the quota to be counted", counted).await;
     let set: ReplicaSet =
         serde_json::from_value(set_json(3, json!({"matchLabels": {"app": "web"}}))).expect("a set");
     test_cluster.client.create(&set).await.expect("created");

@@ -1,4 +1,4 @@
-//! What becomes of the claims of pods. Pure.
+//! Decides on the claims of pods. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,34 +14,34 @@ use crate::pod;
 
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
-/// A claim is used by so many at most.
+/// The maximum number of consumers of a claim (`ResourceClaimReservedForMaxSize`).
 const MAX_RESERVED_FOR: usize = 256;
-/// Leaves room for five random characters in a name.
+/// The maximum length of a generated name's base, which leaves room for the random suffix.
 const MAX_BASE_NAME_BYTES: usize = 57;
 
-/// What a pod is judged by: the claims and templates of its namespace.
+/// The claims and templates in a pod's namespace.
 pub struct NamespaceClaims {
     pub claims: Vec<Arc<ResourceClaim>>,
     pub templates: Vec<Arc<ResourceClaimTemplate>>,
 }
 
-/// The next thing to do for a pod; then it is looked at again.
+/// The next step for a pod. After it is applied, the pod is planned again.
 #[derive(Debug, PartialEq)]
 pub enum Step {
     Nothing,
-    /// Makes a claim for what the pod calls `name`.
+    /// Create a claim for the entry `name` of the pod's spec.
     Create {
         name: String,
         claim: Box<ResourceClaim>,
     },
-    /// Writes down in the pod which claims are its own.
+    /// Record the names of the generated claims in the pod's status.
     RecordClaimNames(BTreeMap<String, String>),
-    /// Writes down in the claim that the pod uses it.
+    /// Add the pod to the claim's `reservedFor`.
     Reserve(Box<ResourceClaim>),
     Reject(String),
 }
 
-/// The claims a pod lists.
+/// The claims in the pod's spec.
 fn pod_claims(pod: &Pod) -> impl Iterator<Item = &PodResourceClaim> {
     pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten())
 }
@@ -50,12 +50,12 @@ pub fn needs_claims(pod: &Pod) -> bool {
     !pod.is_deleting() && pod_claims(pod).next().is_some()
 }
 
-/// A pod that uses no devices any more, or never will.
+/// Whether the pod no longer uses devices, or never will.
 pub fn is_done(pod: &Pod) -> bool {
     pod::is_terminal(pod) || pod.is_deleting() && pod::node(pod).is_empty()
 }
 
-/// The name of the claim behind a pod's: known, known not to be needed, or not known yet.
+/// The name of the claim for an entry of the pod's spec.
 enum ClaimName<'a> {
     Claim(&'a str),
     NotNeeded,
@@ -73,7 +73,7 @@ fn claim_name<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> ClaimName<'a> {
     }
 }
 
-/// The claims a pod uses, as far as they are known.
+/// The names of the pod's claims that are known.
 pub fn claim_names(pod: &Pod) -> impl Iterator<Item = &str> {
     let extended = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     let known = pod_claims(pod).filter_map(|claim| match claim_name(pod, claim) {
@@ -100,7 +100,7 @@ pub fn plan_pod(pod: &Pod, namespace_claims: &NamespaceClaims) -> Step {
             }
             _ => {}
         }
-        // One may have been made and not been noted.
+        // A claim may have been created without being recorded, if the controller was stopped in between.
         let is_created = |claim: &&Arc<ResourceClaim>| {
             is_owner(pod, claim)
                 && claim.annotation(POD_CLAIM_NAME) == Some(&listed.name)
@@ -125,7 +125,7 @@ pub fn plan_pod(pod: &Pod, namespace_claims: &NamespaceClaims) -> Step {
     if changed {
         return Step::RecordClaimNames(recorded);
     }
-    // Before that, reserving is the scheduler's business.
+    // Before the pod is scheduled, the scheduler reserves its claims.
     if pod::node(pod).is_empty() || is_done(pod) {
         return Step::Nothing;
     }
@@ -144,12 +144,12 @@ fn is_owner(pod: &Pod, claim: &ResourceClaim) -> bool {
     owner(claim).is_some_and(|owner| owner.uid == pod.uid())
 }
 
-/// The pod a claim was made for.
+/// The pod that a claim was generated for.
 pub fn owner(claim: &ResourceClaim) -> Option<&OwnerReference> {
     claim.controller().filter(|owner| owner.kind == "Pod" && owner.api_version == "v1")
 }
 
-/// The claim with the pod among its users, where it can be and is not.
+/// The claim with the pod added to `reservedFor`, if it is allocated and does not list the pod yet.
 fn reserved(claim: &ResourceClaim, pod: &Pod) -> Option<ResourceClaim> {
     let status = claim.status.as_ref().filter(|status| status.allocation.is_some())?;
     let users = status.reserved_for.as_deref().unwrap_or_default();
@@ -193,7 +193,7 @@ fn from_template(pod: &Pod, listed: &PodResourceClaim, template: &ResourceClaimT
     }
 }
 
-/// `<pod>-<claim>-`, both cut in proportion where that is too long.
+/// `<pod>-<claim>-`, with both parts truncated in proportion if it is too long.
 fn base_name(pod: &str, claim: &str) -> String {
     let whole = format!("{pod}-{claim}-");
     if whole.len() <= MAX_BASE_NAME_BYTES {
@@ -204,7 +204,7 @@ fn base_name(pod: &str, claim: &str) -> String {
     format!("{}-{}", cut(pod, whole.len()), cut(claim, whole.len()))
 }
 
-/// Names and uids of the pods that use a claim.
+/// Names and UIDs of the pods in `reservedFor`.
 pub fn reserved_pods(claim: &ResourceClaim) -> impl Iterator<Item = (&str, &str)> {
     let users = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
     users.filter(|user| is_pod(user)).map(|user| (user.name.as_str(), user.uid.as_str()))
@@ -214,17 +214,17 @@ fn is_pod(user: &ResourceClaimConsumerReference) -> bool {
     user.resource == "pods" && user.api_group.as_deref().unwrap_or_default().is_empty()
 }
 
-/// What is to be done for a claim, in this order.
+/// The changes to a claim, in order.
 #[derive(Debug, Default, PartialEq)]
 pub struct ClaimPlan {
     pub status: Option<ResourceClaimStatus>,
-    /// Nothing is allocated any more, so the claim need not be kept for that.
+    /// Remove the finalizer, because nothing is allocated any more.
     pub release: bool,
     pub delete: bool,
 }
 
-/// `pods` are those that exist of the pods that use the claim, by uid; `owner` is the pod of the name the claim was
-/// made for.
+/// Plans the changes to a claim. `pods` holds the existing pods among its consumers, by UID. `owner` is the
+/// pod with the name of the pod that the claim was generated for.
 pub fn plan_claim(
     claim: &ResourceClaim,
     pods: &BTreeMap<String, Arc<Pod>>,
@@ -232,7 +232,7 @@ pub fn plan_claim(
 ) -> ClaimPlan {
     let before = claim.status.clone().unwrap_or_default();
     let users = before.reserved_for.clone().unwrap_or_default();
-    // Users that are no pods are not ours to judge.
+    // Consumers that are not pods are left to other controllers.
     let uses = |user: &&ResourceClaimConsumerReference| {
         !is_pod(user) || pods.get(&user.uid).is_some_and(|pod| !is_done(pod))
     };
@@ -243,7 +243,7 @@ pub fn plan_claim(
         users_left.is_empty() && has_finalizer && (users_left.len() < users.len() || claim.is_deleting());
     if users_left.len() < users.len() || idle && before.allocation.is_some() {
         plan.status = Some(ResourceClaimStatus {
-            // The devices are free for others once the last user has gone.
+            // Without consumers the devices are deallocated.
             allocation: before.allocation.clone().filter(|_| !idle),
             reserved_for: (!users_left.is_empty()).then_some(users_left.clone()),
             ..before

@@ -9,7 +9,7 @@ fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("an object")
 }
 
-/// A pod that wants a `gpu` by template, with what is known of it.
+/// A pod with a `gpu` claim from a template; `claim_name` is the name in its status.
 fn gpu_pod(node: &str, phase: &str, claim_name: &str) -> Pod {
     let statuses = if claim_name.is_empty() {
         json!([])
@@ -30,7 +30,7 @@ fn template() -> ResourceClaimTemplate {
     typed(json!({"metadata": {"name": "t", "namespace": "ns"}, "spec": {"spec": {}}}))
 }
 
-/// A claim made for the pod with this uid; `allocated` may be so.
+/// A claim generated for the pod with this UID.
 fn owned_claim(name: &str, uid: &str, allocated: bool, users: &[&str]) -> ResourceClaim {
     let users: Vec<Value> =
         users.iter().map(|uid| json!({"resource": "pods", "name": "p", "uid": uid})).collect();
@@ -110,13 +110,13 @@ fn unused_claims_are_released() {
         plan_result(&used, std::slice::from_ref(&ended), Some(&ended)),
         (Some((false, 0)), true, true)
     );
-    // The collector takes away what belongs to a pod that is gone.
+    // The claim of a deleted pod is left to the garbage collector.
     assert_eq!(plan_result(&used, &[], None), (Some((false, 0)), true, false));
     assert_eq!(
         plan_result(&owned_claim("c", "u", true, &["u", "v"]), std::slice::from_ref(&running), None),
         (Some((true, 1)), false, false)
     );
-    // Allocated by hand, not used yet.
+    // Allocated by hand and not in use yet.
     assert_eq!(plan_result(&owned_claim("c", "u", true, &[]), &[], Some(&running)), (None, false, false));
     let mut deleting = owned_claim("c", "u", true, &[]);
     deleting.metadata.deletion_timestamp = Some(typed(json!("2026-01-01T00:00:00Z")));
@@ -135,7 +135,7 @@ fn long_names_are_truncated() {
 }
 
 proptest! {
-    /// However a claim is found, carrying out what is planned for it leaves nothing to do.
+    /// For any state of a claim, applying the plan leads to a stable state.
     #[test]
     fn claim_plan_is_stable(
         allocated: bool, users in prop::sample::subsequence(vec!["u", "v", "w"], 0..=3), phase in 0usize..3, deleting: bool,
@@ -153,7 +153,7 @@ proptest! {
         if plan.release {
             claim.metadata.finalizers = None;
         }
-        // No pod that may run loses its devices.
+        // A pod that may run never loses its devices.
         let was_user = users.contains(&"u") && phase == 0;
         prop_assert_eq!(plan::reserved_pods(&claim).any(|(_, uid)| uid == "u"), was_user);
         if !plan.delete {
@@ -185,7 +185,7 @@ async fn claim_of_pod_is_created_and_released() {
         let pod: Pod = test_cluster.client.get(&key).await.ok()?;
         pod.status?.resource_claim_statuses?.first()?.resource_claim_name.clone()
     };
-    let name = wait_for("a claim's name in the pod", named).await;
+    let name = wait_for("the claim name in the pod status", named).await;
     let claim: ResourceClaim = test_cluster.client.get(&Key::new("default", &name)).await.expect("the claim");
     assert_eq!((claim.label("a"), name.starts_with("p-gpu-")), (Some("b"), true));
     let ended = Patch::Merge(json!({"status": {"phase": "Failed"}}));
@@ -193,5 +193,5 @@ async fn claim_of_pod_is_created_and_released() {
     let deleted = || async {
         test_cluster.client.list::<ResourceClaim>("default").await.ok()?.is_empty().then_some(())
     };
-    wait_for("the end of the claim", deleted).await;
+    wait_for("deletion of the claim", deleted).await;
 }

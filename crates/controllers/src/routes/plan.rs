@@ -1,4 +1,4 @@
-//! Which routes there should be. Pure.
+//! Computes the routes to create and to delete. Does no I/O.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct RoutePlan {
     pub create: Vec<Route>,
 }
 
-/// Routes outside the pods' networks are somebody else's.
+/// Plans route changes. Routes outside of the pod networks are not touched.
 pub fn plan(nodes: &[Arc<Node>], existing: &[Route], networks: &[String]) -> RoutePlan {
     let desired: Vec<Route> = nodes.iter().flat_map(|node| routes(node, networks)).collect();
     let in_cluster_cidrs = |route: &&Route| is_within(&route.network, networks);

@@ -93,7 +93,7 @@ async fn creates_routes_and_updates_network_condition() {
     test_cluster.start_controller("node-route-controller");
     let created = node("a", "10.42.1.0/24");
     test_cluster.client.create(&created).await.expect("a node");
-    // Without a version: the controller may already have said something.
+    // Without a resource version, because the controller may have updated the node already.
     test_cluster.client.replace_status(&created).await.expect("a status");
     let available = || async {
         let node: Node = test_cluster.client.get(&Key::new("", "a")).await.ok()?;

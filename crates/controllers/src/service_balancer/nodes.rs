@@ -1,5 +1,6 @@
-//! The balancer that needs no cloud: a Service is reached at the addresses of the nodes, or at one of a pool that
-//! somebody leads to the nodes. Nothing is made outside the cluster: what is taken stands in the statuses of Services.
+//! The built-in load balancer: a Service gets the addresses of the nodes, or an address from a pool that is
+//! routed to the nodes by other means. It creates nothing outside of the cluster; allocations are read from
+//! the Service statuses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,22 +13,24 @@ use reconcile::cloud::{Cloud, CloudError, LoadBalancer, LoadBalancerContext, Rou
 
 use super::plan;
 
-/// A pool is searched from its beginning; this far and no further.
+/// The maximum number of addresses of a pool range that are scanned for a free one.
 const MAX_POOL_SCAN: u128 = 1 << 16;
 
-/// The nodes of the cluster as its cloud.
+/// The cluster's nodes as the cloud provider.
 #[derive(Clone, Debug, Default)]
 pub struct NodeBalancer {
     pool: Vec<(IpAddr, IpAddr)>,
 }
 
-/// A pool that cannot be understood.
+/// An invalid pool entry.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error("{0:?} is neither a network, as in 192.0.2.0/28, nor a range, as in 192.0.2.10-192.0.2.20")]
+#[error(
+    "invalid address pool {0:?}: must be a CIDR such as 192.0.2.0/28 or a range such as 192.0.2.10-192.0.2.20"
+)]
 pub struct InvalidPool(String);
 
 impl NodeBalancer {
-    /// With addresses to give to Services; without any, those of the nodes are given.
+    /// With a pool of addresses for Services. If it is empty, node addresses are used.
     pub fn with_pool(pool: &[String]) -> Result<NodeBalancer, InvalidPool> {
         let parse = |text: &String| {
             let range = || {
@@ -42,7 +45,7 @@ impl NodeBalancer {
         Ok(NodeBalancer { pool: pool.iter().map(parse).collect::<Result<_, _>>()? })
     }
 
-    /// One address of each family the Service has.
+    /// Allocates one address for each IP family of the Service.
     fn allocate_from_pool(
         &self,
         service: &Service,
@@ -56,7 +59,7 @@ impl NodeBalancer {
             let ip = requested.parse().ok().filter(|ip| self.contains(*ip));
             let ip = ip.ok_or_else(|| CloudError(format!("address {requested} is not in the pool")))?;
             return match taken.contains(&ip) {
-                true => Err(CloudError(format!("address {requested} is taken"))),
+                true => Err(CloudError(format!("address {requested} is already in use"))),
                 false => Ok(vec![requested.to_owned()]),
             };
         }
@@ -65,14 +68,14 @@ impl NodeBalancer {
         for family in families(service) {
             let fits =
                 |ip: &IpAddr| ip.is_ipv6() == (family == "IPv6") && self.contains(*ip) && !taken.contains(ip);
-            // What a Service has it keeps.
+            // A Service keeps its current address.
             let current = assigned.iter().copied().find(fits);
             let free =
                 current.or_else(|| self.pool.iter().flat_map(|range| range_addresses(*range)).find(fits));
             found.extend(free.map(|ip| ip.to_string()));
         }
         match found.is_empty() {
-            true => Err(CloudError("no address is left in the pool".into())),
+            true => Err(CloudError("the address pool is exhausted".into())),
             false => Ok(found),
         }
     }
@@ -97,7 +100,8 @@ fn families(service: &Service) -> Vec<String> {
     if families.is_empty() { vec!["IPv4".into()] } else { families }
 }
 
-/// The addresses of the nodes that can take the Service's traffic. Each port of a node leads to one Service.
+/// The addresses of the nodes that can serve the Service. A port of the nodes can be used by one Service
+/// only.
 fn node_addresses(service: &Service, cluster_state: &LoadBalancerContext) -> Result<Vec<String>, CloudError> {
     let ports = |service: &Service| -> BTreeSet<(String, i32)> {
         let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
@@ -106,7 +110,10 @@ fn node_addresses(service: &Service, cluster_state: &LoadBalancerContext) -> Res
     let own = ports(service);
     for other in cluster_state.others.iter().filter(|other| !plan::ingress_addresses(other).is_empty()) {
         if let Some((protocol, port)) = ports(other).intersection(&own).next() {
-            return Err(CloudError(format!("port {port}/{protocol} is taken by Service {}", other.key())));
+            return Err(CloudError(format!(
+                "port {port}/{protocol} is already used by Service {}",
+                other.key()
+            )));
         }
     }
     let local = plan::is_local_traffic_policy(service);
@@ -118,7 +125,7 @@ fn node_addresses(service: &Service, cluster_state: &LoadBalancerContext) -> Res
     addresses.retain(|ip| families.iter().any(|family| (family == "IPv6") == ip.is_ipv6()));
     addresses.sort();
     addresses.dedup();
-    // In the order of the Service's families.
+    // Sorted by the order of the Service's IP families. The sort is stable.
     addresses.sort_by_key(|ip| families.iter().position(|family| (family == "IPv6") == ip.is_ipv6()));
     Ok(addresses.iter().map(IpAddr::to_string).collect())
 }

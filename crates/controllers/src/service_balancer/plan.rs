@@ -1,4 +1,4 @@
-//! Which Services are balanced, and by which nodes. Pure.
+//! Decides which Services have load balancers, and which nodes serve them. Does no I/O.
 
 use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -9,13 +9,13 @@ use crate::node;
 const EXCLUDE_BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// What is to become of a Service.
+/// The operation for a Service.
 #[derive(Debug, PartialEq)]
 pub enum LoadBalancerOperation {
     Ensure,
-    /// It was balanced and is not to be any more.
+    /// Delete the load balancer of a Service that no longer needs one.
     Delete,
-    /// It is somebody else's business.
+    /// The Service has a load balancer class and is left to another controller.
     Ignore,
 }
 
@@ -30,24 +30,24 @@ pub fn load_balancer_operation(service: &Service) -> LoadBalancerOperation {
     }
 }
 
-/// Whether a Service has to do with balancing: now, or until it has been cleaned up after.
+/// Whether a Service has or needs a load balancer.
 pub fn needs_balancer(service: &Service) -> bool {
     load_balancer_operation(service) == LoadBalancerOperation::Ensure
         || !ingress_addresses(service).is_empty()
 }
 
-/// Whether traffic must stay on the node it has come to.
+/// Whether the external traffic policy is `Local`.
 pub fn is_local_traffic_policy(service: &Service) -> bool {
     let policy = service.spec.as_ref().and_then(|spec| spec.external_traffic_policy.as_deref());
     policy == Some("Local")
 }
 
-/// Where a Service is reached now.
+/// The current load balancer addresses of a Service.
 pub fn ingress_addresses(service: &Service) -> Vec<(String, String)> {
     ingress_pairs(service.status.as_ref().and_then(|status| status.load_balancer.as_ref()))
 }
 
-/// Address and name of each way in.
+/// IP and host name of each ingress entry.
 pub fn ingress_pairs(status: Option<&LoadBalancerStatus>) -> Vec<(String, String)> {
     let entries = status.into_iter().flat_map(|status| status.ingress.iter().flatten());
     entries
@@ -56,7 +56,7 @@ pub fn ingress_pairs(status: Option<&LoadBalancerStatus>) -> Vec<(String, String
 }
 
 pub fn include_node(node: &Node) -> bool {
-    // Anything that is not clearly false excludes.
+    // As upstream: any value that does not parse as false excludes the node.
     let excluded = node
         .label(EXCLUDE_BALANCER_LABEL)
         .is_some_and(|value| !matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"));
@@ -67,7 +67,7 @@ pub fn include_node(node: &Node) -> bool {
         && !taints.into_iter().any(|taint| taint.key == TO_BE_DELETED)
 }
 
-/// The addresses outsiders reach a node at: those for outsiders, or where there are none those there are.
+/// The external addresses of a node, or else its internal ones.
 pub fn external_addresses(node: &Node) -> Vec<String> {
     let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
     let of = |kind: &str| -> Vec<String> {
@@ -78,7 +78,7 @@ pub fn external_addresses(node: &Node) -> Vec<String> {
     if external.is_empty() { of("InternalIP") } else { external }
 }
 
-/// The nodes on which a slice has endpoints that take traffic.
+/// The nodes with ready endpoints in a slice.
 pub fn nodes_with_ready_endpoints(slice: &EndpointSlice) -> Vec<String> {
     let ready = slice.endpoints.iter().flatten().filter(|endpoint| {
         endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready != Some(false))

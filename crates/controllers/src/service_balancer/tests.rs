@@ -20,7 +20,7 @@ fn node(name: &str, addresses: &[(&str, &str)], ready: &str) -> Node {
     }))
 }
 
-/// A Service with a port, further fields of its spec, and where it is reached.
+/// A Service with a port, additional spec fields and load balancer addresses.
 fn service(name: &str, port: i32, more: Value, addresses: &[&str]) -> Arc<Service> {
     let mut spec = json!({"type": "LoadBalancer", "ports": [{"port": port}], "ipFamilies": ["IPv4"]});
     for (name, value) in more.as_object().into_iter().flatten() {
@@ -63,7 +63,7 @@ async fn node_addresses_become_ingress() {
     let dual = service("s", 80, json!({"ipFamilies": ["IPv6", "IPv4"]}), &[]);
     check(&[], &dual, &[], expect!["fd00::2 10.0.0.2 198.51.100.3"]).await;
     let other = service("other", 80, json!({}), &["10.0.0.2"]);
-    check(&[], &plain, &[other], expect!["port 80/TCP is taken by Service ns/other"]).await;
+    check(&[], &plain, &[other], expect!["port 80/TCP is already used by Service ns/other"]).await;
     let other_port = service("other", 81, json!({}), &["10.0.0.2"]);
     check(&[], &plain, &[other_port], expect!["10.0.0.2 198.51.100.3"]).await;
 }
@@ -75,13 +75,13 @@ async fn each_service_is_assigned_one_pool_address() {
     let other = service("other", 80, json!({}), &["192.0.2.10"]);
     check(pool, &plain, std::slice::from_ref(&other), expect!["192.0.2.11"]).await;
     let last = service("last", 80, json!({}), &["192.0.2.11"]);
-    check(pool, &plain, &[other.clone(), last], expect!["no address is left in the pool"]).await;
+    check(pool, &plain, &[other.clone(), last], expect!["the address pool is exhausted"]).await;
     check(pool, &service("s", 80, json!({}), &["192.0.2.11"]), &[], expect!["192.0.2.11"]).await;
     let dual = service("s", 80, json!({"ipFamilies": ["IPv4", "IPv6"]}), &[]);
     check(pool, &dual, std::slice::from_ref(&other), expect!["192.0.2.11 2001:db8::"]).await;
     let with_ip = |ip: &str| service("s", 80, json!({"loadBalancerIP": ip}), &[]);
     check(pool, &with_ip("192.0.2.11"), std::slice::from_ref(&other), expect!["192.0.2.11"]).await;
-    check(pool, &with_ip("192.0.2.10"), &[other], expect!["address 192.0.2.10 is taken"]).await;
+    check(pool, &with_ip("192.0.2.10"), &[other], expect!["address 192.0.2.10 is already in use"]).await;
     check(pool, &with_ip("203.0.113.1"), &[], expect!["address 203.0.113.1 is not in the pool"]).await;
     for wrong in ["x", "192.0.2.9-192.0.2.1", "192.0.2.1-::1"] {
         assert!(NodeBalancer::with_pool(&[wrong.to_owned()]).is_err(), "{wrong}");
@@ -125,13 +125,13 @@ async fn service_status_contains_ingress() {
     let key = Key::new("default", "first");
     let patch = Patch::Merge(json!({"spec": {"type": "ClusterIP"}}));
     test_cluster.client.patch::<Service>(&key, &patch).await.expect("a change");
-    wait_for("no address any more", || is("first", &[])).await;
-    wait_for("the port for the other", || is("second", &["10.0.0.2"])).await;
+    wait_for("the address to be removed", || is("first", &[])).await;
+    wait_for("the port to be assigned to the second Service", || is("second", &["10.0.0.2"])).await;
 }
 
 proptest! {
-    /// However Services come to their addresses, no two have the same one of a pool, each keeps what it has, and
-    /// asking again changes nothing.
+    /// For any order of syncs, no two Services get the same pool address, each Service keeps its address,
+    /// and further syncs change nothing.
     #[test]
     fn no_address_is_assigned_twice(count in 1..12usize, order in prop::collection::vec(0..12usize, 0..30)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");

@@ -1,4 +1,5 @@
-//! Which requests are approved by themselves, which are signed, and how long they are kept. Pure.
+//! Decides which requests are approved automatically, whether they may be signed, and when they expire.
+//! Does no I/O.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,10 +16,10 @@ const SIGNER_KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 const NODES_GROUP: &str = "system:nodes";
 const NODE_USER_PREFIX: &str = "system:node:";
 
-/// How long certificates last unless less was asked for, and how long at least.
+/// The default and maximum lifetime of certificates, and the minimum.
 const MAX_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const MIN_LIFETIME: Duration = Duration::from_secs(10 * 60);
-/// How long requests are kept that are done, and those nobody cares for.
+/// How long finished requests are kept, and pending ones.
 const FINISHED_EXPIRATION: SignedDuration = SignedDuration::from_hours(1);
 const PENDING_EXPIRATION: SignedDuration = SignedDuration::from_hours(24);
 
@@ -34,16 +35,16 @@ pub fn has_certificate(request: &CertificateSigningRequest) -> bool {
     certificate.is_some_and(|certificate| !certificate.0.is_empty())
 }
 
-/// A permission by which a request is approved without anybody looking at it.
+/// A rule by which a request is approved automatically.
 #[derive(Debug, PartialEq)]
 pub struct ApprovalRule {
-    /// Whoever asks must be allowed to create this subresource of signing requests.
+    /// The requester must be authorized to create this subresource of CertificateSigningRequests.
     pub subresource: &'static str,
     pub message: &'static str,
 }
 
-/// As what a request is recognized, in the order in which to ask. `taken` says whether an address is that of a node
-/// other than the one of this name.
+/// The approval rules that match a request, in order of precedence. `taken` returns whether an address
+/// belongs to a node other than the named one.
 pub fn matching_approval_rules(
     request: &CertificateSigningRequest,
     parsed: &Request,
@@ -66,7 +67,8 @@ pub fn matching_approval_rules(
             };
             own.into_iter().chain([any]).collect()
         }
-        // Nobody is allowed this unless a cluster says so: it takes a node's word for its address.
+        // By default no user is authorized for this rule, because it trusts the node's claim about its
+        // addresses.
         SIGNER_KUBELET_SERVING if own && check_kubelet_serving(parsed, &usages(request)).is_ok() => {
             let node = parsed.common_name.strip_prefix(NODE_USER_PREFIX).unwrap_or_default();
             let is_valid = parsed.dns_names.iter().all(|name| name == node)
@@ -85,7 +87,7 @@ pub fn usages(request: &CertificateSigningRequest) -> Vec<String> {
     request.spec.usages.clone().unwrap_or_default()
 }
 
-/// Why a signer does not sign what it was asked to.
+/// Validates a request for a signer and returns why it is rejected.
 pub fn check_request(signer: &str, parsed: &Request, usages: &[String]) -> Result<(), String> {
     match signer {
         SIGNER_KUBELET_CLIENT => check_kubelet_client(parsed, usages),
@@ -139,7 +141,7 @@ fn check_client(usages: &[String]) -> Result<(), String> {
     reject_if(missing, "missing required usage for client certificate: client auth")
 }
 
-/// How long a certificate lasts.
+/// The lifetime of the certificate.
 pub fn lifetime(request: &CertificateSigningRequest) -> Duration {
     match request.spec.expiration_seconds {
         None => MAX_LIFETIME,
@@ -149,7 +151,7 @@ pub fn lifetime(request: &CertificateSigningRequest) -> Duration {
     }
 }
 
-/// When a request is not worth keeping any more. `ends` is when its certificate ends.
+/// When a request can be deleted. `ends` is the end of its certificate's validity.
 pub fn expires_at(request: &CertificateSigningRequest, ends: Option<Timestamp>) -> Option<Timestamp> {
     let after =
         |time: Option<&Time>, span: SignedDuration| time.and_then(|time| time.0.checked_add(span).ok());

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::plan::{check_request, condition, expires_at, lifetime, matching_approval_rules};
 use crate::test_cluster::{TestCluster, wait_for};
 
-/// A request for a certificate of `system:node:n` with a P-256 key, made with openssl; it asks for no names.
+/// A request for a certificate of `system:node:n` with a P-256 key and no SANs, created with openssl.
 const NODE_REQUEST: &str = include_str!("node.csr");
 
 fn usages(text: &str) -> Vec<String> {
@@ -62,10 +62,10 @@ fn serving_request_must_match_node_name_and_addresses() {
         rules.iter().map(|rule| rule.subresource).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(rules("system:node:n", "n", "192.0.2.1"), "selfnodeserver");
-    assert_eq!(rules("system:node:m", "n", "192.0.2.1"), "", "somebody else's name");
+    assert_eq!(rules("system:node:m", "n", "192.0.2.1"), "", "another user's name");
     assert_eq!(rules("system:node:n", "m", "192.0.2.1"), "", "another host");
     assert_eq!(rules("system:node:n", "n", "192.0.2.2"), "", "another node's address");
-    assert_eq!(rules("system:node:n", "n", "127.0.0.1"), "", "everybody's address");
+    assert_eq!(rules("system:node:n", "n", "127.0.0.1"), "", "a loopback address");
 }
 
 #[test]

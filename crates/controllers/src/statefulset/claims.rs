@@ -1,4 +1,4 @@
-//! The volume claims of a StatefulSet's pods: their names, and who owns them so that they go when they should.
+//! The volume claims of a StatefulSet's pods: names, and owner references for the retention policy.
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -7,7 +7,7 @@ use reconcile::Object as _;
 
 use crate::template::new_controller_ref;
 
-/// The claims a pod of this ordinal needs.
+/// The claims that the pod of this ordinal needs.
 pub fn pod_claims(set: &StatefulSet, spec: &StatefulSetSpec, ordinal: i32) -> Vec<PersistentVolumeClaim> {
     let templates = spec.volume_claim_templates.iter().flatten();
     let named = templates.map(|template| {
@@ -26,7 +26,7 @@ pub fn claim_name(set: &StatefulSet, template: &PersistentVolumeClaim, ordinal: 
     format!("{}-{}-{ordinal}", template.name(), set.name())
 }
 
-/// Whether a claim belongs to one of the set's pods, by its name.
+/// Whether a claim has the name of a claim of one of the set's pods.
 pub fn is_claim_of(claim: &PersistentVolumeClaim, set: &StatefulSet) -> bool {
     let templates = set.spec.iter().flat_map(|spec| spec.volume_claim_templates.iter().flatten());
     templates.into_iter().any(|template| {
@@ -36,7 +36,7 @@ pub fn is_claim_of(claim: &PersistentVolumeClaim, set: &StatefulSet) -> bool {
     })
 }
 
-/// Whether claims go with pods that are scaled away, and with the set.
+/// Whether the retention policy deletes claims on scale-down, and with the set.
 fn retention_policy(spec: &StatefulSetSpec) -> (bool, bool) {
     let policy = spec.persistent_volume_claim_retention_policy.as_ref();
     let deletes = |when: Option<&String>| when.is_some_and(|when| when == "Delete");
@@ -45,7 +45,8 @@ fn retention_policy(spec: &StatefulSetSpec) -> (bool, bool) {
     (deletes(scaled), deletes(deleted))
 }
 
-/// A claim that still belongs to a former pod of this name and will go with it: no new pod may use it.
+/// Whether a claim is owned by an earlier pod of this name and will be deleted with it. A new pod must not
+/// use it.
 pub fn is_stale(claim: &PersistentVolumeClaim, spec: &StatefulSetSpec, pod: &str) -> bool {
     let owners = claim.metadata.owner_references.iter().flatten();
     retention_policy(spec).0
@@ -54,8 +55,8 @@ pub fn is_stale(claim: &PersistentVolumeClaim, spec: &StatefulSetSpec, pod: &str
             .any(|owner| owner.kind == "Pod" && owner.api_version == "v1" && owner.name == pod)
 }
 
-/// The owners a claim should have, if they are not those it has. `stays` is whether the pod's ordinal is one
-/// the set wants.
+/// The owner references that a claim should have, or `None` if they are up to date. `stays` is whether the
+/// pod's ordinal is within the replicas.
 pub fn desired_owners(
     claim: &PersistentVolumeClaim,
     set: &StatefulSet,
@@ -73,7 +74,7 @@ pub fn desired_owners(
     let is_stale_owner = |owner: &OwnerReference| {
         names(owner, &by_set) && owner.uid != by_set.uid || names(owner, &by_pod) && owner.uid != by_pod.uid
     };
-    // What belongs to a former set or pod is left to whoever collects garbage.
+    // A claim with a stale owner is left to the garbage collector.
     if now.iter().any(is_stale_owner) {
         return None;
     }

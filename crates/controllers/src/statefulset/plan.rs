@@ -1,8 +1,8 @@
-//! Decides which pod of a StatefulSet comes, goes or is replaced next, and what its status says.
+//! Decides which pods of a StatefulSet are created, deleted or updated next, and its status. Does no I/O.
 //!
-//! Pods of an ordinal share a name, so a new one is only made once the old one is gone. In order, nothing is
-//! done before all pods of lower ordinals are well, and pods go from the highest ordinal down; in parallel,
-//! only updates keep an order.
+//! Pods of one ordinal share a name, so a pod is recreated only once the old one is gone. With
+//! `OrderedReady`, nothing is done before all pods of lower ordinals are running and ready, and pods are
+//! deleted from the highest ordinal down. With `Parallel`, only updates keep an order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use crate::history::{self, History, MissingRevision, POD_REVISION};
 use crate::percent;
 use crate::pod::{is_available, is_ready, is_terminal, next_available, phase};
 
-/// A StatefulSet as its controller sees it.
+/// Everything the plan depends on.
 pub struct StatefulSetSnapshot<'a> {
     pub set: &'a StatefulSet,
     pub spec: &'a StatefulSetSpec,
-    /// The pods it owns.
+    /// The pods owned by the set.
     pub pods: &'a [Arc<Pod>],
-    /// The claims in its namespace that are named like those of its pods.
+    /// The claims in its namespace whose names are those of its pods' claims.
     pub claims: &'a [Arc<PersistentVolumeClaim>],
     pub history: &'a History,
     pub now: Timestamp,
 }
 
-/// What to do next.
+/// The next step, and when to sync again.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub step: Step,
@@ -45,7 +45,7 @@ pub enum Step {
     #[default]
     Done,
     Revise(MissingRevision),
-    /// In this order; what fails keeps the rest from being done.
+    /// Apply these actions in order. A failure stops the sequence.
     Apply(Vec<Action>),
     TruncateHistory(Vec<Arc<ControllerRevision>>),
     Status(StatefulSetStatus),
@@ -57,16 +57,16 @@ pub enum Action {
         claim: PersistentVolumeClaim,
         pod: String,
     },
-    /// The claim with other owners.
+    /// Update the owner references of a claim.
     UpdateClaimOwners(PersistentVolumeClaim),
     CreatePod(Box<Pod>),
     DeletePod(Arc<Pod>),
-    /// The pod's labels do not tell its place.
+    /// Add the missing identity labels to a pod.
     LabelPod {
         pod: Arc<Pod>,
         ordinal: i32,
     },
-    /// The pod cannot be made yet.
+    /// The pod cannot be created yet. Emits a warning event.
     Wait {
         pod: String,
         message: String,
@@ -74,13 +74,14 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether something is made for the set.
+    /// Whether the action creates an object for the set.
     pub fn is_create(&self) -> bool {
         matches!(self, Action::CreateClaim { .. } | Action::CreatePod(_))
     }
 }
 
-/// What to do next. `manage` is whether pods may be made and deleted.
+/// Plans the next step. `may_change_pods` is whether pods may be created and deleted; it is true once per
+/// sync.
 pub fn plan(snapshot: &StatefulSetSnapshot<'_>, may_change_pods: bool) -> Plan {
     let update = match snapshot.history.current_revision() {
         Ok(update) => update,
@@ -106,7 +107,7 @@ pub fn plan(snapshot: &StatefulSetSnapshot<'_>, may_change_pods: bool) -> Plan {
     plan
 }
 
-/// A StatefulSet's pods by ordinal.
+/// The pods of a StatefulSet by ordinal.
 struct PodsByOrdinal<'a> {
     snapshot: &'a StatefulSetSnapshot<'a>,
     update: &'a ControllerRevision,
@@ -116,7 +117,7 @@ struct PodsByOrdinal<'a> {
     pods: BTreeMap<i32, &'a Arc<Pod>>,
 }
 
-/// Nothing more may be done now.
+/// No further actions are possible in this sync.
 struct Stop;
 
 impl<'a> PodsByOrdinal<'a> {
@@ -140,14 +141,14 @@ impl<'a> PodsByOrdinal<'a> {
         (strategy.type_.as_deref() == Some("RollingUpdate")).then_some(strategy.rolling_update.as_ref())
     }
 
-    /// The first ordinal that is updated.
+    /// The lowest ordinal that is updated.
     fn partition(&self) -> i32 {
         let partition =
             self.rolling_update_strategy().flatten().and_then(|rolling| rolling.partition).unwrap_or(0);
         self.start.saturating_add(partition.max(0))
     }
 
-    /// The revision a pod of this ordinal is made from.
+    /// The revision that a pod of this ordinal is created from.
     fn target_revision(&self, ordinal: i32) -> &'a ControllerRevision {
         let status = self.snapshot.set.status.as_ref();
         let current = status.and_then(|status| status.current_replicas).unwrap_or(0);
@@ -188,7 +189,7 @@ impl<'a> PodsByOrdinal<'a> {
         self.snapshot.claims.iter().find(|claim| claim.name() == name)
     }
 
-    /// Makes the pod of an ordinal, its claims first.
+    /// Creates the pod of an ordinal, after its missing claims.
     fn create_pod(&self, ordinal: i32, actions: &mut Vec<Action>) -> Result<(), Stop> {
         let name = pod_name(self.snapshot.set, ordinal);
         let desired = pod_claims(self.snapshot.set, self.snapshot.spec, ordinal);
@@ -213,11 +214,13 @@ impl<'a> PodsByOrdinal<'a> {
     }
 
     fn template(&self, revision: &ControllerRevision) -> PodTemplateSpec {
-        // One that cannot be read was not written here; the present template is the best there is.
+        // An unreadable revision was not written by this controller. The current template is the best
+        // fallback.
         history::template(revision).unwrap_or_else(|| self.snapshot.spec.template.clone())
     }
 
-    /// Looks after a pod that should be there. In order, the others wait until it is well.
+    /// Syncs an existing pod within the replicas. With `OrderedReady`, higher ordinals wait until it is
+    /// healthy.
     fn sync_pod(&self, ordinal: i32, pod: &Arc<Pod>, actions: &mut Vec<Action>) -> Result<(), Stop> {
         if is_terminal(pod) {
             actions.extend((!pod.is_deleting()).then(|| Action::DeletePod(pod.clone())));
@@ -233,7 +236,7 @@ impl<'a> PodsByOrdinal<'a> {
             return Err(Stop);
         }
         if !(phase(pod) == "Running" && is_ready(pod)) {
-            // A pod of a template that has been given up would block its own replacement for ever.
+            // A pod of an outdated template that never becomes ready would block its own replacement forever.
             let given_up = pod.label(POD_REVISION) != Some(self.target_revision(ordinal).name());
             if self.is_ordered()
                 && self.rolling_update_strategy().is_some()
@@ -253,7 +256,7 @@ impl<'a> PodsByOrdinal<'a> {
         Ok(())
     }
 
-    /// Lets claims belong to whatever they should go with.
+    /// Updates the owners of a pod's claims by the retention policy.
     fn update_claim_owners(&self, ordinal: i32, pod: &Pod, actions: &mut Vec<Action>) {
         let stays = (self.start..self.end).contains(&ordinal);
         for claim in pod_claims(self.snapshot.set, self.snapshot.spec, ordinal) {
@@ -266,7 +269,7 @@ impl<'a> PodsByOrdinal<'a> {
         }
     }
 
-    /// Lets pods go that are not wanted any more, the highest ordinal first.
+    /// Deletes pods outside of the replicas, highest ordinal first.
     fn scale_down(&self, actions: &mut Vec<Action>) -> Result<(), Stop> {
         let desired = self.start..self.end;
         let condemned: Vec<(i32, &Arc<Pod>)> = self
@@ -288,8 +291,8 @@ impl<'a> PodsByOrdinal<'a> {
         if last.is_deleting() {
             return Err(Stop);
         }
-        // One that is not well goes only if none of a lower ordinal is not well either, or if it can never be well
-        // again: waiting for that would be for ever.
+        // An unhealthy pod is deleted only if no pod of a lower ordinal is unhealthy, or if it can never
+        // become healthy, because waiting for it would block forever.
         let mut unavailable = condemned.iter().rev().filter(|(_, pod)| self.is_unavailable(Some(pod)));
         let first_unavailable = unavailable.next().map(|(ordinal, _)| *ordinal);
         let is_healthy = phase(last) == "Running" && self.is_available(last);
@@ -301,7 +304,7 @@ impl<'a> PodsByOrdinal<'a> {
         Err(Stop)
     }
 
-    /// Deletes pods of another revision, the highest ordinal first, as far as enough are left.
+    /// Deletes pods of outdated revisions, highest ordinal first, within `maxUnavailable`.
     fn update_pods(&self, actions: &mut Vec<Action>) {
         let Some(rolling) = self.rolling_update_strategy() else { return };
         let is_old =
@@ -369,7 +372,7 @@ impl<'a> PodsByOrdinal<'a> {
         status
     }
 
-    /// The oldest revisions that neither the set nor a pod uses, beyond those to keep.
+    /// The oldest revisions beyond the history limit that neither the set nor a pod uses.
     fn surplus_revisions(&self) -> Vec<Arc<ControllerRevision>> {
         let used = |revision: &ControllerRevision| {
             let name = revision.name();

@@ -1,4 +1,4 @@
-//! The pods of a StatefulSet: their names, and what they are made of.
+//! The pods of a StatefulSet: names, ordinals and contents.
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
@@ -18,14 +18,14 @@ pub fn pod_name(set: &StatefulSet, ordinal: i32) -> String {
     format!("{}-{ordinal}", set.name())
 }
 
-/// The ordinal of a pod of the set; `None` for one that is not named like one.
+/// The ordinal of a pod, or `None` if the pod's name is not that of one of the set's pods.
 pub fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
     let digits = pod.name().strip_prefix(set.name())?.strip_prefix('-')?;
     let ordinal = digits.parse().ok().filter(|ordinal| *ordinal >= 0)?;
     (pod_name(set, ordinal) == pod.name()).then_some(ordinal)
 }
 
-/// The pod of an ordinal, made from the template of a revision.
+/// Builds the pod of an ordinal from the template of a revision.
 pub fn pod(
     set: &StatefulSet,
     spec: &StatefulSetSpec,
@@ -61,17 +61,17 @@ pub fn pod(
     pod
 }
 
-/// The labels that tell a pod's place in its set.
+/// The labels with the pod's name and ordinal.
 pub fn identity_labels(name: &str, ordinal: i32) -> [(&'static str, String); 2] {
     [(POD_NAME, name.to_owned()), (POD_INDEX, ordinal.to_string())]
 }
 
-/// Whether a pod's labels tell its place.
+/// Whether the pod has its identity labels.
 pub fn has_pod_name_label(pod: &Pod) -> bool {
     pod.label(POD_NAME) == Some(pod.name())
 }
 
-/// Not ready, and not for the moment only: it has not been since its containers were started, if they were.
+/// Whether the pod is not ready and has not been ready since its running containers were started.
 pub fn was_never_ready(pod: &Pod) -> bool {
     if is_ready(pod) {
         return false;

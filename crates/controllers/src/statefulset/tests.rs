@@ -1,4 +1,5 @@
-//! Pods in words, steps out; a model in which anything may happen between two actions; and a real API server.
+//! Plans for pods given as text, a model with a stop between any two actions, and tests against a real API
+//! server.
 
 mod model;
 
@@ -37,8 +38,8 @@ fn revision(set: &StatefulSet, number: i64) -> Arc<ControllerRevision> {
     Arc::new(history::new_revision(set, template, HASH_LABEL, number, None))
 }
 
-/// `ordinal word...`, where a word is `old` or `older`, `ready`, `lost` (its readiness), `crashes`, `going` or
-/// a phase.
+/// `ordinal word...`, where a word is `old` or `older` (revision), `ready`, `lost` (was ready), `crashes`,
+/// `going` (being deleted) or a phase.
 fn pod(text: &str, set: &StatefulSet, revisions: &[Arc<ControllerRevision>]) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let ordinal: i32 = words.next().and_then(|word| word.parse().ok()).expect("an ordinal");
@@ -119,7 +120,7 @@ fn render_action(action: &Action) -> String {
     }
 }
 
-/// The template has been `older`, then `old`, and is `new` now. The current one is `old`.
+/// The template was `older`, then `old`, and is `new` now. The current revision is `old`.
 #[track_caller]
 fn check_with(spec: Value, pods: &str, claims: &[PersistentVolumeClaim], expected: Expect) {
     let images = ["older", "old", "new"];
@@ -351,7 +352,8 @@ fn rolling_update_respects_partition() {
         delete web-1
     "#]],
     );
-    // A template that has been given up blocks nothing, but a pod that is only not ready now does.
+    // A pod of an outdated template that was never ready does not block the rollout. One that was ready
+    // before does.
     check(
         rolling(0),
         "0 old ready | 1 old ready | 2 older crashes",
@@ -461,7 +463,7 @@ fn claim_owners_follow_retention_policy() {
             delete web-1
         "#]],
     );
-    // It goes with the pod that is gone.
+    // The claim is deleted with the earlier pod.
     check_with(
         spec(1, "Delete", "Retain"),
         "",
@@ -470,7 +472,7 @@ fn claim_owners_follow_retention_policy() {
         status 0 of them 0 ready 0 available 0 current 0 updated, going on
     "#]],
     );
-    // Somebody else's business.
+    // The claim has another controller.
     check_with(
         spec(1, "Delete", "Delete"),
         "0 ready",
@@ -549,7 +551,7 @@ async fn scale_and_rolling_update_on_api_server() {
     let stable_status = |image: &'static str| {
         let (test_cluster, key) = (&test_cluster, stateful_set.key());
         async move {
-            wait_for("a set at rest", || async {
+            wait_for("a stable set", || async {
                 make_ready(test_cluster).await;
                 let set = test_cluster.client.get::<StatefulSet>(&key).await.expect("the set");
                 let status = set.status.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How long a pod may stay on a tainted node. Pure.
+//! Computes how long a pod may stay on a tainted node. Does no I/O.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TolerationTime {
     Forever,
-    /// From when the taints were noticed.
+    /// Counts from when the controller noticed the taints.
     For(Duration),
     Not,
 }
 
-/// The taints that pods which do not tolerate them have to leave for.
+/// The taints that evict pods.
 pub fn no_execute_taints(taints: &[Taint]) -> Vec<Taint> {
     taints.iter().filter(|taint| taint.effect == "NoExecute").cloned().collect()
 }
@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// `key=value:seconds`, `key:` or `:` for a toleration.
+    /// Tolerations are given as `key=value:seconds`, `key:` or `:`.
     #[track_caller]
     fn check(tolerations: &[&str], taints: &[&str], expected: TolerationTime) {
         let tolerations: Vec<Toleration> = tolerations
@@ -94,12 +94,12 @@ mod tests {
         check(&["a:-5"], &["a"], TolerationTime::Not);
         check(&["a=x:"], &["a=x"], TolerationTime::Forever);
         check(&["a=x:"], &["a=y"], TolerationTime::Not);
-        // The first that fits counts.
+        // The first matching toleration counts, not the shortest.
         check(&["a:10", "a:5"], &["a"], seconds(10));
     }
 
     proptest! {
-        /// Another taint never lets a pod stay longer.
+        /// An additional taint never extends the toleration time.
         #[test]
         fn more_taints_never_extend_toleration_time(
             tolerated in prop::collection::btree_map(0..4u8, prop::option::of(0..100i64), 0..4),

@@ -1,10 +1,10 @@
-//! Decides when a Job that is over has to go.
+//! Computes when a finished Job expires. Does no I/O.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::Job;
 use reconcile::Object as _;
 
-/// When the Job is to be deleted; `None` while it runs, and where it may stay.
+/// When a Job expires. `None` if it is not finished, has no TTL or is being deleted.
 pub fn expires_at(job: &Job) -> Option<Timestamp> {
     let seconds = job.spec.as_ref()?.ttl_seconds_after_finished.filter(|_| !job.is_deleting())?;
     let conditions = job.status.as_ref()?.conditions.as_ref()?;

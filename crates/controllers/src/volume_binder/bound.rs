@@ -1,4 +1,4 @@
-//! What claim and volume look like once they are bound. Pure.
+//! Builds bound claims and volumes. Does no I/O.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use reconcile::{Object, reference};
@@ -6,7 +6,7 @@ use reconcile::{Object, reference};
 use super::matching::{claim_ref, is_volume_bound_to_claim};
 use super::plan::{BIND_COMPLETED, BOUND_BY_CONTROLLER};
 
-/// The volume with its claim, where it does not name it already.
+/// The volume with a reference to the claim, or `None` if it has it already.
 pub fn bind_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
     let known = claim_ref(volume).and_then(|reference| reference.uid.as_deref());
     if is_volume_bound_to_claim(volume, claim) && known == Some(claim.uid()) {
@@ -21,7 +21,7 @@ pub fn bind_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
     Some(bound)
 }
 
-/// The claim with its volume, where it does not name it already.
+/// The claim with a reference to the volume, or `None` if it has it already.
 pub fn bind_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<PersistentVolumeClaim> {
     let mut bound = claim.clone();
     let annotations = bound.metadata.annotations.get_or_insert_default();
@@ -34,7 +34,7 @@ pub fn bind_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> O
     (bound.spec != claim.spec || bound.metadata.annotations != claim.metadata.annotations).then_some(bound)
 }
 
-/// The claim's status with this volume, or without one; `None` where it is so already.
+/// The claim with an updated status for `volume`, or `None` if it is up to date.
 pub fn claim_status(
     claim: &PersistentVolumeClaim,
     phase: &str,
@@ -52,7 +52,7 @@ pub fn claim_status(
         }
         Some(spec) => {
             status.access_modes = spec.access_modes.clone();
-            // How large it is later on is up to whoever resizes it.
+            // Later changes of the capacity are made by the resizer.
             if before != phase {
                 status.capacity = spec.capacity.clone();
                 status.current_volume_attributes_class_name = spec.volume_attributes_class_name.clone();
@@ -62,7 +62,7 @@ pub fn claim_status(
     (after.status != claim.status).then_some(after)
 }
 
-/// The volume without its claim: free, or reserved where somebody else had reserved it.
+/// The volume without its claim: available, or reserved if a user had set the claim reference.
 pub fn release_volume(volume: &PersistentVolume) -> PersistentVolume {
     let mut free = volume.clone();
     let bound_by_controller =

@@ -1,4 +1,4 @@
-//! Which volume suits which claim. Pure.
+//! Matches volumes with claims. Does no I/O.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 const DEFAULT_CLASS: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 
-/// The class a claim asks for; `""` for none.
+/// The storage class of a claim, `""` for none.
 pub fn claim_class(claim: &PersistentVolumeClaim) -> &str {
     let spec = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
     claim.annotation(BETA_CLASS).or(spec).unwrap_or_default()
 }
 
-/// A claim that says which class it wants, be it none.
+/// Whether the claim specifies a storage class, including the empty one.
 pub fn claim_has_class(claim: &PersistentVolumeClaim) -> bool {
     claim.annotation(BETA_CLASS).is_some()
         || claim.spec.as_ref().is_some_and(|spec| spec.storage_class_name.is_some())
@@ -32,7 +32,7 @@ pub fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {
     volume.spec.as_ref()?.claim_ref.as_ref()
 }
 
-/// The volume is meant for this claim, be it bound to it or reserved.
+/// Whether the volume is bound to the claim or reserved for it.
 pub fn is_volume_bound_to_claim(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     claim_ref(volume).is_some_and(|reference| {
         let uid = reference.uid.as_deref().unwrap_or_default();
@@ -80,7 +80,7 @@ fn same_attributes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
     volume.unwrap_or_default() == claim.unwrap_or_default()
 }
 
-/// Why a volume that a claim names does not suit it.
+/// Why a volume that a claim names cannot be bound to it.
 pub fn volume_mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<String> {
     let checks = [
         (volume.is_deleting(), format!("the volume is marked for deletion {:?}", volume.name())),
@@ -93,8 +93,8 @@ pub fn volume_mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim)
     checks.into_iter().find(|(bad, _)| *bad).map(|(_, reason)| reason)
 }
 
-/// The volume that suits a claim best: one reserved for it, else the smallest free one with the fewest other
-/// uses. Where the claim waits for its pod to be scheduled, only a reserved one.
+/// The best volume for a claim: one reserved for it, otherwise the available one with the fewest access
+/// modes and then the smallest size. With delayed binding, only a reserved one.
 pub fn find_best_match(
     claim: &PersistentVolumeClaim,
     volumes: &[Arc<PersistentVolume>],
@@ -128,7 +128,7 @@ pub fn find_best_match(
     free.min_by(order).map(|volume| (*volume).clone())
 }
 
-/// The class of claims that say none: the newest that is marked so.
+/// The default storage class: the newest one with the annotation.
 pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&Arc<StorageClass>> {
     let is_default =
         |class: &&Arc<StorageClass>| DEFAULT_CLASS.iter().any(|name| class.annotation(name) == Some("true"));

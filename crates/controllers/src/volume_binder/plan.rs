@@ -1,4 +1,4 @@
-//! What happens to claims and volumes. Pure.
+//! Plans the binding of claims and the phases of volumes. Does no I/O.
 
 use std::sync::Arc;
 
@@ -19,21 +19,21 @@ const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
-/// What has to be done for a claim.
+/// An action for a claim.
 #[derive(Debug, PartialEq)]
 pub enum ClaimAction {
-    /// The claim gets this volume, or what is missing of that is made up for.
+    /// Bind the claim to this volume, or complete an incomplete binding.
     Bind(Arc<PersistentVolume>),
-    /// The claim has no volume yet.
+    /// The claim is unbound.
     Pending,
-    /// The claim has lost its volume; told once.
+    /// The claim has lost its volume. The event is emitted once.
     Lost {
         reason: &'static str,
         message: &'static str,
     },
-    /// The claim gets the class of claims that say none.
+    /// Set the default storage class.
     AssignClass(String),
-    /// Somebody else is asked to make a volume.
+    /// Request a volume from an external provisioner.
     SetProvisioner(String),
     Event {
         severity: EventType,
@@ -42,11 +42,11 @@ pub enum ClaimAction {
     },
 }
 
-/// What a claim is judged by.
+/// The state that a claim's plan depends on.
 pub struct BinderState<'a> {
     pub volumes: &'a [Arc<PersistentVolume>],
     pub classes: &'a [Arc<StorageClass>],
-    /// The pods that mention the claim and are on no node yet.
+    /// Unscheduled pods that reference the claim.
     pub waiting_pods: &'a [String],
 }
 
@@ -167,26 +167,26 @@ fn plan_unbound_claim(claim: &PersistentVolumeClaim, state: &BinderState<'_>) ->
     }
 }
 
-/// What has to be done for a volume.
+/// The action for a volume.
 #[derive(Debug, PartialEq)]
 pub enum VolumeAction {
     Nothing,
     SetPhase(&'static str),
-    /// Its claim is gone; what is done with what is on it is up to somebody else.
+    /// The claim is deleted. The volume's data is reclaimed by the provisioner, if at all.
     Release,
-    /// Its claim is gone, and it cannot be made free again.
+    /// The claim is deleted and the volume cannot be reclaimed.
     Fail {
         reason: &'static str,
         message: String,
     },
-    /// Its claim got another volume; it is free again.
+    /// The claim is bound to another volume. Make this one available again.
     Unbind,
-    /// Its claim has yet to learn of it.
+    /// The claim is not bound yet. Sync it.
     EnqueueClaim,
     Mismatch,
 }
 
-/// `claim` is the claim the volume names, where it is that very one.
+/// Plans the action for a volume. `claim` is the claim it refers to, if that exists with the same UID.
 pub fn plan_volume(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> VolumeAction {
     let set_phase = |desired_phase: &'static str| {
         if phase(volume) == desired_phase {
@@ -228,7 +228,7 @@ fn plan_released_volume(volume: &PersistentVolume) -> VolumeAction {
         Some("Recycle") => fail("VolumeFailedRecycle", "No recycler plugin found for the volume!".into()),
         Some("Delete") if !provisioner.is_empty() => match provisioner.starts_with("kubernetes.io/") {
             true => fail("VolumeFailedDelete", format!("no volume plugin matched name: {provisioner}")),
-            // Whoever made it takes it away.
+            // The external provisioner deletes the volume.
             false => VolumeAction::Nothing,
         },
         Some("Delete") if volume.annotation(MIGRATED_TO).is_none() && spec.csi.is_none() => fail(

@@ -12,7 +12,8 @@ use super::bound;
 use super::plan::{self, BinderState, ClaimAction, VolumeAction};
 use crate::test_cluster::{TestCluster, wait_for};
 
-/// `name 5Gi class=fast modes=ReadWriteOnce,ReadOnlyMany ref=claim uid=u phase=Available policy=Delete`
+/// A volume given as `name 5Gi class=fast modes=ReadWriteOnce,ReadOnlyMany ref=claim uid=u phase=Available
+/// policy=Delete`.
 fn volume(text: &str) -> Arc<PersistentVolume> {
     let mut words = text.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -41,7 +42,7 @@ fn volume(text: &str) -> Arc<PersistentVolume> {
     Arc::new(serde_json::from_value(value).expect("a volume"))
 }
 
-/// `name 5Gi class=fast volume=v done node=n`; the uid is the name.
+/// A claim given as `name 5Gi class=fast volume=v done node=n`. The UID equals the name.
 fn claim(text: &str) -> PersistentVolumeClaim {
     let mut words = text.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -66,7 +67,7 @@ fn claim(text: &str) -> PersistentVolumeClaim {
     serde_json::from_value(value).expect("a claim")
 }
 
-/// `name provisioner [wait] [default]`
+/// A storage class given as `name provisioner [wait] [default]`.
 fn class(text: &str) -> Arc<StorageClass> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let mode = if words.contains(&"wait") { "WaitForFirstConsumer" } else { "Immediate" };
@@ -93,7 +94,7 @@ fn check(text: &str, volumes: &[&str], classes: &[&str], pods: &[&str], expected
             ClaimAction::Lost { reason, message } => format!("lost {reason} {message}"),
             ClaimAction::AssignClass(class) => format!("class {class}"),
             ClaimAction::SetProvisioner(name) => format!("ask {name}"),
-            ClaimAction::Event { reason, message, .. } => format!("tell {reason} {message}"),
+            ClaimAction::Event { reason, message, .. } => format!("event {reason} {message}"),
         })
         .collect();
     expected.assert_eq(&rendered.join("\n"));
@@ -111,7 +112,7 @@ fn binds_claim_to_smallest_matching_volume() {
         &[],
         &[],
         expect![[r#"
-        tell FailedBinding no persistent volumes available for this claim and no storage class is set
+        event FailedBinding no persistent volumes available for this claim and no storage class is set
         pending"#]],
     );
     check("c 2Gi", &["a 9Gi mode=Block"], &["fast x.io/p default"], &[], expect!["class fast"]);
@@ -120,7 +121,7 @@ fn binds_claim_to_smallest_matching_volume() {
         &[],
         &[],
         &[],
-        expect![[r#"tell ProvisioningFailed storageclass.storage.k8s.io "fast" not found"#]],
+        expect![[r#"event ProvisioningFailed storageclass.storage.k8s.io "fast" not found"#]],
     );
     check(
         "c 2Gi class=fast",
@@ -129,14 +130,14 @@ fn binds_claim_to_smallest_matching_volume() {
         &[],
         expect![[r#"
         ask x.io/p
-        tell ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'x.io/p' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."#]],
+        event ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'x.io/p' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."#]],
     );
     check(
         "c 2Gi class=no",
         &[],
         &["no kubernetes.io/no-provisioner"],
         &[],
-        expect!["tell ProvisioningFailed no volume plugin matched name: kubernetes.io/no-provisioner"],
+        expect!["event ProvisioningFailed no volume plugin matched name: kubernetes.io/no-provisioner"],
     );
 }
 
@@ -149,7 +150,7 @@ fn delayed_binding_waits_for_pod() {
         classes,
         &[],
         expect![[r#"
-        tell WaitForFirstConsumer waiting for first consumer to be created before binding
+        event WaitForFirstConsumer waiting for first consumer to be created before binding
         pending"#]],
     );
     check(
@@ -158,7 +159,7 @@ fn delayed_binding_waits_for_pod() {
         classes,
         &["p", "q"],
         expect![[r#"
-        tell WaitForPodScheduled waiting for pods p,q to be scheduled
+        event WaitForPodScheduled waiting for pods p,q to be scheduled
         pending"#]],
     );
     check("c 2Gi class=late", &["a 2Gi class=late ref=c uid=c"], classes, &["p"], expect!["bind a"]);
@@ -169,7 +170,7 @@ fn delayed_binding_waits_for_pod() {
         &[],
         expect![[r#"
         ask x.io/p
-        tell ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'x.io/p' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."#]],
+        event ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'x.io/p' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered."#]],
     );
 }
 
@@ -183,7 +184,7 @@ fn claim_binds_only_to_named_volume() {
         &[],
         &[],
         expect![[r#"
-        tell VolumeMismatch Cannot bind to requested volume "a": requested PV is too small
+        event VolumeMismatch Cannot bind to requested volume "a": requested PV is too small
         pending"#]],
     );
     check(
@@ -192,7 +193,7 @@ fn claim_binds_only_to_named_volume() {
         &[],
         &[],
         expect![[r#"
-        tell FailedBinding volume "a" already bound to a different claim.
+        event FailedBinding volume "a" already bound to a different claim.
         pending"#]],
     );
     check(
@@ -247,8 +248,8 @@ fn volume_phase_follows_claim() {
 }
 
 proptest! {
-    /// However claims and volumes are, binding until nothing is left to bind leaves no volume with two claims, no
-    /// claim with a volume that is too small, and no claim waiting that a free volume would suit.
+    /// For any claims and volumes, binding until nothing changes leaves no volume with two claims, no claim
+    /// with a volume that is too small, and no pending claim that an available volume would fit.
     #[test]
     fn no_volume_is_bound_to_two_claims(sizes in prop::collection::vec(1..6u32, 0..6), requested_sizes in prop::collection::vec(1..6u32, 0..6)) {
         let mut volumes: Vec<Arc<PersistentVolume>> = sizes.iter().enumerate().map(|(i, size)| volume(&format!("v{i} {size}Gi"))).collect();
@@ -316,7 +317,7 @@ async fn claim_is_bound_and_volume_released_on_api_server() {
         let status = claim.status.as_ref()?;
         (status.phase.as_deref() == Some("Bound")).then_some(claim)
     };
-    let claim = wait_for("the claim being bound", bound).await;
+    let claim = wait_for("the claim to be bound", bound).await;
     assert_eq!(claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()), Some("v"));
     assert_eq!(json!(claim.status)["capacity"], json!({"storage": "2Gi"}));
     assert_eq!(claim.annotation("pv.kubernetes.io/bind-completed"), Some("yes"));
@@ -327,11 +328,11 @@ async fn claim_is_bound_and_volume_released_on_api_server() {
             (super::matching::phase(&volume) == expected).then_some(())
         }
     };
-    wait_for("the volume being bound", || phase("Bound")).await;
+    wait_for("the volume to be bound", || phase("Bound")).await;
     test_cluster
         .client
         .delete::<PersistentVolumeClaim>(&key, &DeleteOptions::default())
         .await
         .expect("a deletion");
-    wait_for("the volume being released", || phase("Released")).await;
+    wait_for("the volume to be released", || phase("Released")).await;
 }

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::*;
 
-/// Answers like a server with these paths and no others.
+/// A fake API server that serves these paths only.
 struct FakeServer(Vec<(&'static str, Json)>);
 
 #[async_trait]
@@ -23,7 +23,7 @@ impl Connection for FakeServer {
     }
 
     async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
-        unreachable!("nothing is followed here")
+        unreachable!("this test starts no watches")
     }
 
     fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
@@ -60,7 +60,7 @@ fn resource_metric_is_sum_of_container_usage() {
     let pods = json!({"items": [
         {"metadata": {"name": "a"}, "timestamp": AT, "window": "1m0s",
             "containers": [container("x", "1500u"), container("y", "10m")]},
-        // One of its containers tells nothing of it.
+        // Pod b is skipped: one of its containers has no usage.
         {"metadata": {"name": "b"}, "timestamp": AT, "window": "15s",
             "containers": [container("x", "5m"), {"name": "y", "usage": {}}]},
         {"metadata": {"name": "c"}, "timestamp": AT, "window": "15s", "containers": []}]});

@@ -1,28 +1,28 @@
-//! How fast a target may grow and shrink.
+//! Stabilization windows and rate limits of scaling.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscalerSpec};
 
 use super::{Decision, SCALING_ALLOWED, SCALING_LIMITED, min_replicas};
 
-/// How long a smaller size must be enough before it is taken (upstream's default of
+/// How long a lower recommendation must persist before it is applied (upstream's default of
 /// `--horizontal-pod-autoscaler-downscale-stabilization`).
 const DOWNSCALE_STABILIZATION_SECONDS: i32 = 300;
-/// The longest window and period the API allows.
+/// The longest stabilization window and policy period that the API allows.
 const MAX_BEHAVIOR_PERIOD: SignedDuration = SignedDuration::from_secs(3600);
 
-/// What an autoscaler has wanted and done lately.
+/// Recent recommendations and scale events of an autoscaler.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Sizes that metrics asked for.
+    /// Replica counts recommended by metrics.
     recommendations: Vec<(Timestamp, i32)>,
-    /// By how much the target was changed, up and down.
+    /// Replica changes, up and down.
     scale_up_events: Vec<(Timestamp, i32)>,
     scale_down_events: Vec<(Timestamp, i32)>,
 }
 
 impl History {
-    /// The size it had when it was first looked at counts as wanted, so that nothing shrinks at once.
+    /// Records the initial replica count as a recommendation, so that a restart does not scale down at once.
     pub(super) fn record_initial(&mut self, replicas: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
             self.recommendations.push((now, replicas));
@@ -43,7 +43,7 @@ impl History {
         self.scale_down_events.retain(is_recent);
     }
 
-    /// The size at the beginning of a period.
+    /// The replica count at the start of a policy period.
     fn replicas_at_period_start(&self, current: i32, period: i32, now: Timestamp) -> i32 {
         let sum = |changes: &[(Timestamp, i32)]| {
             let recent = changes.iter().filter(|(at, _)| now.duration_since(*at) < seconds(period));
@@ -53,7 +53,7 @@ impl History {
     }
 }
 
-/// The proposed size, brought within what is allowed by now.
+/// Applies stabilization, rate limits and bounds to the recommended replica count.
 pub(super) fn normalize_desired_replicas(
     decision: &mut Decision,
     spec: &HorizontalPodAutoscalerSpec,
@@ -98,7 +98,7 @@ const STABILIZE_DOWN_MESSAGE: &str =
 const STABILIZE_UP_MESSAGE: &str =
     "recent recommendations were lower than current one, applying the lowest recent recommendation";
 
-/// Nothing changes before all wishes of its window agree with it.
+/// Clamps the current count between the lowest and highest recommendations of the stabilization windows.
 fn stabilize(
     (up, down): &(HPAScalingRules, HPAScalingRules),
     history: &History,
@@ -130,7 +130,8 @@ const SCALE_UP_LIMIT: (&str, &str) =
 const SCALE_DOWN_LIMIT: (&str, &str) =
     ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
 
-/// Without rules: at most twice as many, or four.
+/// Limits without a behavior: scale up to at most twice the current count, or 4 (upstream's
+/// `convertDesiredReplicasWithRules`).
 fn apply_default_limits(
     spec: &HorizontalPodAutoscalerSpec,
     current: i32,
@@ -181,7 +182,7 @@ fn apply_behavior_limits(
     (desired, reason, message)
 }
 
-/// The farthest size that the policies allow, by the one of them that counts.
+/// The replica count limit that the policies allow, as chosen by `selectPolicy`.
 fn policy_limit(
     rules: &HPAScalingRules,
     history: &History,
@@ -217,7 +218,7 @@ fn scale_down_by_policy(policy: &HPAScalingPolicy, from: i32) -> i32 {
     }
 }
 
-/// What the API fills in where a rule is left out.
+/// The API defaults of a scaling rule that is not set.
 fn default_scale_up_rules() -> HPAScalingRules {
     let policy = |type_: &str, value| HPAScalingPolicy { type_: type_.to_owned(), value, period_seconds: 15 };
     HPAScalingRules {

@@ -1,4 +1,4 @@
-//! The size that one metric asks for, and how that is told.
+//! Computes the replica count and the status entry for one metric.
 
 use std::sync::Arc;
 
@@ -25,17 +25,17 @@ pub(super) struct ReplicaCalculator<'a> {
 
 pub(super) struct MetricReplicas {
     pub replicas: i32,
-    /// What to call the metric.
+    /// The name of the metric in events and conditions.
     pub metric: String,
     pub status: MetricStatus,
 }
 
-/// Why a metric cannot tell.
+/// The error of one metric.
 pub(super) struct MetricError {
     pub reason: &'static str,
-    /// To people.
+    /// The message for events and conditions.
     pub message: String,
-    /// To whoever asked for all metrics together.
+    /// The error that the sync reports for all metrics.
     pub error: String,
 }
 
@@ -98,7 +98,7 @@ impl ReplicaCalculator<'_> {
     ) -> Result<(i32, MetricValueStatus, String), String> {
         let samples = match reading {
             Ok(MetricValues::Pods(samples)) => Ok(samples),
-            Ok(MetricValues::Total(_)) => Err("the metric is not of pods".to_owned()),
+            Ok(MetricValues::Total(_)) => Err("expected one metric value per pod, got a total".to_owned()),
             Err(error) => Err(format!("unable to get metrics for resource {name}: {error}")),
         };
         let format = if name == "memory" { Format::BinarySI } else { Format::DecimalSI };
@@ -145,7 +145,9 @@ impl ReplicaCalculator<'_> {
         let name = source.metric.name.clone();
         let samples = match reading {
             Ok(MetricValues::Pods(samples)) => samples,
-            Ok(MetricValues::Total(_)) => return Err(failed("the metric is not of pods".to_owned())),
+            Ok(MetricValues::Total(_)) => {
+                return Err(failed("expected one metric value per pod, got a total".to_owned()));
+            }
             Err(error) => return Err(failed(format!("unable to get metric {name}: {error}"))),
         };
         let target_value = source.target.average_value.as_ref().map_or(0, milli);
@@ -173,7 +175,7 @@ impl ReplicaCalculator<'_> {
         let value = value.filter(|_| source.target.type_ == "Value");
         let average = average.filter(|_| source.target.type_ == "AverageValue");
         let object = &source.described_object;
-        // Upstream's message has these in this order.
+        // The word order is upstream's.
         let describe_error = |error: String| {
             let (kind, namespace) = (&object.kind, self.namespace);
             format!("unable to get metric {name}: {kind} on {namespace} {}/{error}", object.name)
@@ -246,7 +248,7 @@ impl ReplicaCalculator<'_> {
 fn total_value(reading: Result<MetricValues, String>) -> Result<i64, String> {
     match reading? {
         MetricValues::Total(total) => Ok(total),
-        MetricValues::Pods(_) => Err("the metric is of pods".to_owned()),
+        MetricValues::Pods(_) => Err("expected a total, got one metric value per pod".to_owned()),
     }
 }
 

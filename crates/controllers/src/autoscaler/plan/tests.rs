@@ -22,8 +22,8 @@ fn cpu(percent: i32) -> Value {
     json!({"metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}]})
 }
 
-/// `name word...`: `use=MILLI` (without one, it tells nothing), `pending`, `failed`, `unready`, `new` (started
-/// just now).
+/// One pod per `|`: `name word...`. Words: `use=MILLI` (without it the pod has no metrics), `pending`,
+/// `failed`, `unready`, `new` (started just now).
 fn pods(text: &str) -> (Vec<Arc<Pod>>, BTreeMap<String, PodMetric>) {
     let (mut pods, mut samples) = (Vec::new(), BTreeMap::new());
     for text in text.split('|').filter(|text| !text.trim().is_empty()) {
@@ -119,7 +119,7 @@ fn check(case: &mut Case, expected: Expect) {
     expected.assert_eq(&output);
 }
 
-/// The size the metrics ask for, without rules about how fast.
+/// Checks the replica count that the metrics recommend, without rate limits.
 #[track_caller]
 fn check_desired_replicas(spec: Value, replicas: i32, text: &str, expected: i32) {
     let mut spec = spec;
@@ -137,15 +137,15 @@ fn replicas_follow_utilization_of_requests() {
     // Within the tolerance.
     check_desired_replicas(cpu(50), 3, &three(54), 3);
     check_desired_replicas(cpu(50), 3, &three(46), 3);
-    // A failed pod does not count, a pending one damps growth.
+    // A failed pod does not count. A pending pod counts as idle and dampens scaling up.
     check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c failed use=900", 4);
     check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c pending", 4);
     check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c unready new use=900", 4);
-    // One that tells nothing counts as idle when growing and as busy when shrinking.
+    // A pod without metrics counts as idle when scaling up and as fully used when scaling down.
     check_desired_replicas(cpu(50), 3, "a use=100 | b use=100 | c", 4);
     check_desired_replicas(cpu(50), 3, "a use=10 | b use=10 | c", 3);
     check_desired_replicas(cpu(50), 4, "a use=10 | b use=10 | c use=10 | d", 3);
-    // Values instead of shares.
+    // Average values instead of utilization.
     let target = json!({"type": "AverageValue", "averageValue": "40m"});
     let average = json!({"metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}]});
     check_desired_replicas(average.clone(), 3, &three(80), 6);
@@ -250,7 +250,7 @@ fn scale_up_respects_policies() {
         "policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}});
     let mut case = Case::new(spec, 2, "a use=500 | b use=500");
     assert_eq!(case.step().status.desired_replicas, 4);
-    // The period is used up.
+    // The policy's limit for the period is used up.
     case.at = now() + SignedDuration::from_secs(30);
     assert_eq!(case.step().status.desired_replicas, 4);
     case.at = now() + SignedDuration::from_secs(61);
@@ -275,7 +275,8 @@ fn rejects_pods_selected_by_multiple_autoscalers() {
 }
 
 proptest! {
-    /// Whatever metrics say, the size stays within its limits, and steady metrics lead to a steady size.
+    /// For any metrics, the replica count stays within its bounds, and constant metrics converge to a
+    /// constant count.
     #[test]
     fn replicas_stay_within_limits_and_stabilize(
         least in 1..5_i32, span in 0..20_i32, replicas in 0..40_i32,

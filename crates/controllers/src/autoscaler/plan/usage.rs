@@ -1,4 +1,6 @@
-//! The arithmetic of sizes: from what is used and what should be to how many replicas.
+//! Replica calculator: computes replica counts from usage and targets.
+//!
+//! Upstream: `pkg/controller/podautoscaler/replica_calculator.go`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,16 +15,18 @@ use super::PodMetric;
 use super::replicas::{ReplicaCalculator, milli};
 use crate::pod;
 
-/// How long after its start a pod's CPU use may be that of starting (upstream's default of
+/// How long after a pod's start its CPU usage may be caused by initialization (upstream's default of
 /// `--horizontal-pod-autoscaler-cpu-initialization-period`).
 const CPU_INITIALIZATION_PERIOD: SignedDuration = SignedDuration::from_mins(5);
-/// How long after its start a pod that is not ready was never ready (`…-initial-readiness-delay`).
+/// A pod that became unready within this time after its start counts as never ready
+/// (`--horizontal-pod-autoscaler-initial-readiness-delay`).
 const INITIAL_READINESS_DELAY: SignedDuration = SignedDuration::from_secs(30);
-/// How far the use may be off the target before anything is done (`…-tolerance`).
+/// The deviation from the target ratio that does not lead to scaling
+/// (`--horizontal-pod-autoscaler-tolerance`).
 const DEFAULT_TOLERANCE: f64 = 0.1;
 
 impl ReplicaCalculator<'_> {
-    /// For a total that shrinks as there are more pods.
+    /// For a total that is compared with the target directly (target type `Value`).
     pub fn total_replicas(&self, total: i64, target_value: i64) -> Result<(i32, i64), String> {
         let (ratio, current) = (total as f64 / target_value as f64, self.target.replicas);
         if current != 0 && self.tolerates(ratio) {
@@ -40,7 +44,7 @@ impl ReplicaCalculator<'_> {
         Ok(((ratio * ready as f64).ceil() as i32, total))
     }
 
-    /// For a total of which each pod takes a share.
+    /// For a total that is divided by the number of pods (target type `AverageValue`).
     pub fn total_per_pod_replicas(&self, total: i64, target_value: i64) -> (i32, i64) {
         let running = self.target.running;
         let ratio = total as f64 / (target_value as f64 * f64::from(running));
@@ -51,7 +55,7 @@ impl ReplicaCalculator<'_> {
         (replicas, (total as f64 / f64::from(running)).ceil() as i64)
     }
 
-    /// For amounts per pod: the size, and what a pod uses on average.
+    /// For values per pod. Returns the replica count and the average usage.
     pub fn raw_resource_replicas(
         &self,
         samples: BTreeMap<String, PodMetric>,
@@ -70,7 +74,8 @@ impl ReplicaCalculator<'_> {
         Ok((replicas, usage))
     }
 
-    /// For shares of what pods request: the size, the share in percent, and what a pod uses on average.
+    /// For utilization of requests. Returns the replica count, the utilization in percent and the average
+    /// usage.
     pub fn resource_utilization_replicas(
         &self,
         samples: BTreeMap<String, PodMetric>,
@@ -101,7 +106,8 @@ impl ReplicaCalculator<'_> {
             Ok((f64::from(percent) / f64::from(target_value), percent, average))
         };
         let (ratio, percent, average) = share_of(&groups.values)?;
-        // Pods that tell nothing are taken to use all they request before any pod is taken away.
+        // When scaling down, pods without metrics count as using their full request, or the target if it is
+        // higher.
         let all = i128::from(target_value.max(100));
         let fallback = |name: &str| {
             let request = requests.get(name).copied().unwrap_or(0);
@@ -112,8 +118,8 @@ impl ReplicaCalculator<'_> {
         Ok((replicas, percent, average))
     }
 
-    /// The size by the ratio of use to target. Pods that tell nothing, or not yet, count so that they damp the
-    /// change and never turn it round.
+    /// The replica count for a ratio of usage to target. Pods that are unready or have no metrics are added
+    /// with conservative values, which dampen the change and never reverse its direction.
     fn replicas_for_usage_ratio(
         &self,
         groups: &PodGroups,
@@ -193,7 +199,7 @@ impl ReplicaCalculator<'_> {
         }
     }
 
-    /// What a pod uses while it starts says nothing about its load.
+    /// Whether a pod's CPU usage is ignored because the pod is still initializing.
     fn is_starting(&self, pod: &Pod, sample: &PodMetric) -> bool {
         let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
         let (Some(started), Some(ready)) = (started, pod::condition(pod, "Ready")) else { return true };
@@ -208,17 +214,17 @@ impl ReplicaCalculator<'_> {
     }
 }
 
-/// The target's pods by what can be said of them.
+/// The target's pods, grouped by how they count.
 #[derive(Default)]
 struct PodGroups {
-    /// What pods use whose word counts.
+    /// Metric values of the pods that count.
     values: BTreeMap<String, i64>,
     ready: usize,
     unready: Vec<String>,
     missing: Vec<String>,
 }
 
-/// What a pod, or one container of it, requests.
+/// The resource request of a pod, or of one of its containers.
 fn resource_request(pod: &Pod, resource: &str, container: Option<&str>) -> Result<i64, String> {
     let name = pod.name();
     let spec = pod.spec.as_ref();

@@ -1,4 +1,4 @@
-//! Going back to an earlier revision by annotation, which the first versions of the API had a field for.
+//! Rollback by annotation, which replaces the `rollbackTo` field of the `extensions/v1beta1` API.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use reconcile::{EventType, Object as _};
@@ -8,12 +8,12 @@ use super::sets::{ReplicaSetState, ReplicaSets, is_new, is_own_annotation, revis
 
 pub(super) const ROLLBACK_TO: &str = "deprecated.deployment.rollback.to";
 
-/// The revision to go back to, 0 for the last one; `None` where nobody asks.
+/// The requested revision, 0 for the previous one. `None` if no rollback is requested.
 pub(super) fn rollback_revision(deployment: &Deployment) -> Option<i64> {
     deployment.annotation(ROLLBACK_TO)?.parse().ok()
 }
 
-/// Puts the template of that revision into the Deployment, and takes the wish out in any case.
+/// Restores the template of the revision. The annotation is removed in any case.
 pub(super) fn plan(deployment: &Deployment, sets: &ReplicaSets, target: i64) -> Vec<Action> {
     let mut updated = deployment.clone();
     let annotations = updated.metadata.annotations.get_or_insert_default();
@@ -37,7 +37,7 @@ pub(super) fn plan(deployment: &Deployment, sets: &ReplicaSets, target: i64) -> 
         let event = Action::Event(EventType::Warning, "DeploymentRollbackTemplateUnchanged", message);
         return vec![event, Action::WriteSpec(Box::new(updated))];
     }
-    // The annotations of that time come back too, such as the cause of the change.
+    // Annotations such as the change cause belong to the revision and are restored, too.
     annotations.retain(|name, _| is_own_annotation(name));
     let template_annotations =
         set.desired.metadata.annotations.iter().flatten().filter(|(name, _)| !is_own_annotation(name));
@@ -56,7 +56,7 @@ fn restore(updated: &mut Deployment, set: &ReplicaSetState) {
     }
 }
 
-/// The one before the newest.
+/// The revision before the latest one.
 fn last_revision(sets: &ReplicaSets) -> Option<i64> {
     let mut revisions: Vec<i64> = sets.0.iter().map(|set| revision(&set.desired)).collect();
     revisions.sort_unstable();

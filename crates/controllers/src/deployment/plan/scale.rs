@@ -1,4 +1,4 @@
-//! How many replicas each ReplicaSet of a Deployment gets in the next step.
+//! Computes the replica count of each ReplicaSet of a Deployment for the next step.
 
 use std::cmp::Reverse;
 
@@ -11,25 +11,25 @@ use reconcile::Object as _;
 use super::sets::{DESIRED_REPLICAS, MAX_REPLICAS, ReplicaSetState, ReplicaSets, by_creation};
 use crate::percent;
 
-/// What a Deployment asks for, in numbers.
+/// The rollout parameters of a Deployment as numbers.
 pub(super) struct RolloutLimits {
     pub replicas: i32,
     pub surge: i32,
     pub unavailable: i32,
     pub rolling: bool,
     pub paused: bool,
-    /// What the status says there is; the proportions fall back on it.
+    /// The replica count in the status, the fallback for proportional scaling.
     reported: i32,
 }
 
-/// What a step of a rollout came to.
+/// The result of a rollout step.
 #[derive(Debug, PartialEq)]
 pub(super) enum RolloutResult {
-    /// No rollout: only the sizes are looked at, not the progress.
+    /// No rollout step: the status is computed without progress.
     NoRollout,
-    /// Some set changes; the next step waits for it.
+    /// A ReplicaSet was scaled. The next step waits for it.
     Scaled,
-    /// Nothing to scale now.
+    /// Nothing to scale.
     Unchanged,
 }
 
@@ -46,8 +46,8 @@ impl RolloutLimits {
         let surge = share(rollout.and_then(|rollout| rollout.max_surge.as_ref()), RoundingMode::Up);
         let unavailable =
             share(rollout.and_then(|rollout| rollout.max_unavailable.as_ref()), RoundingMode::Down);
-        // Rounding may leave no room to move at all. Then one pod may be missing, since one too many could
-        // exceed a quota.
+        // Both may be rounded to 0, which would block the rollout. One unavailable pod is allowed then,
+        // because an extra pod might exceed a quota (upstream's `ResolveFenceposts`).
         let unavailable = if surge == 0 && unavailable == 0 { 1 } else { unavailable };
         RolloutLimits {
             replicas,
@@ -59,17 +59,17 @@ impl RolloutLimits {
         }
     }
 
-    /// The most replicas of all sets together.
+    /// The maximum number of replicas of all ReplicaSets together.
     pub fn max_total_pods(&self) -> i32 {
         self.replicas.saturating_add(self.surge)
     }
 
-    /// The fewest pods that must be available.
+    /// The minimum number of available pods.
     pub fn min_available(&self) -> i32 {
         self.replicas - self.unavailable
     }
 
-    /// The size a new set of size `has` may grow to beside the others.
+    /// The replica count that a new ReplicaSet with `has` replicas may be scaled to.
     pub fn new_set_replicas(&self, sets: &ReplicaSets, has: i32) -> i32 {
         if !self.rolling {
             return self.replicas;
@@ -88,7 +88,7 @@ impl ReplicaSets {
         self.0.iter().fold(0, |sum, set| sum.saturating_add(set.available()))
     }
 
-    /// Whether the Deployment's size has changed since its sets were last told.
+    /// Whether the Deployment's replica count differs from the annotation of its active ReplicaSets.
     pub fn is_scaling_event(&self, limits: &RolloutLimits) -> bool {
         let active = self.0.iter().filter(|set| set.replicas() > 0);
         active
@@ -96,12 +96,12 @@ impl ReplicaSets {
             .any(|desired| desired != limits.replicas)
     }
 
-    /// Follows the Deployment's size without furthering a rollout: the sets that have pods keep their
+    /// Applies the Deployment's replica count without continuing a rollout: active ReplicaSets keep their
     /// proportions.
     pub fn scale(&mut self, limits: &RolloutLimits) {
         let active: Vec<usize> = (0..self.0.len()).filter(|i| self.0[*i].replicas() > 0).collect();
         if active.len() <= 1 {
-            // The only one with pods, or else the new one, or else the newest.
+            // The only active one, otherwise the new one, otherwise the latest.
             let only = active.first().copied().or_else(|| self.latest());
             if let Some(only) = only {
                 self.0[only].scale(limits.replicas, limits);
@@ -135,7 +135,7 @@ impl ReplicaSets {
         if self.scale_down_old_sets(limits) { RolloutResult::Scaled } else { RolloutResult::Unchanged }
     }
 
-    /// One step of replacing everything at once: the new set appears when no old pod is left.
+    /// One step of the `Recreate` strategy: the new ReplicaSet is created when no old pod is left.
     pub fn recreate(
         &mut self,
         updated: &mut Deployment,
@@ -162,12 +162,12 @@ impl ReplicaSets {
         RolloutResult::Unchanged
     }
 
-    /// Takes replicas from old sets: first those that are not available anyway, then as many as may be
-    /// missing. New pods that are not available count as missing already.
+    /// Scales down old ReplicaSets: unhealthy replicas first, then available ones as far as
+    /// `maxUnavailable` allows. Unavailable new pods count as unavailable already.
     ///
-    /// A set that has just shrunk may still report the pods it has lost, so none counts for more than its
-    /// size. (Upstream takes the reports as they are, and may take one pod too many when a rollout follows
-    /// upon another.)
+    /// A ReplicaSet that was just scaled down may still report pods it no longer has, so the available
+    /// count is capped by the replica count. (Upstream does not cap it and may delete one pod too many if
+    /// one rollout follows another.)
     fn scale_down_old_sets(&mut self, limits: &RolloutLimits) -> bool {
         let missing =
             self.new_set().map_or(0, |set| set.replicas().saturating_sub(set.available_within_replicas()));
@@ -201,7 +201,7 @@ impl ReplicaSets {
     fn proportional_scale(&mut self, limits: &RolloutLimits) {
         let allowed = if limits.replicas > 0 { limits.max_total_pods() } else { 0 };
         let to_add = allowed.saturating_sub(self.replicas());
-        // The largest first; of like ones the newer grow first and the older shrink first.
+        // Largest first. Ties: newer ones are scaled up first and older ones are scaled down first.
         self.0.sort_by(|a, b| {
             let age = by_creation(&a.desired, &b.desired);
             let age = if to_add > 0 { age.reverse() } else { age };
@@ -218,7 +218,7 @@ impl ReplicaSets {
             added += part;
             sizes.push(set.replicas().saturating_add(part));
         }
-        // Rounding leaves some over; they go to the largest.
+        // The remainder from rounding goes to the largest.
         if let Some(largest) = sizes.first_mut() {
             *largest = largest.saturating_add(to_add - added).max(0);
         }
@@ -238,7 +238,7 @@ impl ReplicaSetState {
         self.available().min(self.replicas())
     }
 
-    /// Whether the set alone is all the Deployment wants, and all of it is available.
+    /// Whether this ReplicaSet has all of the desired replicas, and all are available.
     fn is_saturated(&self, limits: &RolloutLimits) -> bool {
         let desired = annotation_count(&self.desired, DESIRED_REPLICAS);
         [Some(self.replicas()), desired, Some(self.available())]
@@ -246,8 +246,8 @@ impl ReplicaSetState {
             .all(|number| *number == Some(limits.replicas))
     }
 
-    /// By how much the set grows or shrinks when the whole goes from the size it last knew to the present
-    /// one.
+    /// The replica change of this ReplicaSet when the total changes from the one in its annotation to the
+    /// current one.
     fn proportional_change(&self, limits: &RolloutLimits) -> i32 {
         let has = self.replicas();
         if limits.replicas == 0 {
@@ -260,12 +260,12 @@ impl ReplicaSetState {
             return 0;
         }
         let size = f64::from(has) * f64::from(limits.max_total_pods()) / f64::from(before);
-        // Rounds half away from zero, and stays within the numbers there are.
+        // `round` rounds half away from zero, as Go's `math.Round`. The cast saturates.
         (size.round() as i32).saturating_sub(has)
     }
 }
 
-/// A count that an annotation tells.
+/// A replica count from an annotation.
 fn annotation_count(set: &ReplicaSet, annotation: &str) -> Option<i32> {
     let text = set.annotation(annotation)?;
     text.parse().ok().filter(|number| *number >= 0 && !text.starts_with('+'))

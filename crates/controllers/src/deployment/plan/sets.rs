@@ -1,4 +1,4 @@
-//! The ReplicaSets of a Deployment: the one with its template, the ones before, and their revisions.
+//! The ReplicaSets of a Deployment: the new one with its template, the old ones, and their revisions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
 const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// Annotations that each object has for itself.
+/// Annotations that are not copied between a Deployment and its ReplicaSets.
 const OWN_ANNOTATIONS: &[&str] = &[
     "kubectl.kubernetes.io/last-applied-configuration",
     REVISION,
@@ -29,14 +29,14 @@ const OWN_ANNOTATIONS: &[&str] = &[
     rollback::ROLLBACK_TO,
 ];
 
-/// How long the list of past revisions may be.
+/// The maximum length of the revision history annotation.
 const MAX_REVISION_HISTORY_BYTES: usize = 2000;
 const MAX_NAME_BYTES: usize = 253;
 
-/// A ReplicaSet as it is and as it shall be.
+/// A ReplicaSet with its existing and its desired state.
 pub(super) struct ReplicaSetState {
     pub is_new: bool,
-    /// `None` for one that is to be created.
+    /// `None` if it is to be created.
     existing: Option<Arc<ReplicaSet>>,
     pub desired: Arc<ReplicaSet>,
 }
@@ -45,7 +45,8 @@ pub(super) struct ReplicaSetState {
 pub(super) struct ReplicaSets(pub Vec<ReplicaSetState>);
 
 impl ReplicaSets {
-    /// The one whose template is the Deployment's comes first, then the others from oldest to newest.
+    /// The new ReplicaSet (with the Deployment's template) comes first, then the old ones from oldest to
+    /// newest.
     pub fn new(deployment: &Deployment, owned: &[Arc<ReplicaSet>]) -> ReplicaSets {
         let mut owned = owned.to_vec();
         owned.sort_by(|a, b| by_creation(a, b));
@@ -57,7 +58,7 @@ impl ReplicaSets {
         ReplicaSets(new.into_iter().map(set(true)).chain(owned.into_iter().map(set(false))).collect())
     }
 
-    /// How many replicas the sets had before this step, and the one it creates has.
+    /// The replicas before this step, plus those of a newly created ReplicaSet.
     pub fn existing_replicas(&self) -> i32 {
         let known = |set: &ReplicaSetState| {
             let known = set.existing.as_ref().unwrap_or(&set.desired);
@@ -78,8 +79,8 @@ impl ReplicaSets {
         self.0.iter().filter(|set| !set.is_new)
     }
 
-    /// Brings the annotations of the new set up to date with the Deployment, and the Deployment's revision
-    /// with the set's.
+    /// Updates the annotations of the new ReplicaSet from the Deployment, and the Deployment's revision
+    /// from the ReplicaSet.
     pub fn sync_annotations(&mut self, updated: &mut Deployment, now: Timestamp) {
         let revision = self.next_revision();
         let Some(set) = self.new_set_mut() else { return };
@@ -93,7 +94,7 @@ impl ReplicaSets {
         status::record_found_set(updated, set.desired.name(), now);
     }
 
-    /// Makes the set for the Deployment's template, with as many replicas as there is room for.
+    /// Adds a ReplicaSet for the Deployment's template, with as many replicas as the limits allow.
     pub fn create(&mut self, updated: &mut Deployment, limits: &RolloutLimits, now: Timestamp) {
         let revision = self.next_revision();
         let mut set =
@@ -105,7 +106,7 @@ impl ReplicaSets {
         self.0.insert(0, set);
     }
 
-    /// Old sets beyond the history limit that have ended, the oldest revisions first.
+    /// Scaled-down old ReplicaSets beyond the history limit, oldest revisions first.
     pub fn surplus(&self, deployment: &Deployment) -> Vec<Arc<ReplicaSet>> {
         let limit = deployment.spec.as_ref().and_then(|spec| spec.revision_history_limit);
         let Some(limit) = limit.filter(|limit| *limit != i32::MAX) else { return Vec::new() };
@@ -144,7 +145,7 @@ impl ReplicaSets {
 }
 
 impl ReplicaSetState {
-    /// Sets the size, and tells it what the Deployment's sizes are.
+    /// Sets the replica count and the annotations with the Deployment's limits.
     pub fn scale(&mut self, replicas: i32, limits: &RolloutLimits) {
         if self.replicas() != replicas {
             Arc::make_mut(&mut self.desired).spec.get_or_insert_default().replicas = Some(replicas);
@@ -162,12 +163,12 @@ impl ReplicaSetState {
         let last = self.desired.annotation(REVISION).unwrap_or_default().to_owned();
         let newer = match last.as_str() {
             "" => true,
-            // What is no number is left alone.
+            // A value that is not a number is left unchanged.
             _ => last.parse().is_ok_and(|last: i64| last < revision),
         };
         if newer {
             if !last.is_empty() {
-                // It had its turn before: this is a way back.
+                // The ReplicaSet had an earlier revision: this is a rollback to it.
                 let history =
                     append_revision(self.desired.annotation(REVISION_HISTORY).unwrap_or_default(), &last);
                 self.set_annotation(REVISION_HISTORY, history);
@@ -184,7 +185,7 @@ impl ReplicaSetState {
     }
 }
 
-/// Whether the set has the Deployment's template, apart from the label that tells sets apart.
+/// Whether a ReplicaSet has the Deployment's template, ignoring the `pod-template-hash` label.
 pub fn is_new(deployment: &Deployment, set: &ReplicaSet) -> bool {
     let desired = deployment.spec.as_ref().map(|spec| &spec.template);
     let has = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
@@ -196,12 +197,12 @@ pub fn is_new(deployment: &Deployment, set: &ReplicaSet) -> bool {
     }
 }
 
-/// The revision a set stands for; 0 where it does not say.
+/// The revision of a ReplicaSet, 0 if it has none.
 pub(super) fn revision(set: &ReplicaSet) -> i64 {
     set.annotation(REVISION).and_then(|revision| revision.parse().ok()).unwrap_or(0)
 }
 
-/// The template's metadata without the label that tells sets apart.
+/// The template's metadata without the `pod-template-hash` label.
 pub(super) fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
     let mut metadata = template.metadata.clone().unwrap_or_default();
     if let Some(labels) = &mut metadata.labels {
@@ -231,8 +232,8 @@ fn copy_revision(set: &ReplicaSetState, updated: &mut Deployment) {
     }
 }
 
-/// A set of the Deployment's template without replicas. Its name follows from the template, so that creating
-/// it twice is noticed.
+/// A ReplicaSet of the Deployment's template with no replicas. Its name is derived from the template hash,
+/// so a duplicate creation fails with `AlreadyExists`.
 fn new_replica_set(deployment: &Deployment) -> ReplicaSet {
     let spec = deployment.spec.clone().unwrap_or_default();
     let collisions = deployment.status.as_ref().and_then(|status| status.collision_count);
@@ -265,7 +266,7 @@ fn new_replica_set(deployment: &Deployment) -> ReplicaSet {
     ReplicaSet { metadata, spec: Some(spec), status: None }
 }
 
-/// The past revisions and one more, without the oldest where they get too many.
+/// Appends a revision and drops the oldest ones if the list gets too long.
 fn append_revision(history: &str, revision: &str) -> String {
     let mut history = history;
     while !history.is_empty() && history.len() + 1 + revision.len() > MAX_REVISION_HISTORY_BYTES {

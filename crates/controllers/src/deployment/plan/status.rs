@@ -1,4 +1,4 @@
-//! What a Deployment's status says: how many, how far, and since when.
+//! Computes a Deployment's status: replica counts, conditions and progress.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition, DeploymentStatus};
@@ -16,11 +16,12 @@ const TIMED_OUT: &str = "ProgressDeadlineExceeded";
 const PAUSED: &str = "DeploymentPaused";
 const NEW_REPLICA_SET_AVAILABLE: &str = "NewReplicaSetAvailable";
 
-/// Notes that a Deployment was paused or goes on, so that the pause is not taken for a lack of progress.
+/// Records pause and resume in the `Progressing` condition, so that a pause does not count as lack of
+/// progress.
 pub(super) fn pause_or_resume(updated: &mut Deployment, now: Timestamp) {
     let reason =
         condition(updated.status.as_ref(), PROGRESS_CONDITION).and_then(|found| found.reason.as_deref());
-    // A lack of progress that has been told stays told.
+    // An exceeded deadline stays in the condition.
     if reason == Some(TIMED_OUT) {
         return;
     }
@@ -40,7 +41,7 @@ pub(super) fn pause_or_resume(updated: &mut Deployment, now: Timestamp) {
     }
 }
 
-/// Notes that the set was there when progress was first looked at.
+/// Records an existing new ReplicaSet when there is no `Progressing` condition yet.
 pub(super) fn record_found_set(updated: &mut Deployment, name: &str, now: Timestamp) {
     if condition(updated.status.as_ref(), PROGRESS_CONDITION).is_none() {
         let message = format!("Found new replica set {name:?}");
@@ -58,15 +59,14 @@ pub(super) fn record_created_set(updated: &mut Deployment, name: &str, now: Time
     );
 }
 
-/// The Deployment with its status saying that its new set cannot be created.
+/// The Deployment with the condition that its new ReplicaSet cannot be created.
 pub fn creation_failed(deployment: &Deployment, message: String, now: Timestamp) -> Deployment {
     let mut updated = deployment.clone();
     set_progress_condition(&mut updated, "False", "ReplicaSetCreateError", message, now);
     updated
 }
 
-/// The Deployment with its status saying that the name of its new set is another's, so that the next name
-/// differs.
+/// The Deployment with an incremented collision count, which changes the name of the next ReplicaSet.
 pub fn increment_collision_count(deployment: &Deployment) -> Deployment {
     let mut updated = deployment.clone();
     let status = updated.status.get_or_insert_default();
@@ -74,7 +74,7 @@ pub fn increment_collision_count(deployment: &Deployment) -> Deployment {
     updated
 }
 
-/// The status without an estimate of progress.
+/// The status without progress.
 pub(super) fn compute_status(
     updated: &Deployment,
     sets: &ReplicaSets,
@@ -108,7 +108,7 @@ pub(super) fn compute_status(
     status
 }
 
-/// The status in the course of a rollout: also how it goes.
+/// The status during a rollout, including progress.
 pub(super) fn compute_rollout_status(
     deployment: &Deployment,
     updated: &Deployment,
@@ -136,7 +136,7 @@ pub(super) fn compute_rollout_status(
     status
 }
 
-/// When the rollout will have made no progress for too long; `None` where it has ended.
+/// When the progress deadline is exceeded. `None` if the rollout is complete or has no deadline.
 pub(super) fn progress_deadline_at(updated: &Deployment) -> Option<Timestamp> {
     let seconds = progress_deadline(updated)?;
     let current = condition(updated.status.as_ref(), PROGRESS_CONDITION)?;
@@ -147,7 +147,7 @@ pub(super) fn progress_deadline_at(updated: &Deployment) -> Option<Timestamp> {
     Some(from.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX))
 }
 
-/// All wanted pods are of the new set and available, and no others are there.
+/// Whether all desired pods are updated and available, and no old pods exist.
 pub(super) fn is_complete(deployment: &Deployment, status: Option<&DeploymentStatus>) -> bool {
     let none = DeploymentStatus::default();
     let status = status.unwrap_or(&none);
@@ -178,7 +178,7 @@ fn update_progress_condition(
     } else if has_new_progress(updated.status.as_ref(), status) {
         let message = format!("{subject} is progressing.");
         let mut progress = new_condition(PROGRESS_CONDITION, "True", "ReplicaSetUpdated", message, now);
-        // Said again with each bit of progress, for the deadline counts from the last one.
+        // Each bit of progress renews the update time, because the deadline counts from the last progress.
         if let Some(current) = current.filter(|current| current.status == "True") {
             progress.last_transition_time = current.last_transition_time;
         }
@@ -190,7 +190,7 @@ fn update_progress_condition(
     }
 }
 
-/// More new pods, fewer old ones, or more of either ready or available.
+/// More updated pods, fewer old pods, or more ready or available pods.
 fn has_new_progress(before: Option<&DeploymentStatus>, after: &DeploymentStatus) -> bool {
     let none = DeploymentStatus::default();
     let before = before.unwrap_or(&none);
@@ -210,7 +210,7 @@ fn has_timed_out(updated: &Deployment, status: &DeploymentStatus, now: Timestamp
         return false;
     };
     match current.reason.as_deref() {
-        // It was done; what comes next has not begun yet.
+        // The last rollout was complete and the next one has not started.
         Some(NEW_REPLICA_SET_AVAILABLE) => false,
         Some(TIMED_OUT) => true,
         _ => current.last_update_time.as_ref().is_some_and(|from| {
@@ -219,13 +219,13 @@ fn has_timed_out(updated: &Deployment, status: &DeploymentStatus, now: Timestamp
     }
 }
 
-/// In seconds; `None` where progress has no deadline.
+/// The progress deadline in seconds. `None` if there is none.
 fn progress_deadline(deployment: &Deployment) -> Option<i64> {
     let seconds = deployment.spec.as_ref()?.progress_deadline_seconds?;
     (seconds != i32::MAX).then_some(seconds.into())
 }
 
-/// Says something about progress, where that is looked at at all.
+/// Sets the `Progressing` condition if the Deployment has a progress deadline.
 fn set_progress_condition(
     updated: &mut Deployment,
     status: &str,
@@ -260,7 +260,7 @@ fn new_condition(
     }
 }
 
-/// Puts the condition last, unless the same is said already.
+/// Appends the condition unless status and reason are unchanged.
 fn set_condition(status: &mut DeploymentStatus, mut condition: DeploymentCondition) {
     if let Some(current) = self::condition(Some(status), &condition.type_)
         && current.status == condition.status
@@ -282,7 +282,7 @@ fn remove_condition(status: &mut DeploymentStatus, kind: &str) {
 }
 
 impl ReplicaSets {
-    /// Pods on their way out; `None` as long as some set does not tell.
+    /// The number of terminating pods. `None` while some observed ReplicaSet does not report it.
     fn terminating(&self) -> Option<i32> {
         let statuses = self.0.iter().filter_map(|set| set.desired.status.as_ref());
         let updated = statuses.filter(|status| {
@@ -291,7 +291,7 @@ impl ReplicaSets {
         updated.map(|status| status.terminating_replicas).sum()
     }
 
-    /// Why pods of a set cannot be created or deleted; the new set's reason comes first.
+    /// The `ReplicaFailure` condition of the new ReplicaSet, or else of an old one.
     fn failure(&self) -> Option<DeploymentCondition> {
         let of_set = |set: &ReplicaSetState| {
             let conditions = set.desired.status.as_ref()?.conditions.as_ref()?;

@@ -39,7 +39,7 @@ fn rolling_update_stays_within_surge_and_unavailable() {
             scale a 1->0
         "#]],
     );
-    // Back again: the first set has its second turn.
+    // Rolling back: the first ReplicaSet becomes the new one again.
     cluster.template("a").run_until_stable();
     assert_eq!(cluster.annotation("a", "revision"), "3");
     assert_eq!(cluster.annotation("a", "revision-history"), "1");
@@ -204,9 +204,9 @@ fn rollback_annotation_is_applied_and_removed() {
     check(
         &cluster,
         expect![[r#"
-        tell DeploymentRollbackRevisionNotFound Unable to find the revision to rollback to.
+        event DeploymentRollbackRevisionNotFound Unable to find the revision to rollback to.
         write a
-        tell DeploymentRollbackTemplateUnchanged The rollback revision contains the same template as current deployment "web"
+        event DeploymentRollbackTemplateUnchanged The rollback revision contains the same template as current deployment "web"
         write a
     "#]],
     );
@@ -267,8 +267,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever happens and in whatever order, no step makes more pods than the surge allows or takes away
-    /// more than may be missing, and in the end all pods are new and nothing is left to do.
+    /// For any sequence of operations, no step exceeds `maxSurge` or `maxUnavailable`, and finally all pods
+    /// are of the new template and the plan is empty.
     #[test]
     fn rollout_stays_within_limits_and_completes(
         replicas in 0..12_i32,

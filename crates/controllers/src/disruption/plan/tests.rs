@@ -18,7 +18,7 @@ fn budget(spec: Value, status: Value) -> PodDisruptionBudget {
     serde_json::from_value(value).expect("a budget")
 }
 
-/// `name word...`: `ready`, `ending`, `bare` (nothing controls it).
+/// `name word...`: `ready`, `ending` (being deleted), `bare` (no controller).
 fn pod(text: &str) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let name = words.next().expect("a name");
@@ -49,7 +49,7 @@ fn check(budget: &PodDisruptionBudget, text: &str, controller_scale: Result<i32,
             Action::Normal(reason, message) => _ = writeln!(output, "normal {reason} {message}"),
             Action::Warn(reason, message) => _ = writeln!(output, "warn {reason} {message}"),
             Action::WarnPod(pod, message) => _ = writeln!(output, "warn {} {message}", pod.name()),
-            Action::RequeueAt(at) => _ = writeln!(output, "look at {at}"),
+            Action::RequeueAt(at) => _ = writeln!(output, "requeue at {at}"),
             Action::WriteStatus(status) => {
                 let number = |number: Option<i32>| number.unwrap_or(-1);
                 let _ = writeln!(
@@ -144,7 +144,7 @@ fn pending_evictions_count_until_timeout() {
         Ok(0),
         expect![[r#"
         warn b Pod was expected by PDB d/d to be deleted but it wasn't
-        look at 2026-01-01T12:01:00Z
+        requeue at 2026-01-01T12:01:00Z
         expected=4 desired=1 healthy=2 allowed=1 disrupted=["a"]
         DisruptionAllowed=True SufficientPods ""
     "#]],
@@ -184,7 +184,7 @@ fn stale_disruption_condition_expires() {
 }
 
 proptest! {
-    /// What is allowed never leaves fewer healthy pods than desired, and a status once written stays.
+    /// Allowed disruptions never leave fewer healthy pods than desired, and the plan is idempotent.
     #[test]
     fn allowed_disruptions_keep_desired_healthy(
         words in prop::collection::vec(prop_oneof![Just("ready"), Just(""), Just("ending"), Just("bare ready")], 0..8),

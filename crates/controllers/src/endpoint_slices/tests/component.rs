@@ -1,4 +1,4 @@
-//! Services on a real API server.
+//! Tests against a real API server.
 
 use k8s_openapi::api::core::v1::{Endpoints, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -110,8 +110,8 @@ async fn slices_and_endpoints_follow_pods() {
             .is_err_and(|error| error.is_not_found())
             .then_some(())
     };
-    wait_for("the Endpoints go with their Service", deleted).await;
-    test_cluster.client.get::<Endpoints>(&by_hand).await.expect("those made without a Service stay");
+    wait_for("deletion of the Endpoints with their Service", deleted).await;
+    test_cluster.client.get::<Endpoints>(&by_hand).await.expect("Endpoints without a Service are kept");
 }
 
 #[tokio::test]
@@ -131,12 +131,13 @@ async fn manual_endpoints_are_copied_to_slices() {
     )
     .await;
     let both = ["192.0.2.1 9000 true", "2001:db8::1 9000 false"];
-    wait_for("a mirror", || async { (rendered_slices(&test_cluster).await == both).then_some(()) }).await;
+    wait_for("a mirrored slice", || async { (rendered_slices(&test_cluster).await == both).then_some(()) })
+        .await;
     let patch =
         Patch::Merge(json!({"subsets": [{"addresses": [{"ip": "192.0.2.2"}], "ports": [{"port": 9000}]}]}));
     let _: Endpoints =
-        test_cluster.client.patch(&Key::new("default", "web"), &patch).await.expect("a change");
-    wait_for("a change", || async {
+        test_cluster.client.patch(&Key::new("default", "web"), &patch).await.expect("the changed slice");
+    wait_for("the changed slice", || async {
         (rendered_slices(&test_cluster).await == ["192.0.2.2 9000 true"]).then_some(())
     })
     .await;
@@ -145,7 +146,7 @@ async fn manual_endpoints_are_copied_to_slices() {
         .delete::<Endpoints>(&Key::new("default", "web"), &DeleteOptions::default())
         .await
         .expect("a deletion");
-    wait_for("the end of the mirror", || async {
+    wait_for("deletion of the mirrored slice", || async {
         rendered_slices(&test_cluster).await.is_empty().then_some(())
     })
     .await;

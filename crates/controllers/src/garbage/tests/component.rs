@@ -1,4 +1,4 @@
-//! The collector on a real API server.
+//! Tests against a real API server.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -36,7 +36,7 @@ async fn exists(client: &Client, name: &str) -> bool {
 }
 
 async fn wait_until_deleted(client: &Client, name: &str) {
-    wait_for(&format!("the end of {name}"), || async move { (!exists(client, name).await).then_some(()) })
+    wait_for(&format!("deletion of {name}"), || async move { (!exists(client, name).await).then_some(()) })
         .await
 }
 
@@ -62,8 +62,8 @@ async fn dependents_are_deleted_in_background() {
         let owners = shared.metadata.owner_references.unwrap_or_default();
         (owners.len() == 1 && owners[0].name == "other").then_some(())
     };
-    wait_for("the shared one losing an owner", one_owner).await;
-    // An owner that never was.
+    wait_for("the shared object to lose an owner", one_owner).await;
+    // An owner that never existed.
     let mut absent_owner = other.clone();
     absent_owner.metadata.uid = Some("11111111-1111-1111-1111-111111111111".into());
     absent_owner.metadata.name = Some("never".into());
@@ -89,8 +89,8 @@ async fn orphan_and_foreground_deletion() {
     delete(client, "child", "Foreground").await;
     let deleting =
         || async { client.get::<ConfigMap>(&key("grandchild")).await.ok()?.is_deleting().then_some(()) };
-    wait_for("the grandchild being deleted", deleting).await;
-    assert!(exists(client, "child").await, "the owner waits for the dependent that blocks it");
+    wait_for("the grandchild to be deleted", deleting).await;
+    assert!(exists(client, "child").await, "the owner must wait for its blocking dependent");
     let release = json!({"metadata": {"finalizers": null}});
     let _: ConfigMap = client.patch(&key("grandchild"), &Patch::Merge(release)).await.expect("a release");
     wait_until_deleted(client, "child").await;

@@ -1,4 +1,4 @@
-//! A Job, its pods and a controller that may be stopped between any two actions.
+//! A model of a Job, its pods and a controller that may be stopped between any two actions.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,15 @@ use proptest::prelude::*;
 use super::super::plan::is_finished;
 use super::*;
 
-/// What happens next; the numbers choose among what is there.
+/// The next operation. The numbers select one of the existing pods.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
-    /// The controller looks, and is stopped after so many of its actions.
+    /// A sync that is stopped after this number of actions.
     Sync(usize),
-    /// A pod gets a step further.
+    /// A pod proceeds to its next phase.
     Run(usize),
     Fail(usize),
-    /// Somebody deletes a pod.
+    /// A user deletes a pod.
     Delete(usize),
     Suspend(bool),
     Wait(i64),
@@ -37,14 +37,14 @@ struct Model {
     job: Job,
     pods: Vec<Pod>,
     created_count: usize,
-    /// Only in memory: lost when the controller is stopped.
+    /// In-memory state, lost when the controller is stopped.
     backoff: Option<Backoff>,
     now: Timestamp,
-    /// Pods that had ended, or had to, when they lost their finalizer by being counted.
+    /// Pods that were terminal or to be deleted when their finalizer was removed after counting.
     untracked: BTreeSet<String>,
-    /// Those of them that had ended by themselves.
+    /// Those of them that were terminal.
     must_be_counted: BTreeSet<String>,
-    /// Pods that have ended or were deleted.
+    /// Pods that are terminal or were deleted.
     ended: BTreeSet<String>,
 }
 
@@ -76,7 +76,7 @@ impl Model {
         plan(&JobSnapshot { job: &self.job, pods: &pods, backoff, now: self.now }, may_change_pods)
     }
 
-    /// One look, of which the first `limit` actions happen. Tells whether there was anything to do.
+    /// Runs one sync up to `limit` actions. Returns whether there was anything to do.
     fn sync(&mut self, limit: usize) -> bool {
         let plan = self.plan(true);
         let actions = model_actions(&plan);
@@ -110,12 +110,12 @@ impl Model {
                         self.must_be_counted.insert(uid.clone());
                     }
                     if counts {
-                        assert!(self.untracked.insert(uid), "let go twice");
+                        assert!(self.untracked.insert(uid), "the finalizer was removed twice");
                     }
                 }
             }
         }
-        // What has no finalizer any more and has ended disappears when it is deleted.
+        // Terminal pods without finalizer disappear when they are deleted.
         self.pods.retain(|pod| is_tracked(pod) || !pod.is_deleting());
     }
 
@@ -162,9 +162,9 @@ impl Model {
         usize::try_from(status.succeeded.unwrap_or(0) + status.failed.unwrap_or(0)).expect("a count")
     }
 
-    /// Nothing is counted that was not let go, and never too many run.
+    /// Checks that only untracked pods are counted, and that parallelism is not exceeded.
     fn check(&self) {
-        // Indexes are counted when they are seen: nothing can be counted twice in a set.
+        // Indexes are counted when observed, because adding to a set twice has no effect.
         let indexed = self.job.spec.as_ref().is_some_and(|spec| spec.completion_mode.is_some());
         let most = if indexed { &self.ended } else { &self.untracked };
         assert!(self.counted() <= most.len(), "{} counted of {most:?}", self.counted());
@@ -178,7 +178,7 @@ fn time(at: Timestamp) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at)
 }
 
-/// The actions of a step, one by one and in order.
+/// The actions of a step in order.
 fn model_actions(plan: &Plan) -> Vec<ModelAction> {
     let untrack = |pod: &Arc<Pod>, counts| ModelAction::Untrack { uid: pod.uid().to_owned(), counts };
     let mut actions = Vec::new();
@@ -221,7 +221,7 @@ fn specs() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever happens and wherever the controller is stopped, each pod is counted once, and the Job ends.
+    /// For any operations and any stops of the controller, each pod is counted once and the Job finishes.
     #[test]
     fn every_pod_is_counted_once(spec in specs(), steps in prop::collection::vec(operations(), 0..60)) {
         let indexed = spec["completionMode"] == "Indexed";
@@ -238,11 +238,11 @@ proptest! {
             model.now += SignedDuration::from_secs(700);
             model.end(0, "Succeeded");
         }
-        prop_assert!(is_finished(&model.job), "never ends: {:?} {:?}", model.job.status, model.pods);
+        prop_assert!(is_finished(&model.job), "the Job never finishes: {:?} {:?}", model.job.status, model.pods);
         prop_assert_eq!(render(&model.plan(true)), "rest\n");
         let left: Vec<&str> = model.pods.iter().filter(|pod| is_tracked(pod)).map(|pod| pod.uid()).collect();
         prop_assert!(left.is_empty(), "still tracked: {:?}", left);
-        // Two pods of one index count once, as may happen to what is deleted while it succeeds.
+        // Two pods of one index count once. This can happen if a pod is deleted while it succeeds.
         if !indexed {
             prop_assert!(model.counted() >= model.must_be_counted.len(), "{:?} of {:?}", model.job.status, model.must_be_counted);
         }

@@ -31,8 +31,8 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// `name word...`: `ready`, `failed`, `ending`, `orphan`, `other` (somebody else's), `stray` (labels do not
-/// match), `bare` (labels match, but are not all of the template's).
+/// `name word...`: `ready`, `failed`, `ending` (being deleted), `orphan`, `other` (owned by another set),
+/// `stray` (labels do not match), `bare` (labels match, but some of the template's are missing).
 fn pod(text: &str) -> Arc<Pod> {
     let mut words = text.split_whitespace();
     let name = words.next().expect("a name");
@@ -87,7 +87,7 @@ fn check(set: &ReplicaSet, pods: &[Arc<Pod>], failure: Option<&str>, expected: E
         output += &format!("status {}\n", serde_json::to_string(&status).expect("a status"));
     }
     if let Some(at) = requeue_at(set, &own, now()) {
-        output += &format!("look at {at}\n");
+        output += &format!("requeue at {at}\n");
     }
     expected.assert_eq(&output);
 }
@@ -112,7 +112,7 @@ fn creates_and_deletes_pods_to_match_replicas() {
         status {"availableReplicas":2,"fullyLabeledReplicas":2,"observedGeneration":3,"readyReplicas":2,"replicas":3,"terminatingReplicas":0}
     "#]],
     );
-    // What is over or on its way does not count, but its end is waited for.
+    // Failed and terminating pods do not count. Terminating ones are reported in the status.
     check(
         &set(1, json!({})),
         &pods("a failed | b ending | c other | d"),
@@ -144,7 +144,7 @@ fn matching_orphans_and_mismatched_pods_change_owner() {
         status {"fullyLabeledReplicas":1,"observedGeneration":3,"replicas":1,"terminatingReplicas":0}
     "#]],
     );
-    // A set that goes away leaves everything as it is.
+    // A set that is being deleted changes nothing.
     check(
         &set(3, json!({"metadata": {"deletionTimestamp": NOW}})),
         &all,
@@ -203,7 +203,7 @@ fn requeues_until_pod_is_available() {
         None,
         expect![[r#"
         status {"fullyLabeledReplicas":1,"observedGeneration":3,"readyReplicas":1,"replicas":1,"terminatingReplicas":0}
-        look at 2026-01-01T12:00:05Z
+        requeue at 2026-01-01T12:00:05Z
     "#]],
     );
 }
@@ -212,8 +212,8 @@ const WORDS: &[&str] =
     &["", "ready", "failed", "ending", "orphan", "other", "stray", "orphan stray", "ready orphan"];
 
 proptest! {
-    /// From any pods, a few rounds lead to the wanted number and then to nothing more to do, and a pod that is
-    /// somebody else's is never touched.
+    /// From any pods, a few rounds lead to the desired number and a stable state, and pods of other owners
+    /// are never changed.
     #[test]
     fn plan_is_stable_at_desired_replicas(replicas in 0..6_i32, words in prop::collection::vec(0..WORDS.len(), 0..8)) {
         let mut set = set(replicas, json!({}));
@@ -223,7 +223,7 @@ proptest! {
         let others = |all: &[Arc<Pod>]| all.iter().filter(|pod| pod.controller().is_some_and(|owner| owner.uid == "else")).count();
         let before = others(&all);
         for round in 0.. {
-            prop_assert!(round < 5, "no end in sight");
+            prop_assert!(round < 5, "the plan does not converge");
             let claim = claim(&set, &selector, &all);
             for pod in &mut all {
                 if claim.adopt.contains(pod) {

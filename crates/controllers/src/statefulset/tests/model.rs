@@ -1,4 +1,4 @@
-//! A StatefulSet, its pods and a controller that may be stopped between any two actions.
+//! A model of a StatefulSet, its pods and a controller that may be stopped between any two actions.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use proptest::prelude::*;
 use super::*;
 use crate::pod::{is_ready, is_terminal};
 
-/// What happens next; the numbers choose among what is there.
+/// The next operation. The numbers select one of the existing pods.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
-    /// The controller looks, and is stopped after so many of its actions.
+    /// A sync that is stopped after this number of actions.
     Sync(usize),
-    /// A pod gets a step further: it becomes ready unless its image is broken, or is gone if it goes away.
+    /// A pod proceeds: it becomes ready unless its image is broken, or disappears if it is being deleted.
     Run(usize),
     Fail(usize),
-    /// Somebody deletes a pod.
+    /// A user deletes a pod.
     Delete(usize),
-    /// Another image; 0 is broken.
+    /// Sets another image; 0 is broken.
     Image(u8),
     Scale(i32),
     Partition(i32),
@@ -75,7 +75,7 @@ impl Model {
         )
     }
 
-    /// One look, of which the first `limit` actions happen. Tells whether there was anything to do.
+    /// Runs one sync up to `limit` actions. Returns whether there was anything to do.
     fn sync(&mut self, limit: usize) -> bool {
         match self.plan().step {
             Step::Done => return false,
@@ -97,22 +97,31 @@ impl Model {
     fn apply(&mut self, action: Action) {
         match action {
             Action::CreateClaim { claim, .. } => {
-                assert!(self.claims.insert(claim.name().to_owned(), claim).is_none(), "a claim is made once");
+                assert!(
+                    self.claims.insert(claim.name().to_owned(), claim).is_none(),
+                    "a claim must be created once"
+                );
             }
             Action::UpdateClaimOwners(claim) => _ = self.claims.insert(claim.name().to_owned(), claim),
             Action::CreatePod(mut pod) => {
                 let ordinal = pods::ordinal(&self.set, &pod).expect("an ordinal");
-                assert!(ordinal < self.replicas(), "{ordinal} is not wanted");
+                assert!(ordinal < self.replicas(), "ordinal {ordinal} is out of range");
                 for lower in (0..ordinal).filter(|_| self.is_ordered()) {
                     let below = self.pods.get(&pods::pod_name(&self.set, lower));
-                    assert!(below.is_some_and(is_ready), "{ordinal} comes before {lower} is well");
+                    assert!(
+                        below.is_some_and(is_ready),
+                        "ordinal {ordinal} was created before {lower} is healthy"
+                    );
                 }
-                assert!(self.claims.contains_key(&format!("data-{}", pod.name())), "a pod needs its claim");
+                assert!(
+                    self.claims.contains_key(&format!("data-{}", pod.name())),
+                    "a pod was created before its claim"
+                );
                 self.created_count += 1;
                 pod.metadata.uid = Some(format!("uid-{}", self.created_count));
                 pod.status = serde_json::from_value(json!({"phase": "Pending"})).expect("a status");
                 let previous = self.pods.insert(pod.name().to_owned(), *pod);
-                assert!(previous.is_none(), "two pods of one ordinal");
+                assert!(previous.is_none(), "an ordinal must have one pod only");
             }
             Action::DeletePod(pod) => {
                 let ordinal = pods::ordinal(&self.set, &pod).expect("an ordinal");
@@ -121,7 +130,7 @@ impl Model {
                 let surplus = ordinal >= self.replicas();
                 assert!(
                     !(surplus && has_greater_ordinal && self.is_ordered()),
-                    "{ordinal} goes before those above"
+                    "ordinal {ordinal} was deleted before higher ones"
                 );
                 self.delete(pod.name());
             }
@@ -192,15 +201,15 @@ impl Model {
             }
             names.iter().for_each(|name| self.run(name));
         }
-        panic!("does not come to rest: {} {:?}", render(&self.plan()), self.pods.keys());
+        panic!("the plan does not converge: {} {:?}", render(&self.plan()), self.pods.keys());
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever happens and wherever the controller is stopped, there is never a second pod of an ordinal, pods
-    /// come and go in order, and once the template is one that works all of them are made from it.
+    /// For any operations and any stops of the controller, there is never a second pod of an ordinal, the
+    /// order is kept, and all pods are updated as soon as the template works.
     #[test]
     fn state_is_consistent_after_interrupted_sync(parallel in any::<bool>(), steps in prop::collection::vec(operations(), 0..80)) {
         let policy = if parallel { "Parallel" } else { "OrderedReady" };

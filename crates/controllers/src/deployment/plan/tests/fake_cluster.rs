@@ -1,5 +1,5 @@
-//! A Deployment and its ReplicaSets without a server: plans are applied to it, and what keeps ReplicaSets and
-//! starts pods is played by hand.
+//! A Deployment and its ReplicaSets without an API server. Plans are applied to it, and the ReplicaSet
+//! controller and the kubelet are simulated.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct FakeCluster {
     pub now: Timestamp,
     created: i64,
     pub next: Option<Timestamp>,
-    /// What was done, in words.
+    /// A log of the applied changes.
     pub log: String,
     without_status: bool,
 }
@@ -52,7 +52,7 @@ impl FakeCluster {
         RolloutLimits::of(&self.deployment)
     }
 
-    /// Forgets what was told, and tells nothing about statuses any more.
+    /// Clears the log and stops logging status changes.
     pub fn log_without_status(&mut self) -> &mut FakeCluster {
         self.log.clear();
         self.without_status = true;
@@ -101,17 +101,17 @@ impl FakeCluster {
         self
     }
 
-    /// Lets everybody work until nobody has anything to do.
+    /// Runs all controllers until nothing changes.
     pub fn run_until_stable(&mut self) -> &mut FakeCluster {
         for round in 0.. {
-            assert!(round < 500, "no end in sight:\n{}", self.log);
+            assert!(round < 500, "the plan does not converge:\n{}", self.log);
             let before = (self.deployment.clone(), self.sets.clone());
             self.sync_checked();
             for i in 0..self.sets.len() {
                 self.sync_replica_set(i);
             }
             if before == (self.deployment.clone(), self.sets.clone()) {
-                // One pod at a time, so that each is seen to come.
+                // One pod at a time, so that every intermediate state is observed.
                 (0..self.sets.len()).for_each(|i| self.make_pod_available(i));
                 if before.1 == self.sets {
                     break;
@@ -121,7 +121,7 @@ impl FakeCluster {
         self
     }
 
-    /// The ReplicaSet controller: as many pods as wanted; the ones that are not available go first.
+    /// Simulates the ReplicaSet controller. Unavailable pods are deleted first.
     pub fn sync_replica_set(&mut self, i: usize) {
         let Some(set) = self.sets.get_mut(i) else { return };
         let desired = replicas(set);
@@ -139,7 +139,7 @@ impl FakeCluster {
         }
     }
 
-    /// One more pod becomes available, unless the template is `bad`.
+    /// Makes one more pod available, unless the template is `bad`.
     pub fn make_pod_available(&mut self, i: usize) {
         let Some(set) = self.sets.get_mut(i).filter(|set| image(set) != "bad") else { return };
         let has = set.status.as_ref().map_or(0, |status| status.replicas);
@@ -157,7 +157,7 @@ impl FakeCluster {
         (status.available_replicas, status.ready_replicas) = (reduced, reduced);
     }
 
-    /// A step that must keep what a Deployment promises.
+    /// Runs one sync and checks that it stays within the rollout limits.
     pub fn sync_checked(&mut self) {
         let limits = self.limits();
         let total = |sets: &[Arc<ReplicaSet>]| sets.iter().map(|set| replicas(set)).sum::<i32>();
@@ -167,7 +167,7 @@ impl FakeCluster {
         let is_scaling = |set: &&Arc<ReplicaSet>| {
             replicas(set) > 0 && set.annotation("deployment.kubernetes.io/desired-replicas") != Some(&desired)
         };
-        // Following a new size keeps proportions, which is something else.
+        // Proportional scaling is not a rollout step and is not checked.
         let scaling = limits.paused || self.sets.iter().any(|set| is_scaling(&set));
         let (before, available_before) = (total(&self.sets), available_total(&self.sets));
         let pods_before: Vec<(String, i32)> =
@@ -188,9 +188,17 @@ impl FakeCluster {
                 );
             }
         } else {
-            assert!(total(&self.sets) <= before.max(limits.max_total_pods()), "too many:\n{}", self.log);
+            assert!(
+                total(&self.sets) <= before.max(limits.max_total_pods()),
+                "too many replicas:\n{}",
+                self.log
+            );
             let min_available = available_before.min(limits.min_available());
-            assert!(available_total(&self.sets) >= min_available, "too few:\n{}", self.log);
+            assert!(
+                available_total(&self.sets) >= min_available,
+                "too few available replicas:\n{}",
+                self.log
+            );
         }
     }
 
@@ -238,7 +246,7 @@ impl FakeCluster {
                     self.deployment = *written;
                     *self.deployment.metadata.generation.get_or_insert_default() += changed;
                 }
-                Action::Event(_, reason, message) => _ = writeln!(self.log, "tell {reason} {message}"),
+                Action::Event(_, reason, message) => _ = writeln!(self.log, "event {reason} {message}"),
                 Action::RequeueAt(at) => self.next = Some(at),
             }
         }
@@ -263,7 +271,7 @@ impl FakeCluster {
         let _ = writeln!(self.log, "{line}");
     }
 
-    /// The sets and their sizes: the one of the present template first, then by age.
+    /// The ReplicaSets and their replica counts: the one of the current template first, then by age.
     pub fn sizes(&self) -> String {
         let current = image_of(&self.deployment);
         let mut sets: Vec<_> = self.sets.iter().collect();
@@ -280,7 +288,7 @@ impl FakeCluster {
         format!("{}/{} {}", found.status, reason.unwrap_or_default(), message.unwrap_or_default())
     }
 
-    /// The annotation whose name ends so, of the set of that template, or of the Deployment.
+    /// The annotation with this suffix, of the ReplicaSet with this template or else of the Deployment.
     pub fn annotation(&self, template: &str, name: &str) -> String {
         let set = self.sets.iter().find(|set| image(set) == template);
         let metadata = set.map_or(&self.deployment.metadata, |set| &set.metadata);
